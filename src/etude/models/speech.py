@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +141,8 @@ def sampling_of(request: ChatRequest, template: ChatTemplate) -> Sampling:
         )
     if choice == "none" and own is not None:
         return request.sampling
-    return replace(
-        request.sampling, constraint=Constraint("grammar", _Grammar(template, form, own).of(request))
-    )
+    constraint = Constraint("grammar", _grammar_of(request, template, form))
+    return replace(request.sampling, constraint=constraint)
 
 
 def _binding(request: ChatRequest) -> str:
@@ -160,68 +158,56 @@ def _is_strict(tool: Tool) -> bool:
     return bool(tool["function"].get("strict"))
 
 
-class _Grammar:
-    """A Lark grammar in the making."""
-
-    def __init__(self, template: ChatTemplate, form: CallForm, own: Constraint | None) -> None:
-        self._added = template.tokenizer.get_added_vocab()
-        self._form = form
-        self._own = own
-
-    def of(self, request: ChatRequest) -> str:
-        """The text of the grammar."""
-        choice, form = request.tool_choice, self._form
-        prefix = _EMPTY_THOUGHT.sub("", form.prefix)
-        if choice == "none":
-            return f"start: TEXT\nTEXT: {self._text(prefix, _binding(request))}"
-        tools = _chosen(request)
-        rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
-        for number, tool in enumerate(tools):
-            name, between = quoted(tool["function"]["name"]), self._literals(form.between)
-            # What llguidance does not know of a tool's schema counts for strict tools only.
-            schema = {"type": "object", **(tool["function"].get("parameters") or {})}
-            arguments = json_rule(schema, "tools", lenient=not _is_strict(tool))
-            rules.append(f"call_{number}: {name} {between} {arguments}")
-        several = (
-            form.separator is not None and request.parallel_tool_calls and not choice.startswith("function:")
+def _grammar_of(request: ChatRequest, template: ChatTemplate, form: CallForm) -> str:
+    """The Lark grammar of answers to a request with tools."""
+    added = template.tokenizer.get_added_vocab()
+    choice, own = request.tool_choice, request.sampling.constraint
+    prefix = _EMPTY_THOUGHT.sub("", form.prefix)
+    if choice == "none":
+        return f"start: TEXT\nTEXT: {_text(prefix, added, _binding(request))}"
+    tools = _chosen(request)
+    rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
+    for number, tool in enumerate(tools):
+        name, between = quoted(tool["function"]["name"]), _literals(form.between, added)
+        # What llguidance does not know of a tool's schema counts for strict tools only.
+        schema = {"type": "object", **(tool["function"].get("parameters") or {})}
+        arguments = json_rule(schema, "tools", lenient=not _is_strict(tool))
+        rules.append(f"call_{number}: {name} {between} {arguments}")
+    is_one = form.separator is None or not request.parallel_tool_calls or choice.startswith("function:")
+    more = "" if is_one else f" ({_literals(form.separator or '', added)} call)*"
+    rules.append(f"calls: {_literals(prefix, added)} call{more} {_literals(form.suffix, added)}")
+    if choice != "auto":
+        return "\n".join(["start: calls", *rules])
+    if own is None:
+        text = _text(prefix, added, _binding(request))
+        return "\n".join(["start: TEXT calls?", f"TEXT: {text}", *rules])
+    if own.kind == "grammar":
+        raise ImpossibleCall(
+            "a grammar cannot be kept beside tools; send the request without tools", param=FORM
         )
-        more = f" ({self._literals(form.separator or '')} call)*" if several else ""
-        rules.append(f"calls: {self._literals(prefix)} call{more} {self._literals(form.suffix)}")
-        if choice != "auto":
-            return "\n".join(["start: calls", *rules])
-        if self._own is None:
-            text = self._text(prefix, _binding(request))
-            return "\n".join(["start: TEXT calls?", f"TEXT: {text}", *rules])
-        if self._own.kind == "grammar":
-            raise ImpossibleCall(
-                "a grammar cannot be kept beside tools; send the request without tools", param=FORM
-            )
-        answer = lark_of(self._own).removeprefix("start: ")
-        return "\n".join([f"start: calls | answer\nanswer: {answer}", *rules])
+    answer = lark_of(own).removeprefix("start: ")
+    return "\n".join([f"start: calls | answer\nanswer: {answer}", *rules])
 
-    def _text(self, prefix: str, param: str) -> str:
-        """A terminal for text without the sign that calls begin with; `param` is what asks for it."""
-        begin = prefix.strip()
-        sign = next((token for token in sorted(self._added, key=len) if begin.startswith(token)), begin)
-        if not sign:
-            raise ImpossibleCall(
-                "the model's chat template writes nothing before the names of tools, so that calls cannot be "
-                "told from text; use tool_choice auto without strict, or required",
-                param=param,
-            )
-        return without(sign)
 
-    def _literals(self, text: str) -> str:
-        """A text as the tokens that are in the vocabulary for it alone, and literals between them."""
-        if not text:
-            return ""
-        pattern = "|".join(map(re.escape, sorted(self._added, key=len, reverse=True))) or "(?!)"
-        parts = re.split(f"({pattern})", text)
-        return " ".join(
-            f"<[{self._added[part]}]>" if is_token else quoted(part)
-            for part, is_token in zip(parts, (number % 2 == 1 for number in count()), strict=False)
-            if part
+def _text(prefix: str, added: Mapping[str, int], param: str) -> str:
+    """A terminal for text without the sign that calls begin with; `param` is what asks for it."""
+    begin = prefix.strip()
+    sign = next((token for token in sorted(added, key=len) if begin.startswith(token)), begin)
+    if not sign:
+        raise ImpossibleCall(
+            "the model's chat template writes nothing before the names of tools, so that calls cannot be "
+            "told from text; use tool_choice auto without strict, or required",
+            param=param,
         )
+    return without(sign)
+
+
+def _literals(text: str, added: Mapping[str, int]) -> str:
+    """A text as the tokens that are in the vocabulary for it alone, and literals between them."""
+    pattern = "|".join(map(re.escape, sorted(added, key=len, reverse=True))) or "(?!)"
+    parts = enumerate(re.split(f"({pattern})", text))
+    # The tokens are the odd parts.
+    return " ".join(f"<[{added[part]}]>" if at % 2 else quoted(part) for at, part in parts if part)
 
 
 def _chosen(request: ChatRequest) -> Sequence[Tool]:
