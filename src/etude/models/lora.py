@@ -128,10 +128,3 @@ def dequantised() -> dict[str, Any]:
     # Before there was that class, it was always so.
     kind = getattr(transformers, "GgufConfig", None)
     return {} if kind is None else {"quantization_config": kind(dequantize=True)}
-
-
-def prepared(model: Any) -> Any:
-    """A quantised model that is ready for LoRA weights: frozen, with float32 where it has no four bits."""
-    from peft import prepare_model_for_kbit_training
-
-    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)

@@ -20,8 +20,9 @@ def available_memory(device: str = "cpu") -> int | None:
 
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + held
-    limits = [limit for limit in (_unused_memory(), _cgroup_room()) if limit is not None]
-    return min(limits, default=None)
+    limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
+    room = None if limit is None or used is None else max(0, limit - used)
+    return min((each for each in (_unused_memory(), room) if each is not None), default=None)
 
 
 def total_memory() -> int | None:
@@ -29,8 +30,8 @@ def total_memory() -> int | None:
     try:
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        return _cgroup_limit()
-    return min(pages, _cgroup_limit() or pages)
+        return _cgroup_number("memory.max")
+    return min(pages, _cgroup_number("memory.max") or pages)
 
 
 def give_back_freed() -> None:
@@ -57,20 +58,10 @@ def _unused_memory() -> int | None:
     return None if line is None else int(line.split()[1]) * 1024
 
 
-def _cgroup_room() -> int | None:
-    """Bytes that a container may still take; None outside of one."""
-    limit = _cgroup_limit()
+def _cgroup_number(name: str) -> int | None:
+    """What a file of the container that this is in says; None outside of one, and where it sets no limit."""
     try:
-        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    return None if limit is None else max(0, limit - used)
-
-
-def _cgroup_limit() -> int | None:
-    """Bytes that a container may take in all; None outside of one."""
-    try:
-        limit = (_CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        text = (_CGROUP / name).read_text(encoding="ascii").strip()
     except OSError:
         return None
-    return int(limit) if limit.isdigit() else None
+    return int(text) if text.isdigit() else None

@@ -18,7 +18,7 @@ from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
 from etude.models.architecture import language_parts, parameters_of, why_unusable, without_lora
 from etude.models.device import choose_device, choose_dtype, limit_threads
-from etude.models.lora import dequantised, four_bits, merged, prepared, require_four_bits, with_lora
+from etude.models.lora import dequantised, four_bits, merged, require_four_bits, with_lora
 from etude.models.source import not_loaded, pretrained
 from etude.models.speech import Speech, load_tokenizer
 from etude.models.weights import (
@@ -116,8 +116,14 @@ class Policy:
             model = load_model(config, name, dtype=kind, **file, **more)
         except LOADING_ERRORS as error:
             raise not_loaded(source, error) from error
-        model = (model.to(chosen) if quantization is None else prepared(model)).eval()
-        if reason := why_unusable(model):
+        if quantization is None:
+            model = model.to(chosen)
+        else:
+            from peft import prepare_model_for_kbit_training
+
+            # Frozen, with float32 where it has no four bits.
+            model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        if reason := why_unusable(model.eval()):
             kind = model.config.model_type
             raise RequestError(f"cannot use the model '{source}' (of the type '{kind}'): {reason}")
         return cls(model, tokenizer, str(source), chosen)

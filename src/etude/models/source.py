@@ -75,7 +75,7 @@ def pretrained(source: str | Path) -> tuple[str, dict[str, str]]:
 def is_gguf(source: str | Path) -> bool:
     """Whether a model is one file with all that belongs to it, as llama.cpp writes it."""
     path = _expanded(source)
-    return path.suffix.lower() == ".gguf" and _exists(path) and path.is_file()
+    return path.suffix.lower() == ".gguf" and os.path.isfile(path)  # noqa: PTH113
 
 
 def local_path(source: str | Path) -> Path | None:
@@ -124,7 +124,7 @@ def _require_path(source: str | Path) -> None:
         return
     if is_gguf(path):
         return
-    if _exists(path):
+    if os.path.exists(path):  # noqa: PTH110
         raise RequestError(
             f"cannot load the model '{name}': a model is a folder, or a file that ends in .gguf"
         )
@@ -145,21 +145,12 @@ def _require_path(source: str | Path) -> None:
 
 
 def _expanded(source: str | Path) -> Path:
-    try:
-        return Path(source).expanduser()
-    except RuntimeError:  # There is no such user.
-        return Path(source)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # It may not be looked into, or no path is that long.
-        return False
+    return Path(os.path.expanduser(source))  # noqa: PTH111  pathlib's raises where there is no such user
 
 
 def _is_folder(path: Path) -> bool:
-    return _exists(path) and path.is_dir()
+    # pathlib's raises where it may not look, and for what no path is as long as.
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def _folders(parent: Path) -> list[Path]:

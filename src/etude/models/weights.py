@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -206,32 +206,28 @@ def part_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(here, placed.device_mesh, placed.placements, src_data_rank=None)
 
 
-def digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """The SHA-256 of the file that `save_tensors` would write; it tells whether weights changed."""
+def digest(tensors: Mapping[str, torch.Tensor], file: IO[bytes] | None = None) -> str:
+    """The SHA-256 of the file that `save_tensors` writes, and `file` gets; it tells whether weights changed.
+
+    It is computed as the file is written: nothing is read back.
+    """
     hasher = hashlib.sha256()
     for part in file_parts(tensors):
         hasher.update(part)
+        if file is not None:
+            file.write(part)
     return hasher.hexdigest()
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
     """Write tensors to a safetensors file, and its digest beside it; gives the digest. Raises StoreError."""
     try:
-        written = _write(tensors, path)
+        with path.open("wb") as file:
+            written = digest(tensors, file)
         note_sum(path, written)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error}; free some space and run `etude resume`") from error
     return written
-
-
-def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
-    """The digest of the file, which is computed as it is written: nothing is read back."""
-    hasher = hashlib.sha256()
-    with path.open("wb") as file:
-        for part in file_parts(tensors):
-            hasher.update(part)
-            file.write(part)
-    return hasher.hexdigest()
 
 
 def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
@@ -309,6 +305,7 @@ def write_lora_folder(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
         plain = {name.replace(f"{_ADAPTER}.weight", ".weight"): value for name, value in tensors.items()}
-        _write(plain, folder / "adapter_model.safetensors")
+        with (folder / "adapter_model.safetensors").open("wb") as file:
+            digest(plain, file)
     except OSError as error:
         raise StoreError(f"cannot write {folder}: {error}; free some space") from error
