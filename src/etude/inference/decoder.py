@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from etude.inference.fused_llama import FusedLlama
-from etude.inference.kv_slots import ragged, span_of, tensor
+from etude.inference.kv_slots import ragged, rounded_up, tensor
 from etude.inference.sampler import Row, append_samples
 from etude.inference.single_tokens import Reading, SingleTokens, once, plan_of
 from etude.inference.slot_decoder import CHUNK, PATIENCE, STEP_TOKENS, SlotDecoder, cuda_graphs, fuses
@@ -99,7 +99,7 @@ class RaggedDecoder(SlotDecoder):
             speaking = self._gathered(speaking)
             positions, going = [row.cached for row in speaking], self._going
             if going is None or not going.serves(speaking, positions, self._kv):
-                self._kv.reserve(self._table.lengths(), span_of(max(positions) + 1))
+                self._kv.reserve(self._table.lengths(), rounded_up(max(positions) + 1))
                 going = self._going = SingleTokens(self._fused, self._kv, speaking)
             logits_BV = going(positions)
             for row in speaking:
@@ -134,7 +134,7 @@ class RaggedDecoder(SlotDecoder):
 
     def _goes_on_singly(self, rows: Sequence[Row]) -> bool:
         """Whether single tokens of the rows attend in one way in all layers."""
-        return self._inputs.looks_back(span_of(max(row.cached for row in rows) + 1))
+        return self._inputs.looks_back(rounded_up(max(row.cached for row in rows) + 1))
 
     def _sharing(self, speaking: list[Row]) -> Reading | None:
         """How these read prefixes that they share, if they do; puts them in the order of their slots."""

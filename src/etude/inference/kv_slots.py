@@ -26,7 +26,7 @@ from etude.models.architecture import SLIDING, layer_kinds, text_config
 from etude.models.device import sent
 from etude.models.policy import Policy
 
-_COLUMN_STEP = 64
+COLUMN_STEP = 64
 """Columns grow by this many, and attention always spans a multiple of it: sums over masked columns
 then fall into the same lanes whatever the longest neighbour is, and come out the same bit for bit."""
 
@@ -52,13 +52,8 @@ class StepPlan:
     """Columns that attention looks at."""
     masks: dict[str, torch.Tensor]
     """Additive, [B, 1, T, span], by kind of layer."""
-    leading: bool
-    """Whether `rows` is 0…B-1, so that slots can be read without a copy."""
-
-    @property
-    def slots(self) -> Slots:
-        """Those of the rows."""
-        return slice(len(self.rows)) if self.leading else self.rows
+    slots: Slots
+    """The same as `rows`, to be read without a copy where these are 0…B-1."""
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -154,14 +149,9 @@ class KvSlots(Cache):  # type: ignore[misc]
 
     def __init__(self, layers: int, slots: int) -> None:
         self.slots = slots
-        self.columns = _COLUMN_STEP + 1
+        self.columns = COLUMN_STEP + 1
 
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
-
-    @property
-    def waste(self) -> int:
-        """The column that padding is written to."""
-        return self.columns - 1
 
     def reserve(self, held: Sequence[int], length: int) -> None:
         """Make room for so many tokens per slot; `held` is how many each slot has already, one for each slot.
@@ -169,11 +159,11 @@ class KvSlots(Cache):  # type: ignore[misc]
         Growing copies these: a long conversation must not make it happen every few tokens, and what is not
         written to takes no memory yet.
         """
-        columns = span_for(length) + 1
+        columns = rounded_up(max(length, 1), COLUMN_STEP) + 1
         if len(held) <= self.slots and columns <= self.columns:
             return
         if columns > self.columns:
-            columns = max(columns, span_for(2 * (self.columns - 1)) + 1)
+            columns = max(columns, 2 * (self.columns - 1) + 1)
         self.slots, self.columns = max(len(held), self.slots), max(columns, self.columns)
         for layer in self.layers:
             layer.resize(held)
@@ -200,14 +190,9 @@ def _zeros(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 
-def span_for(length: int) -> int:
-    """Columns that attention spans for `length` tokens: the next multiple of the step."""
-    return -(-max(length, 1) // _COLUMN_STEP) * _COLUMN_STEP
-
-
-def span_of(length: int) -> int:
-    """The same where attention need not be the same whatever the company."""
-    return -(-length // _SPAN_STEP) * _SPAN_STEP
+def rounded_up(count: int, step: int = _SPAN_STEP) -> int:
+    """The next multiple of the step: of `_SPAN_STEP`, the columns that attention spans for so many tokens."""
+    return -(-count // step) * step
 
 
 class InputMaker:
@@ -227,7 +212,7 @@ class InputMaker:
         They are padded on the left, and where `shape`, B and T, has more rows, with rows of padding.
         """
         numbers_3BT = numpy.zeros((3, *shape), numpy.int64)
-        numbers_3BT[2] = kv.waste
+        numbers_3BT[2] = kv.columns - 1  # The waste bin.
         for index, row in enumerate(rows):
             end = min(row.cached + shape[1], len(row.ids))
             new = numbers_3BT[:, index, shape[1] - end + row.cached :]
@@ -240,7 +225,8 @@ class InputMaker:
         """The step of `kv` on these numbers; with `leading` the slots are 0…B-1, and are read in place."""
         ids_BT, position_BT, column_BT = numbers_3BT
         masks = self.masks(position_BT, span)
-        kv.plan = StepPlan(ids_BT, position_BT, slot_B, column_BT, span, masks, leading)
+        slots = slice(len(slot_B)) if leading else slot_B
+        kv.plan = StepPlan(ids_BT, position_BT, slot_B, column_BT, span, masks, slots)
         return kv.plan
 
     def looks_back(self, span: int) -> bool:
@@ -344,7 +330,7 @@ def _group(own: Sequence[tuple[Row, int]], first: int, inputs: InputMaker) -> Gr
     """Of rows in the order of their slots, and their counts; the first token of the first is given."""
     before = numpy.array([row.cached for row, _ in own])[:, None]
     count_B1 = numpy.array([count for _, count in own])[:, None]
-    width, span = int(count_B1.max()), span_of(int((before + count_B1).max()))
+    width, span = int(count_B1.max()), rounded_up(int((before + count_B1).max()))
     place_BT = numpy.minimum(numpy.arange(width), count_B1 - 1)
     padded = None
     if count_B1.min() < width:

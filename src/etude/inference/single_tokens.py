@@ -20,7 +20,7 @@ import numpy
 import torch
 
 from etude.inference.fused_llama import FusedLlama, Room, as_batch, attend, flash_attention
-from etude.inference.kv_slots import KvSlots, SlotLayer, span_of, tensor
+from etude.inference.kv_slots import KvSlots, SlotLayer, rounded_up, tensor
 from etude.inference.sampler import Row
 from etude.inference.slot_table import shared_length
 
@@ -123,7 +123,7 @@ def _best(ids: Sequence[list[int]], cached: Sequence[int], numbers: int, rows: S
 def _runs(starts: Sequence[int], cached: Sequence[int], slots: Sequence[int], numbers: int) -> list[Run]:
     """Neighbours together as long as columns that some of them have no use for take less time than calls."""
     longest = max(cached) + 1
-    left = span_of(longest) - longest
+    left = rounded_up(longest) - longest
     runs = list[Run]()
     first, low, high = 0, max(starts[0] - 1, 0), cached[0] + 1 + left
     for row in range(1, len(cached)):

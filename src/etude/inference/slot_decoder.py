@@ -12,7 +12,7 @@ import torch
 
 from etude.inference.fused_llama import FusedLlama
 from etude.inference.fused_weights import can_fuse
-from etude.inference.kv_slots import InputMaker, KvSlots, StepPlan, padded, span_for, span_of, tensor
+from etude.inference.kv_slots import COLUMN_STEP, InputMaker, KvSlots, StepPlan, padded, rounded_up, tensor
 from etude.inference.sampler import Row, append_samples
 from etude.inference.slot_table import SlotTable
 from etude.models.architecture import layer_kinds, off_by
@@ -111,8 +111,12 @@ class SlotDecoder:
         reading = [row for row in rows if row.pending > 1 and not self._table.waits(row)]
         speaking = [row for row in rows if row.pending == 1] if len(reading) < len(rows) else []
         if reading and (len(reading) * 4 >= len(speaking) or self._postponed >= PATIENCE):
-            self._postponed = 0
-            chosen = _within_budget(reading)
+            self._postponed, chosen, width = 0, list[Row](), 0
+            for row in reading:  # As many as a step may read, the longest waiting first.
+                width = max(width, min(row.pending, CHUNK))
+                if chosen and width * (len(chosen) + 1) > STEP_TOKENS:
+                    break
+                chosen.append(row)
         else:
             self._postponed += 1
             chosen = speaking
@@ -149,7 +153,7 @@ class SlotDecoder:
             fill = _fixed_rows(width) - len(rows)
         else:
             width, fill = max(counts), 0
-            span = span_of(max(row.cached + count for row, count in zip(rows, counts, strict=True)))
+            span = rounded_up(max(row.cached + count for row, count in zip(rows, counts, strict=True)))
         self._kv.reserve(self._table.lengths(), span)
         slots = [row.slot for row in rows]
         if fill:
@@ -208,21 +212,11 @@ def fuses(policy: Policy) -> bool:
     return parameters <= _COPIED and can_fuse(policy.model)
 
 
-def _within_budget(rows: list[Row]) -> list[Row]:
-    """As many rows as a step may read, the longest waiting first."""
-    width = 0
-    for index, row in enumerate(rows):
-        width = max(width, min(row.pending, CHUNK))
-        if index and width * (index + 1) > STEP_TOKENS:
-            return rows[:index]
-    return rows
-
-
 def _fixed_shape(row: Row) -> tuple[int, int]:
     """Width and span of the forward pass that reads the row next, whatever its company."""
     count = min(row.pending, CHUNK)
     width = 1 if count == 1 else max(16, 1 << (count - 1).bit_length())
-    return width, span_for(1 << (row.cached + count - 1).bit_length())
+    return width, rounded_up(1 << (row.cached + count - 1).bit_length(), COLUMN_STEP)
 
 
 def _fixed_rows(width: int) -> int:
@@ -264,8 +258,8 @@ class StepGraphs:
         Rows grow by a quarter of a power of two, as padding is free where a step takes as long as to read the
         weights; spans by an eighth.
         """
-        span = _filled(length, max(_SPAN, _quarter(length) // 2))
-        return min(_filled(rows, _quarter(rows)), self._kv.slots), span
+        span = rounded_up(length, max(_SPAN, _quarter(length) // 2))
+        return min(rounded_up(rows, _quarter(rows)), self._kv.slots), span
 
     def __call__(self, numbers_3B1: torch.Tensor, span: int) -> torch.Tensor:
         """Logits [B, V], in memory that later calls write to."""
@@ -346,10 +340,6 @@ def cuda_graphs(device: torch.device) -> Record:
 
 def _places(weights: Iterable[torch.Tensor]) -> list[int]:
     return [weight.data_ptr() for weight in weights]
-
-
-def _filled(count: int, step: int) -> int:
-    return -(-count // step) * step
 
 
 def _quarter(count: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,36 +74,31 @@ class VllmProgram:
         with socket.socket() as listening:
             listening.bind((host, 0))
             port = int(listening.getsockname()[1])
-        words = (*options.command, *_arguments(options, self.source, host, port))
-        environment = {**_environment(self.key), **options.environment}
+        words = (
+            *options.command,
+            *("serve", self.source, "--host", host, "--port", str(port), "--dtype", options.dtype),
+            # Logprobs of the distribution that was sampled from, temperature included, as the learner takes
+            # them.
+            *("--logprobs-mode", "processed_logprobs"),
+            # The library that makes the masks of constraints for the learner, and reads the same grammars.
+            *("--structured-outputs-config", '{"backend": "guidance"}'),
+            "--disable-uvicorn-access-log",
+            *("--middleware", "etude_vllm_gate.Gate"),
+            *("--enable-lora", "--max-loras", str(options.max_loras)),
+            *("--max-lora-rank", str(options.max_lora_rank)),
+            *options.arguments,
+        )
+        # It has the module by which vLLM asks for its key at all of its paths.
+        gate = str(Path(__file__).parent / "vllm_gate")
+        paths = [gate, *filter(None, [os.environ.get("PYTHONPATH", "")])]
+        # What must not be on a command line, or has no option.
+        environment = {
+            "VLLM_API_KEY": self.key.get_secret_value(),
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            # For the paths by which weights are loaded in place; the gate guards them.
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+            **options.environment,
+        }
         return Command(words, environment, address=f"http://{host}:{port}")
-
-
-def _environment(key: SecretStr) -> dict[str, str]:
-    """The variables by which it is told what must not be on a command line, or has no option."""
-    # It has the module by which vLLM asks for its key at all of its paths.
-    gate = str(Path(__file__).parent / "vllm_gate")
-    paths = [gate, *filter(None, [os.environ.get("PYTHONPATH", "")])]
-    return {
-        "VLLM_API_KEY": key.get_secret_value(),
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-        # For the paths by which weights are loaded in place; the gate guards them.
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-
-
-def _arguments(options: VllmOptions, source: str, host: str, port: int) -> Sequence[str]:
-    return (
-        *("serve", source, "--host", host, "--port", str(port), "--dtype", options.dtype),
-        # Logprobs of the distribution that was sampled from, temperature included, as the learner takes them.
-        *("--logprobs-mode", "processed_logprobs"),
-        # The library that makes the masks of constraints for the learner, and reads the same grammars.
-        *("--structured-outputs-config", '{"backend": "guidance"}'),
-        "--disable-uvicorn-access-log",
-        *("--middleware", "etude_vllm_gate.Gate"),
-        *("--enable-lora", "--max-loras", str(options.max_loras)),
-        *("--max-lora-rank", str(options.max_lora_rank)),
-        *options.arguments,
-    )
