@@ -14,6 +14,7 @@ from etude.core.threads import beside_loop
 from etude.models.grammar import FORM
 from etude.models.speech import sampling_of
 from etude.models.template import Prompt
+from etude.wire.answers import rest_of
 
 if TYPE_CHECKING:
     from etude.models.speech import Speech
@@ -211,11 +212,5 @@ class AnswerStream:
             content = content[: held.start()]
         # Messages with calls or thoughts have their text without the spaces around it.
         content = "" if self._has_tools and content[:1].isspace() else content.rstrip()
-        return _new(content, self._content), _new(
-            reasoning if content else reasoning.rstrip(), self._reasoning
-        )
-
-
-def _new(text: str, known: str) -> str:
-    """The part of the text after that which is known."""
-    return text[len(known) :] if text.startswith(known) else ""
+        reasoning = reasoning if content else reasoning.rstrip()
+        return rest_of(content, self._content), rest_of(reasoning, self._reasoning)

@@ -112,10 +112,9 @@ def likeliest(values: Mapping[Token, float], count: int) -> TopLogprobs:
 
 def named_ids(tokens: Any) -> tuple[int, ...] | None:
     """The ids in tokens like `token_id:42`; None where the tokens are called by their text."""
-    named = [str(token.get("token", "")) for token in tokens]
-    if not named or not all(name.startswith(_NAMED) and name[len(_NAMED) :].isdecimal() for name in named):
-        return None
-    return tuple(int(name[len(_NAMED) :]) for name in named)
+    named = [_token(str(token.get("token", ""))) for token in tokens]
+    ids = tuple([token for token in named if isinstance(token, int)])
+    return ids if ids and len(ids) == len(named) else None
 
 
 def texts_of(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -153,17 +152,13 @@ TokenLogprob: TypeAlias = tuple[Token, float, TopLogprobs]
 _REPLACEMENT = "\ufffd"
 
 
-def _unknown(token: int) -> bytes | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Heading:
     """The facts of an answer that are known before there is any."""
 
     id: str
     model: str
-    bytes_of: TokenBytes = _unknown
+    bytes_of: TokenBytes = lambda token: None
     tokens_as_ids: bool = False
     """Whether the tokens of logprobs are called by their ids, as those without known bytes always are."""
 
@@ -242,8 +237,8 @@ class Said:
         message, tokens = completion.message, tokens_of(completion)
         self.waiting += tokens[self.tokens :]
         self.tokens = len(tokens)
-        content = _after(text_of(message), self.content)
-        reasoning = _after(message.get("reasoning_content") or "", self.reasoning)
+        content = rest_of(text_of(message), self.content)
+        reasoning = rest_of(message.get("reasoning_content") or "", self.reasoning)
         self.content, self.reasoning = self.content + content, self.reasoning + reasoning
         return Delta(content, reasoning)
 
@@ -253,5 +248,6 @@ class Said:
         return tokens
 
 
-def _after(text: str, given: str) -> str:
+def rest_of(text: str, given: str) -> str:
+    """The part of a text that comes after what was given out of it."""
     return text[len(given) :] if text.startswith(given) else ""

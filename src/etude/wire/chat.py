@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, ClassVar
 
 from etude.core.call import Delta, Token, TopLogprobs
@@ -268,10 +267,15 @@ def _text_choice(
 
 def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
     texts = [_name(heading, token) for token, _, _ in tokens]
+    decoder, offsets = getincrementaldecoder("utf-8")("replace"), list[int]()
+    for token, _, _ in tokens:
+        offsets.append(offset)
+        bytes = heading.bytes(token)
+        offset += len(heading.called(token) if bytes is None else decoder.decode(bytearray(bytes)))
     return {
         "tokens": texts,
         "token_logprobs": [finite(logprob) for _, logprob, _ in tokens],
-        "text_offset": [*accumulate(_lengths(heading, tokens), initial=offset)][:-1],
+        "text_offset": offsets,
         "top_logprobs": [_by_name(heading, top) for _, _, top in tokens],
     }
 
@@ -291,11 +295,3 @@ def _by_name(heading: Heading, top: TopLogprobs) -> dict[str, float]:
         name = _name(heading, token)
         named[name if name not in named else f"token_id:{token}"] = finite(logprob)
     return named
-
-
-def _lengths(heading: Heading, tokens: Sequence[TokenLogprob]) -> Iterator[int]:
-    """The characters that each token adds to the text."""
-    decoder = getincrementaldecoder("utf-8")("replace")
-    for token, _, _ in tokens:
-        bytes = heading.bytes(token)
-        yield len(heading.called(token) if bytes is None else decoder.decode(bytearray(bytes)))

@@ -277,18 +277,13 @@ class BlockStream(Stream):
         """Of the block that is open, or was open last."""
         self._open: Kind | None = None
 
-    @property
-    def text(self) -> Said:
-        """The part of the answer that was given out."""
-        return self.said[0]
-
     @abstractmethod
     def opened(self, kind: Kind) -> Iterator[Event]:
         """The events at the beginning of the block `number`."""
 
     @abstractmethod
     def piece(self, kind: Kind, text: str) -> Iterator[Event]:
-        """The events of a piece of its text; `text.waiting` has the tokens."""
+        """The events of a piece of its text; `said` has the tokens that wait."""
 
     @abstractmethod
     def closed(self, kind: Kind, text: str) -> Iterator[Event]:
@@ -317,7 +312,7 @@ class BlockStream(Stream):
         if self._open == kind:
             return
         if self._open is not None:
-            said = self.text.reasoning if self._open == "reasoning" else self.text.content
+            said = self.said[0].reasoning if self._open == "reasoning" else self.said[0].content
             yield from self.closed(self._open, said)
         self._open = kind
         if kind is not None:

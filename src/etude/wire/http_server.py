@@ -84,7 +84,15 @@ class RequestChecks:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_started = False
+        is_started, seen, limit = False, 0, self._max_body(scope["path"])
+
+        async def receive_some() -> Message:
+            """A piece of the body, unless it is too large: its length need not be said before."""
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            _check_size(seen, limit)
+            return message
 
         async def send_on(message: Message) -> None:
             nonlocal is_started
@@ -96,9 +104,8 @@ class RequestChecks:
             if self._check is not None:
                 self._check(scope, headers)
             length = headers.get("content-length", "0")
-            limit = self._max_body(scope["path"])
             _check_size(int(length) if length.isdecimal() else 0, limit)
-            await self._app(scope, _limited(receive, limit), send_on)
+            await self._app(scope, receive_some, send_on)
             return
         except ApiError as error:
             answer = error
@@ -107,20 +114,6 @@ class RequestChecks:
             answer = ApiError(500, "the server failed at this request; its log has the reason")
         if not is_started:
             await answer.response(scope["path"])(scope, receive, send)
-
-
-def _limited(receive: Receive, limit: int) -> Receive:
-    """Receives a body, and stops when it is too large: its length need not be said before."""
-    seen = 0
-
-    async def receive_some() -> Message:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        _check_size(seen, limit)
-        return message
-
-    return receive_some
 
 
 def _check_size(size: int, limit: int) -> None:

@@ -337,7 +337,7 @@ class _ResponseStream(BlockStream):
         if kind == "reasoning":
             yield self._part("response.reasoning_text.delta", item, delta=text)
             return
-        logprobs = _logprobs(self._heading, self.text.taken()) if self.asked.logprobs else []
+        logprobs = _logprobs(self._heading, self.said[0].taken()) if self.asked.logprobs else []
         self._given += logprobs
         yield self._part("response.output_text.delta", item, delta=text, logprobs=logprobs)
 

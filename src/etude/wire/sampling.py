@@ -33,9 +33,8 @@ Integer: TypeAlias = Annotated[int, Strict()]
 Stops: TypeAlias = Annotated[tuple[Text, ...], Field(max_length=128)]
 
 
-def _by_token(bias: Any) -> Any:
-    """A `logit_bias` as requests have it, also of one that `Sampling` keeps."""
-    return dict(bias) if isinstance(bias, tuple) else bias
+_BY_TOKEN = BeforeValidator(lambda bias: dict(bias) if isinstance(bias, tuple) else bias)
+"""A `logit_bias` as requests have it, also of one that `Sampling` keeps."""
 
 
 class SamplingFields(BaseModel):
@@ -53,7 +52,7 @@ class SamplingFields(BaseModel):
     frequency_penalty: Penalty | None = Field(default=None, strict=True)
     presence_penalty: Penalty | None = Field(default=None, strict=True)
     repetition_penalty: Factor | None = Field(default=None, strict=True)
-    logit_bias: Annotated[dict[Count, Bias], BeforeValidator(_by_token)] | None = None
+    logit_bias: Annotated[dict[Count, Bias], _BY_TOKEN] | None = None
 
     def given(self) -> dict[str, Any]:
         """Those that are not None, as `Sampling` keeps them."""
