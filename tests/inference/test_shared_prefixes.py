@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from etude.algorithms.grpo import Grpo
 from etude.core.call import Sampling
-from etude.core.sample import Sample
+from etude.core.sample import Sample, shared_length
 from etude.inference import decoder as decoders
 from etude.inference import single_tokens
 from etude.inference import single_tokens as module
 from etude.inference.decoder import make_decoder
 from etude.inference.sampler import Row, uniforms
 from etude.inference.single_tokens import Prefix, SingleTokens, plan_of, shared_prefixes
-from etude.inference.slot_table import shared_length
 from etude.learner.learner import Learner, LearnerOptions
 from tests.inference.test_decoder import assert_right, run
 from tests.learner.gradients import batch_of, train

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from operator import mul
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -213,5 +212,14 @@ SampleOrPair: TypeAlias = Sample | Pair
 
 
 def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the longest common beginning."""
-    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(a, b, strict=False)))
+    """Length of the longest common beginning of two lists, tuples or texts, which is found by halving."""
+    same, differs = 0, min(len(a), len(b)) + 1
+    if a[: differs - 1] == b[: differs - 1]:
+        return differs - 1
+    while differs - same > 1:
+        middle = (same + differs) // 2
+        if a[same:middle] == b[same:middle]:
+            same = middle
+        else:
+            differs = middle
+    return same

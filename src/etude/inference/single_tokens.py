@@ -19,10 +19,10 @@ from typing import TypeAlias
 import numpy
 import torch
 
+from etude.core.sample import shared_length
 from etude.inference.fused_llama import FusedLlama, Room, as_batch, attend, flash_attention
 from etude.inference.kv_slots import KvSlots, SlotLayer, rounded_up, tensor
 from etude.inference.sampler import Row
-from etude.inference.slot_table import shared_length
 
 _PREFIX = 2**18
 """Numbers among a layer's keys and values that are read in the time that the calls for a prefix take."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from etude.core.sample import shared_length
 from etude.inference.sampler import Row
 
 _FIRST_SLOTS = 8
@@ -196,17 +197,3 @@ def _blocks(ids: list[int]) -> Iterator[int]:
         yield block
     if end < len(ids) >= _LEAST:
         yield hash((block, *ids[end:]))
-
-
-def shared_length(held: list[int], wanted: list[int]) -> int:
-    """How many leading tokens are the same."""
-    same, differs = 0, min(len(held), len(wanted)) + 1
-    if held[: differs - 1] == wanted[: differs - 1]:
-        return differs - 1
-    while differs - same > 1:
-        middle = (same + differs) // 2
-        if held[same:middle] == wanted[same:middle]:
-            same = middle
-        else:
-            differs = middle
-    return same

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from etude.core.message import Message, Tool, text_of
+from etude.core.sample import shared_length
 from etude.models.arguments import SYNTAXES
 from etude.models.probe import ANSWER, CONVERSATIONS, PROBES, QUESTION, THOUGHT, TOOL, is_written
-from etude.models.rendering import INLINE, Options, Rendering, common_length
+from etude.models.rendering import INLINE, Options, Rendering
 from etude.models.reply import Reader, RendererReader, TemplateReader
 
 _LEFT_OUT = {"auto", "default", "custom", "gpt-oss"}
@@ -186,7 +187,7 @@ def written_turn(
     closed = rendering.text_or_none([*messages, answer], tools, options)
     if asked is None or closed is None:
         return None
-    start = common_length(asked, closed)
+    start = shared_length(asked, closed)
     if start < len(asked):
         tokens = rendering.added_pattern.finditer(closed)
         start = next((token.start() for token in tokens if token.start() < start < token.end()), start)

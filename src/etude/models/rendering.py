@@ -276,12 +276,6 @@ class Rendering:
         )
 
 
-def common_length(first: str, second: str) -> int:
-    """How many characters two texts have in common from the start."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
-
-
 def _thought(key: str, thinking: str, content: str) -> Message:
     return {key: f"<think>\n{thinking}\n</think>\n\n{content}" if key == INLINE else thinking}
 

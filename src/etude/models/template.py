@@ -14,9 +14,10 @@ from typing import Any
 
 from etude.core.call import Call, ChatRequest, Completion, continues
 from etude.core.message import Message, Tool
+from etude.core.sample import shared_length
 from etude.models.family import Family, find_family, probed_turn, written_turn
 from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL, CallForm, call_form
-from etude.models.rendering import Options, Rendering, common_length
+from etude.models.rendering import Options, Rendering
 from etude.models.reply import RendererReader
 from etude.models.transcript import Transcript, talks, transcripts
 
@@ -241,11 +242,11 @@ class ChatTemplate:
         asked = self.rendering.text(spoken[:-1], tools, options, ask=True)
         closed = self.rendering.text(spoken, tools, options, ask=False)
         for then, seen in ((asked, spoken[:-1]), (closed, spoken)):
-            changed = common_length(then, now)
+            changed = shared_length(then, now)
             for index in range(len(seen)):
                 # A rendering may end in what is only written at the end of all: that is not the message's.
                 part = self.rendering.text_or_none(seen[: index + 1], tools, options)
-                if changed < common_length(part or "", then):
+                if changed < shared_length(part or "", then):
                     return self._rewritten(messages, index, now, "rewritten once the conversation goes on")
         return self._rewritten(messages, len(spoken) - 1, now, "not written as it is asked for")
 
