@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -28,10 +28,12 @@ _LOGITS = 1 << 27
 
 
 @torch.inference_mode()
-def prompt_scores(
-    policy: Policy, ids: Sequence[int], top: int
-) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...]]:
-    """The logprobs of all tokens but the first under the model itself, and the likeliest in their places."""
+def prompt_scores(policy: Policy, request: ChatRequest) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...]]:
+    """The logprobs of all tokens of a prompt but the first under the model itself, and the likeliest in their
+    places; nothing where the request does not ask for them."""
+    ids, top = request.prompt_ids, request.prompt_logprobs
+    if top is None:
+        return (), ()
     ids_1T = torch.tensor([ids], device=policy.device)
     logprobs: list[float] = []
     likeliest: list[TopLogprobs] = []
@@ -50,15 +52,13 @@ class _Job:
     """A request on its way through the engine's thread."""
 
     row: Row
-    prompt_length: int
+    request: ChatRequest
     limit: int
     """Length at which the row is cut."""
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Completion]
-    on_delta: Callable[[Delta], None] | None
-    prompt_top: int | None
-    """How many of the most likely tokens in the places of the prompt's are asked for, if any are."""
-    prompt_scores: tuple[tuple[float, ...], tuple[TopLogprobs, ...]] = ((), ())
+    prompt_scores: tuple[tuple[float, ...], tuple[TopLogprobs, ...]] | None = None
+    """Once they are there, where the request asks for any."""
 
 
 _News: TypeAlias = Delta | Completion | str
@@ -123,7 +123,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         loop, uniform = asyncio.get_running_loop(), uniforms(request.seed)
         ids, limit = list(request.prompt_ids), min(length + wanted, self.policy.max_context)
         row = Row(request.conversation, ids, sampling, uniform, top=request.top_logprobs, shaper=shaper)
-        job = _Job(row, length, limit, loop, loop.create_future(), request.on_delta, request.prompt_logprobs)
+        job = _Job(row, request, limit, loop, loop.create_future())
         with self._wake:
             if self._closed:
                 raise EngineError("the engine is closed")
@@ -204,9 +204,8 @@ class EmbeddedEngine(Engine, TokenEngine):
                 decoder.forget()
                 self._weights_id = self.policy.weights_id
             for job in alive:
-                if job.prompt_top is not None:
-                    job.prompt_scores = prompt_scores(self.policy, job.row.ids, job.prompt_top)
-                    job.prompt_top = None
+                if job.prompt_scores is None:
+                    job.prompt_scores = prompt_scores(self.policy, job.request)
             grown = {id(row) for row in decoder.step([job.row for job in alive])}
             version = self.policy.version
         news: list[tuple[_Job, _News]] = []
@@ -219,7 +218,7 @@ class EmbeddedEngine(Engine, TokenEngine):
                 finished.add(job)
                 decoder.release(job.row)
                 continue
-            if job.on_delta is not None:
+            if job.request.on_delta is not None:
                 row = job.row
                 top = row.top_logprobs[-1] if row.top else ()
                 news.append((job, Delta(ids=(row.ids[-1],), logprobs=(row.logprobs[-1],), top=(top,))))
@@ -233,7 +232,7 @@ class EmbeddedEngine(Engine, TokenEngine):
 
     def _result(self, job: _Job, version: int) -> Completion | None:
         """The result where the last token, sampled from weights of `version`, ends the job."""
-        row, start = job.row, job.prompt_length
+        row, start = job.row, len(job.request.prompt_ids)
         ids, sampling = row.ids, row.sampling
         decode = self.policy.template.decode
         if ids[-1] in self.policy.stop_ids or ids[-1] in sampling.stop_token_ids:
@@ -244,7 +243,7 @@ class EmbeddedEngine(Engine, TokenEngine):
             reason, text = "length", decode(ids[start:])
         else:
             return None
-        prompt_logprobs, prompt_top = job.prompt_scores
+        prompt_logprobs, prompt_top = job.prompt_scores or ((), ())
         return Completion(
             message={"role": "assistant", "content": text},
             finish_reason=reason,
@@ -289,5 +288,5 @@ def _receive(news: Sequence[tuple[_Job, _News]]) -> None:
             job.future.set_exception(EngineError(new))
         elif isinstance(new, Completion):
             job.future.set_result(new)
-        elif job.on_delta is not None:
-            job.on_delta(new)
+        elif job.request.on_delta is not None:
+            job.request.on_delta(new)
