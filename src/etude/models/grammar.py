@@ -66,7 +66,8 @@ class Grammars:
             return None
         if sampling.constraint is None:
             return Shaper(sampling, prompt, self.stop_ids)
-        first, allowed = self._compiled(self._text(sampling.constraint, prompt), sampling.constraint.kind)
+        text, kind = self.text(sampling.constraint, prompt), sampling.constraint.kind
+        first, allowed = self._compiled(text, kind)
         return Shaper(sampling, prompt, self.stop_ids, first.deep_copy(), allowed)
 
     def text(self, constraint: Constraint, prompt: Sequence[int]) -> str:
@@ -75,7 +76,18 @@ class Grammars:
         Another engine that reads it by llguidance, as vLLM does, draws from the distributions of `shaper`.
         Raises ImpossibleCall as that does.
         """
-        text = self._text(constraint, prompt)
+        text, before, after, rules = lark_of(constraint), "", "", []
+        if self._think_ids is not None:
+            begin, end = self._think_ids
+            # A prompt may end in a thought that the answer is to go on with.
+            marks = (token == begin for token in reversed(prompt) if token in (begin, end))
+            before = "thought " if next(marks, False) else f"(<[{begin}]> thought)? "
+            rules = [f"thought: THOUGHT <[{end}]> /\\s*/", f"THOUGHT: {without(_THINK[1])}"]
+        # Other engines know of one token that ends an answer, which is the tokenizer's own.
+        if ends := sorted({*self.stop_ids} - {self.tokenizer.eos_token_id}):
+            after = f" ({' | '.join(f'<[{token}]>' for token in ends)})?"
+        if before or after:
+            text = "\n".join([f"start: {before}answer{after}", *rules, f"answer: %lark {{\n{text}\n}}"])
         self._compiled(text, constraint.kind)
         return text
 
@@ -103,24 +115,6 @@ class Grammars:
         """The tokens that thoughts stand between; None where the model has none."""
         added = self.tokenizer.get_added_vocab()
         return (added[_THINK[0]], added[_THINK[1]]) if all(sign in added for sign in _THINK) else None
-
-    def _is_thinking(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends in a thought that the answer is to go on with."""
-        begin, end = self._think_ids or (-1, -1)
-        return next((token == begin for token in reversed(prompt) if token in (begin, end)), False)
-
-    def _text(self, constraint: Constraint, prompt: Sequence[int]) -> str:
-        form, before, after, rules = lark_of(constraint), "", "", []
-        if self._think_ids is not None:
-            begin, end = self._think_ids
-            before = "thought " if self._is_thinking(prompt) else f"(<[{begin}]> thought)? "
-            rules = [f"thought: THOUGHT <[{end}]> /\\s*/", f"THOUGHT: {without(_THINK[1])}"]
-        # Other engines know of one token that ends an answer, which is the tokenizer's own.
-        if ends := sorted({*self.stop_ids} - {self.tokenizer.eos_token_id}):
-            after = f" ({' | '.join(f'<[{token}]>' for token in ends)})?"
-        if not before and not after:
-            return form
-        return "\n".join([f"start: {before}answer{after}", *rules, f"answer: %lark {{\n{form}\n}}"])
 
     @cached_property
     def _compiled(self) -> Any:
