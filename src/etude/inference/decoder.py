@@ -11,7 +11,7 @@ import torch
 from etude.inference.fused_llama import FusedLlama
 from etude.inference.kv_slots import ragged, rounded_up, tensor
 from etude.inference.sampler import Row, append_samples
-from etude.inference.single_tokens import Reading, SingleTokens, once, plan_of
+from etude.inference.single_tokens import SingleTokens, once, plan_of
 from etude.inference.slot_decoder import CHUNK, PATIENCE, STEP_TOKENS, SlotDecoder, cuda_graphs, fuses
 from etude.models.architecture import logits_after, takes_key_value_slots
 from etude.models.device import is_large
@@ -49,8 +49,15 @@ class RecomputeDecoder:
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
         """Append a token to every row. Returns the rows that gained one: all."""
+        device = self._policy.device
         for batch in [[row] for row in rows] if self._deterministic else [rows]:
-            append_samples(batch, self._logits(batch))
+            width = max(len(row.ids) for row in batch)
+            last = [len(row.ids) - 1 for row in batch]
+            kept = sorted(set(last))
+            padded = torch.tensor([row.ids + [0] * (width - len(row.ids)) for row in batch], device=device)
+            logits_BKV = logits_after(self._policy.model, padded, torch.tensor(kept, device=device))
+            logits_BV = logits_BKV[range(len(batch)), [kept.index(position) for position in last]]
+            append_samples(batch, logits_BV)
         return list(rows)
 
     def release(self, row: Row) -> None:
@@ -58,18 +65,6 @@ class RecomputeDecoder:
 
     def forget(self) -> None:
         """Nothing is kept."""
-
-    def _logits(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Logits [B, V] after each row's last token."""
-        device = self._policy.device
-        width = max(len(row.ids) for row in rows)
-        last = [len(row.ids) - 1 for row in rows]
-        kept = sorted(set(last))
-        padded = [row.ids + [0] * (width - len(row.ids)) for row in rows]
-        logits_BKV = logits_after(
-            self._policy.model, torch.tensor(padded, device=device), torch.tensor(kept, device=device)
-        )
-        return logits_BKV[range(len(rows)), [kept.index(position) for position in last]]
 
 
 class RaggedDecoder(SlotDecoder):
@@ -136,18 +131,14 @@ class RaggedDecoder(SlotDecoder):
         """Whether single tokens of the rows attend in one way in all layers."""
         return self._inputs.looks_back(rounded_up(max(row.cached for row in rows) + 1))
 
-    def _sharing(self, speaking: list[Row]) -> Reading | None:
-        """How these read prefixes that they share, if they do; puts them in the order of their slots."""
-        if len(speaking) < 2 or not self._goes_on_singly(speaking):
-            return None
-        speaking.sort(key=lambda row: row.slot)
-        ids, cached = [row.ids for row in speaking], [row.cached for row in speaking]
-        plan = plan_of(ids, cached, [row.slot for row in speaking], 2 * self._fused.key_size)
-        return plan if plan.prefixes else None
-
     def _pass(self, speaking: list[Row], reading: list[Row], counts: list[int]) -> list[Row]:
         """One forward pass of all rows; gives those that gained a token."""
-        plan = self._sharing(speaking)
+        plan = None  # How these read prefixes that they share, if they do.
+        if len(speaking) > 1 and self._goes_on_singly(speaking):
+            speaking.sort(key=lambda row: row.slot)
+            ids, cached = [row.ids for row in speaking], [row.cached for row in speaking]
+            plan = plan_of(ids, cached, [row.slot for row in speaking], 2 * self._fused.key_size)
+            plan = plan if plan.prefixes else None
         rows, counts = [*speaking, *reading], [*([1] * len(speaking)), *counts]
         self._kv.reserve(
             self._table.lengths(), max(row.cached + count for row, count in zip(rows, counts, strict=True))

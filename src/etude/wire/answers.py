@@ -56,20 +56,12 @@ def require_logprobs(values: Sequence[Any], field: str, least: float = _LEAST) -
 
     `field` is the name of the values' field, with `#` in the place of their index.
     """
-    if not values:
-        return ()
-    are_numbers = set(map(type, values)) <= {float, int} and all(map(math.isfinite, values))
-    if are_numbers and max(values) <= _ROUNDING and min(values) >= least:
-        return tuple(map(float, values))
     for index, value in enumerate(values):
-        is_number = type(value) in (float, int)
-        if not is_number or not math.isfinite(value) or not least <= value <= _ROUNDING:
-            rule = "a logprob is a number of at most 0" if least == -math.inf else _RULE
-            raise Impossible(f"{field.replace('#', str(index))} is {value!r:.40}; {rule}")
-    raise AssertionError("one of them is impossible")
-
-
-_RULE = f"a logprob is a number of at most 0, and not below {_LEAST:g}"
+        if type(value) not in (float, int) or value == -math.inf or not least <= value <= _ROUNDING:
+            bound = "" if least == -math.inf else f", and not below {least:g}"
+            where = field.replace("#", str(index))
+            raise Impossible(f"{where} is {value!r:.40}; a logprob is a number of at most 0{bound}")
+    return tuple(map(float, values))
 
 
 def require_ids(ids: Sequence[Any], vocabulary: int | None, field: str) -> tuple[int, ...]:
