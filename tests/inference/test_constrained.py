@@ -56,10 +56,7 @@ PLAIN = {
 async def _answers(of, requests):
     engine = EmbeddedEngine(of)
     try:
-        ask = [
-            engine.complete(request) if request.prompt is None else engine.sample(request)
-            for request in requests
-        ]
+        ask = [(engine.complete if one.prompt is None else engine.sample)(one) for one in requests]
         return await asyncio.gather(*ask, return_exceptions=True)
     finally:
         await engine.close()

@@ -169,9 +169,9 @@ async def outcome(remote: Remote, request: ChatRequest | None = None, **fields: 
         await engine.close()
 
 
-async def test_a_request_says_what_was_asked_in_openais_words(remote: Remote, engine: OpenAiEngine) -> None:
+async def test_a_request_and_its_answer_are_in_openais_words(remote: Remote, engine: OpenAiEngine) -> None:
     sampling = Sampling(temperature=0.5, top_p=0.9, max_tokens=7, stop=("\n",))
-    await engine.complete(asking(tools=(ADD,), sampling=sampling, key=5 << 32))
+    answered = await engine.complete(asking(tools=(ADD,), sampling=sampling, key=5 << 32))
     assert remote.requests == [
         {
             "model": "tiny",
@@ -186,10 +186,7 @@ async def test_a_request_says_what_was_asked_in_openais_words(remote: Remote, en
         }
     ]
     assert remote.headers[0]["authorization"] == f"Bearer {SECRET}"
-
-
-async def test_a_completion_holds_message_logprobs_and_usage(engine: OpenAiEngine) -> None:
-    assert await engine.complete(asking()) == Completion(
+    assert answered == Completion(
         message={"role": "assistant", "content": "ababab"},
         finish_reason="stop",
         logprobs=LOGPROBS,

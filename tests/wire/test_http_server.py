@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from etude.core.errors import ModelOut
 from etude.wire.http_server import BackgroundServer, RequestChecks, is_key, listen, server_config, shown_key
 from etude.wire.retries import (
-    Again,
+    Disturbed,
     RetryPolicy,
     counting_retries,
     ending_where_a_model_is_out,
@@ -183,18 +183,14 @@ class Flaky:
     async def __call__(self) -> str:
         self.attempts += 1
         if self.attempts <= self.failures:
-            raise ConnectionError(f"attempt {self.attempts}")
+            raise Disturbed(f"attempt {self.attempts}", cause="connection")
         return "well"
-
-
-def lost(error: Exception) -> Again | None:
-    return Again("connection") if isinstance(error, ConnectionError) else None
 
 
 async def test_each_retry_is_counted_by_its_cause_with_the_time_waited() -> None:
     flaky = Flaky(2)
     with counting_retries() as count:
-        assert await retried(flaky, lost, RetryPolicy(first_wait=0.01)) == "well"
+        assert await retried(flaky, policy=RetryPolicy(first_wait=0.01)) == "well"
     assert (flaky.attempts, count.causes, count.retries) == (3, {"connection": 2}, 2)
     assert 0 < count.waited <= 0.03
 
@@ -202,8 +198,8 @@ async def test_each_retry_is_counted_by_its_cause_with_the_time_waited() -> None
 @pytest.mark.parametrize("policy", [RetryPolicy(retries=1), RetryPolicy(retries=9, deadline=0.0)])
 async def test_attempts_and_time_are_limited(policy: RetryPolicy) -> None:
     flaky = Flaky(100)
-    with pytest.raises(ConnectionError, match=r"attempt (1|2)$"):
-        await retried(flaky, lost, RetryPolicy(policy.retries, 0.01, 0.01, policy.deadline))
+    with pytest.raises(Disturbed, match=r"attempt (1|2)$"):
+        await retried(flaky, policy=RetryPolicy(policy.retries, 0.01, 0.01, policy.deadline))
     assert flaky.attempts == min(policy.retries + 1, 2) - (policy.deadline == 0.0)
 
 
@@ -212,7 +208,7 @@ async def test_what_no_attempt_mends_is_raised_at_once() -> None:
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"), counting_retries() as count:
-        await retried(wrong, lost)
+        await retried(wrong)
     assert count.retries == 0
 
 
