@@ -19,14 +19,13 @@ from etude.core.job import ModelVersion
 from etude.models.architecture import language_parts, parameters_of, why_unusable, without_lora
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.lora import dequantised, four_bits, merged, require_four_bits, with_lora
-from etude.models.source import not_loaded, pretrained
 from etude.models.speech import Speech, load_tokenizer
 from etude.models.weights import (
-    LOADING_ERRORS,
     digest,
     load_model,
     load_tensors,
     load_with_digest,
+    loading,
     part_like,
     silence_transformers,
 )
@@ -96,26 +95,21 @@ class Policy:
 
         Raises RequestError when there is no such model, or it cannot be used for chat or quantised here.
         """
-        from transformers import AutoConfig
-
         silence_transformers()
-        chosen, (name, file) = choose_device(device), pretrained(source)
+        chosen = choose_device(device)
         if quantization is not None:
             require_four_bits(chosen)
-            if file:
+        with loading(source) as (name, file, config):
+            if file and quantization is not None:
                 raise RequestError(
                     f"'{source}' is a GGUF file, which is not quantised again: leave '4bit' out"
                 )
-        try:
-            config = AutoConfig.from_pretrained(name, **file)
             parameters = parameters_of(config)
             limit_threads(parameters)
             kind = choose_dtype(dtype, chosen, parameters)
             more = dequantised() if file else {} if quantization is None else four_bits(kind, chosen)
             tokenizer = load_tokenizer(name, file)
             model = load_model(config, name, dtype=kind, **file, **more)
-        except LOADING_ERRORS as error:
-            raise not_loaded(source, error) from error
         if quantization is None:
             model = model.to(chosen)
         else:
@@ -329,11 +323,6 @@ class Policy:
 
 def dtype_of(source: str | Path, wish: str, device: torch.device) -> torch.dtype:
     """The type that `Policy.load` loads a model's weights in. Raises RequestError as it does."""
-    from transformers import AutoConfig
-
-    try:
-        name, file = pretrained(source)
-        parameters = parameters_of(AutoConfig.from_pretrained(name, **file))
-    except LOADING_ERRORS as error:
-        raise not_loaded(source, error) from error
+    with loading(source) as (_, _, config):
+        parameters = parameters_of(config)
     return choose_dtype(wish, device, parameters)

@@ -16,9 +16,8 @@ from etude.core.errors import ImpossibleCall, RequestError
 from etude.core.message import Tool
 from etude.models.grammar import FORM, Grammars, json_rule, lark_of, quoted, without
 from etude.models.probe import CallForm
-from etude.models.source import not_loaded, pretrained
 from etude.models.template import ChatTemplate
-from etude.models.weights import LOADING_ERRORS
+from etude.models.weights import loading
 
 _DIGITS_TOGETHER = re.compile(r"Ġ?\d\d|Ġ\d")
 
@@ -60,14 +59,10 @@ class Speech:
 
         Raises RequestError when there is no such model or it cannot be used for chat.
         """
-        from transformers import AutoConfig, GenerationConfig
+        from transformers import GenerationConfig
 
-        name, file = pretrained(source)
-        try:
+        with loading(source) as (name, file, config):
             tokenizer = load_tokenizer(name, file)
-            config = AutoConfig.from_pretrained(name, **file)
-        except LOADING_ERRORS as error:
-            raise not_loaded(source, error) from error
         try:
             generation: Any = GenerationConfig.from_pretrained(name)
         except OSError:
@@ -76,7 +71,7 @@ class Speech:
 
 
 def load_tokenizer(name: str, file: Mapping[str, str]) -> Any:
-    """The tokenizer of a model that `pretrained` has found. Raises LOADING_ERRORS.
+    """The tokenizer of a model that is `loading`.
 
     A GGUF file names the way that its tokenizer cuts a text, and transformers does not know all of them: it
     takes GPT-2's then. A vocabulary without digits that stand together was made of single digits.

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from etude.core.errors import StoreError
 from etude.models.architecture import model_class
-from etude.models.source import cached_folder, local_path
+from etude.models.source import cached_folder, local_path, not_loaded, pretrained
 from etude.store.files import note_sum, require_as_written
 
 LOADING_ERRORS = (
@@ -39,6 +39,22 @@ LOADING_ERRORS = (
     StrictDataclassError,
 )
 """The errors of `transformers` about models that it cannot load: nearly any, for an odd config or file."""
+
+
+@contextmanager
+def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
+    """Within the block `transformers` loads a model: its folder or name, the GGUF file in it, and its config.
+
+    Raises RequestError where there is no such model, or it cannot be loaded.
+    """
+    from transformers import AutoConfig
+
+    name, file = pretrained(source)
+    try:
+        yield name, file, AutoConfig.from_pretrained(name, **file)
+    except LOADING_ERRORS as error:
+        raise not_loaded(source, error) from error
+
 
 _NoNumbersError: type[Exception] = vars(torch.serialization)["pickle"].UnpicklingError
 """The error of `torch.load` about a file with more than numbers, which it says how to trust."""

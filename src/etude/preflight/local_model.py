@@ -24,10 +24,10 @@ from etude.models.lora import require_four_bits
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.probe import PROBES, QUESTION, TOOL
-from etude.models.source import is_gguf, not_loaded, pretrained
+from etude.models.source import is_gguf
 from etude.models.speech import load_tokenizer
 from etude.models.template import ChatTemplate
-from etude.models.weights import LOADING_ERRORS, load_outline
+from etude.models.weights import load_outline, loading
 from etude.preflight.finding import Findings
 
 _SAMPLE = 64
@@ -84,14 +84,11 @@ def outline(source: str) -> Policy:
 
     Raises RequestError when there is none, it cannot chat, or its weights are not those of its config.
     """
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
-    location, file = pretrained(source)
-    try:
+    with loading(source) as (location, file, config):
         tokenizer = load_tokenizer(location, file)
-        model = load_outline(AutoConfig.from_pretrained(location, **file), location, **file)
-    except LOADING_ERRORS as error:
-        raise not_loaded(source, error) from error
+        model = load_outline(config, location, **file)
     # Most models have one; those without name their end of turn elsewhere.
     with contextlib.suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(location)

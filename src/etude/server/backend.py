@@ -23,9 +23,8 @@ from etude.inference.vllm_program import VllmOptions
 from etude.models.architecture import text_config
 from etude.models.device import choose_device, dtype_name
 from etude.models.policy import Policy, dtype_of
-from etude.models.source import not_loaded, pretrained
 from etude.models.speech import Speech
-from etude.models.weights import LOADING_ERRORS, load_outline, load_tensors, write_lora_folder
+from etude.models.weights import load_outline, load_tensors, loading, write_lora_folder
 from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
 from etude.store.files import WEIGHTS_FILE, damage_in, draft_of, note_sums
@@ -251,10 +250,6 @@ def _text_config(source: str) -> Any:
 
     Raises RequestError where the model's files do not hold what its config says.
     """
-    from transformers import AutoConfig
-
-    location, file = pretrained(source)
-    try:
-        return text_config(load_outline(AutoConfig.from_pretrained(location, **file), location, **file))
-    except LOADING_ERRORS as error:
-        raise not_loaded(source, error) from error
+    with loading(source) as (location, file, config):
+        model = load_outline(config, location, **file)
+    return text_config(model)
