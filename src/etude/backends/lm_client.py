@@ -17,7 +17,6 @@ from etude.core.json_text import read_json
 from etude.core.secrets import keep_secret
 from etude.wire.retries import (
     USUAL,
-    USUAL_MEGABYTES,
     Again,
     RetryPolicy,
     error_text,
@@ -112,7 +111,7 @@ class LanguageModelClient:
         """
         import httpx
 
-        from etude.wire.http_answers import UNCOMPRESSED, limiting_answers
+        from etude.wire.http_answers import UNCOMPRESSED, limit_answer
 
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         key = (api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key) or ""
@@ -126,7 +125,7 @@ class LanguageModelClient:
             base_url=self.base_url,
             headers=headers,
             transport=transport,
-            event_hooks={"response": [limiting_answers(USUAL_MEGABYTES, "a limit of etude")]},
+            event_hooks={"response": [limit_answer]},
         )
 
     async def get_server_version(self) -> str:

@@ -26,7 +26,6 @@ from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory, TrajectoryCo
 from etude.inference.openai_config import OpenAiLlmConfig, PlainAddress
 from etude.wire.retries import (
     USUAL,
-    USUAL_MEGABYTES,
     Again,
     RetryPolicy,
     is_worth_retrying,
@@ -186,7 +185,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     """
     from openai import AsyncOpenAI
 
-    from etude.wire.http_answers import UNCOMPRESSED, WholeAnswers, limiting_answers
+    from etude.wire.http_answers import UNCOMPRESSED, WholeAnswers, limit_answer
 
     url = config.base_url or llm.address
     given = config.api_key or (llm.api_key if url == llm.address else None)
@@ -204,7 +203,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
         problem_of=problem_of,
         follow_redirects=True,
         headers=UNCOMPRESSED,
-        event_hooks={"response": [limiting_answers(USUAL_MEGABYTES, "a limit of etude")]},
+        event_hooks={"response": [limit_answer]},
     )
     return AsyncOpenAI(
         api_key=key or _NO_KEY,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from etude.wire.gateway import Gateway, Handler
     from etude.wire.http_server import BackgroundServer
 
+_HOST = "127.0.0.1"
 _WRONG_KEY = "the API key is not that of a running episode; use the base_url and api_key of episode.endpoint"
 
 
@@ -51,9 +52,8 @@ class Endpoint:
 class EndpointServer:
     """One HTTP server on the loopback interface; each episode has a key of its own."""
 
-    def __init__(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, *, port: int = 0) -> None:
         """Port 0 lets the system choose a free one."""
-        self._host = host
         self._port = port
         self._gateways: dict[str, tuple[str, Gateway]] = {}
         self._socket: socket.socket | None = None
@@ -63,7 +63,7 @@ class EndpointServer:
     def base_url(self) -> str:
         """The address, once `start` was called."""
         assert self._socket is not None, "the endpoint has not been started"
-        return f"http://{self._host}:{self._socket.getsockname()[1]}/v1"
+        return f"http://{_HOST}:{self._socket.getsockname()[1]}/v1"
 
     def start(self) -> None:
         """Listen, and serve on the running event loop. Connections are accepted when this returns.
@@ -74,7 +74,7 @@ class EndpointServer:
             return
         from etude.wire.http_server import BackgroundServer, listen
 
-        self._socket = listen(self._host, self._port)
+        self._socket = listen(_HOST, self._port)
         self._server = BackgroundServer(self._application(), self._socket)
 
     def open(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx
+
+from etude.wire.retries import USUAL_MEGABYTES
 
 UNCOMPRESSED = {"accept-encoding": "identity"}
 """Headers of a client of httpx's whose answers are limited: it expands them without a limit."""
@@ -38,24 +40,19 @@ async def limited(
         yield piece
 
 
-def limiting_answers(megabytes: float, setting: str) -> Callable[[httpx.Response], Awaitable[None]]:
+async def limit_answer(response: httpx.Response) -> None:
     """An event hook for the responses of an `httpx.AsyncClient` that asks for them `UNCOMPRESSED`.
 
     Reading an answer raises as `limited` does, and httpx.DecodingError for one that is compressed.
     """
-
-    async def limit_answer(response: httpx.Response) -> None:
-        stream, encoding = response.stream, response.headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            reason = f"the answer is compressed as {encoding[:40]!r}, and was asked for as it is"
-            raise httpx.DecodingError(reason, request=response.request)
-        assert isinstance(stream, httpx.AsyncByteStream)
-        pieces = limited(
-            aiter(stream), response.headers, lambda: response.request, megabytes=megabytes, setting=setting
-        )
-        response.stream = _Limited(stream, pieces)
-
-    return limit_answer
+    stream, encoding = response.stream, response.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        reason = f"the answer is compressed as {encoding[:40]!r}, and was asked for as it is"
+        raise httpx.DecodingError(reason, request=response.request)
+    assert isinstance(stream, httpx.AsyncByteStream)
+    limits: dict[str, Any] = {"megabytes": USUAL_MEGABYTES, "setting": "a limit of etude"}
+    pieces = limited(aiter(stream), response.headers, lambda: response.request, **limits)
+    response.stream = _Limited(stream, pieces)
 
 
 class _Limited(httpx.AsyncByteStream):

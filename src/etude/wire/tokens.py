@@ -100,6 +100,6 @@ def models_reply(path: str, readers: Readers) -> dict[str, Any] | None:
     return next((model for model in models if model["id"] == name), None)
 
 
-def model_object(name: str, created: float, owner: str = "etude") -> dict[str, Any]:
+def model_object(name: str, created: float) -> dict[str, Any]:
     """OpenAI's `model` object."""
-    return {"id": name, "object": "model", "created": int(created), "owned_by": owner}
+    return {"id": name, "object": "model", "created": int(created), "owned_by": "etude"}

@@ -26,10 +26,9 @@ from etude.integrations.art.wire import ArtGroups, ArtModel, Json
 from etude.jobs.folders import JobContent
 from etude.store.files import write_atomically
 from etude.wire.client import parse_completion
-from etude.wire.http_answers import UNCOMPRESSED, limiting_answers
+from etude.wire.http_answers import UNCOMPRESSED, limit_answer
 from etude.wire.retries import (
     USUAL,
-    USUAL_MEGABYTES,
     Again,
     Disturbed,
     Refused,
@@ -71,7 +70,7 @@ class _Peer:
         self._http = httpx.AsyncClient(
             timeout=timeout,
             headers={"authorization": f"Bearer {api_key}"} | UNCOMPRESSED,
-            event_hooks={"response": [limiting_answers(USUAL_MEGABYTES, "a limit of etude")]},
+            event_hooks={"response": [limit_answer]},
         )
         self._policy = policy
 
