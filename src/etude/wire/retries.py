@@ -12,7 +12,6 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic_core import from_json
@@ -42,9 +41,7 @@ class Within(Generic[T]):
         self._token: Token[Any] = self._variable.set(self._value)
         return self._value
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         self._variable.reset(self._token)
 
 
@@ -98,11 +95,9 @@ class ending_where_a_model_is_out(Within[RetryCount]):
     def __init__(self) -> None:
         super().__init__(_COUNT, _COUNT.get() or RetryCount())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        model_out = self._value.model_out
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        model_out, error = self._value.model_out, raised[1]
         if model_out is not None and (error is None or isinstance(error, Exception)):
             raise model_out from error
 
@@ -122,10 +117,8 @@ class counting_charges(Within[RetryCount]):
     def __init__(self) -> None:
         super().__init__(_COUNT, RetryCount())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
         note_retries(self._value.causes, self._value.waited)
         if self._value.model_out is not None:
             note_model_out(self._value.model_out)
