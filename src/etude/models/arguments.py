@@ -332,15 +332,10 @@ def _literal(node: ast.expr) -> Any:
 
 def _gemma_json(body: str) -> str:
     """The JSON of `text:<|"|>a<|"|>,count:1}`, in which Python's names for constants may stand, too."""
-    pieces = ("{" + body).split(_QUOTE)
-    return "".join(
-        json.dumps(piece) if index % 2 else _BARE.sub(_bare_json, piece) for index, piece in enumerate(pieces)
-    )
 
+    def bare(match: re.Match[str]) -> str:
+        word = match[1].strip()
+        return json.dumps(word if match[2] else next(_readings(word), word)) + match[2]
 
-def _bare_json(match: re.Match[str]) -> str:
-    word, is_key = match[1].strip(), bool(match[2])
-    value: Any = word
-    if not is_key:
-        value = next(_readings(word), word)
-    return json.dumps(value) + match[2]
+    pieces = enumerate(("{" + body).split(_QUOTE))
+    return "".join(json.dumps(piece) if index % 2 else _BARE.sub(bare, piece) for index, piece in pieces)

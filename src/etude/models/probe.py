@@ -175,9 +175,7 @@ class Roles:
             first = [_as_user("{}", message) for message in first]
             if later and later[0]["role"] == "user":
                 first, later = [_joined([*first, later[0]])], later[1:]
-        return self._in_turn([*first, *later])
-
-    def _in_turn(self, messages: list[Message]) -> list[Message]:
+        messages = [*first, *later]
         runs = [(role, [*run]) for role, run in groupby(messages, key=lambda message: message.get("role"))]
         if all(role != "user" or len(run) == 1 for role, run in runs) or self._takes_users:
             return messages

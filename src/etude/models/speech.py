@@ -6,7 +6,7 @@ And tool choices as constraints: grammars of answers that call tools as the mode
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,15 +160,21 @@ def _grammar_of(request: ChatRequest, template: ChatTemplate, form: CallForm) ->
     prefix = _EMPTY_THOUGHT.sub("", form.prefix)
     if choice == "none":
         return f"start: TEXT\nTEXT: {_text(prefix, added, _binding(request))}"
-    tools = _chosen(request)
+    name = choice.removeprefix("function:")
+    tools = [tool for tool in request.tools if name in (choice, tool["function"]["name"])]
+    if not tools:
+        names = ", ".join(tool["function"]["name"] for tool in request.tools)
+        raise ImpossibleCall(
+            f"tool_choice names the tool {name!r}, and the request has {names}", param="tool_choice"
+        )
     rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
     for number, tool in enumerate(tools):
-        name, between = quoted(tool["function"]["name"]), _literals(form.between, added)
+        called, between = quoted(tool["function"]["name"]), _literals(form.between, added)
         # What llguidance does not know of a tool's schema counts for strict tools only.
         schema = {"type": "object", **(tool["function"].get("parameters") or {})}
         arguments = json_rule(schema, "tools", lenient=not _is_strict(tool))
-        rules.append(f"call_{number}: {name} {between} {arguments}")
-    is_one = form.separator is None or not request.parallel_tool_calls or choice.startswith("function:")
+        rules.append(f"call_{number}: {called} {between} {arguments}")
+    is_one = form.separator is None or not request.parallel_tool_calls or name != choice
     more = "" if is_one else f" ({_literals(form.separator or '', added)} call)*"
     rules.append(f"calls: {_literals(prefix, added)} call{more} {_literals(form.suffix, added)}")
     if choice != "auto":
@@ -203,17 +209,3 @@ def _literals(text: str, added: Mapping[str, int]) -> str:
     parts = enumerate(re.split(f"({pattern})", text))
     # The tokens are the odd parts.
     return " ".join(f"<[{added[part]}]>" if at % 2 else quoted(part) for at, part in parts if part)
-
-
-def _chosen(request: ChatRequest) -> Sequence[Tool]:
-    """The tools that may be called. Raises ImpossibleCall where the one that must be is not there."""
-    if not request.tool_choice.startswith("function:"):
-        return request.tools
-    name = request.tool_choice.removeprefix("function:")
-    chosen = [tool for tool in request.tools if tool["function"]["name"] == name]
-    if not chosen:
-        names = ", ".join(tool["function"]["name"] for tool in request.tools)
-        raise ImpossibleCall(
-            f"tool_choice names the tool {name!r}, and the request has {names}", param="tool_choice"
-        )
-    return chosen[:1]

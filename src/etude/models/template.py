@@ -261,7 +261,10 @@ class ChatTemplate:
             when = "once the user speaks again" if is_over else "as soon as it is over"
             reason = f"role assistant: its thinking is left out {when}"
             return Fault(index, reason, on_purpose=True)
-        return Fault(index, f"role {_kind(message)}: {reason}")
+        thinks = thinking or "</think>" in str(message.get("content"))
+        parts = ["thinking"] * bool(thinks) + ["tool calls"] * bool(message.get("tool_calls"))
+        role = f"role {message.get('role')}" + (f" with {' and '.join(parts)}" if parts else "")
+        return Fault(index, f"{role}: {reason}")
 
     @cached_property
     def _closing(self) -> str:
@@ -285,10 +288,3 @@ def _named(messages: Sequence[Message]) -> list[Message]:
         else message
         for message in messages
     ]
-
-
-def _kind(message: Message) -> str:
-    role = str(message.get("role"))
-    thinks = message.get("reasoning_content") or "</think>" in str(message.get("content"))
-    parts = ["thinking"] * bool(thinks) + ["tool calls"] * bool(message.get("tool_calls"))
-    return f"{role} with {' and '.join(parts)}" if parts else role

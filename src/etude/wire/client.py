@@ -300,20 +300,16 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
     fields = {name: changed[name] for name in (*_PENALTIES, *_PLAIN) if name in changed}
     if sampling.logit_bias:
         fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
-    if sampling.constraint is not None:
-        fields["structured_outputs"] = _structured(sampling.constraint)
+    match sampling.constraint:
+        case Constraint("json_object"):
+            fields["structured_outputs"] = {"json_object": True}
+        case Constraint("json_schema", text):
+            fields["structured_outputs"] = {"json": json.loads(text)}
+        case Constraint("choice", text):
+            fields["structured_outputs"] = {"choice": json.loads(text)}
+        case Constraint(kind, text):
+            fields["structured_outputs"] = {kind: text}
     return fields
-
-
-def _structured(constraint: Constraint) -> dict[str, Any]:
-    match constraint.kind:
-        case "json_object":
-            return {"json_object": True}
-        case "json_schema":
-            return {"json": json.loads(constraint.text)}
-        case "choice":
-            return {"choice": json.loads(constraint.text)}
-    return {constraint.kind: constraint.text}
 
 
 def _sent(message: Message, thinking: str | None) -> Message:
