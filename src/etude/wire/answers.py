@@ -154,6 +154,10 @@ class Heading:
     tokens_as_ids: bool = False
     """Whether the tokens of logprobs are called by their ids, as those without known bytes always are."""
 
+    def id_as(self, prefix: str) -> str:
+        """The id, as an API calls things of a kind."""
+        return prefix + self.id.removeprefix("chatcmpl-")
+
     def called(self, token: Token) -> str:
         """A token's name: its text, or vLLM's `token_id:7`."""
         if isinstance(token, str):

@@ -33,7 +33,7 @@ class ChatDialect(Dialect):
         """The `chat.completion` object."""
         first = answers[0].completion
         reply = {
-            "id": answers[0].id,
+            "id": answers[0].id_as("chatcmpl-"),
             "object": "chat.completion",
             "created": asked.created,
             "model": answers[0].model,
@@ -64,7 +64,7 @@ def _choice(index: int, answer: RecordedCompletion, asked: ChatBody) -> dict[str
 class ChunkStream(Stream):
     """A stream of chunks of one kind, with the usage at the end where that is asked for."""
 
-    kind = "chat.completion.chunk"
+    kind, prefix = "chat.completion.chunk", "chatcmpl-"
 
     def __init__(self, asked: ChatBody) -> None:
         super().__init__(asked)
@@ -73,12 +73,8 @@ class ChunkStream(Stream):
     def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         """Take the id and model of the first answer of which there is anything."""
         if len(self.said) == 1:
-            self._head = {"id": self.id_of(heading), "model": heading.model} | self._head
+            self._head = {"id": heading.id_as(self.prefix), "model": heading.model} | self._head
         yield from ()
-
-    def id_of(self, heading: Heading) -> str:
-        """The id of the reply."""
-        return heading.id
 
     def chunk(self, choice: dict[str, Any], **more: Any) -> Event:
         """A chunk with a piece of one choice."""
@@ -214,7 +210,7 @@ class CompletionsDialect(Dialect):
                 choice["prompt_token_ids"] = completion.prompt_ids
             choices.append(choice)
         return {
-            "id": _text_id(answers[0]),
+            "id": answers[0].id_as("cmpl-"),
             "object": "text_completion",
             "created": asked.created,
             "model": answers[0].model,
@@ -228,10 +224,7 @@ class CompletionsDialect(Dialect):
 
 
 class _TextStream(ChunkStream):
-    kind = "text_completion"
-
-    def id_of(self, heading: Heading) -> str:
-        return _text_id(heading)
+    kind, prefix = "text_completion", "cmpl-"
 
     def pieces(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
         if delta.content:
@@ -244,10 +237,6 @@ class _TextStream(ChunkStream):
         said = self.said[index]
         offset = len(said.content) - len(text)
         return self.chunk(_text_choice(self.asked, index, heading, text, said.taken(), reason, offset))
-
-
-def _text_id(heading: Heading) -> str:
-    return f"cmpl-{heading.id.removeprefix('chatcmpl-')}"
 
 
 def _text_choice(

@@ -262,7 +262,7 @@ class MessagesDialect(Dialect):
 def _message(heading: Heading) -> dict[str, Any]:
     """A message without content."""
     return {
-        "id": f"msg_{heading.id.removeprefix('chatcmpl-')}",
+        "id": heading.id_as("msg_"),
         "type": "message",
         "role": "assistant",
         "model": heading.model,

@@ -242,7 +242,7 @@ def _response(heading: Heading, asked: ChatBody) -> dict[str, Any]:
     """A response without output. Its id is as much a function of the request as the completion's."""
     body = asked.body
     return {
-        "id": _id(heading, "resp"),
+        "id": heading.id_as("resp_"),
         "object": "response",
         "created_at": asked.created,
         "status": "in_progress",
@@ -262,10 +262,6 @@ def _response(heading: Heading, asked: ChatBody) -> dict[str, Any]:
     }
 
 
-def _id(heading: Heading, prefix: str) -> str:
-    return f"{prefix}_{heading.id.removeprefix('chatcmpl-')}"
-
-
 def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, Any]]:
     """The items of a response: its thoughts, its text, and a call of a tool each."""
     completion = answer.completion
@@ -282,7 +278,7 @@ def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, A
         name = call["function"]["name"]
         yield {
             "type": "function_call",
-            "id": f"{_id(answer, 'fc')}-{index}",
+            "id": f"{answer.id_as('fc_')}-{index}",
             "call_id": call["id"],
             **names.get(name, {"name": name}),
             "arguments": call["function"]["arguments"],
@@ -298,13 +294,13 @@ def _item(
         part: dict[str, Any] = {"type": "reasoning_text", "text": text}
         return {
             "type": "reasoning",
-            "id": _id(heading, "rs"),
+            "id": heading.id_as("rs_"),
             "summary": [],
             "content": [part],
             "status": status,
         }
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
-    item = {"type": "message", "id": _id(heading, "msg"), "role": "assistant"}
+    item = {"type": "message", "id": heading.id_as("msg_"), "role": "assistant"}
     return {**item, "content": [part], "status": status}
 
 
