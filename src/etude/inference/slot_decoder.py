@@ -54,7 +54,6 @@ class SlotDecoder:
         single tokens are recorded and replayed; their shapes follow from the company."""
         self._policy = policy
         self._deterministic = deterministic
-        self._fuses = fuses(policy)
         self._kinds = layer_kinds(policy.model)
         self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
         self._kv = KvSlots(len(self._kinds), len(self._table))
@@ -93,7 +92,7 @@ class SlotDecoder:
 
     def _made(self) -> FusedLlama | None:
         """A copy of the model that is faster, where there is one."""
-        return FusedLlama(self._policy.model) if self._fuses else None
+        return FusedLlama(self._policy.model) if fuses(self._policy) else None
 
     def _take_in(self, rows: Sequence[Row]) -> None:
         """Give slots to new rows, and copy what these need not read."""

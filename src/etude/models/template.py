@@ -64,6 +64,7 @@ class ChatTemplate:
         """
         self.tokenizer = tokenizer
         self.rendering = Rendering(tokenizer, stop_ids)
+        self.decode = self.rendering.decode
         self._stop_ids = stop_ids
         self._family_of = lru_cache(maxsize=32)(self._find_family)
 
@@ -186,10 +187,6 @@ class ChatTemplate:
         tools = [TOOL] if following is RESULT else []
         text = self.rendering.text_or_none([QUESTION, PROBES[kind], following], tools, {})
         return self.rendering.thinking_key is not None and text is not None and THOUGHT not in text
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included, exactly as it stands."""
-        return self.rendering.decode(ids)
 
     def _extension(
         self,
