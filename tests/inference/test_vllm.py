@@ -257,17 +257,14 @@ async def test_an_engine_that_fails_is_told_with_its_exception_and_not_with_code
         await engine.close()
 
 
-IMPOSSIBLE = {
-    "a logprob above 0": {"logprobs": {"token_logprobs": [0.5], "top_logprobs": [{}]}, "token_ids": [1]},
-    "no number": {"logprobs": {"token_logprobs": ["NaN"], "top_logprobs": [{}]}, "token_ids": [1]},
-    "no token": {"logprobs": {"token_logprobs": [-0.5], "top_logprobs": [{}]}, "token_ids": [300]},
-}
+IMPOSSIBLE = {"a logprob above 0": (0.5, 1), "no number": ("NaN", 1), "no token": (-0.5, 300)}
 
 
-@pytest.mark.parametrize("choice", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
-async def test_impossible_values_are_a_failed_call(source, tmp_path, choice, monkeypatch):
+@pytest.mark.parametrize(("logprob", "token"), IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+async def test_impossible_values_are_a_failed_call(source, tmp_path, logprob, token, monkeypatch):
     async def choices(engine, base_url, body):
-        yield {"finish_reason": "stop", **choice}
+        fields = {"tokens": ["token_id:1"], "token_logprobs": [logprob], "top_logprobs": [{}]}
+        yield {"finish_reason": "stop", "text": "", "logprobs": fields, "token_ids": [token]}
 
     async with running(silent(tmp_path), source) as process:
         engine = engine_of(process, str(source), source)

@@ -17,8 +17,8 @@ from etude.inference.http_addresses import HttpClient
 from etude.inference.routes import FIRST_TOKENS, beginning, conversation_of
 from etude.inference.vllm_processes import VllmProcesses
 from etude.models.speech import Speech
-from etude.wire.answers import Impossible, likeliest, read_prompt_logprobs, require_ids, require_logprobs
-from etude.wire.client import sampling_fields
+from etude.wire.answers import Impossible, read_prompt_logprobs, tops_of
+from etude.wire.client import as_chat, sampled, sampling_fields
 
 _PLAIN_SAMPLING = {
     **{"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
@@ -84,7 +84,7 @@ class VllmEngine:
             async with call as (address, url, name):
                 try:
                     listener = None if request.on_delta is None else hear
-                    sampled = await self._sampled(request, url, body | {"model": name}, listener)
+                    completion = await self._sampled(request, url, body | {"model": name}, listener)
                 except EngineAway:
                     address.failed += 1
                     tried.add(address.url)
@@ -93,7 +93,7 @@ class VllmEngine:
                         raise
                 else:
                     self._processes.routes.answered(address)
-                    return sampled
+                    return completion
 
     async def _sampled(
         self,
@@ -190,37 +190,20 @@ class VllmEngine:
 
     def _read(
         self, choice: Mapping[str, Any], request: ChatRequest
-    ) -> tuple[Sequence[int], Sequence[float], list[TopLogprobs], list[tuple[float, TopLogprobs]]]:
+    ) -> tuple[Sequence[int], Sequence[float], Sequence[TopLogprobs], list[tuple[float, TopLogprobs]]]:
         """New tokens of a piece, their logprobs, the likeliest in their places, and scores of the prompt.
 
         Raises EngineError for what cannot be.
         """
         try:
-            ids, fields, most = (
-                choice.get("token_ids") or [],
-                choice.get("logprobs") or {},
-                request.top_logprobs,
-            )
-            logprobs = fields.get("token_logprobs") or []
-            tops = fields.get("top_logprobs") or [{}] * len(ids)
-            if not len(ids) == len(logprobs) == len(tops):
-                raise ValueError(
-                    f"{len(ids)} token ids, {len(logprobs)} logprobs, {len(tops)} lists of the likeliest"
-                )
-            count = request.prompt_logprobs
+            tokens = (as_chat(choice)["logprobs"] or {"content": ()})["content"]
+            ids, logprobs = sampled(choice, tokens, self.speech.vocabulary)
+            if len(ids or ()) != len(logprobs or ()):
+                raise ValueError("it has tokens without logprobs")
+            count, most = request.prompt_logprobs, request.top_logprobs
             rows = None if count is None else choice["prompt_logprobs"]
-            return (
-                require_ids(ids, self.speech.vocabulary, "token_ids"),
-                require_logprobs(logprobs, "logprobs.token_logprobs[#]"),
-                # vLLM says `token_id:` before ids that stand for token texts.
-                [
-                    likeliest(
-                        {int(name.removeprefix("token_id:")): float(p) for name, p in top.items()}, most
-                    )
-                    for top in (each or {} for each in tops if most)
-                ],
-                read_prompt_logprobs(rows, request.prompt_ids, count or 0),
-            )
+            scores = read_prompt_logprobs(rows, request.prompt_ids, count or 0)
+            return ids or (), logprobs or (), tops_of(tokens, most) if most else (), scores
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unreadable(error) from error
 

@@ -68,10 +68,10 @@ def parse_completion(
                 f"the model {answerer} answered in place of '{model}'", cause="no_model", is_gone=True
             )
         if "text" in choice:
-            choice = _as_chat(choice)
+            choice = as_chat(choice)
         message = _message(choice["message"])
         tokens = (choice.get("logprobs") or {}).get("content")
-        completion_ids, logprobs = _sampled(choice, tokens, vocabulary)
+        completion_ids, logprobs = sampled(choice, tokens, vocabulary)
         prompt_ids = _ids(_of_prompt("token_ids", reply, choice), vocabulary, "prompt_token_ids")
         usage = _usage(reply.get("usage"))
         scores = read_prompt_logprobs(_of_prompt("logprobs", reply, choice), prompt_ids, prompt_top)
@@ -94,7 +94,7 @@ def parse_completion(
         raise Disturbed(f"malformed answer: {type(error).__name__}: {error}") from error
 
 
-def _sampled(
+def sampled(
     choice: Mapping[str, Any], tokens: Any, vocabulary: int | None
 ) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """The ids of the sampled tokens, and their logprobs; None for what the endpoint does not tell."""
@@ -114,12 +114,12 @@ def _of_prompt(name: str, reply: Mapping[str, Any], choice: Mapping[str, Any]) -
     return reply.get(f"prompt_{name}") or choice.get(f"prompt_{name}")
 
 
-def _as_chat(choice: Mapping[str, Any]) -> dict[str, Any]:
+def as_chat(choice: Mapping[str, Any]) -> dict[str, Any]:
     """A choice of the completions API as one of chat completions."""
     wire = choice.get("logprobs")
     logprobs = None
     if wire is not None:
-        tops = wire.get("top_logprobs") or [{}] * len(wire["tokens"])
+        tops = [top or {} for top in wire.get("top_logprobs") or [{}] * len(wire["tokens"])]
         logprobs = {
             "content": [
                 {
