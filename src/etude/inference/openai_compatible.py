@@ -20,7 +20,7 @@ from etude.core.keys import generator
 from etude.core.secrets import masked
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
 from etude.inference.routes import Address, Breaker, beginning, conversation_of
-from etude.wire.answers import Impossible, require_asked, require_logprobs
+from etude.wire.answers import Impossible, read_prompt_logprobs, require_asked
 from etude.wire.client import USUAL_FIELDS, charged_for, encode, parse_completion, request_fields
 from etude.wire.retries import Again, Disturbed, Refused, note_charged, note_model_out, retried
 
@@ -105,11 +105,8 @@ class OpenAiEngine(Engine):
 
         def read(data: bytes, version: int, model: str | None) -> tuple[float, ...]:
             try:
-                rows = from_json(data)["choices"][0]["prompt_logprobs"]
-                values = require_logprobs(
-                    [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)],
-                    "choices[0].prompt_logprobs[#]",
-                )
+                rows = [*from_json(data)["choices"][0]["prompt_logprobs"]]
+                values = [own for own, _ in read_prompt_logprobs(rows, ids, 0)]
             except Impossible as error:
                 raise Disturbed(f"malformed answer: {error}") from error
             except (ValueError, KeyError, TypeError, IndexError) as error:
