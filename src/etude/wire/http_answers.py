@@ -30,14 +30,18 @@ async def limited(
 
     `request` makes what errors are about.
     """
-    length = headers.get("content-length", "")
-    announced, size = int(length[:20]) if length.isdecimal() else 0, 0
-    async for piece in pieces:
-        size += len(piece)
-        if max(size, announced) > megabytes * 2**20:
-            reason = f"the answer is larger than {megabytes:g} MB; {setting} sets the limit"
-            raise AnswerTooLarge(reason, request=request())
-        yield piece
+    length, most = headers.get("content-length", ""), megabytes * 2**20
+    size = int(length[:20]) if length.isdecimal() else 0
+    if size <= most:
+        size = 0
+        async for piece in pieces:
+            size += len(piece)
+            if size > most:
+                break
+            yield piece
+    if size > most:
+        reason = f"the answer is larger than {megabytes:g} MB; {setting} sets the limit"
+        raise AnswerTooLarge(reason, request=request())
 
 
 async def limit_answer(response: httpx.Response) -> None:
