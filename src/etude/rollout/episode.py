@@ -21,7 +21,7 @@ from etude.core.interfaces import bare
 from etude.core.keys import generator
 from etude.core.message import Tool
 from etude.rollout.places import EpisodeLoop, ProgramResult, Workplace, last_line
-from etude.rollout.recorder import EpisodeReaders, Recorder
+from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
 from etude.rollout.tools import EpisodeTools, SyncTools, Tools
 from etude.rollout.workflow import FunctionScope, current_function
@@ -71,7 +71,7 @@ class Episode:
         self._workplace = Workplace()
         self.said = AnswerMemory()
         """The answers that clients were given, to be known again in whatever form they come back."""
-        self.readers = EpisodeReaders(recorder.models)
+        self.readers = recorder.models
         """The models that clients may ask, and how they read."""
 
     @property
