@@ -168,7 +168,7 @@ class Record:
                 if event.action == action and alarm is not None and alarm.action == action:
                     yield entry, event
 
-    def warn(self) -> None:
+    def _warn(self) -> None:
         """Tell who watches of the alarms that have rung since the last time."""
         ringing, self._ringing = self._ringing, []
         for entry, event in ringing:
@@ -182,10 +182,11 @@ class Record:
             self._runtime.progress.alarm(self.with_name(facts))
 
     def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
-        """Write the metrics files: into the run folder (a target: into its own part), or `output_dir`.
+        """Tell of alarms, and write the metrics files: into `folder(output_dir)`.
 
         At the end of a run it is said where held-out examples were not used.
         """
+        self._warn()
         if final and self._runtime.validation_examples and not self.history.validations:
             text = (
                 f"the trainer never ran the validation: {len(self._runtime.validation_examples)} held-out "

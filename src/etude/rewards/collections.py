@@ -37,15 +37,67 @@ class _Figures:
     """Equal for equal words; None for an episode that failed."""
 
 
-@dataclass(slots=True)
-class Sampled:
-    """Figures of the trained model's answers in episodes. Calls that play a user are not counted."""
+def examples_for_epoch(
+    examples: Sequence[Example], count: int | None, epoch: int, seed: int
+) -> list[Example]:
+    """`count` examples for an epoch, from a seeded shuffle that cycles through the dataset.
 
+    Each pass uses every example once, in an order of its own, and no epoch has an example twice. All
+    examples in their own order when `count` is None or covers them.
+    """
+    if count is None or count >= len(examples):
+        return list(examples)
+    chosen: list[int] = []
+    waiting: list[int] = []
+    passes = 0
+    for _ in range(epoch + 1):
+        if len(waiting) < count:
+            # All of them, and first those that are not left over from the pass before.
+            order = _shuffled(len(examples), seed, passes)
+            skipped = set(waiting)
+            head = [index for index in order if index not in skipped][: count - len(waiting)]
+            taken = set(head)
+            waiting += head + [index for index in order if index not in taken]
+            passes += 1
+        chosen, waiting = waiting[:count], waiting[count:]
+    return [examples[index] for index in chosen]
+
+
+@lru_cache(maxsize=4)
+def _shuffled(size: int, seed: int, number: int) -> tuple[int, ...]:
+    """Kept, because every epoch starts from the first pass."""
+    order = list(range(size))
+    generator(seed, "examples", number).shuffle(order)
+    return tuple(order)
+
+
+Stage = Literal["train", "validation", "warm-up"]
+
+
+@dataclass(slots=True)
+class Collected:
+    """Figures of all episodes that were collected for one epoch.
+
+    Answers are those of the trained model; calls that play a user are not among them.
+    """
+
+    episodes: int = 0
+    completion_tokens: int = 0
+    model_versions: Counter[int] = field(default_factory=Counter)
+    """Calls of the trained model by the version of the weights that answered them."""
+    outputs: dict[tuple[str, int], EvaluationRunOutput] = field(default_factory=dict)
+    """The output of each collection, by its kind and number, without the episodes."""
     _figures: dict[str, _Figures] = field(default_factory=dict)
     """By episode: figures must not depend on the order in which episodes end."""
 
     def saw(self, episode: EpisodeRecord, model: str) -> None:
-        """Count an episode; `model` is the entry of `llms`."""
+        """Count an episode and its calls of `model`, an entry of `llms`."""
+        self.episodes += 1
+        for call in episode.calls:
+            if call.completion is not None and not call.logged:
+                self.completion_tokens += call.completion.usage.completion_tokens
+                if call.model == model:
+                    self.model_versions[call.completion.model_version] += 1
         calls = [call for call in episode.calls if call.model == model and call.function != SIMULATED_USER]
         answers = [(call.request, call.completion) for call in calls if call.completion is not None]
         if not answers:
@@ -94,67 +146,6 @@ class Sampled:
             else None,
             "repeated_share": repeated / others if others else None,
         }
-
-
-def examples_for_epoch(
-    examples: Sequence[Example], count: int | None, epoch: int, seed: int
-) -> list[Example]:
-    """`count` examples for an epoch, from a seeded shuffle that cycles through the dataset.
-
-    Each pass uses every example once, in an order of its own, and no epoch has an example twice. All
-    examples in their own order when `count` is None or covers them.
-    """
-    if count is None or count >= len(examples):
-        return list(examples)
-    chosen: list[int] = []
-    waiting: list[int] = []
-    passes = 0
-    for _ in range(epoch + 1):
-        if len(waiting) < count:
-            # All of them, and first those that are not left over from the pass before.
-            order = _shuffled(len(examples), seed, passes)
-            skipped = set(waiting)
-            head = [index for index in order if index not in skipped][: count - len(waiting)]
-            taken = set(head)
-            waiting += head + [index for index in order if index not in taken]
-            passes += 1
-        chosen, waiting = waiting[:count], waiting[count:]
-    return [examples[index] for index in chosen]
-
-
-@lru_cache(maxsize=4)
-def _shuffled(size: int, seed: int, number: int) -> tuple[int, ...]:
-    """Kept, because every epoch starts from the first pass."""
-    order = list(range(size))
-    generator(seed, "examples", number).shuffle(order)
-    return tuple(order)
-
-
-Stage = Literal["train", "validation", "warm-up"]
-
-
-@dataclass(slots=True)
-class Collected:
-    """Figures of all episodes that were collected for one epoch."""
-
-    episodes: int = 0
-    completion_tokens: int = 0
-    model_versions: Counter[int] = field(default_factory=Counter)
-    """Calls of the trained model by the version of the weights that answered them."""
-    outputs: dict[tuple[str, int], EvaluationRunOutput] = field(default_factory=dict)
-    """The output of each collection, by its kind and number, without the episodes."""
-    sampled: Sampled = field(default_factory=Sampled)
-    """Figures of the trained model's answers."""
-
-    def saw(self, episode: EpisodeRecord, model: str) -> None:
-        """Count an episode and its calls of `model`."""
-        self.episodes += 1
-        self.sampled.saw(episode, model)
-        for call in episode.calls:
-            if call.completion is not None and not call.logged:
-                self.completion_tokens += call.completion.usage.completion_tokens
-                if call.model == model:
-                    self.model_versions[call.completion.model_version] += 1
 
     @property
     def output(self) -> EvaluationRunOutput:
