@@ -55,6 +55,8 @@ class EvaluationRequest:
     """Called with each score when it is made; what it raises ends the run."""
     keep_episodes: bool
     """Without, items come back without their episode, so that memory does not grow with the calls."""
+    widths: Any
+    """Answers for each turn of a protocol, in place of the workflow's own: as its `widths` are, or None."""
 
 
 class Evaluation(ABC):
@@ -70,6 +72,7 @@ class Evaluation(ABC):
         on_episode: OnEpisode | None = None,
         on_score: OnScore | None = None,
         keep_episodes: bool = True,
+        widths: Any = None,
     ) -> EvaluationRunOutput:
         """Run `generations` episodes on each example; items come back by example, then generation.
 
@@ -78,7 +81,7 @@ class Evaluation(ABC):
         """
         return await self.answer(
             EvaluationRequest(
-                examples, phase, generations, sampling, on_episode, on_score, keep_episodes=keep_episodes
+                examples, phase, generations, sampling, on_episode, on_score, keep_episodes, widths
             )
         )
 

@@ -204,4 +204,4 @@ def _jobs(example: Example, phase: str, request: EvaluationRequest) -> Iterator[
     plain = example if logged is None else Example(example.id, example.inputs, example.expected)
     for generation in range(request.generations if logged is None else logged.episodes):
         name = f"{phase}/{example.id}/{generation}"
-        yield EpisodeJob(name, plain, generation, request.sampling or {}, logged)
+        yield EpisodeJob(name, plain, generation, request.sampling or {}, logged, request.widths)

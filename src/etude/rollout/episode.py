@@ -56,6 +56,8 @@ class Episode:
         """The dataset row that this run is about."""
         self.generation = generation
         """Which of the example's parallel episodes this is, from 0."""
+        self.widths: Any = None
+        """The widths of a protocol that is played, in place of the workflow's own."""
         self.loop = EpisodeLoop(recorder.episode_id)
         """The event loop that the episode lives on, whatever loop its workflow runs on."""
         self._seed = seed

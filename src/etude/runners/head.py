@@ -126,6 +126,7 @@ class RemoteRunner:
             "id": job.id,
             "generation": job.generation,
             "sampling": dict(job.sampling),
+            "widths": job.widths,
             "example": shipped_example(job.example),
             "steps": dict(steps),
         }
