@@ -271,12 +271,10 @@ class Bookkeeper:
         metrics = collection_metrics(collection, {**counted, **facts, **given})
         return self.record.with_name({**metrics, **self._facts()})
 
-    async def adopt(
-        self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float
-    ) -> EpochEntry:
+    async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> EpochEntry:
         """Have the model sample from the weights that a job made, and record its epoch.
 
-        `since` is when the job began, by `time.monotonic`. Raises TrainingError when the weights are not new.
+        Raises TrainingError when the weights are not new.
         """
         submission = self.record.log.submission_of(ref.run_id)
         version = await self.line.adopt(ref, status)
@@ -291,7 +289,7 @@ class Bookkeeper:
         metrics = {
             **known,
             "training": (status.metadata or {}).get("metrics", {}),
-            "training_seconds": time.monotonic() - since,
+            "training_seconds": time.monotonic() - self.begun[ref.run_id][1],
             "model_version": None if version is None else version.number,
         }
         return await self._add_epoch(
