@@ -16,7 +16,7 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, ModelOut, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
-from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, as_evaluator, scored, unscored
+from etude.rewards.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
 from etude.rollout.run_workflow import no_exit
 from etude.store.journal import Journal, Steps
 from etude.wire.retries import ending_where_a_model_is_out
@@ -186,8 +186,6 @@ async def evaluate(
                 outputs: Sequence[Any]
                 if evaluator.is_relative:
                     outputs = await evaluator.evaluate_group(own)
-                elif type(evaluator) is FunctionEvaluator:  # What it returns is made a score below.
-                    outputs = [await evaluator.result_of(item) for item in own]
                 else:
                     outputs = [await evaluator.evaluate_item(item) for item in own]
         if not isinstance(outputs, Sequence) or isinstance(outputs, str):
