@@ -7,13 +7,14 @@ it could do what was decided does it when it is resumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from etude.alarms.alarm import PAGE, alarms_of, events_of
 from etude.config.finetuning import FinetuneConfig
-from etude.core.errors import RunPaused, TrainingError
+from etude.core.errors import JobStillRunning, RunPaused, TrainingError
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.runtime import Runtime
@@ -44,6 +45,21 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
             f"the run trained on nothing in {most} epochs. {' | '.join(reasons)}; see {PAGE}{causes}"
         )
     return statuses
+
+
+@asynccontextmanager
+async def forgotten_if_failed(forget: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Forget a job that fails in the block, or a resumed run would find it again, and fail again.
+
+    One that may still be running is not forgotten: there must never be two of them.
+    """
+    try:
+        yield
+    except JobStillRunning:
+        raise
+    except TrainingError:
+        await forget()
+        raise
 
 
 class Record:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,7 +13,7 @@ from pydantic import Field
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.registry import made_by, register_trainer
-from etude.core.errors import EtudeError, JobStillRunning, TrainingError
+from etude.core.errors import EtudeError
 from etude.core.history import History
 from etude.core.implementations import WrongReturnError
 from etude.core.interfaces import Progress
@@ -22,7 +22,7 @@ from etude.core.trajectory import TrajectoryCollection
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
-from etude.loop.record import pause_for, require_trained
+from etude.loop.record import forgotten_if_failed, pause_for, require_trained
 from etude.loop.warm_up import warm_up
 from etude.rewards.collections import within
 from etude.store.figures import summary_of, versions_to_keep
@@ -242,14 +242,15 @@ class EpochTrainer(Trainer):
 
     async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
-        async with self._or_forgotten(epoch):
-            line, config = self.bookkeeper.line, self.config
-            return await line.wait(ref, config.job_timeout, config.poll_interval)
+        books, config = self.bookkeeper, self.config
+        async with forgotten_if_failed(partial(books.record.log.forget_submission, epoch)):
+            return await books.line.wait(ref, config.job_timeout, config.poll_interval)
 
     async def finish_epoch(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         """Adopt the weights that the job made, and record the epoch."""
-        async with self._or_forgotten(epoch):
-            await self.bookkeeper.adopt(epoch, ref, status)
+        books = self.bookkeeper
+        async with forgotten_if_failed(partial(books.record.log.forget_submission, epoch)):
+            await books.adopt(epoch, ref, status)
         self.log_progress(epoch, {**self.history.epochs[-1].metrics})
 
     async def measure_base(self) -> None:
@@ -314,20 +315,6 @@ class EpochTrainer(Trainer):
 
     async def cleanup(self) -> None:
         """Free what the trainer holds: nothing. The builder and the adapter are freed around it."""
-
-    @asynccontextmanager
-    async def _or_forgotten(self, epoch: int) -> AsyncIterator[None]:
-        """Forget the epoch's job when it failed, or a resumed run would find it again, and fail again.
-
-        One that may still be running is not forgotten: there must never be two of them.
-        """
-        try:
-            yield
-        except JobStillRunning:
-            raise
-        except TrainingError:
-            await self.bookkeeper.record.log.forget_submission(epoch)
-            raise
 
     def _begin_anew(self) -> None:
         """Go on from what is recorded: nothing that was prepared beyond that counts."""

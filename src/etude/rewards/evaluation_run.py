@@ -113,8 +113,6 @@ async def rescore(
 
     Raises RequestError when the phase has no episodes, ErrorBudgetExceeded when too many scores failed.
     """
-    if not label or "/" in label:
-        raise RequestError(f"a label is a word without '/', found {label!r}")
     ids = {
         (data["example"]["id"], data["generation"]): key
         for key, data in stored_episodes(journal, f"{phase}/")
