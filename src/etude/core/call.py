@@ -158,8 +158,6 @@ class Usage:
 
     def plus(self, other: Usage) -> Usage:
         """The tokens of both."""
-        if other is NO_USAGE:
-            return self
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
