@@ -36,13 +36,14 @@ def collection(*groups):
 def test_rewards_are_those_of_all_scored_episodes_where_the_builder_tells_them():
     metrics = collection_metrics(collection([trajectory(1.0)]), {"rewards": [0.0, 0.5, 1.0], "episodes": 4})
     assert (metrics["avg_reward"], metrics["min_reward"], metrics["max_reward"]) == (0.5, 0.0, 1.0)
-    assert (metrics["num_trajectories"], metrics["num_groups"], metrics["episodes"]) == (1, 1, 4)
+    counts = [metrics[key] for key in ("num_trajectories", "num_groups", "episodes", "num_scored")]
+    assert counts == [1, 1, 4, 3]
     assert "rewards" not in metrics
 
 
 def test_without_facts_rewards_are_those_of_the_trajectories():
     metrics = collection_metrics(collection([trajectory(1.0), trajectory(0.0)], [trajectory(0.5)]), {})
-    assert metrics["avg_reward"] == pytest.approx(0.5)
+    assert (metrics["avg_reward"], metrics["num_scored"]) == (pytest.approx(0.5), 3)
     assert collection_metrics(collection(), {})["avg_reward"] is None
 
 
@@ -123,12 +124,6 @@ def test_a_validation_before_training_alone_has_no_after_and_no_best():
     summary = summary_of(history([0.2], {0: 0.1}))
     assert summary.before.avg_reward == 0.1
     assert summary.after is summary.best_version is None
-
-
-def test_scores_are_counted_and_not_episodes():
-    facts = {"rewards": [0.0, 1.0], "episodes": 24, "unscored": 22}
-    assert collection_metrics(collection(), facts)["num_scored"] == 2
-    assert collection_metrics(collection([trajectory(1.0)]), {})["num_scored"] == 1
 
 
 def test_every_evaluator_is_in_the_metrics_of_epochs_and_validations():
@@ -221,11 +216,8 @@ def test_episodes_of_one_example_are_no_independent_draws():
 def test_what_has_no_score_is_counted_and_is_no_zero():
     found = item_scores([item("a", 0, 1.0), item("a", 1, None, "failed"), item("b", 0, None, "failed")])
     assert (found["mean"], found["n"], found["scored"], found["unscored"]) == (1.0, 1, 1, 2)
-
-
-def test_without_any_score_there_is_no_mean():
-    found = item_scores([item("a", 0, None, "failed")])
-    assert (found["mean"], found["low"], found["high"]) == (None, None, None)
+    none = item_scores([item("a", 0, None, "failed")])
+    assert (none["mean"], none["low"], none["high"]) == (None, None, None)
 
 
 def test_a_row_for_each_episode():

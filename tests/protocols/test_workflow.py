@@ -15,7 +15,6 @@ from etude.core.episode import Example
 from etude.core.errors import ConfigError, RequestError
 from etude.loop.metrics import validation_metrics
 from etude.protocols import ProtocolWorkflow, adp
-from etude.protocols.growing import branching
 from etude.protocols.workflow import ProtocolReward, find_scenario
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
@@ -136,21 +135,19 @@ async def test_what_does_not_fit_is_told_when_it_is_built(keys: dict[str, Any], 
             await builder.get_workflow()
 
 
-async def test_branching_is_for_what_is_collected_inside(journal: Journal) -> None:
+async def test_widths_that_are_asked_for_are_those_of_one_collection(journal: Journal) -> None:
     engine = scripted(prover=["because"], verifier=["Decision: accept"])
     collector = Collector(as_workflow(ProtocolWorkflow(adp(), Labelled())), {"policy": engine}, journal)
     run = EvaluationRun(collector, {"verifier": ProtocolReward("verifier")}, journal, error_budget=1.0)
 
-    async def plays(phase: str) -> int:
-        output = await run.run([example()], phase=phase)
+    async def plays(phase: str, **widths: Any) -> int:
+        output = await run.run([example()], phase=phase, **widths)
         [item] = output.results_of("verifier")
         return sum(item.reasoning.values()) if item.is_scored else 0
 
-    with branching({"prover": 3}):
-        assert await plays("train/1") == 3
+    assert await plays("train/1", widths={"prover": 3}) == 3
     assert await plays("validation/0") == 1
-    with branching({"provr": 3}):
-        assert await plays("train/2") == 0
+    assert await plays("train/2", widths={"provr": 3}) == 0
 
 
 def test_a_scenario_is_shipped_or_found_by_its_import_path() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.errors import ErrorBudgetExceeded
-from etude.rewards.collections import Sampled
+from etude.rewards.collections import Collected
 from etude.rewards.evaluation import ErrorBudget
 from etude.rewards.evaluation_run import EvaluationRun, rescore
 from etude.rewards.evaluator import FunctionEvaluator
@@ -38,10 +38,10 @@ def episode(example, generation, *calls, failure=None):
 
 
 def metrics(*episodes):
-    sampled = Sampled()
+    collected = Collected()
     for each in episodes:
-        sampled.saw(each, "policy")
-    return sampled.metrics()
+        collected.saw(each, "policy")
+    return collected.metrics()
 
 
 def test_lengths_and_entropy_are_of_the_tokens_that_the_model_sampled():

@@ -68,11 +68,11 @@ async def opened(folder: Path, config: Config, engine: Engine | None) -> AsyncIt
 
 
 async def evaluate(
-    folder: Path, config: Config, engine: Engine | None, work: list[Example], generations: int = 1
+    folder: Path, config: Config, engine: Engine | None, work: list[Example], **asked: Any
 ) -> EvaluationRunOutput:
     """An evaluation in a run folder."""
     async with opened(folder, config, engine) as runtime:
-        return await runtime.evaluation.run(work, phase="eval", generations=generations)
+        return await runtime.evaluation.run(work, phase="eval", **asked)
 
 
 def stored(folder: Path) -> tuple[dict[str, Any], list[EpisodeRecord]]:

@@ -47,17 +47,18 @@ async def test_episodes_are_the_same_as_in_this_process(tmp_path: Path):
             return PromptTooLong("the prompt is too long")
         return f"{request.key % 1000}: {text}"
 
-    work = [*examples("", "", "raise", ""), Example("odd", {"question": (1, 2)})]
+    work = [*examples("", "", "raise", "tell widths"), Example("odd", {"question": (1, 2)})]
     ways: dict[str, dict[str, Any]] = {"here": {}, "there": {"isolation": "process", "runners": 2}}
     for name, general in ways.items():
         engine = ScriptedEngine(answer, slowly=True)
         config = config_with(max_concurrency=4, **general)
-        output = await evaluate(tmp_path / name, config, engine, work, generations=2)
+        output = await evaluate(tmp_path / name, config, engine, work, generations=2, widths={"prover": 3})
         assert len(output.eval_input.eval_input_items) == 10
     here = stored(tmp_path / "here")
     there = stored(tmp_path / "there")
     assert there[0] == here[0]
     assert [record.calls for record in there[1]] == [record.calls for record in here[1]]
+    assert "{'prover': 3}" in {event.text for record in there[1] for event in record.events}
     kinds = {record.failure.kind for record in there[1] if record.failure}
     assert kinds == {"call_failed", "raised"}
     assert (tmp_path / "there" / "runners" / "1.log").exists()

@@ -7,7 +7,6 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -38,7 +37,7 @@ from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.keys import content_hash, generator
 from etude.core.sample import Kind, SampleOrPair
 from etude.core.trajectory import Method, TrajectoryCollection
-from etude.protocols.growing import Widths, branches, branching
+from etude.protocols.growing import Widths, branches
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rewards.collections import examples_for_epoch, worked_on
 from etude.rewards.evaluation import together
@@ -190,10 +189,7 @@ class CollectingBuilder(TrajectoryBuilder):
             # Used by itself, without a trainer that initializes it: the defaults of the block.
             self.run_config = FinetuneConfig()
         epoch = self.epoch_of(meta)
-        widths = self.algorithm.widths(epoch)
-        # The task takes the widths with it; they hold for nothing else.
-        with nullcontext() if widths is None else branching(widths):
-            self.evaluation_runs[run_id] = asyncio.create_task(self.collect(epoch), name=f"collect {run_id}")
+        self.evaluation_runs[run_id] = asyncio.create_task(self.collect(epoch), name=f"collect {run_id}")
 
     @staticmethod
     def epoch_of(meta: dict[str, Any] | None) -> int:
@@ -234,6 +230,7 @@ class CollectingBuilder(TrajectoryBuilder):
             generations=self.algorithm.num_generations,
             on_episode=self._episode_finished,
             on_score=self._score_made,
+            widths=self.algorithm.widths(epoch),
         )
 
     async def _flat_groups(self, output: EvaluationRunOutput, epoch: int) -> int:

@@ -44,17 +44,8 @@ Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 
 
-class _Derived:
-    """Results of the methods of a `Sampling`, which never changes: every call asks for them several times."""
-
-    __slots__ = ("_changed", "_shape")
-
-    _changed: dict[str, Any]
-    _shape: Sampling
-
-
 @dataclass(frozen=True, slots=True)
-class Sampling(_Derived):
+class Sampling:
     """How to sample. Fields and defaults are OpenAI's, and vLLM's where OpenAI has none."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -86,32 +77,18 @@ class Sampling(_Derived):
 
     def shape(self) -> Sampling:
         """As far as the distribution of a token depends on it, which how the answer ends does not change."""
-        try:
-            return self._shape
-        except AttributeError:
-            object.__setattr__(self, "_shape", self._as_shape())
-            return self._shape
-
-    def _as_shape(self) -> Sampling:
         without = {"max_tokens", "stop", "seed"}
         if not self.min_tokens:
             without.add("stop_token_ids")
         if not self.temperature:
             without |= {"top_k", "top_p", "min_p"}
-        kept = {name: value for name, value in self.changed().items() if name not in without}
-        return Sampling(**kept) if kept else PLAIN_SAMPLING
+        return Sampling(**{name: value for name, value in self.changed().items() if name not in without})
 
     def changed(self) -> dict[str, Any]:
         """The fields that are not at their defaults, by name."""
-        try:
-            return self._changed.copy()
-        except AttributeError:
-            own = {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
-            object.__setattr__(self, "_changed", own)
-            return own.copy()
+        options = ((option.name, option.default) for option in fields(self))
+        return {name: value for name, default in options if (value := getattr(self, name)) != default}
 
-
-_DEFAULTS = tuple((option.name, option.default) for option in fields(Sampling))
 
 PLAIN_SAMPLING = Sampling()
 """Sampling from the model's own distribution."""
@@ -192,8 +169,6 @@ class Usage:
 
     def plus(self, other: Usage) -> Usage:
         """The tokens of both."""
-        if other is NO_USAGE:
-            return self
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,

@@ -3,7 +3,6 @@
 The record is the finished value. The live object that a workflow is handed is `etude.rollout.Episode`.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -207,15 +206,6 @@ def call_counts(record: EpisodeRecord) -> dict[str, int]:
             for name in ("tool_calls",) if outcome == "ok" else ("tool_calls", f"tool_{outcome}"):
                 counts[name] = counts.get(name, 0) + 1
     return counts
-
-
-def retry_counts(record: EpisodeRecord) -> tuple[Counter[str], float]:
-    """Why attempts at the model calls of an episode were made again, and the seconds waited between them."""
-    causes = Counter[str]()
-    for call in record.calls:
-        if call.retried:
-            causes.update(call.retried)
-    return causes, sum(call.waited for call in record.calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

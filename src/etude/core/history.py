@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, Field
 
@@ -279,11 +278,11 @@ class History(BaseModel, frozen=True):
 
     def epoch(self, number: int) -> EpochEntry | None:
         """The entry of an epoch (from 1); None where it has none."""
-        return _of_epoch(self.epochs, number)
+        return next((entry for entry in self.epochs if entry.epoch == number), None)
 
     def validation(self, epoch: int) -> ValidationEntry | None:
         """The entry of the validation after an epoch; None where it has none."""
-        return _of_epoch(self.validations, epoch)
+        return next((entry for entry in self.validations if entry.epoch == epoch), None)
 
     @property
     def trained(self) -> list[EpochEntry]:
@@ -302,25 +301,13 @@ class History(BaseModel, frozen=True):
     def with_entry(self, entry: Entry) -> History:
         """The history with an epoch or a validation, in place of what it has of it."""
         others = [other for other in self.alike(entry) if other.epoch != entry.epoch]
-        return self.model_copy(update={f"{entry.kind}s": tuple(sorted([*others, entry], key=_number))})
+        return self.model_copy(update={f"{entry.kind}s": tuple(sorted([*others, entry], key=moment))})
 
     def until(self, epoch: int) -> History:
         """The history as it was after `epoch` and the validation that followed it."""
         return self.model_copy(
             update={
-                "epochs": self.epochs[: bisect_right(self.epochs, epoch, key=_number)],
-                "validations": self.validations[: bisect_right(self.validations, epoch, key=_number)],
+                "epochs": tuple(entry for entry in self.epochs if entry.epoch <= epoch),
+                "validations": tuple(entry for entry in self.validations if entry.epoch <= epoch),
             }
         )
-
-
-E = TypeVar("E", EpochEntry, ValidationEntry)
-
-
-def _number(entry: Entry) -> int:
-    return entry.epoch
-
-
-def _of_epoch(entries: Sequence[E], epoch: int) -> E | None:
-    place = bisect_right(entries, epoch, key=_number) - 1
-    return entries[place] if place >= 0 and entries[place].epoch == epoch else None

@@ -47,20 +47,20 @@ def bare(engine: Engine) -> Engine:
     return engine
 
 
+def end_conversation(engine: Engine, conversation: str) -> None:
+    """Have an engine let go of what it keeps of a conversation, if anything: no call of it follows."""
+    # Not by a protocol: asking whether an object has one takes a while.
+    end = getattr(bare(engine), "end_conversation", None)
+    if end is not None:
+        end(conversation)
+
+
 @runtime_checkable
 class Portable(Protocol):
     """An engine that only speaks to an address: other processes can build it too, and adopt its versions."""
 
     adopted: ModelVersion | None
     """The version that was adopted last; None before the first."""
-
-
-@runtime_checkable
-class KeepsConversations(Protocol):
-    """An engine that keeps something of a conversation from one call to the next."""
-
-    def end_conversation(self, conversation: str) -> None:
-        """Let go of a conversation: no call of it follows. One that is not known is no error."""
 
 
 class Evaluator(ABC):

@@ -16,10 +16,6 @@ MOST_VALUES = 2_000_000
 _STRUCTURE = re.compile(rb'["\[\]{}]')
 _STRING_PIECE = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){0,256}+', re.DOTALL)
 """Of limited length, because other threads wait for as long as a match takes."""
-_LARGE = re.compile(rb"\d[eE]\+?\d{3}|\d{300}")
-"""Digits that may be of a number beyond those of a float."""
-_PIECE, _OVERLAP = 2**16, 512
-"""Bytes that `_LARGE` looks at in one go, and those that it looks at twice."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _NOT_FINITE = re.compile(rb"-?(?:NaN|Infinity)")
 _WHERE = re.compile(r"(.*) at line (\d+) column (\d+)", re.DOTALL)
@@ -56,9 +52,7 @@ def read_json(text: bytes | str, *, most_values: int = MOST_VALUES, unique_keys:
         value = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=unique_keys)
     except ValueError as error:
         raise _explained(str(error), data) from None
-    starts = range(0, len(data), _PIECE)
-    may_be_large = any(_LARGE.search(data, start, start + _PIECE + _OVERLAP) for start in starts)
-    if may_be_large and not _is_finite(value):
+    if not _is_finite(value):
         raise JsonError("a number is too large for a float; write it as text")
     return value
 

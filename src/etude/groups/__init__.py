@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from etude.backends.lm_client import LanguageModelClient
-from etude.core.job import DryRun, Frozen, Skipped
-from etude.groups.agents import GroupAgent, ModelSettings, Step, agents_of_model
-from etude.groups.line import ModelLine
-from etude.groups.openai_group import OpenAiSharedModelGroup, OpenAiSharedModelGroupState
-from etude.groups.shared import SharedModelGroup
-from etude.groups.state import SharedModelGroupState
-from etude.jobs.folders import JobNameTakenError
-
-__all__ = [
-    "DryRun",
-    "Frozen",
-    "GroupAgent",
-    "JobNameTakenError",
-    "LanguageModelClient",
-    "ModelLine",
-    "ModelSettings",
-    "OpenAiSharedModelGroup",
-    "OpenAiSharedModelGroupState",
-    "SharedModelGroup",
-    "SharedModelGroupState",
-    "Skipped",
-    "Step",
-    "agents_of_model",
-]
+from etude.backends.lm_client import LanguageModelClient as LanguageModelClient
+from etude.core.job import DryRun as DryRun
+from etude.core.job import Frozen as Frozen
+from etude.core.job import Skipped as Skipped
+from etude.groups.agents import GroupAgent as GroupAgent
+from etude.groups.agents import ModelSettings as ModelSettings
+from etude.groups.agents import Step as Step
+from etude.groups.agents import agents_of_model as agents_of_model
+from etude.groups.line import ModelLine as ModelLine
+from etude.groups.openai_group import OpenAiSharedModelGroup as OpenAiSharedModelGroup
+from etude.groups.openai_group import OpenAiSharedModelGroupState as OpenAiSharedModelGroupState
+from etude.groups.shared import SharedModelGroup as SharedModelGroup
+from etude.groups.state import SharedModelGroupState as SharedModelGroupState
+from etude.jobs.folders import JobNameTakenError as JobNameTakenError

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, tree_of
 from etude.algorithms.imitation import truth_of
@@ -19,16 +23,16 @@ from etude.core.errors import RequestError
 from etude.core.trajectory import Trajectory
 from etude.protocols.protocol import Protocol
 
-_LEAST = {"min_rows": 1, "num_epochs": 1, "lora_rank": 0}
-_MOST = {"num_epochs": 10_000_000, "lora_rank": 100_000, "rl_learning_rate": 10, "lora_alpha_scale": 10_000}
-"""Bounds of backends, and of what any model is as wide as: their errors have other names for these."""
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _MOST_ALPHA = 1_000_000
-_POSITIVE = ("rl_learning_rate", "dpo_beta", "lora_alpha_scale")
 
 
-@dataclass(frozen=True, slots=True)
+@checked_dataclass(frozen=True, slots=True, config=_STRICT)
 class ModelSettings:
-    """Everything that a shared model depends on."""
+    """Everything that a shared model depends on. Raises RequestError for a value that no job can have.
+
+    The most that a value can be is the bound of backends, and of what any model is as wide as.
+    """
 
     model_name: str
     """The base model, as its backend or `llms` names it."""
@@ -38,34 +42,29 @@ class ModelSettings:
     """Start each job from the base model."""
     dry_run: bool = False
     """Make data sets, and submit nothing."""
-    min_rows: int = 1
+    min_rows: int = Field(default=1, ge=1)
     """Fewer rows are too little to train on."""
-    num_epochs: int | None = None
+    num_epochs: int | None = Field(default=None, ge=1, le=10_000_000)
     """Times that a job goes over its data. None leaves it to the adapter's config."""
-    rl_learning_rate: float | None = None
+    rl_learning_rate: float | None = Field(default=None, gt=0, le=10)
     """Learning rate of `dpo` and `grpo`. None leaves it to the adapter's config."""
-    dpo_beta: float | None = None
+    dpo_beta: float | None = Field(default=None, gt=0)
     """How hard preferences pull away from the reference. None leaves it to the adapter's config."""
-    lora_rank: int | None = None
+    lora_rank: int | None = Field(default=None, ge=0, le=100_000)
     """Rank of the LoRA weights; 0 trains all weights. None leaves it to the adapter's config."""
-    lora_alpha_scale: float = 1.0
+    lora_alpha_scale: float = Field(default=1.0, gt=0, le=10_000)
     """LoRA's alpha as a multiple of `lora_rank`."""
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, values: Any, make: Callable[[Any], Self]) -> Self:
+        try:
+            return make(values)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise RequestError(f"{wrong['loc'][0]}: {wrong['msg']}, and not {wrong['input']!r}") from error
+
     def __post_init__(self) -> None:
-        """Raise RequestError for a value that no job can have."""
-        for name in (*_LEAST, *_POSITIVE):
-            value, is_whole = getattr(self, name), name in _LEAST
-            if value is None:
-                continue
-            kind = int if is_whole else int | float
-            if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
-                raise RequestError(f"{name} is a {'whole ' * is_whole}number, and not {value!r}")
-            if is_whole and value < _LEAST[name]:
-                raise RequestError(f"{name} is at least {_LEAST[name]}, and not {value}")
-            if not is_whole and value <= 0:
-                raise RequestError(f"{name} is greater than 0, and not {value}")
-            if value > _MOST.get(name, math.inf):
-                raise RequestError(f"{name} is at most {_MOST[name]}, and not {value}")
         if self.lora_alpha_scale != 1.0 and not self.lora_rank:
             raise RequestError("lora_alpha_scale is a multiple of lora_rank: set that too")
         if self.lora_alpha is not None and not 0 < self.lora_alpha <= _MOST_ALPHA:

@@ -90,14 +90,6 @@ class LineageLog:
         """The data of a job; None when none of that name is noted."""
         return self._read(f"jobs/{run_id}", JobData)
 
-    def jobs(self) -> dict[str, JobData]:
-        """The data of all jobs that are noted, by name."""
-        prefix = f"{self._prefix}jobs/"
-        return {
-            key.removeprefix(prefix): JobData.model_validate(value)
-            for key, value in self._journal.scan(prefix)
-        }
-
     async def take_back_job(self, run_id: str, earlier: JobData | None) -> None:
         """Undo `add_job` for a job that was not made; `earlier` is the one that had the name before."""
         if earlier is not None:

@@ -258,7 +258,7 @@ class Bookkeeper:
         counted = {
             "episodes": seen.episodes,
             **call_metrics(output),
-            **seen.sampled.metrics(),
+            **seen.metrics(),
             "unscored": sum(not item.is_scored for item in items),
             "completion_tokens": seen.completion_tokens,
             "model_versions": {str(version): count for version, count in seen.model_versions.items()},
@@ -271,12 +271,10 @@ class Bookkeeper:
         metrics = collection_metrics(collection, {**counted, **facts, **given})
         return self.record.with_name({**metrics, **self._facts()})
 
-    async def adopt(
-        self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus, since: float
-    ) -> EpochEntry:
+    async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> EpochEntry:
         """Have the model sample from the weights that a job made, and record its epoch.
 
-        `since` is when the job began, by `time.monotonic`. Raises TrainingError when the weights are not new.
+        Raises TrainingError when the weights are not new.
         """
         submission = self.record.log.submission_of(ref.run_id)
         version = await self.line.adopt(ref, status)
@@ -291,7 +289,7 @@ class Bookkeeper:
         metrics = {
             **known,
             "training": (status.metadata or {}).get("metrics", {}),
-            "training_seconds": time.monotonic() - since,
+            "training_seconds": time.monotonic() - self.begun[ref.run_id][1],
             "model_version": None if version is None else version.number,
         }
         return await self._add_epoch(
@@ -305,7 +303,6 @@ class Bookkeeper:
     def trained(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Tell of an epoch that was trained on, and write the metrics files."""
         self._progress.trained(epoch + 1, metrics)
-        self.record.warn()
         self.record.report(output_dir=output_dir)
 
     async def skip(self, epoch: int, reason: str) -> None:
@@ -319,7 +316,6 @@ class Bookkeeper:
             curriculum_state=finite(self._curriculum_state()),
         )
         self._progress.skipped(epoch + 1, self.record.by_name(reason))
-        self.record.warn()
         self.record.report()
 
     async def rest(self, epoch: int, reason: str) -> None:
@@ -372,7 +368,6 @@ class Bookkeeper:
         version, best = self.line.version, best_version(self.record.history)
         if version is not None and best is not None and version.number == best.number:
             await self.adapter.keep(version)
-        self.record.warn()
         self.record.report()
         await self._go_back(entry)
 

@@ -64,7 +64,8 @@ def apply_curriculum(
         kept = _subsample(present[0], len(present[0]), config, seed, epoch)
         share = state["current_percentile"]
         return [kept], dict(state), {"curriculum_percentile": share, "curriculum_groups": 1}
-    valid = [group for group in present if _differs(group, config.min_reward_diff)]
+    least = config.min_reward_diff - _ROUNDING
+    valid = [group for group in present if max(rewards := rewards_of(group)) - min(rewards) >= least]
     facts: dict[str, Any] = {
         "curriculum_groups": len(valid),
         "curriculum_flat_groups": len(present) - len(valid),
@@ -104,11 +105,6 @@ def rewards_of(group: Sequence[Trajectory]) -> list[float]:
 def _average(group: Sequence[Trajectory]) -> float:
     rewards = rewards_of(group)
     return math.fsum(rewards) / len(rewards)
-
-
-def _differs(group: Sequence[Trajectory], least: float) -> bool:
-    rewards = rewards_of(group)
-    return max(rewards) - min(rewards) >= least - _ROUNDING
 
 
 def _subsample(items: list[T], of: int, config: CurriculumLearningConfig, seed: int, epoch: int) -> list[T]:

@@ -23,10 +23,6 @@ from etude.loop.metrics import reward_metrics, validation_metrics
 from etude.rewards.collections import within, worked_on
 from etude.runtime import Runtime
 
-BASE = -1
-"""In place of an epoch: the validation of the base model, before a warm-up."""
-
-
 Method: TypeAlias = Callable[..., Any]
 
 
@@ -66,7 +62,7 @@ def _recorded_validation(validate: Method) -> Method:
         number = len(books.over) if books.follows else epoch
         if not (books.follows and books.record.is_validated(number)):
             self.runtime.progress.phase("validating", len(self.runtime.validation_examples))
-        with within("validation", number) if number != BASE else within("warm-up", 0):
+        with within("validation", number):
             metrics = await validate(self, epoch, *args, **kwargs)
         if books.follows:
             await books.validated(number, {**metrics, "epoch": number})

@@ -28,14 +28,12 @@ from etude.core.errors import RequestError
 from etude.core.history import History, Recovery, WarmUpJob
 from etude.core.job import ModelVersion
 from etude.core.secrets import MASK, holds_secret
-from etude.groups.lineage import LineageLog
 from etude.loop.bookkeeper import Bookkeeper
 from etude.rewards.evaluation_run import forget_failures
 from etude.store.database import DATABASE, damage_of, open_database
 from etude.store.facts import SUMMARY, histories_of
 from etude.store.figures import last_version
 from etude.store.files import damage_in, write_atomically
-from etude.store.journal import Journal
 from etude.store.log import EpochLog, histories
 from etude.store.run_folder import LOCK, RunFolder, RunLock, new_run_name
 from etude.store.stored_config import (
@@ -239,9 +237,7 @@ async def recover(books: Bookkeeper) -> None:
             await lineage.forget_after(known)
             await log.forget_after(epochs[-1].epoch if epochs else 0)
         return
-    recovery = await go_back(
-        run.journal, log, books.line.log, books.record.history, way, set_aside=adapter.go_back
-    )
+    recovery = await _go_back(books, way)
     (run.path / SUMMARY).unlink(missing_ok=True)
     books.record.history = log.history(books.record.history.run_id)
     books.runtime.progress.message(str(recovery), warning=True)
@@ -274,18 +270,13 @@ async def way_back(history: History, warm_up: Sequence[WarmUpJob], damage_of: Da
     return WayBack(lost) if whole is None else WayBack(lost, *whole, keeps_warm_up=True)
 
 
-async def go_back(
-    journal: Journal,
-    log: EpochLog,
-    lineage: LineageLog,
-    history: History,
-    way: WayBack,
-    set_aside: Callable[[ModelVersion], Awaitable[list[str]]],
-) -> Recovery:
+async def _go_back(books: Bookkeeper, way: WayBack) -> Recovery:
     """Forget what came after the version that is gone back to, and set what is stored of it aside.
 
     The epochs are forgotten last: whoever is killed before that goes back the next time.
     """
+    journal, log, lineage = books.runtime.run.journal, books.record.log, books.line.log
+    history = books.record.history
     later = [entry for entry in history.epochs if entry.epoch > way.epoch]
     made = {entry.version.number: entry.version for entry in later if entry.version is not None}
     if history.start is not None and not way.keeps_warm_up:
@@ -304,7 +295,7 @@ async def go_back(
         if any(version["digest"] in digests for version in versions):
             await journal.forget(key)
     await lineage.forget_after(way.version.number)
-    await set_aside(way.version)
+    await books.adapter.go_back(way.version)
     await log.forget_after(way.epoch)
     if not way.keeps_warm_up:
         await lineage.forget_base()

@@ -7,13 +7,14 @@ it could do what was decided does it when it is resumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from etude.alarms.alarm import PAGE, alarms_of, events_of
 from etude.config.finetuning import FinetuneConfig
-from etude.core.errors import RunPaused, TrainingError
+from etude.core.errors import JobStillRunning, RunPaused, TrainingError
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.runtime import Runtime
@@ -44,6 +45,21 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
             f"the run trained on nothing in {most} epochs. {' | '.join(reasons)}; see {PAGE}{causes}"
         )
     return statuses
+
+
+@asynccontextmanager
+async def forgotten_if_failed(forget: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Forget a job that fails in the block, or a resumed run would find it again, and fail again.
+
+    One that may still be running is not forgotten: there must never be two of them.
+    """
+    try:
+        yield
+    except JobStillRunning:
+        raise
+    except TrainingError:
+        await forget()
+        raise
 
 
 class Record:
@@ -168,7 +184,7 @@ class Record:
                 if event.action == action and alarm is not None and alarm.action == action:
                     yield entry, event
 
-    def warn(self) -> None:
+    def _warn(self) -> None:
         """Tell who watches of the alarms that have rung since the last time."""
         ringing, self._ringing = self._ringing, []
         for entry, event in ringing:
@@ -182,10 +198,11 @@ class Record:
             self._runtime.progress.alarm(self.with_name(facts))
 
     def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
-        """Write the metrics files: into the run folder (a target: into its own part), or `output_dir`.
+        """Tell of alarms, and write the metrics files: into `folder(output_dir)`.
 
         At the end of a run it is said where held-out examples were not used.
         """
+        self._warn()
         if final and self._runtime.validation_examples and not self.history.validations:
             text = (
                 f"the trainer never ran the validation: {len(self._runtime.validation_examples)} held-out "

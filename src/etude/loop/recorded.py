@@ -145,7 +145,7 @@ class RecordedAdapter(RecordedPart):
         books, log = self._books, self._books.record.log
         if not books.follows:
             return await ask()
-        recorded, (epoch, since) = books.record.ended(ref), books.begun.get(ref.run_id, (None, 0.0))
+        recorded, (epoch, _) = books.record.ended(ref), books.begun.get(ref.run_id, (None, 0.0))
         status = books.line.remembered(ref, await ask()) if recorded is None else recorded
         if epoch is None or not status.status.is_final or status.status is TrainingStatusEnum.NOT_FOUND:
             return status
@@ -153,7 +153,7 @@ class RecordedAdapter(RecordedPart):
         if recorded is None:
             if status.status is TrainingStatusEnum.COMPLETED:
                 try:
-                    entry = await books.adopt(epoch, ref, status, since)
+                    entry = await books.adopt(epoch, ref, status)
                 except EtudeError as error:
                     books.failure = error
                     raise

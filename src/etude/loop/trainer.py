@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,17 +13,18 @@ from pydantic import Field
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.registry import made_by, register_trainer
-from etude.core.errors import EtudeError, JobStillRunning, TrainingError
+from etude.core.errors import EtudeError
 from etude.core.history import History
 from etude.core.implementations import WrongReturnError
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.curriculum import with_sets
-from etude.loop.interface import BASE, Trainer
+from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
-from etude.loop.record import pause_for, require_trained
+from etude.loop.record import forgotten_if_failed, pause_for, require_trained
 from etude.loop.warm_up import warm_up
+from etude.rewards.collections import within
 from etude.store.figures import summary_of, versions_to_keep
 
 
@@ -180,8 +181,6 @@ class EpochTrainer(Trainer):
         self.config = trainer_config
         self._prepared: dict[int, TrainingJobRef | TrajectoryCollection] = {}
         """By epoch: the job that there is already, or what to submit."""
-        self._refs: dict[int, TrainingJobRef] = {}
-        self._training_since = 0.0
 
     @property
     def history(self) -> History:
@@ -228,6 +227,7 @@ class EpochTrainer(Trainer):
         if submitted is not None and await books.line.is_known(submitted.ref):
             self._take_curriculum_state(submitted.curriculum_state)
             self._prepared[epoch] = submitted.ref
+            books.begun[submitted.ref.run_id] = (epoch, time.monotonic())
             return
         await books.sampled_from(epoch)
         name, started = books.job_name(epoch), time.monotonic()
@@ -242,16 +242,15 @@ class EpochTrainer(Trainer):
 
     async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
-        self._training_since = time.monotonic()
-        self._refs[epoch] = ref
-        async with self._or_forgotten(epoch):
-            line, config = self.bookkeeper.line, self.config
-            return await line.wait(ref, config.job_timeout, config.poll_interval)
+        books, config = self.bookkeeper, self.config
+        async with forgotten_if_failed(partial(books.record.log.forget_submission, epoch)):
+            return await books.line.wait(ref, config.job_timeout, config.poll_interval)
 
     async def finish_epoch(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         """Adopt the weights that the job made, and record the epoch."""
-        async with self._or_forgotten(epoch):
-            await self.bookkeeper.adopt(epoch, ref, status, self._training_since)
+        books = self.bookkeeper
+        async with forgotten_if_failed(partial(books.record.log.forget_submission, epoch)):
+            await books.adopt(epoch, ref, status)
         self.log_progress(epoch, {**self.history.epochs[-1].metrics})
 
     async def measure_base(self) -> None:
@@ -259,8 +258,10 @@ class EpochTrainer(Trainer):
         books, record, past = self.bookkeeper, self.bookkeeper.record, self.history
         is_to_come = self.run_config.warm_ups and not (past.warm_up or past.base or record.log.warm_up_jobs())
         if is_to_come and self.runtime.validation_examples:
-            metrics = await self.run_validation_evaluation(BASE, past.run_id)
-            entry = await record.add_base(record.with_name({**metrics, "epoch": 0}), books.line.version)
+            self.runtime.progress.phase("validating", len(self.runtime.validation_examples))
+            with within("warm-up", 0):
+                metrics = await self.run_validation_evaluation(0, past.run_id)
+            entry = await record.add_base(record.with_name(metrics), books.line.version)
             self.runtime.progress.validated(0, entry.metrics)
 
     async def validate(self, epoch: int) -> None:
@@ -296,10 +297,11 @@ class EpochTrainer(Trainer):
         The builder and the adapter log the same, about the epoch's collection and job.
         """
         self.bookkeeper.trained(epoch, metrics, output_dir)
-        folder, ref = str(self.bookkeeper.record.folder(output_dir)), self._refs.get(epoch)
-        if ref is not None:
-            self.trajectory_builder.log_progress(ref.run_id, metrics, output_dir=folder)
-            self.trainer_adapter.log_progress(ref, metrics, output_dir=folder)
+        record = self.bookkeeper.record
+        folder, submitted = str(record.folder(output_dir)), record.log.submission(epoch)
+        if submitted is not None:
+            self.trajectory_builder.log_progress(submitted.ref.run_id, metrics, output_dir=folder)
+            self.trainer_adapter.log_progress(submitted.ref, metrics, output_dir=folder)
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """The summary, epochs and validations of this run. Raises ValueError for another run's id."""
@@ -313,20 +315,6 @@ class EpochTrainer(Trainer):
 
     async def cleanup(self) -> None:
         """Free what the trainer holds: nothing. The builder and the adapter are freed around it."""
-
-    @asynccontextmanager
-    async def _or_forgotten(self, epoch: int) -> AsyncIterator[None]:
-        """Forget the epoch's job when it failed, or a resumed run would find it again, and fail again.
-
-        One that may still be running is not forgotten: there must never be two of them.
-        """
-        try:
-            yield
-        except JobStillRunning:
-            raise
-        except TrainingError:
-            await self.bookkeeper.record.log.forget_submission(epoch)
-            raise
 
     def _begin_anew(self) -> None:
         """Go on from what is recorded: nothing that was prepared beyond that counts."""

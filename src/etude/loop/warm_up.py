@@ -12,13 +12,14 @@ from etude.backends.capabilities import JobHyperparameters
 from etude.config.finetuning import Transcript, WarmUpConfig, read_transcripts
 from etude.core.data_model import finite
 from etude.core.edge import transcript_of
-from etude.core.errors import EtudeError, JobStillRunning, TrainingError
+from etude.core.errors import EtudeError, TrainingError
 from etude.core.history import Score, WarmUpEntry, WarmUpJob
 from etude.core.job import Skipped, TrainingJobStatus
 from etude.core.keys import shuffled_forever
 from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.metrics import validation_metrics
+from etude.loop.record import forgotten_if_failed
 
 _FEW = 64
 """Examples that show whether it is worth measuring on all."""
@@ -82,7 +83,8 @@ class WarmUp:
             JobHyperparameters(num_epochs=1, learning_rate=stage.learning_rate, batch_size=stage.batch_size)
         )
         done = sum(job.steps for job in own)
-        self._say(f"warm-up: imitating {stage.transcripts}, {len(transcripts)} transcripts, from step {done}")
+        say = self._runtime.progress.message
+        say(f"warm-up: imitating {stage.transcripts}, {len(transcripts)} transcripts, from step {done}")
         while steps := stage.next_steps(done):
             job = await self._job(number, stage, transcripts, done, steps)
             done += steps
@@ -91,12 +93,10 @@ class WarmUp:
             if job.version is not None:
                 await self._line.adapter.prune([job.version])
             if not job.is_over:
-                self._say(f"warm-up: {done} of {stage.max_steps} steps at most, {shown(job.metrics)}")
+                say(f"warm-up: {done} of {stage.max_steps} steps at most, {shown(job.metrics)}")
             else:
                 what = f"{stage.until}: " if stage.until else ""
-                self._say(
-                    f"warm-up: imitated {stage.transcripts} for {done} steps; {what}{shown(job.metrics)}"
-                )
+                say(f"warm-up: imitated {stage.transcripts} for {done} steps; {what}{shown(job.metrics)}")
                 return
         raise TrainingError(
             f"the warm-up on {stage.transcripts} did not get where it should: after {done} steps the "
@@ -149,14 +149,9 @@ class WarmUp:
         ref = await line.submit(collection)
         if isinstance(ref, Skipped):
             raise TrainingError(f"the warm-up cannot begin: {ref.reason}")
-        try:
+        async with forgotten_if_failed(self._log.warm_up_failed):
             status = await line.wait(ref, _JOB_TIMEOUT, _POLL)
             await line.adopt(ref, status)
-        except JobStillRunning:
-            raise
-        except TrainingError:
-            await self._log.warm_up_failed()
-            raise
         return status
 
     async def _reward(self, stage: WarmUpConfig, wanted: float) -> dict[str, Any]:
@@ -172,9 +167,6 @@ class WarmUp:
             if metrics["reward_high"] is None or metrics["reward_high"] < wanted:
                 break
         return metrics
-
-    def _say(self, text: str) -> None:
-        self._runtime.progress.message(text)
 
 
 def shown(metrics: dict[str, Any]) -> str:

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from etude.protocols.arrays import Rollouts
-from etude.protocols.decision import SCALES, Scale, Verdict
-from etude.protocols.growing import Widths, most_calls
-from etude.protocols.named import adp, debate, merlin_arthur, mnip, nip, solo_verifier
-from etude.protocols.protocol import Outcome, Protocol, Role, Turn
-from etude.protocols.scenario import Act, Line, Log, Malformed, Scenario, dialogue
-from etude.protocols.tree import EpisodeTree, as_yaml, transcript
-from etude.protocols.workflow import ProtocolWorkflow, find_protocol, play
-
-__all__ = [
-    "SCALES",
-    "Act",
-    "EpisodeTree",
-    "Line",
-    "Log",
-    "Malformed",
-    "Outcome",
-    "Protocol",
-    "ProtocolWorkflow",
-    "Role",
-    "Rollouts",
-    "Scale",
-    "Scenario",
-    "Turn",
-    "Verdict",
-    "Widths",
-    "adp",
-    "as_yaml",
-    "debate",
-    "dialogue",
-    "find_protocol",
-    "merlin_arthur",
-    "mnip",
-    "most_calls",
-    "nip",
-    "play",
-    "solo_verifier",
-    "transcript",
-]
+from etude.protocols.arrays import Rollouts as Rollouts
+from etude.protocols.decision import SCALES as SCALES
+from etude.protocols.decision import Scale as Scale
+from etude.protocols.decision import Verdict as Verdict
+from etude.protocols.growing import Widths as Widths
+from etude.protocols.growing import most_calls as most_calls
+from etude.protocols.named import adp as adp
+from etude.protocols.named import debate as debate
+from etude.protocols.named import merlin_arthur as merlin_arthur
+from etude.protocols.named import mnip as mnip
+from etude.protocols.named import nip as nip
+from etude.protocols.named import solo_verifier as solo_verifier
+from etude.protocols.protocol import Outcome as Outcome
+from etude.protocols.protocol import Protocol as Protocol
+from etude.protocols.protocol import Role as Role
+from etude.protocols.protocol import Turn as Turn
+from etude.protocols.scenario import Act as Act
+from etude.protocols.scenario import Line as Line
+from etude.protocols.scenario import Log as Log
+from etude.protocols.scenario import Malformed as Malformed
+from etude.protocols.scenario import Scenario as Scenario
+from etude.protocols.scenario import dialogue as dialogue
+from etude.protocols.tree import EpisodeTree as EpisodeTree
+from etude.protocols.tree import as_yaml as as_yaml
+from etude.protocols.tree import transcript as transcript
+from etude.protocols.workflow import ProtocolWorkflow as ProtocolWorkflow
+from etude.protocols.workflow import find_protocol as find_protocol
+from etude.protocols.workflow import play as play

@@ -6,7 +6,6 @@ import functools
 import math
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -19,15 +18,11 @@ from etude.protocols.decision import VERDICTS, Verdict
 from etude.protocols.protocol import Protocol, Round, Turn, resolve
 from etude.protocols.scenario import Act, Malformed, Scenario, answer_for, log_of
 from etude.protocols.tree import EpisodeTree, Node, Rejected
-from etude.wire.retries import Within
 
 _TOLERANCE = 1e-9
 
 Width: TypeAlias = int | Sequence[int]
 """Answers for each turn; a list gives them by round, and its last number holds for the rounds after it."""
-
-wanted_widths: ContextVar[Widths | None] = ContextVar("etude_widths", default=None)
-"""The widths of the innermost `branching`; None outside of any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +80,6 @@ def branches(protocol: Protocol, widths: Widths, agents: Collection[str]) -> boo
         for number, turns in enumerate(schedule)
         for turn in turns
     )
-
-
-def branching(widths: Widths | Width | Mapping[str, Width]) -> Within[Widths]:
-    """Plays that are started in the block have these widths, whatever their workflow says.
-
-    For algorithms that need more answers than a rollout has while they collect, and only then.
-    """
-    return Within(wanted_widths, Widths.of(widths))
 
 
 def _by_round(width: Width) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
 from etude.protocols.decision import code_of
-from etude.protocols.growing import FinalAnswer, Play, Question, Width, Widths, most_calls, wanted_widths
+from etude.protocols.growing import FinalAnswer, Play, Question, Width, Widths, most_calls
 from etude.protocols.named import PROTOCOLS
 from etude.protocols.protocol import Protocol, Turn
 from etude.protocols.scenario import Act, Malformed, Scenario
@@ -87,8 +87,8 @@ class ProtocolWorkflow:
             change_sampling(Sampling(), changes)
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
-        """Play once. Raises as `Play` does, and RequestError for a `branching` of unknown agents."""
-        widths = wanted_widths.get() or Widths.of(self.widths)
+        """Play once. Raises as `Play` does, and RequestError for `episode.widths` of unknown agents."""
+        widths = Widths.of(self.widths if episode.widths is None else episode.widths)
         widths.check_agents(self.protocol.agents)
         # The episodes of an example play the same schedule, to be compared.
         group = episode.id.removesuffix(f"/{episode.generation}")

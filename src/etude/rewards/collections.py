@@ -12,88 +12,14 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal
 
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.evaluation import EvalInput, EvaluationRunOutput
-from etude.core.keys import generator
+from etude.core.keys import shuffled_forever
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, together
 from etude.wire.retries import Within
-
-
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """The model's answers in one episode."""
-
-    example: str
-    answers: int
-    tokens: int
-    surprise: float
-    """Σ -log p of the tokens that were sampled, in nats."""
-    surprises: int
-    """How many tokens that is of."""
-    digest: int | None
-    """Equal for equal words; None for an episode that failed."""
-
-
-@dataclass(slots=True)
-class Sampled:
-    """Figures of the trained model's answers in episodes. Calls that play a user are not counted."""
-
-    _figures: dict[str, _Figures] = field(default_factory=dict)
-    """By episode: figures must not depend on the order in which episodes end."""
-
-    def saw(self, episode: EpisodeRecord, model: str) -> None:
-        """Count an episode; `model` is the entry of `llms`."""
-        calls = [call for call in episode.calls if call.model == model and call.function != SIMULATED_USER]
-        answers = [(call.request, call.completion) for call in calls if call.completion is not None]
-        if not answers:
-            return
-        # A greedy answer tells its logprobs at temperature 1, at which it was not sampled.
-        logprobs = [
-            completion.logprobs
-            for request, completion in answers
-            if completion.logprobs and request.sampling.temperature > 0
-        ]
-        words = tuple(
-            completion.completion_ids
-            or (str(completion.message.get("content")), str(completion.message.get("tool_calls")))
-            for _, completion in answers
-        )
-        self._figures[episode.id] = _Figures(
-            example=episode.example.id,
-            answers=len(answers),
-            tokens=sum(completion.usage.completion_tokens for _, completion in answers),
-            surprise=-math.fsum(value for values in logprobs for value in values),
-            surprises=sum(map(len, logprobs)),
-            digest=hash(words) if episode.failure is None else None,
-        )
-
-    def metrics(self) -> dict[str, Any]:
-        """Figures of all episodes; each is None where nothing tells it.
-
-        `answer_tokens`: tokens of an answer, the mean. `sampled_entropy`: -1/N Σ log p over the N tokens that
-        were sampled, in nats: an unbiased estimate of the entropy of the distributions that they were sampled
-        from. `repeated_share`: Σ (n - d) / Σ (n - 1) over the examples with n ≥ 2 episodes, of which d are
-        different, word for word: 0 where all are, and 1 where all are the same.
-        """
-        figures = self._figures.values()
-        answers, tokens = sum(each.answers for each in figures), sum(each.tokens for each in figures)
-        surprises = sum(each.surprises for each in figures)
-        groups: defaultdict[str, list[int]] = defaultdict(list)
-        for each in figures:
-            if each.digest is not None:
-                groups[each.example].append(each.digest)
-        others = sum(len(group) - 1 for group in groups.values())
-        repeated = sum(len(group) - len(set(group)) for group in groups.values())
-        return {
-            "answer_tokens": tokens / answers if answers else None,
-            "sampled_entropy": math.fsum(each.surprise for each in figures) / surprises
-            if surprises
-            else None,
-            "repeated_share": repeated / others if others else None,
-        }
 
 
 def examples_for_epoch(
@@ -106,28 +32,18 @@ def examples_for_epoch(
     """
     if count is None or count >= len(examples):
         return list(examples)
-    chosen: list[int] = []
-    waiting: list[int] = []
-    passes = 0
+    order, put_off = shuffled_forever(len(examples), seed, "examples"), list[int]()
     for _ in range(epoch + 1):
-        if len(waiting) < count:
-            # All of them, and first those that are not left over from the pass before.
-            order = _shuffled(len(examples), seed, passes)
-            skipped = set(waiting)
-            head = [index for index in order if index not in skipped][: count - len(waiting)]
-            taken = set(head)
-            waiting += head + [index for index in order if index not in taken]
-            passes += 1
-        chosen, waiting = waiting[:count], waiting[count:]
+        chosen, earlier = dict[int, None](), put_off
+        put_off = []
+        for index in chain(earlier, order):
+            if index in chosen:
+                put_off.append(index)
+            else:
+                chosen[index] = None
+            if len(chosen) == count:
+                break
     return [examples[index] for index in chosen]
-
-
-@lru_cache(maxsize=4)
-def _shuffled(size: int, seed: int, number: int) -> tuple[int, ...]:
-    """Kept, because every epoch starts from the first pass."""
-    order = list(range(size))
-    generator(seed, "examples", number).shuffle(order)
-    return tuple(order)
 
 
 Stage = Literal["train", "validation", "warm-up"]
@@ -135,7 +51,10 @@ Stage = Literal["train", "validation", "warm-up"]
 
 @dataclass(slots=True)
 class Collected:
-    """Figures of all episodes that were collected for one epoch."""
+    """Figures of all episodes that were collected for one epoch.
+
+    Answers are those of the trained model; calls that play a user are not among them.
+    """
 
     episodes: int = 0
     completion_tokens: int = 0
@@ -143,18 +62,61 @@ class Collected:
     """Calls of the trained model by the version of the weights that answered them."""
     outputs: dict[tuple[str, int], EvaluationRunOutput] = field(default_factory=dict)
     """The output of each collection, by its kind and number, without the episodes."""
-    sampled: Sampled = field(default_factory=Sampled)
-    """Figures of the trained model's answers."""
+    answers: int = 0
+    answer_tokens: int = 0
+    surprises: list[float] = field(default_factory=list)
+    """By episode: Σ -log p of the tokens that were sampled, in nats."""
+    surprise_tokens: int = 0
+    """How many tokens these are of."""
+    said: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """By example, of each episode that did not fail: a number that is equal for equal words."""
 
     def saw(self, episode: EpisodeRecord, model: str) -> None:
-        """Count an episode and its calls of `model`."""
+        """Count an episode and its calls of `model`, an entry of `llms`."""
         self.episodes += 1
-        self.sampled.saw(episode, model)
         for call in episode.calls:
             if call.completion is not None and not call.logged:
                 self.completion_tokens += call.completion.usage.completion_tokens
                 if call.model == model:
                     self.model_versions[call.completion.model_version] += 1
+        calls = [call for call in episode.calls if call.model == model and call.function != SIMULATED_USER]
+        answers = [(call.request, call.completion) for call in calls if call.completion is not None]
+        if not answers:
+            return
+        # A greedy answer tells its logprobs at temperature 1, at which it was not sampled.
+        logprobs = [
+            completion.logprobs
+            for request, completion in answers
+            if completion.logprobs and request.sampling.temperature > 0
+        ]
+        self.answers += len(answers)
+        self.answer_tokens += sum(completion.usage.completion_tokens for _, completion in answers)
+        self.surprises.append(-math.fsum(value for values in logprobs for value in values))
+        self.surprise_tokens += sum(map(len, logprobs))
+        if episode.failure is None:
+            words = (
+                completion.completion_ids
+                or (str(completion.message.get("content")), str(completion.message.get("tool_calls")))
+                for _, completion in answers
+            )
+            self.said[episode.example.id].append(hash(tuple(words)))
+
+    def metrics(self) -> dict[str, Any]:
+        """Figures of all episodes; each is None where nothing tells it.
+
+        `answer_tokens`: tokens of an answer, the mean. `sampled_entropy`: -1/N Σ log p over the N tokens that
+        were sampled, in nats: an unbiased estimate of the entropy of the distributions that they were sampled
+        from. `repeated_share`: Σ (n - d) / Σ (n - 1) over the examples with n ≥ 2 episodes, of which d are
+        different, word for word: 0 where all are, and 1 where all are the same.
+        """
+        others = sum(len(group) - 1 for group in self.said.values())
+        repeated = sum(len(group) - len(set(group)) for group in self.said.values())
+        tokens = self.surprise_tokens
+        return {
+            "answer_tokens": self.answer_tokens / self.answers if self.answers else None,
+            "sampled_entropy": math.fsum(self.surprises) / tokens if tokens else None,
+            "repeated_share": repeated / others if others else None,
+        }
 
     @property
     def output(self) -> EvaluationRunOutput:

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from etude.core.episode import EpisodeRecord, Example, call_counts, retry_counts
+from etude.core.episode import EpisodeRecord, Example, call_counts
 from etude.core.errors import ErrorBudgetExceeded
 from etude.core.evaluation import (
     EvalInput,
@@ -24,7 +24,7 @@ from etude.core.evaluation import (
 )
 from etude.rewards.evaluator import unscored
 from etude.rewards.scorer import Scorer, Scores
-from etude.wire.retries import counting_retries
+from etude.wire.retries import RetryCount, counting_retries
 
 _CAUSES = 5
 """Causes of failures that are told apart in metrics; the others are counted by kind only."""
@@ -55,6 +55,8 @@ class EvaluationRequest:
     """Called with each score when it is made; what it raises ends the run."""
     keep_episodes: bool
     """Without, items come back without their episode, so that memory does not grow with the calls."""
+    widths: Any
+    """Answers for each turn of a protocol, in place of the workflow's own: as its `widths` are, or None."""
 
 
 class Evaluation(ABC):
@@ -70,6 +72,7 @@ class Evaluation(ABC):
         on_episode: OnEpisode | None = None,
         on_score: OnScore | None = None,
         keep_episodes: bool = True,
+        widths: Any = None,
     ) -> EvaluationRunOutput:
         """Run `generations` episodes on each example; items come back by example, then generation.
 
@@ -78,7 +81,7 @@ class Evaluation(ABC):
         """
         return await self.answer(
             EvaluationRequest(
-                examples, phase, generations, sampling, on_episode, on_score, keep_episodes=keep_episodes
+                examples, phase, generations, sampling, on_episode, on_score, keep_episodes, widths
             )
         )
 
@@ -203,8 +206,7 @@ class Gathering:
         self._waiting: dict[str, list[tuple[EpisodeRecord, EvalInputItem, Scores]]] = {}
         self._done: dict[tuple[str, int], tuple[EvalInputItem, Scores]] = {}
         self._calls: Counter[str] = Counter()
-        self._retried: Counter[str] = Counter()
-        self._waited = 0.0
+        self._retries = RetryCount()
 
     async def output_of(self, records: AsyncGenerator[EpisodeRecord]) -> EvaluationRunOutput:
         """Have all episodes scored. Not too many wait for their scores, so that memory stays flat.
@@ -218,7 +220,7 @@ class Gathering:
                 # Those of the evaluators' models; the episode's own are in its record.
                 with counting_retries() as count:
                     await self._take(record)
-                self._add_retries(count.causes, count.waited)
+                self._retries.add(count.causes, count.waited)
             except ErrorBudgetExceeded:
                 if self._settle is not None:
                     await self._settle()
@@ -251,8 +253,8 @@ class Gathering:
             failures=dict(self._budget.counts),
             causes=merge_causes(self._budget.failures)[:_CAUSES],
             calls=dict(self._calls),
-            retried=dict(self._retried),
-            waited_seconds=self._waited,
+            retried=self._retries.causes,
+            waited_seconds=self._retries.waited,
         )
 
     async def _take(self, record: EpisodeRecord) -> None:
@@ -261,7 +263,8 @@ class Gathering:
             self._on_episode(record)
         for name, count in call_counts(record).items():
             self._calls[name] += count
-        self._add_retries(*retry_counts(record))
+        for call in record.calls:
+            self._retries.add(call.retried, call.waited)
         item = item_of(record)
         scores: Scores = {}
         if record.failure is None:
@@ -280,11 +283,6 @@ class Gathering:
             scores |= relative
         for scored in group:
             await self._finish(*scored)
-
-    def _add_retries(self, causes: Mapping[str, int], waited: float) -> None:
-        if causes:
-            self._retried.update(causes)
-            self._waited += waited
 
     async def _finish(self, record: EpisodeRecord, item: EvalInputItem, scores: Scores) -> None:
         if record.failure is None:

@@ -113,8 +113,6 @@ async def rescore(
 
     Raises RequestError when the phase has no episodes, ErrorBudgetExceeded when too many scores failed.
     """
-    if not label or "/" in label:
-        raise RequestError(f"a label is a word without '/', found {label!r}")
     ids = {
         (data["example"]["id"], data["generation"]): key
         for key, data in stored_episodes(journal, f"{phase}/")
@@ -204,4 +202,4 @@ def _jobs(example: Example, phase: str, request: EvaluationRequest) -> Iterator[
     plain = example if logged is None else Example(example.id, example.inputs, example.expected)
     for generation in range(request.generations if logged is None else logged.episodes):
         name = f"{phase}/{example.id}/{generation}"
-        yield EpisodeJob(name, plain, generation, request.sampling or {}, logged)
+        yield EpisodeJob(name, plain, generation, request.sampling or {}, logged, request.widths)

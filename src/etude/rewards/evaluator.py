@@ -145,15 +145,11 @@ class FunctionEvaluator(Evaluator):
         )
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        return scored(item, await self.result_of(item), self.bounds)
-
-    async def result_of(self, item: EvalInputItem) -> Any:
-        """Whatever the function returns, which is to be made a score."""
         given = (_example_of(item), item.output_obj, *([item.episode] if self._takes_episode else []))
         if self._is_async:
-            return await self.fn(*given, **self._arguments)
+            return scored(item, await self.fn(*given, **self._arguments), self.bounds)
         result = await call_in_thread(lambda: self.fn(*given, **self._arguments))
-        return await result if inspect.isawaitable(result) else result
+        return scored(item, await result if inspect.isawaitable(result) else result, self.bounds)
 
 
 def as_evaluator(candidate: Any) -> Evaluator:

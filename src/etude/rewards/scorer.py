@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from etude.budget.meter import asking_for
 from etude.config.import_path import where_raised
 from etude.core.data_model import kind_of
-from etude.core.episode import EpisodeRecord, Example
+from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, ModelOut, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
-from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator, as_evaluator, scored, unscored
+from etude.rewards.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
 from etude.rollout.run_workflow import no_exit
 from etude.store.journal import Journal, Steps
 from etude.wire.retries import ending_where_a_model_is_out
-
-T = TypeVar("T")
 
 Scores = dict[str, EvalOutputItem]
 """The scores of one episode, by evaluator."""
@@ -86,14 +85,14 @@ class Scorer:
 
     async def score_single(self, item: EvalInputItem) -> Scores:
         """The scores of the evaluators that look at one episode by itself."""
-        scores = await _together([self._score([item], *named) for named in self._single.items()])
+        scores = await asyncio.gather(*(self._score([item], *named) for named in self._single.items()))
         return {name: outputs[0] for name, outputs in zip(self._single, scores, strict=True)}
 
     async def score_group(self, items: Sequence[EvalInputItem]) -> list[Scores]:
         """The scores of the evaluators that compare; `items` are one example's episodes with an output."""
         if not items:
             return []
-        scores = await _together([self._score(items, *named) for named in self._relative.items()])
+        scores = await asyncio.gather(*(self._score(items, *named) for named in self._relative.items()))
         return [dict(zip(self._relative, of_one, strict=True)) for of_one in zip(*scores, strict=True)]
 
     async def combine(self, item: EvalInputItem, scores: Scores) -> Scores:
@@ -135,9 +134,8 @@ class Scorer:
             with asking_for("judge", _episode(items[0]).id):
                 outputs = await evaluate(evaluator, items, self._timeout)
             times = {"began": began, "seconds": time.perf_counter() - clock}
-        await _together(
-            [self._keep(item, name, out, times) for item, out in zip(items, outputs, strict=True)]
-        )
+        scored_items = zip(items, outputs, strict=True)
+        await asyncio.gather(*(self._keep(item, name, out, times) for item, out in scored_items))
         return outputs
 
     async def _keep(
@@ -148,11 +146,6 @@ class Scorer:
         data |= {"bounds": output.bounds} if output.bounds else {}
         data |= times
         await self._journal.put(_score_key(_episode(item).id, self._label, name), data)
-
-
-async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of what runs side by side. What is alone needs no task of its own, which costs time."""
-    return [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
 
 
 def read_score(
@@ -193,8 +186,6 @@ async def evaluate(
                 outputs: Sequence[Any]
                 if evaluator.is_relative:
                     outputs = await evaluator.evaluate_group(own)
-                elif type(evaluator) is FunctionEvaluator:  # What it returns is made a score below.
-                    outputs = [await evaluator.result_of(item) for item in own]
                 else:
                     outputs = [await evaluator.evaluate_item(item) for item in own]
         if not isinstance(outputs, Sequence) or isinstance(outputs, str):
@@ -241,19 +232,8 @@ def _own(item: EvalInputItem) -> EvalInputItem:
     output, record = copy.deepcopy(item.output_obj), item.episode
     changes: dict[str, Any] = {"output_obj": output}
     if record is not None:
-        given = record.example
-        # Put together by hand, as it is done for every score: `replace` takes three times as long.
-        example = Example(given.id, dict(given.inputs), given.expected)
-        changes["episode"] = EpisodeRecord(
-            record.id,
-            example,
-            record.generation,
-            record.calls,
-            record.events,
-            output,
-            record.failure,
-            record.seconds,
-        )
+        example = replace(record.example, inputs=dict(record.example.inputs))
+        changes["episode"] = replace(record, example=example, output=output)
         if item.full_dataset_entry is record.example:
             changes |= {"full_dataset_entry": example, "input_obj": example.inputs}
     return item.model_copy(update=changes)

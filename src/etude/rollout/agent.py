@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, WorkflowConfig
 from etude.config.references import LlmRef, Refers
-from etude.config.registry import register_workflow
+from etude.config.registry import made_by, register_workflow
 from etude.core.episode import SIMULATED_USER, Example, ToolSet
 from etude.core.errors import RequestError
 from etude.core.message import Message, text_of
@@ -88,10 +87,7 @@ def _prompt(example: Example, template: str) -> list[Message]:
     )
 
 
-@register_workflow(config_type=AgentConfig)
-async def agent(config: AgentConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """An agent with the tools of the config."""
-    yield config.workflow()
+register_workflow(config_type=AgentConfig)(made_by(AgentConfig.workflow))
 
 
 _USER = """\

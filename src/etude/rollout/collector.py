@@ -55,6 +55,8 @@ class EpisodeJob:
     """Fields of `Sampling` that all calls have, whatever the agent asks for: `{"temperature": 0}`."""
     logged: LoggedExample | None = None
     """Where the episode was played before, and is only to be read."""
+    widths: Any = None
+    """How many answers are sampled for each turn of a protocol, as JSON; None leaves it to the workflow."""
 
     def __post_init__(self) -> None:
         """Raises RequestError for an unknown field or an impossible value."""
@@ -190,6 +192,7 @@ class Collector:
         episode = Episode(
             example, job.generation, recorder, seed=self._seed, server=self._server, tools=self._tools
         )
+        episode.widths = job.widths
         started = time.perf_counter()
         self.playing[job.id] = time.monotonic()
         try:

@@ -21,7 +21,7 @@ from etude.core.interfaces import bare
 from etude.core.keys import generator
 from etude.core.message import Tool
 from etude.rollout.places import EpisodeLoop, ProgramResult, Workplace, last_line
-from etude.rollout.recorder import EpisodeReaders, Recorder
+from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
 from etude.rollout.tools import EpisodeTools, SyncTools, Tools
 from etude.rollout.workflow import FunctionScope, current_function
@@ -56,6 +56,8 @@ class Episode:
         """The dataset row that this run is about."""
         self.generation = generation
         """Which of the example's parallel episodes this is, from 0."""
+        self.widths: Any = None
+        """The widths of a protocol that is played, in place of the workflow's own."""
         self.loop = EpisodeLoop(recorder.episode_id)
         """The event loop that the episode lives on, whatever loop its workflow runs on."""
         self._seed = seed
@@ -71,7 +73,7 @@ class Episode:
         self._workplace = Workplace()
         self.said = AnswerMemory()
         """The answers that clients were given, to be known again in whatever form they come back."""
-        self.readers = EpisodeReaders(recorder.models)
+        self.readers = recorder.models
         """The models that clients may ask, and how they read."""
 
     @property

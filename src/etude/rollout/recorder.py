@@ -16,7 +16,7 @@ from etude.budget.meter import Role, asking_for
 from etude.core.call import Call, ChatRequest, Completion, Delta, Sampling
 from etude.core.episode import SIMULATED_USER
 from etude.core.errors import EpisodeError, EtudeError, ModelOut, RequestError, StoreError, words_of
-from etude.core.interfaces import Engine, KeepsConversations, bare
+from etude.core.interfaces import Engine, bare, end_conversation
 from etude.core.keys import fold
 from etude.core.message import Message, Tool
 from etude.store.encode import encode_call, shared_messages
@@ -51,16 +51,9 @@ class Models:
     """Calls that wait for an answer: the model, and since when by the monotonic clock."""
     settling: set[object] = field(default_factory=set, compare=False)
     """Whoever waits for the answers to these, before the run stops: no call begins meanwhile."""
-    keeping: tuple[KeepsConversations, ...] = field(init=False, compare=False)
-    """The engines that are to be told when an episode is over."""
 
     def __post_init__(self) -> None:
         """Raises RequestError when there are no models, or the default is none of them."""
-        # Here, and not after each episode: asking whether an object has a protocol takes a while.
-        keeping = tuple(
-            each for each in map(bare, self.engines.values()) if isinstance(each, KeepsConversations)
-        )
-        object.__setattr__(self, "keeping", keeping)
         if not self.engines:
             raise RequestError("there are no models for the agent to call; add an entry to `llms`")
         for name in (*self.sampling, *((self.default,) if self.default is not None else ())):
@@ -81,6 +74,22 @@ class Models:
         if name not in self.engines:
             raise RequestError(f"there is no model '{name}'; models: {', '.join(self.engines)}")
         return name
+
+    def models(self) -> list[dict[str, Any]]:
+        """OpenAI's `model` object of each."""
+        return [model_object(name, 0) for name in self.engines]
+
+    @asynccontextmanager
+    async def reader(self, model: str) -> AsyncIterator[Any]:
+        """How a model reads. Raises RequestError for one that is sampled elsewhere."""
+        name = model if model in self.engines else self.choose(None)
+        speech = getattr(bare(self.engines[name]), "speech", None)
+        if speech is None:
+            raise RequestError(
+                f"the model '{name}' is sampled by another server, which alone knows its tokens",
+                param="model",
+            )
+        yield speech
 
 
 class Recorder:
@@ -135,8 +144,8 @@ class Recorder:
     def close(self) -> None:
         """Refuse further calls, and leave the ones under way out of the record."""
         self._closed = True
-        for engine in self.models.keeping:
-            engine.end_conversation(self.episode_id)
+        for engine in self.models.engines.values():
+            end_conversation(engine, self.episode_id)
 
     async def ask(
         self,
@@ -314,26 +323,3 @@ def _digest(
         parts += [] if prompt_logprobs is None else ["prompt", prompt_logprobs]
     text = _JSON.encode(parts)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-class EpisodeReaders:
-    """The entries of `llms`."""
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    def models(self) -> list[dict[str, Any]]:
-        """OpenAI's `model` object of each."""
-        return [model_object(name, 0) for name in self._models.engines]
-
-    @asynccontextmanager
-    async def reader(self, model: str) -> AsyncIterator[Any]:
-        """How a model reads. Raises RequestError for one that is sampled elsewhere."""
-        name = model if model in self._models.engines else self._models.choose(None)
-        speech = getattr(bare(self._models.engines[name]), "speech", None)
-        if speech is None:
-            raise RequestError(
-                f"the model '{name}' is sampled by another server, which alone knows its tokens",
-                param="model",
-            )
-        yield speech

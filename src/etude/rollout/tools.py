@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
-from etude.config.builder import Builder
 from etude.config.component import ToolsConfig
 from etude.config.import_path import import_object
 from etude.config.nearest import alternatives
-from etude.config.registry import register_tools
-from etude.core.episode import Event, ToolResult, ToolSession, ToolSet, ToolSource, ToolUse
+from etude.config.registry import made_by, register_tools
+from etude.core.episode import Event, ToolResult, ToolSession, ToolSet, ToolUse
 from etude.core.errors import RequestError, ToolError, words_of
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
@@ -87,10 +86,9 @@ class FunctionToolsConfig(ToolsConfig, name="functions"):
     """`package.module:name` of each function."""
 
 
-@register_tools(config_type=FunctionToolsConfig)
-async def function_tools(config: FunctionToolsConfig, builder: Builder) -> AsyncIterator[ToolSource]:
-    """Raises RequestError when a function is not found or cannot be described."""
-    yield FunctionTools([import_object(path) for path in config.functions])
+register_tools(config_type=FunctionToolsConfig)(
+    made_by(lambda config: FunctionTools([import_object(path) for path in config.functions]))
+)
 
 
 class EpisodeTools:

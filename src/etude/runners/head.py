@@ -16,7 +16,7 @@ from etude.budget.ledger import Ledger
 from etude.budget.meter import Purpose, restored
 from etude.core.call import Call, Usage
 from etude.core.errors import EtudeError, RequestError
-from etude.core.interfaces import Engine, KeepsConversations, Portable, bare
+from etude.core.interfaces import Engine, Portable, bare, end_conversation
 from etude.core.job import ModelVersion
 from etude.inference.programs import Child, ProcessEnd
 from etude.rollout.collector import EpisodeJob
@@ -70,9 +70,7 @@ class Head:
         """Let go of an episode that is over."""
         self.answers.pop(episode_id, None)
         for name in self.sampled_here:
-            engine = bare(self.engines[name])
-            if isinstance(engine, KeepsConversations):
-                engine.end_conversation(episode_id)
+            end_conversation(self.engines[name], episode_id)
 
 
 class RunnerDied(EtudeError):
@@ -128,6 +126,7 @@ class RemoteRunner:
             "id": job.id,
             "generation": job.generation,
             "sampling": dict(job.sampling),
+            "widths": job.widths,
             "example": shipped_example(job.example),
             "steps": dict(steps),
         }

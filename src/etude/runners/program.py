@@ -115,7 +115,13 @@ class RunnerProgram:
         """Run an episode and score it, each as far as the head's journal does not have it."""
         agent = self._built
         example = await _example_of(parameters["example"], agent.builder)
-        job = EpisodeJob(parameters["id"], example, parameters["generation"], parameters["sampling"])
+        job = EpisodeJob(
+            parameters["id"],
+            example,
+            parameters["generation"],
+            parameters["sampling"],
+            widths=parameters["widths"],
+        )
         try:
             with agent.journal.episode(job.id, parameters["steps"]):
                 record = await agent.collector.run(job)
