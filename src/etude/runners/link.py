@@ -7,7 +7,6 @@ on from, only those are sent that the other end does not know.
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 import hashlib
 import hmac
@@ -16,7 +15,7 @@ import json
 import secrets
 import sys
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -211,8 +210,12 @@ class Link:
                 waiting.set_exception(_error_of(rest[0]))
 
     async def _work(self, number: int, method: str, parameters: dict[str, Any]) -> None:
+        def note(value: Any) -> None:
+            if not self._is_closed:
+                self._stream.send(["note", number, value])
+
         try:
-            frame = ["answer", number, await self._answer(method, parameters, self._note(number))]
+            frame = ["answer", number, await self._answer(method, parameters, note)]
         except Exception as error:  # noqa: BLE001  whatever it is, it is raised where the question was asked
             frame = ["error", number, _as_json(error)]
         finally:
@@ -222,9 +225,6 @@ class Link:
                 self._stream.send(frame)
             except (TypeError, ValueError) as error:
                 self._stream.send(["error", number, _as_json(error)])
-
-    def _note(self, number: int) -> Note:
-        return lambda value: None if self._is_closed else self._stream.send(["note", number, value])
 
     async def _end(self) -> None:
         self._is_closed = True
@@ -245,26 +245,26 @@ def _as_json(error: Exception) -> dict[str, Any]:
     return {"kinds": names, "text": str(error), "param": getattr(error, "param", None)}
 
 
+_BUILT_IN = {kind.__name__: kind for kind in (RuntimeError, ValueError, TypeError, OSError, TimeoutError)}
+
+
 def _error_of(data: dict[str, Any]) -> Exception:
     """The error that was raised at the other end, of its class or the nearest that is known here."""
-    known = {kind.__name__: kind for kind in _with_subclasses(EtudeError)}
-    name = next((name for name in data["kinds"] if name in known), None)
-    if name is not None:
-        error = known[name].__new__(known[name])
-        error.args = (data["text"],)
-        if data["param"] is not None or hasattr(known[name], "param"):
-            error.param = data["param"]  # type: ignore[attr-defined]
-        return error
-    kind = getattr(builtins, data["kinds"][0], None)
-    if data["kinds"][0] in ("RuntimeError", "ValueError", "TypeError", "OSError", "TimeoutError") and kind:
-        return kind(data["text"])  # type: ignore[no-any-return]
-    return RuntimeError(f"{data['kinds'][0]}: {data['text']}")
-
-
-def _with_subclasses(kind: type[EtudeError]) -> Iterator[type[EtudeError]]:
-    yield kind
-    for derived in kind.__subclasses__():
-        yield from _with_subclasses(derived)
+    names, text = data["kinds"], data["text"]
+    if (built_in := _BUILT_IN.get(names[0])) is not None:
+        return built_in(text)
+    known: list[type[EtudeError]] = [EtudeError]
+    for kind in known:  # It grows meanwhile, by the classes of these.
+        known += kind.__subclasses__()
+    kinds = {kind.__name__: kind for kind in known}
+    found = next((kinds[name] for name in names if name in kinds), None)
+    if found is None:
+        return RuntimeError(f"{names[0]}: {text}")
+    error = found.__new__(found)
+    error.args = (text,)
+    if data["param"] is not None or hasattr(found, "param"):
+        error.param = data["param"]  # type: ignore[attr-defined]
+    return error
 
 
 Known: TypeAlias = dict[int, Call]

@@ -173,7 +173,11 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
 async def play(invitation: Invitation) -> None:
     """Be the runner of an invitation until the head closes the connection, or is gone."""
     try:
-        stream = await _connect(invitation.address)
+        host, colon, port = invitation.address.rpartition(":")
+        if colon and port.isdecimal():
+            stream = Stream(*await asyncio.open_connection(host, int(port)))
+        else:
+            stream = Stream(*await asyncio.open_unix_connection(invitation.address))
         await introduce(stream, invitation.number, bytes.fromhex(invitation.key))
     except (OSError, Disconnected, TimeoutError) as error:
         raise EtudeError(f"no head at {invitation.address}: {error or type(error).__name__}") from error
@@ -182,13 +186,6 @@ async def play(invitation: Invitation) -> None:
         await program.link.serve()
     finally:
         await program.close()
-
-
-async def _connect(address: str) -> Stream:
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdecimal():
-        return Stream(*await asyncio.open_connection(host, int(port)))
-    return Stream(*await asyncio.open_unix_connection(address))
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from etude.config.builder import Builder
-from etude.config.component import LlmConfig
 from etude.config.document import KeyPath, copied, dig, dotted, replace_at, strings
 from etude.config.load import parse_config, reference_elsewhere, required_variables, secrets_of
 from etude.config.registry import NOUNS, SINGLE, components_in
@@ -48,14 +47,13 @@ def shipped(config: Config, *, over_network: bool = False, at_head: Collection[s
     config = config.model_copy(update={"report": []})
     data = config.model_dump(mode="json", fallback=str)
     components = dict(components_in(data))
-    for path, slot, value in walk(config, Slot(Config)):
+    for path, _, value in walk(config, Slot(Config)):
         if isinstance(value, SecretStr):
             replace_at(data, path, value.get_secret_value())
         elif path in components:
             replace_at(data, path, {"_type": value.type_name, **dig(data, path)})
             if _holds_object(value):
                 _leave_out(data, path, components[path], value)
-        del slot
     _double_dollars(data)
     if over_network:
         _withhold(config, data, at_head)
@@ -176,16 +174,23 @@ async def build_collector(
     config = builder.config
     workflow: Workflow = await builder.get_workflow()
     general = config.eval.general
+    # How each model samples where a call does not say: of opponents, as the model that they play.
+    played = {
+        name: config.llms[llm.of] if isinstance(llm, OpponentsConfig) else llm
+        for name, llm in config.llms.items()
+    }
     return Collector(
         workflow,
         models,
         journal,
         seed=config.finetuning.seed,
         limits=Limits(general.max_concurrency, general.timeout, general.max_calls),
-        sampling=_sampling(config),
-        template_options={
-            name: getattr(llm, "chat_template_kwargs", {}) for name, llm in _played(config).items()
+        sampling={
+            name: sampling
+            for name, llm in played.items()
+            if isinstance(sampling := getattr(llm, "sampling", None), Sampling)
         },
+        template_options={name: getattr(llm, "chat_template_kwargs", {}) for name, llm in played.items()},
         # Where several are trained there is none that is meant before the others.
         default_model=None if config.finetuning.targets else target_model(config, models),
         tools={name: await builder.get_tools(name) for name in config.tools},
@@ -212,17 +217,3 @@ def target_model(config: Config, models: Mapping[str, Any]) -> str:
         if name is not None:
             return name
     raise RequestError("the config has no models; add one: `llms: {policy: {_type: local, …}}`")
-
-
-def _played(config: Config) -> dict[str, LlmConfig]:
-    """The entry that says how each model samples: of opponents, that of the model that they play."""
-    return {
-        name: config.llms[llm.of] if isinstance(llm, OpponentsConfig) else llm
-        for name, llm in config.llms.items()
-    }
-
-
-def _sampling(config: Config) -> dict[str, Sampling]:
-    """How each model samples where a call does not say, as its config has it."""
-    sampling = {name: getattr(llm, "sampling", None) for name, llm in _played(config).items()}
-    return {name: each for name, each in sampling.items() if isinstance(each, Sampling)}
