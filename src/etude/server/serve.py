@@ -60,7 +60,17 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     training_processes(settings)
     show_logs(settings.log_level)
     with listen(settings.host, settings.port) as listening:
-        lock = _lock(settings)
+        try:
+            private_folder(settings.data_dir)
+        except OSError as error:
+            raise StoreError(f"{settings.data_dir}: {error.strerror}; choose another --data-dir") from error
+        try:  # Two servers in a data folder would start the same jobs.
+            lock = RunLock(settings.data_dir / "lock")
+        except StoreError as error:
+            raise StoreError(
+                f"{settings.data_dir} is in use by another server; stop it, or choose another --data-dir"
+            ) from error
+        delete_left_over(settings.data_dir)
         try:
             backend = VllmBackend(settings) if settings.engine == "vllm" else EmbeddedBackend(settings)
             _run(create_app(settings, backend), backend, settings, listening, on_ready)
@@ -124,22 +134,6 @@ def _run(
         raise server.error
     if not server.started:
         raise ServeError("the server could not start; the lines above say why")
-
-
-def _lock(settings: ServerSettings) -> RunLock:
-    """One server in a data folder: two would start the same jobs."""
-    try:
-        private_folder(settings.data_dir)
-    except OSError as error:
-        raise StoreError(f"{settings.data_dir}: {error.strerror}; choose another --data-dir") from error
-    try:
-        lock = RunLock(settings.data_dir / "lock")
-    except StoreError as error:
-        raise StoreError(
-            f"{settings.data_dir} is in use by another server; stop it, or choose another --data-dir"
-        ) from error
-    delete_left_over(settings.data_dir)
-    return lock
 
 
 _ABOUT = """OpenAI's API over models that this machine runs and trains.

@@ -189,10 +189,7 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
         for place in (() if pool is None else pool.places)
     ]
     models, learners = _models(parts), teams_of(parts.run.path)
-    stored = parts.run.journal
-    journal = JournalStatus(
-        committed=stored.committed, waiting=stored.waiting, waiting_seconds=stored.waiting_seconds
-    )
+    journal = JournalStatus.model_validate(parts.run.journal, from_attributes=True)
     return RunStatus(
         run=parts.run.name,
         pid=os.getpid(),
