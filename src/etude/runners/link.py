@@ -97,46 +97,33 @@ class Stream:
             return
 
 
-async def accept(stream: Stream, key_of: Callable[[int], bytes | None]) -> int:
-    """The number of the runner that calls, which has proved that it knows the key of that number.
+async def shake_hands(stream: Stream, own: int | None, key_of: Callable[[int], bytes | None]) -> int:
+    """The number of the runner, once each end has proved that it knows the key of that number.
 
-    Neither end shows the key: each answers a random challenge of the other. Raises Disconnected.
+    `own` is the number of this runner, None at the head. Neither end shows the key: each answers a random
+    challenge of the other. Raises Disconnected.
     """
     async with asyncio.timeout(_PROOF_SECONDS):
-        hello = await stream.receive(_MOST_BYTES_BEFORE_PROOF)
-        number: int = _field(hello, "runner", int)
-        theirs = _field(hello, "challenge", str)
-        key, ours = key_of(number), secrets.token_hex(32)
-        if key is None:
+        ours = secrets.token_hex(32)
+        stream.send([own, ours])
+        match await stream.receive(_MOST_BYTES_BEFORE_PROOF):
+            case [int(number), str(theirs)] if own is None:
+                here, there = "head", "runner"
+            case [None, str(theirs)] if own is not None:
+                number, here, there = own, "runner", "head"
+            case _:
+                raise Disconnected("what came is not one of our messages")
+        if (key := key_of(number)) is None:
             raise Disconnected("a runner called that nobody waits for")
-        stream.send({"challenge": ours, "proof": _proof(key, "head", theirs, ours)})
-        answer = await stream.receive(_MOST_BYTES_BEFORE_PROOF)
-        if not hmac.compare_digest(_field(answer, "proof", str), _proof(key, "runner", theirs, ours)):
-            raise Disconnected("a runner called that does not know its key")
+        stream.send(_proof(key, here, ours, theirs))
+        shown = str(await stream.receive(_MOST_BYTES_BEFORE_PROOF))
+        if not hmac.compare_digest(shown.encode(errors="replace"), _proof(key, there, theirs, ours).encode()):
+            raise Disconnected("the other end does not know the key")
         return number
 
 
-async def introduce(stream: Stream, number: int, key: bytes) -> None:
-    """Prove to the head that this is the runner of that number. Raises Disconnected where it is no head."""
-    async with asyncio.timeout(_PROOF_SECONDS):
-        ours = secrets.token_hex(32)
-        stream.send({"runner": number, "challenge": ours})
-        answer = await stream.receive(_MOST_BYTES_BEFORE_PROOF)
-        theirs = _field(answer, "challenge", str)
-        if not hmac.compare_digest(_field(answer, "proof", str), _proof(key, "head", ours, theirs)):
-            raise Disconnected("the process at the head's address does not know the key")
-        stream.send({"proof": _proof(key, "runner", ours, theirs)})
-
-
-def _proof(key: bytes, who: str, runners: str, heads: str) -> str:
-    return hmac.new(key, f"{who} {runners} {heads}".encode(), hashlib.sha256).hexdigest()
-
-
-def _field(frame: Any, name: str, kind: type[Any]) -> Any:
-    value = frame.get(name) if isinstance(frame, dict) else None
-    if type(value) is not kind:
-        raise Disconnected("what came is not one of our messages")
-    return value
+def _proof(key: bytes, who: str, own: str, others: str) -> str:
+    return hmac.new(key, f"{who} {own} {others}".encode(), hashlib.sha256).hexdigest()
 
 
 Note: TypeAlias = Callable[[Any], None]

@@ -39,7 +39,7 @@ from etude.runners.link import (
     decode_answer,
     decode_delta,
     encode_request,
-    introduce,
+    shake_hands,
 )
 from etude.runners.shipping import build_collector, build_scorer, received
 from etude.store.journal import Json
@@ -178,7 +178,8 @@ async def play(invitation: Invitation) -> None:
             stream = Stream(*await asyncio.open_connection(host, int(port)))
         else:
             stream = Stream(*await asyncio.open_unix_connection(invitation.address))
-        await introduce(stream, invitation.number, bytes.fromhex(invitation.key))
+        key = bytes.fromhex(invitation.key)
+        await shake_hands(stream, invitation.number, lambda number: key)
     except (OSError, Disconnected, TimeoutError) as error:
         raise EtudeError(f"no head at {invitation.address}: {error or type(error).__name__}") from error
     program = RunnerProgram(stream)
