@@ -8,7 +8,7 @@ import socket
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
 from etude.config.builder import Builder
 from etude.config.document import KeyPath, copied, dig, dotted, replace_at, strings
@@ -52,8 +52,18 @@ def shipped(config: Config, *, over_network: bool = False, at_head: Collection[s
             replace_at(data, path, value.get_secret_value())
         elif path in components:
             replace_at(data, path, {"_type": value.type_name, **dig(data, path)})
-            if _holds_object(value):
-                _leave_out(data, path, components[path], value)
+            fields = type(value).model_fields.items()
+            if not any(field.exclude and getattr(value, name) is not None for name, field in fields):
+                continue
+            # It holds what a config file cannot name, such as a function of a program.
+            if path not in SINGLE or components[path] != "datasets":
+                name = getattr(value, "name", path[-1])
+                raise RequestError(
+                    f"the {NOUNS[components[path]]} '{name}' is an object of this program, which other "
+                    "processes cannot import; define it at the top of a module that they can, or leave out "
+                    "eval.general.isolation"
+                )
+            replace_at(data, path, None)  # The examples themselves are sent.
     _double_dollars(data)
     if over_network:
         _withhold(config, data, at_head)
@@ -132,23 +142,6 @@ def _is_built_there(path: KeyPath, at_head: Collection[str]) -> bool:
     """Whether a key belongs to a component that runners build."""
     is_component = any(path[: len(section)] == section for section in _SECTIONS)
     return is_component and not (path[0] == "llms" and path[1] in at_head)
-
-
-def _holds_object(component: BaseModel) -> bool:
-    """Whether a component holds what a config file cannot name, such as a function of a program."""
-    fields = type(component).model_fields
-    return any(field.exclude and getattr(component, name) is not None for name, field in fields.items())
-
-
-def _leave_out(data: dict[str, Any], path: tuple[str | int, ...], kind: Any, component: Any) -> None:
-    if path in SINGLE and kind == "datasets":
-        replace_at(data, path, None)  # The examples themselves are sent.
-        return
-    name = getattr(component, "name", path[-1])
-    raise RequestError(
-        f"the {NOUNS[kind]} '{name}' is an object of this program, which other processes cannot import; "
-        "define it at the top of a module that they can, or leave out eval.general.isolation"
-    )
 
 
 def _double_dollars(data: Any) -> None:
