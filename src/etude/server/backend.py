@@ -12,6 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import release_memory
+
 from etude.core.errors import EngineError, RequestError
 from etude.inference.answer import TokenEngine
 from etude.inference.embedded import EmbeddedEngine
@@ -95,8 +97,6 @@ class EmbeddedBackend(Backend):
         return EmbeddedEngine(policy, max_batch=settings.max_batch, max_tokens=settings.max_tokens)
 
     async def unload(self, model: ServedModel, engine: TokenEngine) -> None:
-        from accelerate.utils import release_memory
-
         await engine.close()
         await asyncio.to_thread(release_memory)
 

@@ -9,16 +9,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from etude.core.call import ChatRequest, Delta, Sampling
+from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError, RequestError
 from etude.core.keys import fold
 from etude.inference.answer import TokenEngine
 from etude.models.speech import Speech
+from etude.server.backend import Backend
 from etude.server.guard import Metrics, unless_gone
 from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
@@ -32,10 +34,6 @@ from etude.wire.messages import MessagesBody
 from etude.wire.responses import ResponsesBody
 from etude.wire.sampling import with_checked
 from etude.wire.tokens import DetokenizeBody, TokenizeBody
-
-if TYPE_CHECKING:
-    from etude.server.backend import Backend
-
 
 _LOG = logging.getLogger("etude.server")
 
@@ -275,11 +273,6 @@ class Inference:
                 engine.speech.template.rendering.token_bytes,
                 asked.tokens_as_ids,
             )
-
-            def on_delta(delta: Delta) -> None:
-                if asked.on_delta is not None:
-                    asked.on_delta(heading, delta)
-
             completion = await engine.complete(
                 ChatRequest(
                     asked.messages if asked.prompt is None else as_message(asked.prompt),
@@ -292,7 +285,7 @@ class Inference:
                     prompt=asked.prompt,
                     top_logprobs=asked.top_logprobs,
                     prompt_logprobs=asked.prompt_logprobs,
-                    on_delta=None if asked.on_delta is None else on_delta,
+                    on_delta=None if asked.on_delta is None else partial(asked.on_delta, heading),
                 )
             )
         # A prompt with several answers counts once.

@@ -157,9 +157,6 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     parts = ServerParts(settings, database, files, jobs, models, pool, scheduler.wake)
     metrics = Metrics(jobs.counts, lambda: pool.sequences)
 
-    def tells_tokens(model: str) -> bool:
-        return any(extension.tells_tokens(model) for extension in extensions)
-
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await pool.start()
@@ -182,7 +179,10 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     add_error_handlers(app)
     for router in (
         _model_routes(models, jobs, pool),
-        inference_routes(Inference(pool, metrics, settings.name), tells_tokens),
+        inference_routes(
+            Inference(pool, metrics, settings.name),
+            lambda model: any(extension.tells_tokens(model) for extension in extensions),
+        ),
         file_routes(files),
         job_routes(settings, jobs, files, models, scheduler.wake),
         weights_routes(settings, models),
