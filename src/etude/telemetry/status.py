@@ -48,7 +48,9 @@ class RunCounts(Progress):
         self.spent = display.spent  # type: ignore[method-assign]
         self.epoch: int | None = None
         self.num_epochs = 0
-        self.phase_name, self.expected = "starting", None
+        self.phase_name = "starting"
+        self.expected: int | None = None
+        """Episodes of this phase."""
         self.phase_since = time.monotonic()
         self.episodes = 0
         """That ended in this phase."""
@@ -56,9 +58,6 @@ class RunCounts(Progress):
         """The mean of the last epoch's episodes, by target; under "" where one model is trained."""
         self.validation: dict[str, float] = {}
         self.totals = Totals()
-
-    expected: int | None
-    """Episodes of this phase."""
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         self.num_epochs = num_epochs
