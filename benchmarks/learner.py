@@ -30,6 +30,7 @@ from etude.core.sample import Sample, Turn
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective
 from etude.learner.packed import PackedStep
+from etude.learner.padding import trained_units
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 
@@ -365,7 +366,7 @@ def measure(setting: Setting, repeats: int) -> Cost:
     for _ in range(repeats):
         for name, step in ways.items():
             found[name].append(cpu_ms(step))
-    packed = PackedStep(units)
+    packed = PackedStep(trained_units(units))
     return Cost(
         ms={name: statistics.median(values) for name, values in found.items()},
         mb={name: peak_mb(step) for name, step in ways.items()},

@@ -36,7 +36,7 @@ from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import Workflow
 from etude.runners.head import Head
-from etude.runners.link import Disconnected, Invitation, Link, Note, Stream, introduce
+from etude.runners.link import Disconnected, Invitation, Link, Note, Stream, shake_hands
 from etude.runners.pool import RunnerPool
 from etude.store.database import Operation, Put, Waiter, Writer, _Item, _settle
 from etude.store.encode import encode_call, encode_episode
@@ -143,7 +143,7 @@ async def run(
 ) -> None:
     """Be a runner until the head is gone. `on_commit` is told the seconds that each call's commit took."""
     try:
-        await introduce(stream, number, key)
+        await shake_hands(stream, number, lambda number: key)
     except Disconnected:
         return
     await ShapedRunner(stream, work, on_commit).link.serve()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from etude.backup.copies import backed_up
-from etude.budget.ledger import Ledger, open_ledger, within_budget
+from etude.budget.ledger import Ledger, within_budget
 from etude.budget.meter import MeteredEngine
 from etude.config.builder import Builder
 from etude.config.finetuning import TargetConfig
@@ -79,7 +79,7 @@ async def open_runtime(
         # The first to be opened and the last to be closed: it has what is written when all else is closed.
         await exits.enter_async_context(backed_up(config.storage, run, progress))
         builder = await exits.enter_async_context(Builder(config, run))
-        ledger = open_ledger(config, run)
+        ledger = Ledger(run.journal, config)
         builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
         given = {name: builder.wrap_llm(name, engine) for name, engine in (engines or {}).items()}
         models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given

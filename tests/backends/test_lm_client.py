@@ -96,7 +96,7 @@ async def test_an_engine_that_does_not_come_back_in_time_says_what_it_does():
 
 async def test_a_wrong_key_is_told_and_not_repeated():
     client = LmStandIn().language_model_client("sk-wrong")
-    with pytest.raises(BadResponseError, match=r"answered 401: Incorrect API key") as raised:
+    with pytest.raises(BadResponseError, match=r"answered HTTP 401: Incorrect API key") as raised:
         await client.stop_engine()
     assert "sk-wrong" not in str(raised.value)
 
@@ -106,9 +106,9 @@ async def test_a_wrong_key_is_told_and_not_repeated():
     [
         (httpx.Response(200, text="<html>"), "is it an etude server"),
         (httpx.Response(200, json={"other": 1}), r"version: Field required.*is it an etude server"),
-        (httpx.Response(404, json={"detail": "Not Found"}), "answered 404: Not Found"),
-        (httpx.Response(500, text=""), "answered 500$"),
-        (httpx.Response(400, json={"error": {"message": "no, sk-key"}}), r"answered 400: no, \*\*\*"),
+        (httpx.Response(404, json={"detail": "Not Found"}), "answered HTTP 404: Not Found"),
+        (httpx.Response(500, text=""), "answered HTTP 500$"),
+        (httpx.Response(400, json={"error": {"message": "no, sk-key"}}), r"answered HTTP 400: no, \*\*\*"),
     ],
 )
 async def test_what_is_no_answer_of_ours_is_an_error_with_a_name(answer, message):
@@ -149,7 +149,7 @@ async def test_what_is_waited_for_is_told_and_that_it_is_there(monkeypatch):
     await server.language_model_client(warn=told.append).wait_for_ready(timeout=20)
     begun, changed, ended = told
     assert "waiting up to 20 s for a language-model server at http://stand-in.invalid: GET" in begun
-    assert "still waiting for http://stand-in.invalid" in changed and "answered 503" in changed
+    assert "still waiting for http://stand-in.invalid" in changed and "answered HTTP 503" in changed
     assert ended == "the language-model server at http://stand-in.invalid answers now"
     await server.language_model_client(warn=told.append).wait_for_ready()
     assert len(told) == 3

@@ -128,7 +128,7 @@ async def test_an_engine_that_does_not_come_back_is_an_error():
     adapter = server.adapter(free_engine=True)
     ref = await adapter.submit(supervised())
     server.faults["POST /engine/start"] = [503] * 5
-    with pytest.raises(BadResponseError, match=r"POST .*/engine/start answered 503"):
+    with pytest.raises(BadResponseError, match=r"POST .*/engine/start answered HTTP 503"):
         await adapter.wait_until_complete(ref, poll_interval=0)
 
 

@@ -21,6 +21,7 @@ from etude.algorithms.imitation import Supervised
 from etude.learner import kernels, tree
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep, tree_hidden, why_not_trees
+from etude.learner.padding import trained_units
 from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_attention import _attend
 from etude.models.policy import LoraOptions
@@ -66,7 +67,7 @@ def units_for(objective, sequences):
 
 def both(of, batch, objective, **options):
     """Loss and gradient of the packed step, and of the padded one."""
-    assert PackedStep(batch).pays
+    assert PackedStep(trained_units(batch)).pays
     assert why_not_trees(of.model) is None
     return (
         gradient_of(of, batch, objective, packing=packing, **(options if packing == "tree" else {}))

@@ -13,7 +13,7 @@ from etude.algorithms.grpo import Grpo
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.packed import PackedStep, packs, why_not_trees
-from etude.learner.padding import runs
+from etude.learner.padding import runs, trained_units
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
 from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, train
@@ -125,7 +125,7 @@ def cost(alone, after, start, stop):
 
 @given(WORDED_SEQUENCES, st.integers(1, 4))
 def test_the_costliest_run_is_as_cheap_as_can_be(sequences, count):
-    row = PackedStep(units_of(sequences)).row()
+    row = PackedStep(trained_units(units_of(sequences))).row()
     found = runs(row.alone, row.after, count)
     assert [index for start, stop in found for index in range(start, stop)] == list(range(len(sequences)))
     cuts = combinations_with_replacement(range(len(sequences) + 1), count - 1)
@@ -138,7 +138,7 @@ def test_the_costliest_run_is_as_cheap_as_can_be(sequences, count):
 @given(WORDED_SEQUENCES)
 def test_what_a_row_costs_is_what_its_tree_has_to_compute(sequences):
     units = units_of(sequences)
-    row = PackedStep(units).row()
+    row = PackedStep(trained_units(units)).row()
     # A model reads all but the last token of a sequence.
     tree = token_tree([unit[0].ids[:-1] for unit in units])
     assert cost(row.alone, row.after, 0, len(units)) == len(tree)
@@ -148,7 +148,7 @@ def test_what_a_row_costs_is_what_its_tree_has_to_compute(sequences):
 def test_siblings_stay_together():
     stems = [(10, 11, 12, 13, 14, 15), (20, 21, 22, 23, 24, 25)]
     sequences = [(*stems[number % 2], 30 + number, 40) for number in range(8)]
-    row = PackedStep(units_of(sequences)).row()
+    row = PackedStep(trained_units(units_of(sequences))).row()
     assert [row.part(rank, 2) for rank in range(2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 

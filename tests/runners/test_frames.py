@@ -23,12 +23,11 @@ from etude.runners.link import (
     Link,
     Note,
     Stream,
-    accept,
     decode_answer,
     decode_request,
     encode_answer,
     encode_request,
-    introduce,
+    shake_hands,
 )
 from etude.runners.shipping import received, shipped, shipped_example
 from tests.runners.playing import config_with
@@ -51,15 +50,15 @@ async def connected(folder: Path) -> AsyncIterator[tuple[Stream, Stream]]:
 
 async def test_both_ends_prove_that_they_know_the_key(tmp_path: Path):
     async with connected(tmp_path) as (head, runner):
-        number, _ = await asyncio.gather(accept(head, {5: KEY}.get), introduce(runner, 5, KEY))
-    assert number == 5
+        here, there = shake_hands(head, None, {5: KEY}.get), shake_hands(runner, 5, {5: KEY}.get)
+        assert await asyncio.gather(here, there) == [5, 5]
 
 
 @pytest.mark.parametrize("keys", [{5: b"another"}, {}, {6: KEY}])
 async def test_a_stranger_is_turned_away(tmp_path: Path, keys: dict[int, bytes]):
     async with connected(tmp_path) as (head, runner):
-        calling = asyncio.ensure_future(introduce(runner, 5, KEY))
-        accepting = asyncio.ensure_future(accept(head, keys.get))
+        calling = asyncio.ensure_future(shake_hands(runner, 5, {5: KEY}.get))
+        accepting = asyncio.ensure_future(shake_hands(head, None, keys.get))
         done, _ = await asyncio.wait({calling, accepting}, return_when=asyncio.FIRST_COMPLETED)
         assert all(isinstance(task.exception(), Disconnected) for task in done)
         for task in (calling, accepting):

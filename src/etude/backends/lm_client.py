@@ -13,17 +13,15 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from etude.core.errors import BackendError
-from etude.core.json_text import read_json
 from etude.core.secrets import keep_secret
 from etude.wire.retries import (
     USUAL,
     Again,
+    Disturbed,
     RetryPolicy,
-    error_text,
-    is_worth_retrying,
+    failure_of,
     reason_of,
     retried,
-    retry_after,
 )
 
 if TYPE_CHECKING:
@@ -256,10 +254,6 @@ class LanguageModelClient:
             raise BadResponseError(f"{where}: {reason}", Again("connection")) from error
         if response.is_success:
             return response
-        try:
-            problem = error_text(read_json(response.content))
-        except ValueError:
-            problem = error_text(response.text)
-        status, reason = response.status_code, f"{where} answered {response.status_code}: {problem}"
-        later = Again(f"http_{status}", retry_after(response.headers)) if is_worth_retrying(status) else None
-        raise BadResponseError(reason.rstrip(": "), later)
+        failure = failure_of(response.status_code, response.headers, response.content)
+        later = Again(failure.cause, failure.retry_after) if isinstance(failure, Disturbed) else None
+        raise BadResponseError(f"{where} answered {failure}", later)

@@ -73,7 +73,7 @@ class VersionWriter:
 
         `at_once`: it is on the disk when this returns. Raises StoreError.
         """
-        self._raise_failure()
+        self.settle(waits=False)
         self._unwritten = made
         seconds = self._seconds
         if seconds is None:
@@ -91,7 +91,7 @@ class VersionWriter:
 
         Where memory has no room for a copy it is on the disk when this returns. Raises StoreError.
         """
-        self._raise_failure()
+        self.settle(waits=False)
         if (made := self._unwritten) is None:
             return
         free = available_memory()
@@ -118,10 +118,11 @@ class VersionWriter:
         """The weights are about to change: what is not written of the last version is not there any more."""
         self._unwritten = None
 
-    def settle(self) -> None:
-        """Wait for what is being written. Raises StoreError."""
-        going_on, self._going_on = self._going_on, []
-        for each in going_on:
+    def settle(self, *, waits: bool = True) -> None:
+        """Wait for what is being written, or look only at what has been. Raises StoreError."""
+        over = [each for each in self._going_on if waits or each.done()]
+        self._going_on = [each for each in self._going_on if each not in over]
+        for each in over:
             each.result()
 
     def close(self) -> None:
@@ -133,9 +134,3 @@ class VersionWriter:
 
     def _start(self, work: Callable[..., object], *arguments: Any) -> None:
         self._going_on.append(self._thread.submit(work, *arguments))
-
-    def _raise_failure(self) -> None:
-        done = [each for each in self._going_on if each.done()]
-        self._going_on = [each for each in self._going_on if each not in done]
-        for each in done:
-            each.result()

@@ -51,18 +51,9 @@ class Line:
     def plus_call(self, usage: Usage, usd: float | None) -> Line:
         """The line with one more call."""
         unpriced = usage.prompt_tokens + usage.completion_tokens if usd is None else 0
-        return Line(
-            self.model,
-            self.role,
-            self.phase,
-            calls=self.calls + 1,
-            prompt_tokens=self.prompt_tokens + usage.prompt_tokens,
-            cached_tokens=self.cached_tokens + usage.cached_tokens,
-            completion_tokens=self.completion_tokens + usage.completion_tokens,
-            trained_tokens=self.trained_tokens,
-            usd=self.usd + (usd or 0.0),
-            unpriced_tokens=self.unpriced_tokens + unpriced,
-        )
+        counts = (1, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        call = Line("", "", "", *counts, usd=usd or 0.0, unpriced_tokens=unpriced)
+        return total((self, call), **self.facts())
 
     def facts(self) -> dict[str, str]:
         """The facts that tell it from other lines."""

@@ -27,7 +27,7 @@ from etude.core.interfaces import Progress
 from etude.inference.local import LocalLlmConfig, OpponentsConfig
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.store.journal import Journal
-from etude.store.run_folder import TIME_STEP, RunFolder
+from etude.store.run_folder import TIME_STEP
 
 Unit: TypeAlias = Literal["usd", "tokens", "hours"]
 
@@ -168,12 +168,10 @@ class Ledger:
     """Counts what a run takes, journals it, and stops the run at a limit of its budget."""
 
     def __init__(
-        self,
-        journal: Journal,
-        config: Config,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, journal: Journal, config: Config, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """With what the run has taken before. Raises RequestError for a budget that could not be kept."""
+        require_bounded(config)
         self.limits = limits_of(config)
         self.bounds_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
         """Whether calls have to be held room for."""
@@ -185,7 +183,8 @@ class Ledger:
         self._clock = clock
         self._numbers = itertools.count()
         self._holds: dict[int, list[tuple[Limit, float]]] = {}
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._left = asyncio.Event()
+        """Set, and made anew, whenever something leaves room."""
         bill = bill_of(journal)
         self._lines = {line.key: line for line in bill.lines}
         self._earlier = bill.seconds
@@ -285,12 +284,7 @@ class Ledger:
                 break
             if full is not None and not full.holders:
                 self._stop(full.reached(amounts[full.unit], what))
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.add(waiting)
-            try:
-                await waiting
-            finally:
-                self._waiting.discard(waiting)
+            await self._left.wait()
         number = next(self._numbers)
         self._holds[number] = [(limit, amounts[limit.unit]) for limit in own]
         for limit, amount in self._holds[number]:
@@ -303,9 +297,9 @@ class Ledger:
             self.on_reached()
 
     def _wake(self) -> None:
-        for waiting in self._waiting if self.reached is None else ():
-            if not waiting.done():
-                waiting.set_result(None)
+        if self.reached is None:
+            self._left.set()
+            self._left = asyncio.Event()
 
     def _job(self, model: str, name: str, tokens: int) -> Line:
         price = self.prices.get(model)
@@ -333,15 +327,6 @@ class Ledger:
         for limit in self.limits:
             if limit.unit == "hours":
                 limit.used = self._at_work() / 3600
-
-
-def open_ledger(config: Config, run: RunFolder, clock: Callable[[], float] = time.monotonic) -> Ledger:
-    """The ledger of a run, with what it has taken before.
-
-    Raises RequestError for a budget that could not be kept.
-    """
-    require_bounded(config)
-    return Ledger(run.journal, config, clock=clock)
 
 
 @asynccontextmanager

@@ -122,9 +122,11 @@ async def run_demo(
         phases += [f"validation/{epoch}" for epoch in (validations[0].epoch, validations[-1].epoch)]
         async with _runtime_of(config, run, trained, progress) as runtime:
             # These were measured while training, and are only read back.
-            quiet = replace(runtime, progress=Progress())
-            before, *between, after = [await _measured(quiet, str(trained), phase) for phase in phases]
-            greedy = await _measured(runtime, str(trained), "greedy", greedy=True)
+            quiet, examples = replace(runtime, progress=Progress()), runtime.validation_examples
+            before, *between, after = [
+                await measure(quiet, examples, model=str(trained), phase=phase) for phase in phases
+            ]
+            greedy = await measure(runtime, examples, model=str(trained), phase="greedy", greedy=True)
         episodes = _shown_episodes(run.journal, (phases[0], phases[-1]), before, after, seed)
     model = folder / "model"
     await asyncio.to_thread(export_model, trained, model)
@@ -181,11 +183,6 @@ async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
         progress.scored(EvalOutputItem(id="warm-up", score=value))
 
     await build_base(folder / "base", seed, checked)
-
-
-async def _measured(runtime: Runtime, model: str, phase: str, *, greedy: bool = False) -> Evaluation:
-    """The agent on all held-out examples; a phase that was measured already is only read back."""
-    return await measure(runtime, runtime.validation_examples, model=model, phase=phase, greedy=greedy)
 
 
 @asynccontextmanager

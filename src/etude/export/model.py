@@ -67,15 +67,26 @@ def model_card(wanted: RunVersion, kind: Kind, license: str | None) -> str:
 
     `license` is as the hub writes it, `apache-2.0`, and None where nobody said.
     """
-    from huggingface_hub import ModelCard
+    from huggingface_hub import ModelCard, ModelCardData
 
-    history = histories_of(wanted.run)[wanted.target]
+    history, data = histories_of(wanted.run)[wanted.target], stored_data(wanted.run)
+    parts, dataset = trained_parts(data, wanted.target), dig(data, ("eval", "general", "dataset"))
+    is_of_hub = isinstance(dataset, dict) and dataset.get("_type") == "huggingface"
     lines = [*_introduction(wanted, history, kind, license), *_results(history, wanted)]
     if kind == "gguf":
         lines.append("All of this was measured before the weights were converted to GGUF.\n")
     lines += [usage(model_name(wanted), kind), *_making(wanted)]
-    front = _front_matter(wanted, kind, license).to_yaml()
-    return str(ModelCard(f"---\n{front}\n---\n\n" + "\n".join(lines), ignore_metadata_errors=True))
+    front = ModelCardData(
+        license=license,
+        library_name=_LIBRARIES.get(kind),
+        pipeline_tag="text-generation",
+        # A folder of this machine means nothing to anybody else.
+        base_model=parts["base"] if _is_on_hub(parts["base"]) else None,
+        datasets=[dataset["path"]] if is_of_hub and _is_on_hub(dataset["path"]) else None,
+        tags=["etude", *filter(None, (parts["method"],)), *(["gguf"] if kind == "gguf" else [])],
+    )
+    text = f"---\n{front.to_yaml()}\n---\n\n" + "\n".join(lines)
+    return str(ModelCard(text, ignore_metadata_errors=True))
 
 
 def usage(name: str, kind: Kind) -> str:
@@ -93,24 +104,6 @@ def model_name(wanted: RunVersion) -> str:
 def plain_name(name: str) -> str:
     """The name as programs and hubs take it, and as a folder may be called."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")
-
-
-def _front_matter(wanted: RunVersion, kind: Kind, license: str | None) -> Any:
-    from huggingface_hub import ModelCardData
-
-    data = stored_data(wanted.run)
-    parts = trained_parts(data, wanted.target)
-    dataset = dig(data, ("eval", "general", "dataset"))
-    is_of_hub = isinstance(dataset, dict) and dataset.get("_type") == "huggingface"
-    return ModelCardData(
-        license=license,
-        library_name=_LIBRARIES.get(kind),
-        pipeline_tag="text-generation",
-        # A folder of this machine means nothing to anybody else.
-        base_model=parts["base"] if _is_on_hub(parts["base"]) else None,
-        datasets=[dataset["path"]] if is_of_hub and _is_on_hub(dataset["path"]) else None,
-        tags=["etude", *filter(None, (parts["method"],)), *(["gguf"] if kind == "gguf" else [])],
-    )
 
 
 def _is_on_hub(name: str | None) -> bool:

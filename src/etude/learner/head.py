@@ -69,7 +69,6 @@ def head_logits(model: Any, hidden_ED: Tensor) -> Tensor:
     """Logits [E, V] of last hidden states."""
     logits: Tensor = without_lora(model).get_output_embeddings()(hidden_ED)
     config = text_config(model)
-    # The names of Cohere, Granite and Gemma; what others do is found out by trying.
     logits = logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
     return logits if cap is None else cap * torch.tanh(logits / cap)

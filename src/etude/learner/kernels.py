@@ -63,15 +63,11 @@ def is_kernel(x: torch.Tensor) -> bool:
 def _compiles(device: torch.device) -> bool:
     """Whether torch can compile for the device. It is tried."""
     try:
-        _tried()(torch.ones(2, device=device))
+        torch.compile(lambda x: (x.exp() + 1).sum(), fullgraph=True)(torch.ones(2, device=device))
     except _FAULTS as error:
         _LOG.warning("training takes longer, as torch compiles nothing here: %s", first_line(error))
         return False
     return True
-
-
-def _tried() -> Callable[[torch.Tensor], Any]:
-    return torch.compile(lambda x: (x.exp() + 1).sum(), fullgraph=True)
 
 
 BLOCK = 128
@@ -82,9 +78,6 @@ _NARROWEST = 16
 """Numbers of a head that the kernels can multiply at a time."""
 _PAIRS = 1 << 24
 """Pairs of tokens that are compared at a time when a mask is made."""
-
-Attends = Callable[[Any, Any, Tensor, Tensor], Tensor]
-"""Whether queries at some indices attend to keys at others, for a sequence and a head that play no part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +182,11 @@ def _why_not(
     return None
 
 
-def _attends(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Attends:
-    """A function of tensors alone, as the compiler wants it."""
+def _attends(
+    ends_N: Tensor, depths_N: Tensor, window: int | None
+) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
+    """Whether queries attend to keys, of any sequence and head: a function of tensors alone, as the compiler
+    wants it."""
     if window is None:
         return lambda batch, head, query, key: (key <= query) & (query < ends_N[key])
     # A number would be one more thing to compile for.

@@ -21,7 +21,7 @@ from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.sample import Sample
 from etude.learner.head import has_plain_head
 from etude.learner.lean import checkpointed, is_lean, layers_of
-from etude.learner.memory import default_token_budget
+from etude.learner.memory import ModelNumbers
 from etude.learner.objective import (
     Objective,
     Pass,
@@ -34,7 +34,7 @@ from etude.learner.objective import (
 )
 from etude.learner.optimiser import Optimiser, Schedule
 from etude.learner.packed import PackedStep, why_not_trees
-from etude.learner.padding import Shares, numbered, padded_passes, padded_row
+from etude.learner.padding import Shares, padded_passes, padded_row, trained_units
 from etude.learner.snapshot import OPTIMISER_FILE, STATE_FILE, Snapshot
 from etude.learner.team import Team, idle
 from etude.models.architecture import without_lora
@@ -118,7 +118,10 @@ class Learner:
     @property
     def token_budget(self) -> int:
         """Tokens that go through the model at a time, at most."""
-        return self.options.token_budget or default_token_budget(self.policy)
+        if self.options.token_budget is not None:
+            return self.options.token_budget
+        lean, on_gpu = is_lean(without_lora(self.policy.model)), self.policy.device.type == "cuda"
+        return ModelNumbers.of(self.policy).token_budget(lean, on_gpu=on_gpu)
 
     def spare_memory(self) -> bool:
         """Begin gradient checkpointing, where the options leave it open and the model can; whether it did."""
@@ -192,7 +195,7 @@ class Learner:
         sizes = [len(unit) * max(len(sample.ids) for sample in unit) for unit in units]
         size, lean = sum(sizes), False
         if self.options.packing == "tree" and not by_length:
-            tree = PackedStep(units)
+            tree = PackedStep(trained_units(units))
             if tree.pays and self._takes_trees:
                 size, sizes, lean = tree.size, [0], is_lean(without_lora(self.policy.model))
         tokens = max(min(self.token_budget, size // self.team.size), *sizes, 0)
@@ -244,15 +247,12 @@ class Learner:
         units: list[Unit] = [(samples[index],) for index in live]
         found: dict[str, float] = {}
         with torch.no_grad():
-            for chunk in self._cut(units, [[1.0]] * len(units), (1.0, 1.0)):
+            for chunk in self._cut(units, None, (1.0, 1.0)):
                 if chunk is None:
                     self._run(idle)
                     continue
-                # Off the device at once, and not row by row.
-                logprobs_BT, trained_BT = self._run(chunk.logprobs).cpu(), chunk.micro.weights_BT.cpu() != 0
-                for row, logprobs_T, trained_T in zip(chunk.rows, logprobs_BT, trained_BT, strict=True):
-                    values = enumerate(logprobs_T[trained_T].tolist())
-                    found |= {f"{live[row]}/{place}": value for place, value in values}
+                for row, values in zip(chunk.rows, chunk.trained(self._run(chunk.logprobs)), strict=True):
+                    found |= {f"{live[row]}/{place}": value for place, value in enumerate(values)}
         logprobs: list[list[float]] = [[] for _ in samples]
         for name, value in self.team.sum(found).items():
             logprobs[int(name.partition("/")[0])].append(value)
@@ -316,24 +316,24 @@ class Learner:
         ]
 
     def _cut(
-        self, units: Sequence[Unit], factors: Sequence[Sequence[float]], shares: Shares
+        self, units: Sequence[Unit], factors: Sequence[Sequence[float]] | None, shares: Shares
     ) -> Iterable[Pass | None]:
         """This process's part of a step, as token trees where sequences begin alike, or else padded.
 
         `factors` and `shares` are those of the whole step.
         """
-        tree = PackedStep(units) if self.options.packing == "tree" else None
+        rows = trained_units(units, factors)
+        tree = PackedStep(rows) if self.options.packing == "tree" else None
         if tree is not None and not (tree.pays and self._takes_trees):
             tree = None
         plain_head = tree is not None or self._has_plain_head
-        rows = numbered(units, factors)
         if self.team.size > 1:
-            row = padded_row(units) if tree is None else tree.row()
-            mine = row.part(self.team.rank, self.team.size)
-            rows = [rows[index] for index in mine]
-            tree = None if tree is None else PackedStep([units[index] for index in mine])
-        given = rows, shares, self.token_budget, self.policy
-        return self.team.in_step(padded_passes(*given, plain_head) if tree is None else tree.passes(*given))
+            row = padded_row(rows) if tree is None else tree.row()
+            rows = [rows[index] for index in row.part(self.team.rank, self.team.size)]
+            tree = None if tree is None else PackedStep(rows)
+        given = shares, self.token_budget, self.policy
+        passes = padded_passes(rows, *given, plain_head) if tree is None else tree.passes(*given)
+        return self.team.in_step(passes)
 
     def restore(self, folder: Path) -> None:
         """Go on from a saved state of the weights in memory.

@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from etude.learner.head import held_logits
-from etude.learner.lean import is_lean
-from etude.models.architecture import text_config, without_lora
+from etude.models.architecture import text_config
 from etude.models.memory import shown_bytes
 from etude.models.policy import Policy
 
@@ -93,6 +91,9 @@ class ModelNumbers:
         config = text_config(policy.model)
         width, heads = int(config.hidden_size), int(config.num_attention_heads)
         head = int(getattr(config, "head_dim", None) or width // heads)
+        experts = getattr(config, "num_experts_per_tok", None)
+        own = getattr(config, "moe_intermediate_size", None)
+        inner = own * experts if experts and own else getattr(config, "intermediate_size", None)
         return cls(
             weights=sum(value.numel() * value.element_size() for value in policy.model.parameters()),
             trained=sum(value.numel() for value in policy.trainable().values()),
@@ -102,7 +103,8 @@ class ModelNumbers:
             width=width,
             queries=heads * head,
             keys=int(getattr(config, "num_key_value_heads", None) or heads) * head,
-            inner=_inner_width(config, width),
+            # Gemma 3n has one a layer.
+            inner=int(max(inner) if isinstance(inner, list) else inner or 4 * width),
             vocabulary=int(config.vocab_size),
         )
 
@@ -155,17 +157,3 @@ class ModelNumbers:
             activations=int(activations * (_HOLES if self.is_lora and not on_gpu else 1)),
             overhead=0 if on_gpu else _OVERHEAD,
         )
-
-
-def default_token_budget(policy: Policy) -> int:
-    """Tokens to run through the model at a time where nobody says how many."""
-    lean = is_lean(without_lora(policy.model))
-    return ModelNumbers.of(policy).token_budget(lean, on_gpu=policy.device.type == "cuda")
-
-
-def _inner_width(config: Any, width: int) -> int:
-    """Of an MLP; of experts, those that a token goes to together."""
-    experts = getattr(config, "num_experts_per_tok", None)
-    own = getattr(config, "moe_intermediate_size", None)
-    inner = own * experts if experts and own else getattr(config, "intermediate_size", None)
-    return int(max(inner) if isinstance(inner, list) else inner or 4 * width)  # Gemma 3n has one a layer.

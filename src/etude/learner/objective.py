@@ -89,6 +89,12 @@ class Pass:
             head, states_ED, self.targets_E, self.shapes_E, vocabulary, entropies=entropies
         )
 
+    def trained(self, values_BT: torch.Tensor) -> list[list[float]]:
+        """The values of each row's trained tokens, in their order."""
+        # Off the device at once: to wait for it row by row takes longer than the rows do.
+        values_BT, trained_BT = values_BT.detach().cpu(), self.micro.weights_BT.cpu() != 0
+        return [values_T[own_T].tolist() for values_T, own_T in zip(values_BT, trained_BT, strict=True)]
+
     def _by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
         """Values of the choices as entries of the micro-batch, with zeros for padding."""
         values_F = F.pad(values_E, (0, 1))
@@ -154,11 +160,6 @@ class Witness:
 
     def saw(self, chunk: Pass, logprobs_BT: torch.Tensor, entropies_BT: torch.Tensor | None) -> None:
         """A pass of the step was computed."""
-        # Off the device at once: to wait for it row by row takes longer than the rows do.
-        trained_BT, logprobs_BT = (chunk.micro.weights_BT != 0).cpu(), logprobs_BT.detach().cpu()
-        entropies_BT = None if entropies_BT is None else entropies_BT.detach().cpu()
-        for row, number in enumerate(chunk.rows):
-            own_T = trained_BT[row]
-            logprobs = logprobs_BT[row][own_T].tolist()
-            entropies = () if entropies_BT is None else entropies_BT[row][own_T].tolist()
-            self.seen.setdefault(id(self._samples[number]), Seen(logprobs, entropies))
+        entropies = [()] * len(chunk.rows) if entropies_BT is None else chunk.trained(entropies_BT)
+        for number, *own in zip(chunk.rows, chunk.trained(logprobs_BT), entropies, strict=True):
+            self.seen.setdefault(id(self._samples[number]), Seen(*own))

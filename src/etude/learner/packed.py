@@ -17,7 +17,7 @@ from etude.core.sample import Sample
 from etude.learner.head import Head, has_plain_head, head_logits
 from etude.learner.lean import is_lean, lean_hidden
 from etude.learner.objective import Pass, States, Unit
-from etude.learner.padding import Numbered, Row, Shares, Trained, make_pass, numbered, padded_passes
+from etude.learner.padding import Row, Shares, TrainedUnit, make_pass, padded_passes, trained_units
 from etude.learner.tree import Kernel, Places, TokenTree, TreeLayout, token_tree
 from etude.learner.tree_attention import tree_attention
 from etude.models.architecture import (
@@ -35,33 +35,26 @@ from etude.models.policy import Policy
 class PackedStep:
     """The units of one optimiser step as a token tree."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
-        self._units = [[Trained(sample) for sample in unit] for unit in units]
-        self._tree = token_tree([sample.ids for unit in self._units for sample in unit])
+    def __init__(self, units: Sequence[TrainedUnit]) -> None:
+        self._units = units
+        self._tree = token_tree([sample.ids for unit in units for sample in unit])
         paths = iter(self._tree.paths)
         self._paths = [[next(paths) for _ in unit] for unit in units]
         """Of the samples of each unit, in the tree."""
         self.size = len(self._tree)
         """Tokens that go through the model."""
-        tokens = sum(len(sample.ids) for unit in units for sample in unit)
+        tokens = sum(len(each.sample.ids) for unit in units for each in unit)
         self.pays = 0 < self.size <= 0.8 * tokens
         """Whether samples have so much in common that a tree is faster than padding, on a CPU."""
 
-    def passes(
-        self,
-        units: Sequence[Sequence[Numbered]],
-        shares: Shares,
-        token_budget: int,
-        policy: Policy,
-    ) -> Iterator[Pass]:
+    def passes(self, shares: Shares, token_budget: int, policy: Policy) -> Iterator[Pass]:
         """Packs of at most `token_budget` tokens of the tree; the arguments are those of `padded_passes`."""
         packed = packs(self._tree, self._paths, token_budget)
         for pack in packed:
             samples = [sample for index in pack for sample in self._units[index]]
-            rows = [row for index in pack for row in units[index]]
             tree = self._tree if len(packed) == 1 else token_tree([sample.ids for sample in samples])
             states = partial(_states, tree, policy.device)
-            yield make_pass(samples, tree.paths, rows, shares, policy, states)
+            yield make_pass(samples, tree.paths, shares, policy, states)
 
     def row(self) -> Row:
         """The units for dealing, in depth-first order."""
@@ -139,19 +132,16 @@ def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 1
     mask is False.
     """
     units: list[Unit] = [(replace(sample, weights=None, advantages=None),) for sample in samples]
-    rows, step = numbered(units, [[1.0]] * len(units)), PackedStep(units)
+    rows = trained_units(units)
+    step = PackedStep(rows)
     with policy.lock, torch.no_grad():
-        given = rows, (1.0, 1.0), token_budget, policy
+        given = (1.0, 1.0), token_budget, policy
         is_tree = step.pays and why_not_trees(policy.model) is None
-        passes = step.passes(*given) if is_tree else padded_passes(*given, has_plain_head(policy.model))
+        passes = step.passes(*given) if is_tree else padded_passes(rows, *given, has_plain_head(policy.model))
         logprobs = [np.zeros(len(sample.ids)) for sample in samples]
         for chunk in passes:
-            for number, values in zip(
-                chunk.rows, chunk.logprobs(policy.model).numpy(force=True), strict=True
-            ):
-                (unit,), found = units[number], logprobs[number]
-                chosen = Trained(unit).positions
-                found[chosen] = values[: len(chosen)]
+            for number, values in zip(chunk.rows, chunk.trained(chunk.logprobs(policy.model)), strict=True):
+                logprobs[number][rows[number][0].positions] = values
     return [values.tolist() for values in logprobs]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,18 +31,44 @@ _LOG = logging.getLogger("etude.learner")
 Shares: TypeAlias = tuple[float, float]
 """`unit_share` and `token_share` of a step; see `MicroBatch`."""
 
-Numbered: TypeAlias = tuple[Sample, float, int]
-"""A sample, the factor of its weights, and its number among the samples of all units."""
+
+class Trained:
+    """A sample of a step, as far as it is trained on."""
+
+    def __init__(self, sample: Sample, factor: float, number: int) -> None:
+        self.sample = sample
+        self.factor = factor
+        """Of its weights."""
+        self.number = number
+        """Among the samples of all units."""
+        self.positions = np.flatnonzero(np.asarray(sample.loss_weights[1:])) + 1
+        """Of the tokens with a weight; the first of all is not chosen after anything."""
+        start, last = self.positions[[0, -1]] if len(self.positions) else (0, -1)
+        self._reach = slice(start, last + 1)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens that the model has to read: none after the last choice, nor that itself."""
+        return self.sample.ids[: max(self._reach.stop - 1, 0)]
+
+    def values(self, field: Sequence[float]) -> np.ndarray:
+        """A field's values of the trained tokens."""
+        return np.asarray(field[self._reach], dtype=np.float64)[self.positions - self._reach.start]
 
 
-def numbered(units: Sequence[Unit], factors: Sequence[Sequence[float]]) -> list[list[Numbered]]:
-    """The samples of each unit; `factors` are those of `Objective.normalised`."""
-    numbers = count()
-    return [[*zip(unit, own, numbers, strict=False)] for unit, own in zip(units, factors, strict=True)]
+TrainedUnit: TypeAlias = Sequence[Trained]
+
+
+def trained_units(
+    units: Sequence[Unit], factors: Sequence[Sequence[float]] | None = None
+) -> list[TrainedUnit]:
+    """The samples of each unit; `factors` are those of `Objective.normalised`, or else 1."""
+    numbers, given = count(), repeat(repeat(1.0)) if factors is None else factors
+    return [[*map(Trained, unit, own, numbers)] for unit, own in zip(units, given, strict=False)]
 
 
 def padded_passes(
-    units: Sequence[Sequence[Numbered]],
+    units: Sequence[TrainedUnit],
     shares: Shares,
     token_budget: int,
     policy: Policy,
@@ -54,9 +80,9 @@ def padded_passes(
     those of the whole step. Unless the model `has_plain_head`, it makes the logits
     after all tokens that any row of a micro-batch trains on.
     """
-    rows: list[Numbered] = []
-    for index in by_length([[sample for sample, *_ in unit] for unit in units]):
-        longest = max(len(sample.ids) for sample, *_ in units[index])
+    rows: list[Trained] = []
+    for index in by_length(units):
+        longest = max(len(each.sample.ids) for each in units[index])
         if rows and (len(rows) + len(units[index])) * longest > token_budget:
             yield _padded(rows, shares, policy, plain_head)
             rows = []
@@ -65,10 +91,10 @@ def padded_passes(
         yield _padded(rows, shares, policy, plain_head)
 
 
-def _padded(rows: Sequence[Numbered], shares: Shares, policy: Policy, plain_head: bool) -> Pass:
-    width = max(len(sample.ids) for sample, *_ in rows)
+def _padded(rows: Sequence[Trained], shares: Shares, policy: Policy, plain_head: bool) -> Pass:
+    width = max(len(each.sample.ids) for each in rows)
     device = policy.device
-    padded = [[*sample.ids, *[0] * (width - len(sample.ids))] for sample, *_ in rows]
+    padded = [[*each.sample.ids, *[0] * (width - len(each.sample.ids))] for each in rows]
     ids_BT = torch.tensor(padded, device=device)
 
     def states(needed: Places) -> States:
@@ -83,14 +109,13 @@ def _padded(rows: Sequence[Numbered], shares: Shares, policy: Policy, plain_head
 
         return run
 
-    paths = [np.arange(len(sample.ids)) + row * width for row, (sample, *_) in enumerate(rows)]
-    samples = [Trained(sample) for sample, *_ in rows]
-    return make_pass(samples, paths, rows, shares, policy, states)
+    paths = [np.arange(len(each.sample.ids)) + row * width for row, each in enumerate(rows)]
+    return make_pass(rows, paths, shares, policy, states)
 
 
-def by_length(units: Sequence[Unit]) -> list[int]:
+def by_length(units: Sequence[TrainedUnit]) -> list[int]:
     """Indices of units, the shortest first."""
-    return sorted(range(len(units)), key=lambda index: max(len(sample.ids) for sample in units[index]))
+    return sorted(range(len(units)), key=lambda index: max(len(each.sample.ids) for each in units[index]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,37 +164,16 @@ def _greedy(alone: Sequence[int], after: Sequence[int], most: int) -> list[tuple
     return parts + ([(start, len(alone))] if alone else [])
 
 
-def padded_row(units: Sequence[Unit]) -> Row:
+def padded_row(units: Sequence[TrainedUnit]) -> Row:
     """The units of a step for dealing; nothing is shared. Padding to like lengths costs little."""
     order = by_length(units)
-    costs = tuple(sum(len(sample.ids) for sample in units[index]) for index in order)
+    costs = tuple(sum(len(each.sample.ids) for each in units[index]) for index in order)
     return Row(tuple(order), costs, costs)
-
-
-class Trained:
-    """A sample, as far as it is trained on."""
-
-    def __init__(self, sample: Sample) -> None:
-        self.sample = sample
-        self.positions = np.flatnonzero(np.asarray(sample.loss_weights[1:])) + 1
-        """Of the tokens with a weight; the first of all is not chosen after anything."""
-        start, last = self.positions[[0, -1]] if len(self.positions) else (0, -1)
-        self._reach = slice(start, last + 1)
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """The tokens that the model has to read: none after the last choice, nor that itself."""
-        return self.sample.ids[: max(self._reach.stop - 1, 0)]
-
-    def values(self, field: Sequence[float]) -> np.ndarray:
-        """A field's values of the trained tokens."""
-        return np.asarray(field[self._reach], dtype=np.float64)[self.positions - self._reach.start]
 
 
 def make_pass(
     samples: Sequence[Trained],
     paths: Sequence[Places],
-    rows: Sequence[Numbered],
     shares: Shares,
     policy: Policy,
     states: Callable[[Places], States],
@@ -200,7 +204,7 @@ def make_pass(
     choices[is_choice_BT] = choice
     weights_BT = tensor(lambda sample: sample.loss_weights)
     micro = MicroBatch(
-        weights_BT=weights_BT * weights_BT.new_tensor([factor for _, factor, _ in rows])[:, None],
+        weights_BT=weights_BT * weights_BT.new_tensor([each.factor for each in samples])[:, None],
         advantages_BT=tensor(lambda sample: sample.gains),
         # 0 where nobody knows, as for what is imitated.
         sampled_BT=tensor(lambda sample: sample.logprobs or (0.0,) * len(sample.ids)),
@@ -209,7 +213,7 @@ def make_pass(
     )
     return Pass(
         micro=micro,
-        rows=tuple(number for *_, number in rows),
+        rows=tuple(each.number for each in samples),
         states=states(needed),
         after_E=torch.from_numpy(after[first]).to(device),
         targets_E=torch.from_numpy(targets[first]).to(device),

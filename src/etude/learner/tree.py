@@ -65,7 +65,9 @@ def token_tree(sequences: Sequence[Sequence[int]]) -> TokenTree:
     ends = np.zeros(sum(map(len, rows)), np.int64)
     size, row, path = 0, np.empty(0, np.int64), np.empty(0, np.int64)
     for index in order:
-        shared = common_prefix(row, rows[index])
+        length = min(len(row), len(rows[index]))
+        differs = row[:length] != rows[index][:length]
+        shared = int(differs.argmax()) if differs.any() else length
         ends[path[shared:]] = size
         row, new = rows[index], len(rows[index]) - shared
         path = np.concatenate([path[:shared], np.arange(size, size + new)])
@@ -75,13 +77,6 @@ def token_tree(sequences: Sequence[Sequence[int]]) -> TokenTree:
         size += new
     ends[path] = size
     return TokenTree(np.concatenate(ids), np.concatenate(depths), ends[:size], tuple(paths))
-
-
-def common_prefix(first: Places, second: Places) -> int:
-    """How many tokens two sequences have in common from the start."""
-    length = min(len(first), len(second))
-    differs = first[:length] != second[:length]
-    return int(differs.argmax()) if differs.any() else length
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,11 +69,10 @@ def _attend(
     ):
         raise ValueError("its attention has sinks, biases, dropout or a mask of its own")
     tree.windows.append(sliding_window)
-    window = tree.binding(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     last = getattr(module, "layer_idx", None) == text_config(module).num_hidden_layers - 1
     queries = tree.last if last else tree.all
-    spec = AttentionSpec(tree, queries, window, scale, softcap)
+    spec = AttentionSpec(tree, queries, kernels.Scores(scale, softcap, tree.binding(sliding_window)))
     if queries is tree.all or tree.kernel != "blocks":
         return attend(query[0], key[0], value[0], spec).unsqueeze(0), None
     out_QHD = attend(query[0].index_select(1, queries.places_Q), key[0], value[0], spec)
@@ -87,10 +86,8 @@ class AttentionSpec:
 
     tree: TreeLayout
     queries: Queries
-    window: int | None
-    """As `TreeLayout.binding` gives it."""
-    scale: float
-    softcap: float | None = None
+    scores: kernels.Scores
+    """The window is as `TreeLayout.binding` gives it."""
     kept: list[_Attended] | None = None
     """Where the forward pass leaves its results, for one more that is only there to be gone back through."""
 
@@ -102,8 +99,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Te
     """
     tree = spec.tree
     if tree.kernel != "blocks":
-        scores, mask = kernels.Scores(spec.scale, spec.softcap, spec.window), tree.block_mask(spec.window)
-        out = kernels.attend(query[None], key[None], value[None], mask, scores, tree.kernel == "flex")
+        mask = tree.block_mask(spec.scores.window)
+        out = kernels.attend(query[None], key[None], value[None], mask, spec.scores, tree.kernel == "flex")
         return out[0].transpose(0, 1)
     query_GRQD = query.view(len(key), -1, *query.shape[1:])
     out_GRQD = _BlockAttention.apply(query_GRQD, key, value, spec)  # type: ignore[no-untyped-call]
@@ -142,7 +139,7 @@ class _BlockAttention(torch.autograd.Function):
         kernel = _kernel(query, value, spec)
         of_query, of_key, of_value = (_empty_beside(x).zero_() for x in (query, key, value))
         for block in (*spec.queries.own, *spec.queries.back):
-            mask = spec.tree.mask(spec.queries, block, spec.window, query.dtype)
+            mask = spec.tree.mask(spec.queries, block, spec.scores.window, query.dtype)
             rows, keys = block.queries, block.keys
             inputs = query[..., rows, :], key[..., keys, :], value[..., keys, :], mask
             grads = kernel.backward(grad_out[..., rows, :], inputs, out[..., rows, :], sums[..., rows])
@@ -169,7 +166,7 @@ def _attended(inputs: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec) -> _At
     sums = _empty_beside(query[..., :1], torch.float32)[..., 0]
 
     def attended(block: Block) -> _Attended:
-        keys, mask = block.keys, spec.tree.mask(spec.queries, block, spec.window, query.dtype)
+        keys, mask = block.keys, spec.tree.mask(spec.queries, block, spec.scores.window, query.dtype)
         return kernel.forward((query[..., block.queries, :], key[..., keys, :], value[..., keys, :], mask))
 
     for block in spec.queries.own:
@@ -186,28 +183,28 @@ def _attended(inputs: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec) -> _At
 
 def _kernel(query: Tensor, value: Tensor, spec: AttentionSpec) -> _Flash | _Plain:
     is_flash = query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
-    plain = not is_flash or spec.softcap is not None or spec.window is not None
-    return _Plain(spec.scale, spec.softcap) if plain else _Flash(spec.scale)
+    plain = not is_flash or spec.scores.softcap is not None or spec.scores.window is not None
+    return _Plain(spec.scores) if plain else _Flash(spec.scores)
 
 
 @dataclass(frozen=True, slots=True)
 class _Flash:
     """The CPU's flash kernel."""
 
-    scale: float
+    scores: kernels.Scores
 
     def forward(self, inputs: _Inputs) -> _Attended:
         """Weighed values, and the logarithms of the sums of the exponentials of their scores."""
         query, key, value, mask = inputs
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
-            query, key, value, attn_mask=mask, scale=self.scale
+            query, key, value, attn_mask=mask, scale=self.scores.scale
         )
 
     def backward(self, grad: Tensor, inputs: _Inputs, out: Tensor, sums: Tensor) -> _Gradients:
         """Of queries, keys and values; `out` and `sums` are those over all blocks."""
         query, key, value, mask = inputs
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
-            grad, query, key, value, out, sums, 0.0, False, attn_mask=mask, scale=self.scale
+            grad, query, key, value, out, sums, 0.0, False, attn_mask=mask, scale=self.scores.scale
         )
 
 
@@ -215,8 +212,7 @@ class _Flash:
 class _Plain:
     """Attention as it is defined, also with a softcap, and for queries that see nothing of a block."""
 
-    scale: float
-    softcap: float | None
+    scores: kernels.Scores
 
     def forward(self, inputs: _Inputs) -> _Attended:
         """As the flash kernel gives them."""
@@ -230,17 +226,17 @@ class _Plain:
         scores, slope = self._scores(inputs)
         weights = _exp(scores, sums).to(value.dtype)
         of_weights = grad @ value.transpose(-1, -2) - (grad * out).sum(dim=-1, keepdim=True)
-        of_scores = weights * of_weights * slope * self.scale
+        of_scores = weights * of_weights * slope * self.scores.scale
         return of_scores @ key, of_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ grad
 
     def _scores(self, inputs: _Inputs) -> tuple[Tensor, Tensor | float]:
         """Those that weights are the exponentials of, and the softcap's slope there."""
         query, key, _, mask = inputs
-        scores = (query @ key.transpose(-1, -2) * self.scale).float()
+        scores, softcap = (query @ key.transpose(-1, -2) * self.scores.scale).float(), self.scores.softcap
         slope: Tensor | float = 1.0
-        if self.softcap is not None:
-            capped = torch.tanh(scores / self.softcap)
-            scores, slope = self.softcap * capped, (1 - capped.square()).to(query.dtype)
+        if softcap is not None:
+            capped = torch.tanh(scores / softcap)
+            scores, slope = softcap * capped, (1 - capped.square()).to(query.dtype)
         return scores if mask is None else scores + mask, slope
 
 

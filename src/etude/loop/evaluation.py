@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from pydantic import Field
 
-from etude.budget.ledger import open_ledger, within_budget
+from etude.budget.ledger import Ledger, within_budget
 from etude.budget.meter import MeteredEngine
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
@@ -227,7 +227,7 @@ async def rescore_run(
     """
     phase, reward, progress = choose_phase(run.journal, phase), _reward_of(config), progress or Progress()
     progress.phase("scoring")
-    ledger = open_ledger(config, run)
+    ledger = Ledger(run.journal, config)
     async with Builder(config, run) as builder, within_budget(ledger, progress):
         builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
         evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}

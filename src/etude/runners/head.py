@@ -37,7 +37,7 @@ class Head:
     """The models of the run, by name."""
     sampled_here: frozenset[str]
     """Those that runners ask for samples of; they build the others themselves."""
-    patience: float | None
+    patience: float
     """Seconds that a runner's event loop may stand still."""
     ledger: Ledger
     """Where what runners ask models for is counted."""
@@ -238,7 +238,7 @@ class RemoteRunner:
             if ping is None or ping.done():
                 asked_at = time.monotonic()
                 ping = asyncio.ensure_future(self._greet())
-            elif head.patience is not None and time.monotonic() - asked_at > head.patience:
+            elif time.monotonic() - asked_at > head.patience:
                 end = ProcessEnd(f"did not answer for {head.patience:g} s: something in it blocks")
                 self._killed_for = RunnerDied(end, is_late=True)
                 self.process.kill()

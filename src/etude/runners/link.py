@@ -7,7 +7,6 @@ on from, only those are sent that the other end does not know.
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 import hashlib
 import hmac
@@ -16,7 +15,7 @@ import json
 import secrets
 import sys
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -98,46 +97,33 @@ class Stream:
             return
 
 
-async def accept(stream: Stream, key_of: Callable[[int], bytes | None]) -> int:
-    """The number of the runner that calls, which has proved that it knows the key of that number.
+async def shake_hands(stream: Stream, own: int | None, key_of: Callable[[int], bytes | None]) -> int:
+    """The number of the runner, once each end has proved that it knows the key of that number.
 
-    Neither end shows the key: each answers a random challenge of the other. Raises Disconnected.
+    `own` is the number of this runner, None at the head. Neither end shows the key: each answers a random
+    challenge of the other. Raises Disconnected.
     """
     async with asyncio.timeout(_PROOF_SECONDS):
-        hello = await stream.receive(_MOST_BYTES_BEFORE_PROOF)
-        number: int = _field(hello, "runner", int)
-        theirs = _field(hello, "challenge", str)
-        key, ours = key_of(number), secrets.token_hex(32)
-        if key is None:
+        ours = secrets.token_hex(32)
+        stream.send([own, ours])
+        match await stream.receive(_MOST_BYTES_BEFORE_PROOF):
+            case [int(number), str(theirs)] if own is None:
+                here, there = "head", "runner"
+            case [None, str(theirs)] if own is not None:
+                number, here, there = own, "runner", "head"
+            case _:
+                raise Disconnected("what came is not one of our messages")
+        if (key := key_of(number)) is None:
             raise Disconnected("a runner called that nobody waits for")
-        stream.send({"challenge": ours, "proof": _proof(key, "head", theirs, ours)})
-        answer = await stream.receive(_MOST_BYTES_BEFORE_PROOF)
-        if not hmac.compare_digest(_field(answer, "proof", str), _proof(key, "runner", theirs, ours)):
-            raise Disconnected("a runner called that does not know its key")
+        stream.send(_proof(key, here, ours, theirs))
+        shown = str(await stream.receive(_MOST_BYTES_BEFORE_PROOF))
+        if not hmac.compare_digest(shown.encode(errors="replace"), _proof(key, there, theirs, ours).encode()):
+            raise Disconnected("the other end does not know the key")
         return number
 
 
-async def introduce(stream: Stream, number: int, key: bytes) -> None:
-    """Prove to the head that this is the runner of that number. Raises Disconnected where it is no head."""
-    async with asyncio.timeout(_PROOF_SECONDS):
-        ours = secrets.token_hex(32)
-        stream.send({"runner": number, "challenge": ours})
-        answer = await stream.receive(_MOST_BYTES_BEFORE_PROOF)
-        theirs = _field(answer, "challenge", str)
-        if not hmac.compare_digest(_field(answer, "proof", str), _proof(key, "head", ours, theirs)):
-            raise Disconnected("the process at the head's address does not know the key")
-        stream.send({"proof": _proof(key, "runner", ours, theirs)})
-
-
-def _proof(key: bytes, who: str, runners: str, heads: str) -> str:
-    return hmac.new(key, f"{who} {runners} {heads}".encode(), hashlib.sha256).hexdigest()
-
-
-def _field(frame: Any, name: str, kind: type[Any]) -> Any:
-    value = frame.get(name) if isinstance(frame, dict) else None
-    if type(value) is not kind:
-        raise Disconnected("what came is not one of our messages")
-    return value
+def _proof(key: bytes, who: str, own: str, others: str) -> str:
+    return hmac.new(key, f"{who} {own} {others}".encode(), hashlib.sha256).hexdigest()
 
 
 Note: TypeAlias = Callable[[Any], None]
@@ -211,8 +197,12 @@ class Link:
                 waiting.set_exception(_error_of(rest[0]))
 
     async def _work(self, number: int, method: str, parameters: dict[str, Any]) -> None:
+        def note(value: Any) -> None:
+            if not self._is_closed:
+                self._stream.send(["note", number, value])
+
         try:
-            frame = ["answer", number, await self._answer(method, parameters, self._note(number))]
+            frame = ["answer", number, await self._answer(method, parameters, note)]
         except Exception as error:  # noqa: BLE001  whatever it is, it is raised where the question was asked
             frame = ["error", number, _as_json(error)]
         finally:
@@ -222,9 +212,6 @@ class Link:
                 self._stream.send(frame)
             except (TypeError, ValueError) as error:
                 self._stream.send(["error", number, _as_json(error)])
-
-    def _note(self, number: int) -> Note:
-        return lambda value: None if self._is_closed else self._stream.send(["note", number, value])
 
     async def _end(self) -> None:
         self._is_closed = True
@@ -245,26 +232,26 @@ def _as_json(error: Exception) -> dict[str, Any]:
     return {"kinds": names, "text": str(error), "param": getattr(error, "param", None)}
 
 
+_BUILT_IN = {kind.__name__: kind for kind in (RuntimeError, ValueError, TypeError, OSError, TimeoutError)}
+
+
 def _error_of(data: dict[str, Any]) -> Exception:
     """The error that was raised at the other end, of its class or the nearest that is known here."""
-    known = {kind.__name__: kind for kind in _with_subclasses(EtudeError)}
-    name = next((name for name in data["kinds"] if name in known), None)
-    if name is not None:
-        error = known[name].__new__(known[name])
-        error.args = (data["text"],)
-        if data["param"] is not None or hasattr(known[name], "param"):
-            error.param = data["param"]  # type: ignore[attr-defined]
-        return error
-    kind = getattr(builtins, data["kinds"][0], None)
-    if data["kinds"][0] in ("RuntimeError", "ValueError", "TypeError", "OSError", "TimeoutError") and kind:
-        return kind(data["text"])  # type: ignore[no-any-return]
-    return RuntimeError(f"{data['kinds'][0]}: {data['text']}")
-
-
-def _with_subclasses(kind: type[EtudeError]) -> Iterator[type[EtudeError]]:
-    yield kind
-    for derived in kind.__subclasses__():
-        yield from _with_subclasses(derived)
+    names, text = data["kinds"], data["text"]
+    if (built_in := _BUILT_IN.get(names[0])) is not None:
+        return built_in(text)
+    known: list[type[EtudeError]] = [EtudeError]
+    for kind in known:  # It grows meanwhile, by the classes of these.
+        known += kind.__subclasses__()
+    kinds = {kind.__name__: kind for kind in known}
+    found = next((kinds[name] for name in names if name in kinds), None)
+    if found is None:
+        return RuntimeError(f"{names[0]}: {text}")
+    error = found.__new__(found)
+    error.args = (text,)
+    if data["param"] is not None or hasattr(found, "param"):
+        error.param = data["param"]  # type: ignore[attr-defined]
+    return error
 
 
 Known: TypeAlias = dict[int, Call]

@@ -30,7 +30,7 @@ from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
 from etude.runners.head import Head, Place, Places, RemoteRunner, RunnerDied
-from etude.runners.link import Disconnected, Invitation, Stream, accept
+from etude.runners.link import Disconnected, Invitation, Stream, shake_hands
 from etude.runners.shipping import build_scorer, shipped
 from etude.store.encode import encode_episode
 from etude.store.episodes import CallReader, call_key, read_episode
@@ -230,7 +230,7 @@ class RunnerPool:
         """Take a connection from a runner that is waited for; others are closed."""
         stream = Stream(reader, writer)
         try:
-            number = await accept(stream, self._keys.get)
+            number = await shake_hands(stream, None, self._keys.get)
         except (Disconnected, TimeoutError):
             await stream.close()
             return

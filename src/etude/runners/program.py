@@ -39,7 +39,7 @@ from etude.runners.link import (
     decode_answer,
     decode_delta,
     encode_request,
-    introduce,
+    shake_hands,
 )
 from etude.runners.shipping import build_collector, build_scorer, received
 from etude.store.journal import Json
@@ -179,8 +179,13 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
 async def play(invitation: Invitation) -> None:
     """Be the runner of an invitation until the head closes the connection, or is gone."""
     try:
-        stream = await _connect(invitation.address)
-        await introduce(stream, invitation.number, bytes.fromhex(invitation.key))
+        host, colon, port = invitation.address.rpartition(":")
+        if colon and port.isdecimal():
+            stream = Stream(*await asyncio.open_connection(host, int(port)))
+        else:
+            stream = Stream(*await asyncio.open_unix_connection(invitation.address))
+        key = bytes.fromhex(invitation.key)
+        await shake_hands(stream, invitation.number, lambda number: key)
     except (OSError, Disconnected, TimeoutError) as error:
         raise EtudeError(f"no head at {invitation.address}: {error or type(error).__name__}") from error
     program = RunnerProgram(stream)
@@ -188,13 +193,6 @@ async def play(invitation: Invitation) -> None:
         await program.link.serve()
     finally:
         await program.close()
-
-
-async def _connect(address: str) -> Stream:
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdecimal():
-        return Stream(*await asyncio.open_connection(host, int(port)))
-    return Stream(*await asyncio.open_unix_connection(address))
 
 
 def main() -> None:

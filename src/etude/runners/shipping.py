@@ -8,10 +8,9 @@ import socket
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
 from etude.config.builder import Builder
-from etude.config.component import LlmConfig
 from etude.config.document import KeyPath, copied, dig, dotted, replace_at, strings
 from etude.config.load import parse_config, reference_elsewhere, required_variables, secrets_of
 from etude.config.registry import NOUNS, SINGLE, components_in
@@ -48,14 +47,23 @@ def shipped(config: Config, *, over_network: bool = False, at_head: Collection[s
     config = config.model_copy(update={"report": []})
     data = config.model_dump(mode="json", fallback=str)
     components = dict(components_in(data))
-    for path, slot, value in walk(config, Slot(Config)):
+    for path, _, value in walk(config, Slot(Config)):
         if isinstance(value, SecretStr):
             replace_at(data, path, value.get_secret_value())
         elif path in components:
             replace_at(data, path, {"_type": value.type_name, **dig(data, path)})
-            if _holds_object(value):
-                _leave_out(data, path, components[path], value)
-        del slot
+            fields = type(value).model_fields.items()
+            if not any(field.exclude and getattr(value, name) is not None for name, field in fields):
+                continue
+            # It holds what a config file cannot name, such as a function of a program.
+            if path not in SINGLE or components[path] != "datasets":
+                name = getattr(value, "name", path[-1])
+                raise RequestError(
+                    f"the {NOUNS[components[path]]} '{name}' is an object of this program, which other "
+                    "processes cannot import; define it at the top of a module that they can, or leave out "
+                    "eval.general.isolation"
+                )
+            replace_at(data, path, None)  # The examples themselves are sent.
     _double_dollars(data)
     if over_network:
         _withhold(config, data, at_head)
@@ -136,23 +144,6 @@ def _is_built_there(path: KeyPath, at_head: Collection[str]) -> bool:
     return is_component and not (path[0] == "llms" and path[1] in at_head)
 
 
-def _holds_object(component: BaseModel) -> bool:
-    """Whether a component holds what a config file cannot name, such as a function of a program."""
-    fields = type(component).model_fields
-    return any(field.exclude and getattr(component, name) is not None for name, field in fields.items())
-
-
-def _leave_out(data: dict[str, Any], path: tuple[str | int, ...], kind: Any, component: Any) -> None:
-    if path in SINGLE and kind == "datasets":
-        replace_at(data, path, None)  # The examples themselves are sent.
-        return
-    name = getattr(component, "name", path[-1])
-    raise RequestError(
-        f"the {NOUNS[kind]} '{name}' is an object of this program, which other processes cannot import; "
-        "define it at the top of a module that they can, or leave out eval.general.isolation"
-    )
-
-
 def _double_dollars(data: Any) -> None:
     """Escape what would be read as a reference to the environment."""
     items = data.items() if isinstance(data, Mapping) else enumerate(data)
@@ -176,16 +167,23 @@ async def build_collector(
     config = builder.config
     workflow: Workflow = await builder.get_workflow()
     general = config.eval.general
+    # How each model samples where a call does not say: of opponents, as the model that they play.
+    played = {
+        name: config.llms[llm.of] if isinstance(llm, OpponentsConfig) else llm
+        for name, llm in config.llms.items()
+    }
     return Collector(
         workflow,
         models,
         journal,
         seed=config.finetuning.seed,
         limits=Limits(general.max_concurrency, general.timeout, general.max_calls),
-        sampling=_sampling(config),
-        template_options={
-            name: getattr(llm, "chat_template_kwargs", {}) for name, llm in _played(config).items()
+        sampling={
+            name: sampling
+            for name, llm in played.items()
+            if isinstance(sampling := getattr(llm, "sampling", None), Sampling)
         },
+        template_options={name: getattr(llm, "chat_template_kwargs", {}) for name, llm in played.items()},
         # Where several are trained there is none that is meant before the others.
         default_model=None if config.finetuning.targets else target_model(config, models),
         tools={name: await builder.get_tools(name) for name in config.tools},
@@ -212,17 +210,3 @@ def target_model(config: Config, models: Mapping[str, Any]) -> str:
         if name is not None:
             return name
     raise RequestError("the config has no models; add one: `llms: {policy: {_type: local, …}}`")
-
-
-def _played(config: Config) -> dict[str, LlmConfig]:
-    """The entry that says how each model samples: of opponents, that of the model that they play."""
-    return {
-        name: config.llms[llm.of] if isinstance(llm, OpponentsConfig) else llm
-        for name, llm in config.llms.items()
-    }
-
-
-def _sampling(config: Config) -> dict[str, Sampling]:
-    """How each model samples where a call does not say, as its config has it."""
-    sampling = {name: getattr(llm, "sampling", None) for name, llm in _played(config).items()}
-    return {name: each for name, each in sampling.items() if isinstance(each, Sampling)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import shlex
 import shutil
 from abc import ABC, abstractmethod
@@ -12,6 +11,8 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+from accelerate.utils import release_memory
 
 from etude.core.errors import EngineError, RequestError
 from etude.inference.answer import TokenEngine
@@ -96,15 +97,7 @@ class EmbeddedBackend(Backend):
 
     async def unload(self, model: ServedModel, engine: TokenEngine) -> None:
         await engine.close()
-        await asyncio.to_thread(_free_memory)
-
-
-def _free_memory() -> None:
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # pragma: gpu
+        await asyncio.to_thread(release_memory)
 
 
 class VllmBackend(Backend):
@@ -141,7 +134,12 @@ class VllmBackend(Backend):
         """Start vLLM with the base model. Raises RequestError for one that it cannot serve here."""
         self.speech = await asyncio.to_thread(Speech.load, self._settings.model)
         config = await asyncio.to_thread(_text_config, self._settings.model)
-        self._require_heads(config)
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if self._device == "cpu" and head < _SMALLEST_HEAD:
+            raise RequestError(
+                f"the model '{self._settings.model}' has heads of {head} (head_dim), and vLLM serves none "
+                f"below {_SMALLEST_HEAD} on a CPU; serve it with --engine embedded"
+            )
         # vLLM 0.32 loads an output layer that shares its weights with the embeddings only at its start.
         self._loads_in_place = not config.tie_word_embeddings
         if self._settings.samplers:
@@ -206,17 +204,6 @@ class VllmBackend(Backend):
 
     def status(self) -> dict[str, Any]:
         return self._processes.status()
-
-    def _require_heads(self, text: Any) -> None:
-        """Raise RequestError for heads that are too small for vLLM on this device."""
-        if self._device != "cpu":
-            return
-        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        if size < _SMALLEST_HEAD:
-            raise RequestError(
-                f"the model '{self._settings.model}' has heads of {size} (head_dim), and vLLM serves none "
-                f"below {_SMALLEST_HEAD} on a CPU; serve it with --engine embedded"
-            )
 
     async def _add_lora(self, model: ServedModel) -> str:
         # A name is never used twice, so that an answer under way keeps the weights that it began with.

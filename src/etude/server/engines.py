@@ -9,16 +9,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from etude.core.call import ChatRequest, Delta, Sampling
+from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError, RequestError
 from etude.core.keys import fold
 from etude.inference.answer import TokenEngine
 from etude.models.speech import Speech
+from etude.server.backend import Backend
 from etude.server.guard import Metrics, unless_gone
 from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
@@ -32,10 +34,6 @@ from etude.wire.messages import MessagesBody
 from etude.wire.responses import ResponsesBody
 from etude.wire.sampling import with_checked
 from etude.wire.tokens import DetokenizeBody, TokenizeBody
-
-if TYPE_CHECKING:
-    from etude.server.backend import Backend
-
 
 _LOG = logging.getLogger("etude.server")
 
@@ -63,7 +61,7 @@ class EnginePool:
         self._backend = backend
         self._loaded: dict[str, _Loaded] = {}
         self._loading = asyncio.Lock()
-        self._loads: dict[str, asyncio.Task[_Loaded]] = {}
+        self._loads: dict[str, asyncio.Task[None]] = {}
         self._arriving = False
         """Whether the backend is loading a model."""
         self._inside = 0
@@ -117,7 +115,7 @@ class EnginePool:
             self._state = "running"
             self._changed.notify_all()
         if not self._loaded:
-            await self._get(self._models.base)
+            await asyncio.shield(self._loading_of(self._models.base))
 
     async def stop(self, holder: str = "") -> None:
         """Let requests under way finish, then free the memory. Requests wait until `start`."""
@@ -158,10 +156,9 @@ class EnginePool:
                 raise self._away() from error
         self._inside += 1
         try:
-            loaded = self._loaded.get(model.name) or await self._wait_for(model)
-            while self._loaded.get(model.name) is not loaded:
-                # It had to make room again before anybody could use it.
-                loaded = await self._wait_for(model)
+            # It may have to make room again before anybody could use it.
+            while (loaded := self._loaded.get(model.name)) is None:
+                await self._wait_for(model)
             loaded.users += 1
             try:
                 yield loaded
@@ -173,37 +170,30 @@ class EnginePool:
             async with self._changed:
                 self._changed.notify_all()
 
-    async def _wait_for(self, model: ServedModel) -> _Loaded:
-        """The model in memory. While models are being loaded, which has an end, it is waited for; for room
+    async def _wait_for(self, model: ServedModel) -> None:
+        """Wait until the model is in memory: while models are being loaded, which has an end; and for room
         that others take, as long as the patience lasts."""
-        loading = asyncio.ensure_future(self._get(model))
-        try:
-            while not loading.done():
-                await asyncio.wait({loading}, timeout=max(self._settings.engine_wait, _SHORTEST_WAIT))
-                # A load that has just ended is done a turn of the loop later.
-                is_coming = self._arriving or model.name in self._loaded
-                if not loading.done() and not is_coming:
-                    raise self._away()
-            return loading.result()
-        finally:
-            loading.cancel()
+        loading = self._loading_of(model)
+        while not loading.done():
+            await asyncio.wait({loading}, timeout=max(self._settings.engine_wait, _SHORTEST_WAIT))
+            # A load that has just ended is done a turn of the loop later.
+            if not (loading.done() or self._arriving or model.name in self._loaded):
+                raise self._away()
+        loading.result()
 
     def _away(self) -> ApiError:
         message = "the engine is away, or busy with loading or with other models; try again later"
         wait = max(5.0, self._settings.engine_wait)
         return ApiError(503, message, code="engine_unavailable", retry_after=wait)
 
-    async def _get(self, model: ServedModel) -> _Loaded:
-        """The model in memory. Loading goes on when nobody has the patience: the next one will want it."""
-        name = model.name
-        if name in self._loaded:
-            return self._loaded[name]
-        if name not in self._loads:
-            self._loads[name] = asyncio.create_task(self._load(model))
-            self._loads[name].add_done_callback(lambda done: self._loads.pop(name, None))
-        return await asyncio.shield(self._loads[name])
+    def _loading_of(self, model: ServedModel) -> asyncio.Task[None]:
+        """Loads a model. It goes on when nobody has the patience: the next one will want it."""
+        loading = self._loads.get(model.name)
+        if loading is None or loading.done():
+            loading = self._loads[model.name] = asyncio.create_task(self._load(model))
+        return loading
 
-    async def _load(self, model: ServedModel) -> _Loaded:
+    async def _load(self, model: ServedModel) -> None:
         async with self._loading:
             if self._state != "running":
                 raise self._away()
@@ -221,8 +211,7 @@ class EnginePool:
                 raise ApiError(503, message, code="model_unavailable", retry_after=60) from error
             finally:
                 self._arriving = False
-            self._loaded[model.name] = loaded = _Loaded(model, engine, used=time.monotonic())
-            return loaded
+            self._loaded[model.name] = _Loaded(model, engine, used=time.monotonic())
 
     async def _make_room(self, model: ServedModel) -> None:
         """Put models away that cannot be in memory beside it, and wait while they are in use."""
@@ -284,11 +273,6 @@ class Inference:
                 engine.speech.template.rendering.token_bytes,
                 asked.tokens_as_ids,
             )
-
-            def on_delta(delta: Delta) -> None:
-                if asked.on_delta is not None:
-                    asked.on_delta(heading, delta)
-
             completion = await engine.complete(
                 ChatRequest(
                     asked.messages if asked.prompt is None else as_message(asked.prompt),
@@ -301,7 +285,7 @@ class Inference:
                     prompt=asked.prompt,
                     top_logprobs=asked.top_logprobs,
                     prompt_logprobs=asked.prompt_logprobs,
-                    on_delta=None if asked.on_delta is None else on_delta,
+                    on_delta=None if asked.on_delta is None else partial(asked.on_delta, heading),
                 )
             )
         # A prompt with several answers counts once.

@@ -6,7 +6,7 @@ An extension registers itself by an import path in a module of components (entry
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -67,9 +67,8 @@ def load_extensions() -> list[ServerExtension]:
     load_entry_points()
     extensions = []
     for path in _paths:
-        module, _, name = path.partition(":")
         try:
-            extensions.append(getattr(importlib.import_module(module), name)())
+            extensions.append(pkgutil.resolve_name(path)())
         except (ImportError, AttributeError) as error:
             raise RequestError(f"the server's extension {path} cannot be loaded: {error}") from error
     return extensions

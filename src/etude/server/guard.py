@@ -222,37 +222,22 @@ async def unless_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
 
     Raises ApiError then, for the log: there is nobody to answer.
     """
-    loop, this = asyncio.get_running_loop(), asyncio.current_task()
-    assert this is not None
-    leaving: asyncio.Task[None] | None = None
-    is_gone = is_over = False
+    limit = asyncio.timeout(None)
 
-    def leave(done: asyncio.Task[None]) -> None:
-        nonlocal is_gone
-        if not (done.cancelled() or is_over):
-            is_gone = True
-            this.cancel()
+    async def listen() -> None:
+        # An answer that comes at once goes unwatched: to listen costs as much as reading the request.
+        await asyncio.sleep(_AT_ONCE_SECONDS)
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        limit.reschedule(asyncio.get_running_loop().time())
 
-    def listen() -> None:
-        nonlocal leaving
-        leaving = loop.create_task(_gone(request))
-        leaving.add_done_callback(leave)
-
-    # Whoever is answered at once is not listened to meanwhile: that costs as much as reading the request.
-    waiting = loop.call_later(_AT_ONCE_SECONDS, listen)
+    listening = asyncio.create_task(listen())
     try:
-        return await work()
-    except asyncio.CancelledError:
-        if is_gone and this.uncancel() == 0:
+        async with limit:
+            return await work()
+    except TimeoutError:
+        if limit.expired():
             raise ApiError(499, "the client hung up") from None
         raise
     finally:
-        is_over = True
-        waiting.cancel()
-        if leaving is not None:
-            leaving.cancel()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        listening.cancel()

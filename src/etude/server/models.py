@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 from fastapi import APIRouter
@@ -21,13 +21,12 @@ from etude.config.document import dump
 from etude.core.errors import EtudeError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
+from etude.models.device import choose_device, dtype_name
+from etude.models.policy import LoraOptions, Policy, dtype_of
 from etude.server.database import MODELS, Row, row_of
 from etude.server.guard import not_found
 from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError
-
-if TYPE_CHECKING:
-    from etude.models.policy import Policy
 
 OWNER = "etude"
 
@@ -148,8 +147,6 @@ def load_policy(settings: ServerSettings, model: ServedModel, *, keep_base: bool
     model cannot be loaded, StoreError and EngineError when the tensors are missing, damaged or of another
     model.
     """
-    from etude.models.policy import LoraOptions, Policy
-
     policy = Policy.load(settings.model, device=settings.device, dtype=settings.dtype)
     if model.lora is not None:
         policy.use_lora(LoraOptions(model.lora["r"], model.lora["alpha"]), 0)
@@ -167,8 +164,6 @@ def load_policy_of_job(
 
     With `keeps_reference` the weights of the reference model are kept beside those that are trained.
     """
-    from etude.models.policy import LoraOptions
-
     values = job["hyperparameters"]
     from_base = keeps_reference and values.get("reference") == "base"
     policy = load_policy(settings, model, keep_base=from_base)
@@ -221,9 +216,6 @@ def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
 
 def _write(settings: ServerSettings, served: ServedModel, folder: Path, lora: bool) -> None:
     """Write the model as it is served, by the CPU: the device is the engine's and the jobs'."""
-    from etude.models.device import choose_device, dtype_name
-    from etude.models.policy import dtype_of
-
     kind: Any = dtype_name(dtype_of(settings.model, settings.dtype, choose_device(settings.device)))
     policy = load_policy(settings.model_copy(update={"device": "cpu", "dtype": kind}), served)
     policy.export(folder, merge=not lora)

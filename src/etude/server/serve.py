@@ -60,7 +60,17 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     training_processes(settings)
     show_logs(settings.log_level)
     with listen(settings.host, settings.port) as listening:
-        lock = _lock(settings)
+        try:
+            private_folder(settings.data_dir)
+        except OSError as error:
+            raise StoreError(f"{settings.data_dir}: {error.strerror}; choose another --data-dir") from error
+        try:  # Two servers in a data folder would start the same jobs.
+            lock = RunLock(settings.data_dir / "lock")
+        except StoreError as error:
+            raise StoreError(
+                f"{settings.data_dir} is in use by another server; stop it, or choose another --data-dir"
+            ) from error
+        delete_left_over(settings.data_dir)
         try:
             backend = VllmBackend(settings) if settings.engine == "vllm" else EmbeddedBackend(settings)
             _run(create_app(settings, backend), backend, settings, listening, on_ready)
@@ -126,22 +136,6 @@ def _run(
         raise ServeError("the server could not start; the lines above say why")
 
 
-def _lock(settings: ServerSettings) -> RunLock:
-    """One server in a data folder: two would start the same jobs."""
-    try:
-        private_folder(settings.data_dir)
-    except OSError as error:
-        raise StoreError(f"{settings.data_dir}: {error.strerror}; choose another --data-dir") from error
-    try:
-        lock = RunLock(settings.data_dir / "lock")
-    except StoreError as error:
-        raise StoreError(
-            f"{settings.data_dir} is in use by another server; stop it, or choose another --data-dir"
-        ) from error
-    delete_left_over(settings.data_dir)
-    return lock
-
-
 _ABOUT = """OpenAI's API over models that this machine runs and trains.
 
 Point any OpenAI client here: `OpenAI(base_url="http://this-server/v1", api_key="…")`.
@@ -162,9 +156,6 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     scheduler = Scheduler(settings, jobs, pool)
     parts = ServerParts(settings, database, files, jobs, models, pool, scheduler.wake)
     metrics = Metrics(jobs.counts, lambda: pool.sequences)
-
-    def tells_tokens(model: str) -> bool:
-        return any(extension.tells_tokens(model) for extension in extensions)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -188,7 +179,10 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     add_error_handlers(app)
     for router in (
         _model_routes(models, jobs, pool),
-        inference_routes(Inference(pool, metrics, settings.name), tells_tokens),
+        inference_routes(
+            Inference(pool, metrics, settings.name),
+            lambda model: any(extension.tells_tokens(model) for extension in extensions),
+        ),
         file_routes(files),
         job_routes(settings, jobs, files, models, scheduler.wake),
         weights_routes(settings, models),

@@ -137,7 +137,12 @@ def training_processes(settings: ServerSettings) -> int:
     """
     if settings.cluster is not None:
         return settings.cluster.learners or 1
-    asked, gpus = settings.training_processes, _gpus(settings.device)
+    import torch
+
+    # None on the CPU, which any number of processes share.
+    asked, gpus = settings.training_processes, None if settings.device == "cpu" else 1
+    if settings.device in ("auto", "cuda"):
+        gpus = torch.cuda.device_count() or (1 if torch.backends.mps.is_available() else None)
     if asked is not None and asked > 1 and gpus is not None and asked > gpus:
         there = "one device" if gpus == 1 else f"{gpus} GPUs"
         raise RequestError(
@@ -145,15 +150,3 @@ def training_processes(settings: ServerSettings) -> int:
             "out, or train with --device cpu"
         )
     return asked or gpus or 1
-
-
-def _gpus(device: str) -> int | None:
-    """Devices that a job can have; None on the CPU, which any number of processes share."""
-    import torch
-
-    if device == "cpu":
-        return None
-    if device in ("auto", "cuda"):
-        count = torch.cuda.device_count()
-        return count or (1 if torch.backends.mps.is_available() else None)
-    return 1

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from etude.cluster.launch import Seat
 from etude.server.database import open_database
 from etude.server.extensions import load_extensions
 from etude.server.files import FileStore
@@ -15,9 +16,6 @@ from etude.server.jobs import JobStore
 from etude.server.models import ModelStore
 from etude.server.settings import ServerSettings, WorkerOrder
 from etude.store.files import SERVER_DATABASE
-
-if TYPE_CHECKING:
-    from etude.cluster.launch import Seat
 
 
 @dataclass(frozen=True, slots=True)

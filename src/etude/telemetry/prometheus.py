@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from etude.config.schema import MetricsConfig
 from etude.core.errors import MissingExtraError, RequestError
-from etude.store.status import RunStatus
+from etude.store.status import ModelStatus, RunStatus
 
 Sample: TypeAlias = tuple[tuple[str, ...], float]
 """The values of a metric's own labels, and its value."""
@@ -28,6 +28,10 @@ def _by(
 ) -> Metric:
     """A gauge with a label of its own."""
     return "gauge", name, text, (label,), lambda status: [((own,), value) for own, value in values(status)]
+
+
+def _of_models(name: str, text: str, value: Callable[[ModelStatus], float]) -> Metric:
+    return _by("model", name, text, lambda status: [(model.name, value(model)) for model in status.models])
 
 
 METRICS: tuple[Metric, ...] = (
@@ -66,24 +70,9 @@ METRICS: tuple[Metric, ...] = (
         "For how long the run has been in this phase.",
         lambda s: [(s.phase, s.phase_seconds)],
     ),
-    _by(
-        "model",
-        "etude_model_version",
-        "The version that is sampled from.",
-        lambda s: [(model.name, model.version) for model in s.models],
-    ),
-    _by(
-        "model",
-        "etude_calls_in_flight",
-        "Calls that wait for an answer.",
-        lambda s: [(model.name, model.waiting) for model in s.models],
-    ),
-    _by(
-        "model",
-        "etude_oldest_call_seconds",
-        "Age of the oldest of these calls.",
-        lambda s: [(model.name, model.oldest or 0.0) for model in s.models],
-    ),
+    _of_models("etude_model_version", "The version that is sampled from.", lambda m: m.version),
+    _of_models("etude_calls_in_flight", "Calls that wait for an answer.", lambda m: m.waiting),
+    _of_models("etude_oldest_call_seconds", "Age of the oldest of these calls.", lambda m: m.oldest or 0.0),
     (
         "gauge",
         "etude_runners",

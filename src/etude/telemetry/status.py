@@ -48,7 +48,9 @@ class RunCounts(Progress):
         self.spent = display.spent  # type: ignore[method-assign]
         self.epoch: int | None = None
         self.num_epochs = 0
-        self.phase_name, self.expected = "starting", None
+        self.phase_name = "starting"
+        self.expected: int | None = None
+        """Episodes of this phase."""
         self.phase_since = time.monotonic()
         self.episodes = 0
         """That ended in this phase."""
@@ -56,9 +58,6 @@ class RunCounts(Progress):
         """The mean of the last epoch's episodes, by target; under "" where one model is trained."""
         self.validation: dict[str, float] = {}
         self.totals = Totals()
-
-    expected: int | None
-    """Episodes of this phase."""
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         self.num_epochs = num_epochs
@@ -189,10 +188,7 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
         for place in (() if pool is None else pool.places)
     ]
     models, learners = _models(parts), teams_of(parts.run.path)
-    stored = parts.run.journal
-    journal = JournalStatus(
-        committed=stored.committed, waiting=stored.waiting, waiting_seconds=stored.waiting_seconds
-    )
+    journal = JournalStatus.model_validate(parts.run.journal, from_attributes=True)
     return RunStatus(
         run=parts.run.name,
         pid=os.getpid(),
