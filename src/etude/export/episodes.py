@@ -23,12 +23,13 @@ from etude.config.load import parse_config
 from etude.config.schema import Config
 from etude.core.call import Call, continues
 from etude.core.data_model import finite
+from etude.core.edge import TrajectoryCollection
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event
 from etude.core.errors import CapabilityError, RequestError
 from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
 from etude.core.json_text import read_json
 from etude.core.message import Message, is_text, text_of
-from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+from etude.core.trajectory import Method, Trajectory
 from etude.protocols.tree import as_yaml, transcript
 from etude.rewards.collections import numbered, phase_name
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, item_of, summary_of
@@ -158,8 +159,11 @@ class StoredEvaluation(Evaluation):
         records = [record for name in phases for record in iter_episodes(self._journal, phase=name)]
         # Stable: collections of the same example stay in their order.
         records.sort(key=lambda record: (record.example.id, record.generation))
-        if len(phases) > 1:
-            records = _numbered_anew(records)
+        if len(phases) > 1:  # The episodes of several collections are the generations of one.
+            seen = Counter[str]()
+            for place, record in enumerate(records):
+                records[place] = replace(record, generation=seen[record.example.id])
+                seen[record.example.id] += 1
         scores = {name: [self._score(record, name) for record in records] for name in self._evaluators}
         failures = Counter(record.failure.kind for record in records if record.failure is not None)
         return EvaluationRunOutput(
@@ -188,16 +192,6 @@ class StoredEvaluation(Evaluation):
         else:
             score, error = None, f"{record.failure.kind}: {record.failure.reason}"
         return score or unscored(item_of(record), error)
-
-
-def _numbered_anew(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
-    """The episodes of several collections as the generations of one."""
-    seen: Counter[str] = Counter()
-    generations = []
-    for record in records:
-        generations.append(replace(record, generation=seen[record.example.id]))
-        seen[record.example.id] += 1
-    return generations
 
 
 SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one reply on each side"
