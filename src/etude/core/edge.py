@@ -35,7 +35,7 @@ _AS_LISTS = list[list[InstanceOf[Sample] | InstanceOf[Pair] | Trajectory]]
 
 
 class TrajectoryCollection(DataModel):
-    """What is trained on in one epoch, grouped: a group starts from one example (or one turn)."""
+    """Samples of one epoch, or pairs, grouped: a group starts from one example (or one turn)."""
 
     groups: Annotated[
         Sequence[Sequence[TrainingUnit]], GetPydanticSchema(lambda _, schema_of: schema_of(_AS_LISTS))
