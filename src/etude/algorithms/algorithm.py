@@ -205,10 +205,13 @@ class Algorithm(Collecting):
         """Why a job on these groups could change nothing; None where it may, as far as is known before it."""
         if not self.is_idle([*map(UnitGroup, groups)], at_base=at_base):
             return None
-        return Skipped(
-            reason="nothing to learn from: no token has both a weight and an advantage, as where all rewards "
+        reason = (
+            "nothing to learn from: no token has both a weight and an advantage, as where all rewards "
             "within a group are the same"
         )
+        if "reference" in self.needs():
+            reason += "; and beta pulls to the model that the job starts from"
+        return Skipped(reason=reason)
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
         """For every sample of an optimiser step the factor of its weights: here the mean over all tokens."""
