@@ -12,9 +12,9 @@ import pytest
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
 from etude.config.finetuning import FinetuneConfig
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import EtudeError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
-from etude.core.trajectory import TrajectoryCollection
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.log import EpochLog, jobs_of
 from etude.store.run_folder import RunFolder

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from etude.config.schema import Config as Config
     from etude.core.call import ChatRequest as ChatRequest
     from etude.core.call import Completion as Completion
+    from etude.core.edge import TrajectoryCollection as TrajectoryCollection
     from etude.core.episode import Example as Example
     from etude.core.episode import ToolResult as ToolResult
     from etude.core.errors import BudgetReached as BudgetReached
@@ -85,7 +86,6 @@ if TYPE_CHECKING:
     from etude.core.trajectory import EpisodeItem as EpisodeItem
     from etude.core.trajectory import EpisodeItemRole as EpisodeItemRole
     from etude.core.trajectory import Trajectory as Trajectory
-    from etude.core.trajectory import TrajectoryCollection as TrajectoryCollection
     from etude.groups.openai_group import OpenAiSharedModelGroup as OpenAiSharedModelGroup
     from etude.groups.shared import PureTextSharedModelGroup as PureTextSharedModelGroup
     from etude.groups.shared import SharedModelGroup as SharedModelGroup

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.algorithms.samples import branches_of, sample_of
+from etude.core.edge import TrajectoryCollection
 from etude.core.edge import trajectory_of as built
 from etude.core.errors import CapabilityError, TrainingError
-from etude.core.trajectory import EpisodeItem, Trajectory, TrajectoryCollection
+from etude.core.trajectory import EpisodeItem, Trajectory
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.integrations.art.wire import FLAT, check_episode_order, groups_of, trajectory_of
 from tests.algorithms.scripted_episodes import call, conversation, episode

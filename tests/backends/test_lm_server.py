@@ -18,11 +18,10 @@ from etude.backends.lm_client import BadResponseError, ClientTimeoutError, Langu
 from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
 from etude.config.finetuning import FinetuneConfig
-from etude.core.edge import sample_of, trajectory_of
+from etude.core.edge import TrajectoryCollection, sample_of, trajectory_of
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.training_rows import GrpoRow
-from etude.core.trajectory import TrajectoryCollection
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.models.tiny import build_policy, build_tokenizer
 from etude.store.learned import trained_samples

@@ -14,12 +14,12 @@ from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError, dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
-from etude.core.edge import trajectory_of
+from etude.core.edge import TrajectoryCollection, trajectory_of
 from etude.core.episode import Example
 from etude.core.errors import BackendError, CapabilityError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
-from etude.core.trajectory import DPOItem, Trajectory, TrajectoryCollection
+from etude.core.trajectory import DPOItem, Trajectory
 from tests.algorithms.scripted_episodes import call, conversation, episode
 from tests.backends.openai_stand_in import BASE, StandIn, error_response
 

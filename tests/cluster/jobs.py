@@ -12,8 +12,8 @@ from etude.backends.learning import Learners
 from etude.backends.local_adapter import LocalAdapter
 from etude.cluster.launch import RayConfig, RayTeams
 from etude.config.finetuning import FinetuneConfig
+from etude.core.edge import TrajectoryCollection
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
-from etude.core.trajectory import TrajectoryCollection
 from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.weights import load_tensors
 from etude.store.run_folder import locked_by

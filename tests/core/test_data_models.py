@@ -17,12 +17,13 @@ from etude.config.finetuning import (
     RewardFunctionConfig,
     TrainerConfig,
 )
+from etude.core.edge import TrajectoryCollection
 from etude.core.episode import Example
 from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.history import EpochEntry
 from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
-from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 
 USER = {"role": "user", "content": "2 + 2"}
 STATUS = {"run_id": "r", "backend": "b", "status": "running"}

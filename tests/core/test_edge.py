@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from etude.core.call import Constraint, Sampling
-from etude.core.edge import Encoder, sample_of, trajectory_of, units_of
+from etude.core.edge import Encoder, TrajectoryCollection, sample_of, trajectory_of, units_of
 from etude.core.errors import TrainingError
 from etude.core.message import OpenAIMessage
 from etude.core.sample import Sample, Turn
@@ -52,9 +52,8 @@ def test_a_sample_is_context_and_sampled_tokens_in_turn():
 def test_each_turn_says_how_it_was_sampled():
     ways = Sampling(temperature=0.5), Sampling(top_k=3, constraint=Constraint("regex", "a+"))
     one = trajectory(1.0, item([1], [2], sampling=ways[0]), item([3], [4], sampling=ways[1]))
-    assert [
-        turn.sampling for turn in sample_of(Trajectory.model_validate_json(one.model_dump_json())).turns
-    ] == [*ways]
+    again = sample_of(Trajectory.model_validate_json(one.model_dump_json()))
+    assert tuple(turn.sampling for turn in again.turns) == ways
 
 
 def test_what_is_imitated_needs_no_logprobs():
@@ -88,9 +87,8 @@ def test_an_episode_without_its_tokens_is_named(bad, message):
 
 
 def test_shaped_rewards_of_another_number_are_named():
-    one = trajectory(1.0, item([1], [2]), shaped=[1.0, 2.0], episode="e")
     with pytest.raises(TrainingError, match="episode e has 2 shaped rewards for 1 sampled messages"):
-        sample_of(one)
+        sample_of(trajectory(1.0, item([1], [2]), shaped=[1.0, 2.0], episode="e"))
 
 
 def preference(**fields):
@@ -159,10 +157,7 @@ long = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max
 def test_a_sample_survives_the_edge(lengths, scored):
     ids, mask, turns, messages = [], [], [], []
     for number, (context, sampled) in enumerate(lengths):
-        messages += [
-            {"role": "user", "content": f"q{number}"},
-            {"role": "assistant", "content": f"a{number}"},
-        ]
+        messages += [{"role": role, "content": f"{number}"} for role in ("user", "assistant")]
         start = len(ids) + context
         ids += [*range(start + sampled - len(ids))]
         mask += [False] * context + [True] * sampled
@@ -182,20 +177,28 @@ def test_a_sample_survives_the_edge(lengths, scored):
     assert again == replace(one, turns=tuple(turns), messages=())
 
 
+def test_a_collection_has_samples_until_its_trajectories_are_asked_for():
+    one = Sample((1, 2), (False, True), (0.0, -0.5), turns=(Turn(1, 2),), reward=1.0, group_rewards=[1.0])
+    made = TrajectoryCollection(trajectories=[[one]], run_id="r")
+    assert made.groups == [[one]] and units_of(one, "samples") == [one]
+    written = made.model_copy().model_dump(mode="json")["trajectories"]
+    assert written == [[trajectory_of(one).model_dump(mode="json")]]
+    made.trajectories[0][0].reward = 0.5
+    assert [sample_of(each).reward for each in made.groups[0]] == [0.5]
+
+
 ids = st.lists(st.integers(0, 10**6), min_size=1, max_size=4)
 numbers = st.floats(-10, 10)
 
 
 @st.composite
 def turns(draw: st.DrawFn) -> GrpoTurn:
-    sampled = draw(ids)
-    logprobs = [draw(st.floats(-10, 0)) for _ in sampled]
-    cut_off = draw(st.sampled_from([None, "length"]))
+    sampled = tuple(draw(ids))
     return GrpoTurn(
         context_ids=tuple(draw(ids)),
-        token_ids=tuple(sampled),
-        logprobs=tuple(logprobs),
-        finish_reason=cut_off,
+        token_ids=sampled,
+        logprobs=tuple(draw(st.floats(-10, 0)) for _ in sampled),
+        finish_reason=draw(st.sampled_from([None, "length"])),
     )
 
 
@@ -214,20 +217,16 @@ def test_a_group_survives_the_file(rows: list[GrpoTrajectory]) -> None:
 
 
 def test_a_sample_is_the_same_from_the_file_as_from_the_trajectory() -> None:
-    asked = EpisodeItem(role=EpisodeItemRole.USER, content="?")
-    given = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="as an example", logprobs=[], given=True)
-    said = EpisodeItem(
-        role=EpisodeItemRole.ASSISTANT,
-        content="!",
-        logprobs=[-0.5, -0.25],
-        token_ids=(3, 2),
-        context_ids=(7, 8),
+    said = item(
+        (7, 8),
+        (3, 2),
+        (-0.5, -0.25),
         advantages=(0.5, 1.5),
         weights=(1.0, 0.0),
         teacher_logprobs=(-0.1, -0.2),
         sampling=Sampling(temperature=0.7, constraint=Constraint("regex", "a+"), logit_bias=((3, 0.5),)),
     )
-    sample = sample_of(Trajectory(episode=[asked, given, said], reward=1.0, episode_id="a"))
+    sample = sample_of(trajectory(1.0, USER, GIVEN, said, episode="a"))
     line = GrpoRow.of_group([sample]).model_dump_json(exclude_none=True)
     assert GrpoRow.model_validate_json(line).group() == [sample]
 
@@ -236,12 +235,16 @@ ASKED = {"role": "user", "content": "?"}
 SAID = {"role": "assistant", "content": "!"}
 
 
+def group_row(**changes):
+    return {"trajectories": [{"turns": [{"token_ids": [1], "logprobs": [-1.0], **changes}], "reward": 1}]}
+
+
 @pytest.mark.parametrize(
     ("row", "method"),
     [
         ({"messages": [ASKED, SAID]}, "supervised"),
         ({"input": {"messages": [ASKED]}, "preferred_output": [SAID], "non_preferred_output": [SAID]}, "dpo"),
-        ({"trajectories": [{"turns": [{"token_ids": [1], "logprobs": [-1.0]}], "reward": 1}]}, "grpo"),
+        (group_row(), "grpo"),
     ],
 )
 def test_a_line_tells_its_method(row: dict, method: str) -> None:
@@ -266,17 +269,9 @@ def test_a_line_tells_its_method(row: dict, method: str) -> None:
             {"input": {"messages": [ASKED]}, "preferred_output": [ASKED], "non_preferred_output": [SAID]},
             "role assistant",
         ),
-        (
-            "grpo",
-            {"trajectories": [{"turns": [{"token_ids": [1, 2], "logprobs": [0]}], "reward": 1}]},
-            "1 logprobs",
-        ),
-        ("grpo", {"trajectories": [{"turns": [{"token_ids": [-1], "logprobs": [0]}], "reward": 1}]}, "ids"),
-        (
-            "grpo",
-            {"trajectories": [{"turns": [{"token_ids": [1], "logprobs": ["NaN"]}], "reward": 1}]},
-            "finite",
-        ),
+        ("grpo", group_row(token_ids=[1, 2]), "1 logprobs"),
+        ("grpo", group_row(token_ids=[-1]), "ids"),
+        ("grpo", group_row(logprobs=["NaN"]), "finite"),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_field(method: str, row: dict, told: str) -> None:

@@ -11,7 +11,8 @@ from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest, Sampling
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.core.edge import TrajectoryCollection
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup, Skipped, Step
 from etude.groups.line import LineRules, ModelLine
 from etude.inference.embedded import EmbeddedEngine

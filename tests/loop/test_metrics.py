@@ -3,10 +3,11 @@
 import pytest
 
 from etude.core.data_model import finite
+from etude.core.edge import TrajectoryCollection
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.stats import estimate
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.loop.evaluation import item_rows
 from etude.loop.evaluation import scores_of as scores_of_result
 from etude.loop.metrics import (

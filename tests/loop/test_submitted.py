@@ -7,9 +7,10 @@ import logging
 import pytest
 
 from etude.backends.capabilities import Capabilities
+from etude.core.edge import TrajectoryCollection
 from etude.core.history import History
 from etude.core.job import TrainingJobRef
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.loop.lifecycle import WayBack, way_back
 from etude.loop.training_data import record_samples
 from etude.store.learned import Source, read_learned

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
@@ -24,12 +25,12 @@ from etude.config.nearest import alternatives
 from etude.config.registry import register_trajectory_builder
 from etude.config.slots import names_of
 from etude.core.data_model import number
-from etude.core.edge import Encoder, units_of
+from etude.core.edge import Encoder, TrajectoryCollection, units_of
 from etude.core.errors import EtudeError, RequestError, TrainingError
 from etude.core.implementations import wrap_implementations
 from etude.core.job import Skipped
 from etude.core.sample import Kind, Sample, SampleOrPair
-from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+from etude.core.trajectory import Method
 
 if TYPE_CHECKING:
     import torch
@@ -198,16 +199,19 @@ class Algorithm(Collecting):
             metrics["kl_in_reward"] = sum(map(sum, by_sample)) / max(len(by_sample), 1)
         return [sample.samples for group in self.assigned(samples) for sample in group], metrics
 
-    def reason_to_skip(self, groups: Sequence[Sequence[SampleOrPair]]) -> Skipped | None:
+    def reason_to_skip(
+        self, groups: Sequence[Sequence[SampleOrPair]], *, at_base: bool = False
+    ) -> Skipped | None:
         """Why a job on these groups could change nothing; None where it may, as far as is known before it."""
-        if self.kind != "samples" or not self.skips_idle or "divergence" in self.needs():
+        if not self.is_idle([*map(UnitGroup, groups)], at_base=at_base):
             return None
-        if self.teaches([[unit for unit in group if isinstance(unit, Sample)] for group in groups]):
-            return None
-        return Skipped(
-            reason="nothing to learn from: no token has both a weight and an advantage, as where all rewards "
+        reason = (
+            "nothing to learn from: no token has both a weight and an advantage, as where all rewards "
             "within a group are the same"
         )
+        if "reference" in self.needs():
+            reason += "; and beta pulls to the model that the job starts from"
+        return Skipped(reason=reason)
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
         """For every sample of an optimiser step the factor of its weights: here the mean over all tokens."""
@@ -301,12 +305,9 @@ def groups_of(
     collection: TrajectoryCollection, algorithm: Algorithm, encoder: Encoder | None = None
 ) -> list[list[SampleOrPair]]:
     """The samples or pairs of a collection. Raises TrainingError for what the algorithm cannot learn from."""
-    logprobs = "logprobs" in algorithm.needs()
-
-    def units(trajectory: Trajectory) -> list[SampleOrPair]:
-        return units_of(trajectory, algorithm.kind, encoder, needs_logprobs=logprobs)
-
-    return [[*chain.from_iterable(map(units, group))] for group in collection.trajectories]
+    needs_logprobs = "logprobs" in algorithm.needs()
+    units = partial(units_of, kind=algorithm.kind, encoder=encoder, needs_logprobs=needs_logprobs)
+    return [[*chain.from_iterable(map(units, group))] for group in collection.groups]
 
 
 def kind_of(name: Method) -> Kind:

@@ -6,10 +6,10 @@ import asyncio
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, FiniteFloat
 
@@ -30,13 +30,13 @@ from etude.algorithms.episodes import (
 from etude.algorithms.samples import EVERY_FUNCTION, CutOff, branches_of, count_cut_off, require_tokens
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
-from etude.core.edge import trajectory_of
+from etude.core.edge import TrajectoryCollection
 from etude.core.episode import EpisodeRecord, Example, LoggedExample
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.keys import content_hash, generator
 from etude.core.sample import Kind, SampleOrPair
-from etude.core.trajectory import Method, TrajectoryCollection
+from etude.core.trajectory import Method
 from etude.protocols.growing import Widths, branches
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rewards.collections import examples_for_epoch, worked_on
@@ -147,10 +147,6 @@ class Collecting(TrajectoryBuilderConfig):
         return [sample for scored in group for sample in scored.samples(self.discount)]
 
 
-Played: TypeAlias = tuple[str, EpisodeRecord | None, EvalOutputItem | None]
-"""The id of an example, an episode that was played on it, and its score."""
-
-
 class CollectingBuilder(TrajectoryBuilder):
     """Collects several episodes for each example, and has an algorithm make samples of them."""
 
@@ -235,16 +231,11 @@ class CollectingBuilder(TrajectoryBuilder):
 
     async def _flat_groups(self, output: EvaluationRunOutput, epoch: int) -> int:
         """In how many examples there is nothing to compare."""
-        episodes = await self._scored_groups(self._played(output), Tally(), {"epoch": epoch})
+        episodes = await self._scored_groups(output, Tally(), {"epoch": epoch})
         collected = Collected(epoch, self.run_config.seed, Tally())
         groups = [self.algorithm.to_compare([group], collected) for group in episodes]
         compared = sum(any(self.algorithm.compared(group)) for group in groups)
         return len({item.id for item in self._rewards_in(output)}) - compared
-
-    def _played(self, output: EvaluationRunOutput) -> Iterator[Played]:
-        scores = {(item.id, item.generation): item for item in self._rewards_in(output)}
-        for item in output.eval_input.eval_input_items:
-            yield item.id, item.episode, scores.get((item.id, item.generation))
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         """Wait for the episodes and build the groups, in the order of the examples."""
@@ -256,7 +247,7 @@ class CollectingBuilder(TrajectoryBuilder):
             self.evaluation_runs.pop(run_id, None)
         tally, epoch = Tally(), self.epoch_of(meta)
         about = {"run_id": run_id, **(meta or {})}
-        episodes = await self._scored_groups(self._played(output), tally, about)
+        episodes = await self._scored_groups(output, tally, about)
         tally.replacements = self._replacements.pop(epoch, 0)
         collected = Collected(epoch, self.run_config.seed, tally)
         groups = self.algorithm.groups(episodes, collected)
@@ -273,7 +264,7 @@ class CollectingBuilder(TrajectoryBuilder):
         if self.algorithm.cut_off == "mask":
             groups = [without_cut_off(group, self.algorithm.kind, tally) for group in groups]
         self._facts = {run_id: tally.facts()}
-        made = [[trajectory_of(unit, group.rewards) for unit in group.units] for group in groups]
+        made = [[replace(unit, group_rewards=group.rewards) for unit in group.units] for group in groups]
         method, options = self.algorithm.method_at(epoch)
         return TrajectoryCollection(
             trajectories=[*filter(None, made)], run_id=run_id, method=method, options=options
@@ -297,16 +288,19 @@ class CollectingBuilder(TrajectoryBuilder):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _scored_groups(
-        self, played: Iterable[Played], tally: Tally, meta: dict[str, Any]
+        self, output: EvaluationRunOutput, tally: Tally, meta: dict[str, Any]
     ) -> list[Group]:
+        scores = {(item.id, item.generation): item for item in self._rewards_in(output)}
         groups: dict[str, list[ScoredEpisode]] = defaultdict(list)
-        for example, episode, score in played:
+        for item in output.eval_input.eval_input_items:
             tally.episodes += 1
-            reward = None if score is None else await self.reward_of(score, meta)
-            if episode is None or score is None or reward is None:
+            score, reward = scores.get((item.id, item.generation)), math.nan
+            if score is not None and score.is_scored:
+                reward = await self.compute_reward(score, meta)
+            if item.episode is None or score is None or not math.isfinite(reward):
                 tally.unscored += 1
-            elif scored := self.scored(episode, reward, score.reasoning, tally):
-                groups[example].append(scored)
+            elif scored := self.scored(item.episode, reward, score.reasoning, tally):
+                groups[item.id].append(scored)
         return list(groups.values())
 
     def scored(
@@ -326,13 +320,6 @@ class CollectingBuilder(TrajectoryBuilder):
         penalty = self.algorithm.cut_off_penalty
         scored = ScoredEpisode(episode, reward, branches, reasoning, penalty=penalty)
         return replace(scored, reward=reward - penalty * count_cut_off(scored.calls))
-
-    async def reward_of(self, item: EvalOutputItem, meta: dict[str, Any]) -> float | None:
-        """The reward of a scored item; None when there is none."""
-        if not item.is_scored:
-            return None
-        reward = await self.compute_reward(item, meta)
-        return reward if math.isfinite(reward) else None
 
     def _episode_finished(self, episode: EpisodeRecord) -> None:
         self.runtime.progress.episode_finished(episode)

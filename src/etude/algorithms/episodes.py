@@ -178,13 +178,6 @@ def without_retries(episode: EpisodeRecord) -> EpisodeRecord:
     return replace(episode, calls=kept) if len(kept) < len(episode.calls) else episode
 
 
-def agents_of(tree: EpisodeTree, calls: Sequence[Call]) -> list[str]:
-    """The agents whose answers some answered calls are, in the order of the protocol."""
-    indices = {call.index for call in calls}
-    answering = {node.agent for node in tree.nodes if node.call in indices}
-    return [agent for agent in tree.agents if agent in answering]
-
-
 def by_agent(group: Group, tally: Tally | None = None) -> list[list[ScoredEpisode]]:
     """A group for each agent: its own part of each episode, with what it earned itself for the reward.
 
@@ -221,10 +214,11 @@ _Part: TypeAlias = tuple[str, tuple[Branch, ...], float | None]
 def _played_parts(scored: ScoredEpisode) -> Iterator[_Part]:
     tree = tree_of(scored.episode)
     calls = sorted(scored.calls, key=lambda call: call.index)
-    for agent in agents_of(tree, calls):
+    for agent in tree.agents:
         own = {node.call for node in tree.nodes if node.agent == agent}
         branches = tuple(branches_in([call for call in calls if call.index in own]))
-        yield agent, branches, tree.value(None, agent)
+        if branches:
+            yield agent, branches, tree.value(None, agent)
 
 
 def _measured_parts(scored: ScoredEpisode) -> Iterator[_Part]:

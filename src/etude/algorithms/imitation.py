@@ -7,6 +7,7 @@ model's own answers, Yuan et al. (2023). In protocols, guesses can be put right 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -25,7 +26,6 @@ from etude.algorithms.episodes import (
     tree_of,
 )
 from etude.algorithms.samples import sample_of
-from etude.core.edge import answered_as
 from etude.core.errors import RequestError
 from etude.core.keys import fold, generator
 from etude.core.sample import Kind, Sample
@@ -176,4 +176,15 @@ def truth_of(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None:
             "verdict, so that its guess cannot be replaced; give the scenario a `write_decision`"
         )
     about = {"agent": scored.agent, "reasoning": scored.reasoning}
-    return answered_as(sample_of(branch, scored.episode, scored.reward, discount, **about), node.guess)
+    sample = sample_of(branch, scored.episode, scored.reward, discount, **about)
+    last = sample.turns[-1]
+    cut = slice(0, last.start)
+    return replace(
+        sample,
+        ids=sample.ids[cut],
+        mask=sample.mask[cut],
+        logprobs=None if sample.logprobs is None else sample.logprobs[cut],
+        turns=(*sample.turns[:-1], replace(last, stop=last.start, finish_reason="stop", replaced=True)),
+        messages=(*sample.messages[: last.message], {"role": "assistant", "content": node.guess}),
+        notes={**sample.notes, "guess_replaced": True},
+    )

@@ -95,13 +95,6 @@ class Branch:
         """Whether it began for that reason."""
         return bool(self.fault)
 
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """The whole conversation."""
-        last = self.calls[-1]
-        reply = () if last.completion is None else (last.completion.message,)
-        return (*last.request.messages, *reply)
-
 
 def branches_of(
     episode: EpisodeRecord, target_functions: Collection[str], target_model: str | None

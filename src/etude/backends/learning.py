@@ -30,11 +30,11 @@ from etude.cluster.launch import HeadLost, Seat
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import EtudeError, StoreError, TrainingError, words_of
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
-from etude.core.trajectory import TrajectoryCollection
 from etude.inference.child_process import TeamLauncher, exit_words, last_lines
 from etude.inference.programs import Child, Command, LocalLauncher
 from etude.jobs.folders import JobContent, StateFolders, data_hash

@@ -15,10 +15,10 @@ from etude.backends.openai_api import JobsConfig, connect, run_key, trained_mode
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
-from etude.core.edge import trajectory_of
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import CapabilityError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
-from etude.core.trajectory import Method, TrajectoryCollection
+from etude.core.trajectory import Method
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -121,8 +121,7 @@ class LmServerAdapter(OpenAiJobs):
         update: dict[str, Any] = {"method": same.type_name, "options": changed_options(algorithm, same)}
         if same is not type(algorithm) and algorithm.kind == "samples":
             groups = [[unit.samples[0] for unit in group] for group in groups_of(trajectories, algorithm)]
-            assigned = algorithm.assigned(groups)
-            update["trajectories"] = [[trajectory_of(sample) for sample in group] for group in assigned]
+            update["groups"] = algorithm.assigned(groups)
         return trajectories.model_copy(update=update)
 
     def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
@@ -130,14 +129,8 @@ class LmServerAdapter(OpenAiJobs):
         algorithm = algorithm_of(trajectories.method, trajectories.options)
         if algorithm.kind != "samples":  # Others may have texts, of which the server makes tokens.
             return None
-        groups = groups_of(trajectories, algorithm)
-        has_kl_alone = algorithm.needs() & {"reference", "entropy"} == {"reference"}
-        if not has_kl_alone or self.adapter_config.hyperparameters.get("reference") == "base":
-            return algorithm.reason_to_skip(groups)
-        if algorithm.teaches([[unit.samples[0] for unit in group] for group in groups]):
-            return None
-        reason = "no episode has an advantage, and beta pulls to the model that the job starts from"
-        return Skipped(reason=reason)
+        pulls_to_start = self.adapter_config.hyperparameters.get("reference") != "base"
+        return algorithm.reason_to_skip(groups_of(trajectories, algorithm), at_base=pulls_to_start)
 
     def _known(self, algorithm: Algorithm) -> type[Algorithm]:
         """The algorithm at the server that has the same loss. Raises CapabilityError where there is none."""

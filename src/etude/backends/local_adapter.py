@@ -21,10 +21,10 @@ from etude.backends.learning import ClusterLearners, Learners
 from etude.backends.local_job import FinishedJob, Job, LocalLearner, learner_options
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
-from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.folders import JobContent, StateFolders, data_hash
 from etude.jobs.training import units_of_collection
 from etude.learner.learner import TrainingCanceled

@@ -17,10 +17,10 @@ from etude.algorithms.algorithm import Algorithm
 from etude.backends.capabilities import LocalAdapterConfig, LoraConfig
 from etude.backends.version_writer import MadeVersion, VersionWriter
 from etude.config.finetuning import FinetuneConfig
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.sample import Sample, SampleOrPair
-from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.folders import JobContent, StateFolders
 from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions

@@ -13,11 +13,11 @@ from etude.backends.openai_api import JobsConfig, connect, run_key, trained_mode
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
-from etude.core.edge import message_of
+from etude.core.edge import TrajectoryCollection, message_of
 from etude.core.episode import Example
 from etude.core.errors import CapabilityError
 from etude.core.job import Skipped, TrainingJobRef
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Method, Trajectory, TrajectoryCollection
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Method, Trajectory
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

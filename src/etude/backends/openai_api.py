@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, SecretStr
@@ -14,15 +15,16 @@ from pydantic import Field, SecretStr
 from etude.algorithms.algorithm import kind_of
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
-from etude.core.edge import message_of, sample_of
+from etude.core.edge import TrajectoryCollection, message_of, trajectory_of, units_of
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.core.json_text import JsonError, read_json
 from etude.core.keys import content_hash
 from etude.core.message import Message, OpenAIMessage, Tool
+from etude.core.sample import Sample
 from etude.core.secrets import keep_secret
 from etude.core.training_rows import GrpoRow
-from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory, TrajectoryCollection
+from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.inference.openai_config import OpenAiLlmConfig, PlainAddress
 from etude.wire.retries import (
     USUAL,
@@ -257,11 +259,12 @@ def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
     Raises CapabilityError for data that there are no rows for, TrainingError for malformed data.
     """
     kind = kind_of(collection.method)
-    for group in collection.trajectories:
+    for group in collection.groups:
         if kind == "samples" and group:
-            row = GrpoRow.of_group([sample_of(trajectory) for trajectory in group])
+            units = chain.from_iterable(units_of(unit, kind) for unit in group)
+            row = GrpoRow.of_group([unit for unit in units if isinstance(unit, Sample)])
             yield row.model_dump(mode="json", exclude_none=True)
-        for trajectory in group if kind != "samples" else ():
+        for trajectory in map(trajectory_of, group) if kind != "samples" else ():
             if kind == "imitation":
                 yield supervised_row(trajectory)
             else:
@@ -285,14 +288,8 @@ def dpo_row(item: Any, tools: Sequence[Tool] | None = None) -> dict[str, Any]:
             "DPO over the fine-tuning API compares two answers to one prompt, and a pair has several turns; "
             "set 'compare: turns' in the builder 'dpo', or use 'malt'"
         )
-    prompt = item.prompt
-    messages = (
-        [{"role": "user", "content": prompt}]
-        if isinstance(prompt, str)
-        else [message.to_wire() for message in prompt]
-    )
     return {
-        "input": {"messages": messages}
+        "input": {"messages": item.prompt_messages}
         | ({"tools": list(tools), "parallel_tool_calls": True} if tools else {}),
         "preferred_output": [_reply(chosen, item.chosen_response)],
         "non_preferred_output": [_reply(rejected, item.rejected_response)],

@@ -25,10 +25,11 @@ from etude.backends.openai_api import (
     rows_of,
 )
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
-from etude.core.trajectory import Method, TrajectoryCollection
+from etude.core.trajectory import Method
 from etude.jobs.folders import JobContent
 from etude.wire.retries import counting_retries, retried
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
+from etude.core.edge import TrajectoryCollection
 from etude.core.implementations import wrap_implementations
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.trajectory import TrajectoryCollection
 from etude.store.files import append_json_line
 
 if TYPE_CHECKING:

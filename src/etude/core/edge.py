@@ -1,41 +1,93 @@
 """The edge between samples and the toolkit's classes: trajectories of samples, and samples of trajectories.
 
-A user's builder makes trajectories, and a user's adapter takes them. What a gradient depends on are typed
-fields on both sides; `metadata` is for people.
+A user's builder makes trajectories, and a user's adapter takes them; what is Etude's own passes samples. What
+a gradient depends on are typed fields on both sides; `metadata` is for people.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any, Self, TypeAlias, cast
 
+from pydantic import Field, GetPydanticSchema, InstanceOf, computed_field
+
+from etude.core.call import Sampling
+from etude.core.data_model import DataModel
 from etude.core.errors import RequestError, TrainingError
 from etude.core.message import Message, OpenAIMessage, Tool, message_key, text_of
-from etude.core.sample import PER_TOKEN, Answer, Kind, Pair, Sample, SampleOrPair, Turn, shared_length
-from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
+from etude.core.sample import Kind, Pair, Sample, SampleOrPair, Turn, shared_length
+from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Method, Trajectory
 
 Ids = tuple[int, ...]
+
+TrainingUnit: TypeAlias = SampleOrPair | Trajectory
+"""A sample or a pair, or either of them as a trajectory."""
 
 _KEPT = ("reasoning_content", "tool_calls", "tool_call_id", "name", "function_call", "refusal")
 _ROLES = {role.value: role for role in EpisodeItemRole} | {"developer": EpisodeItemRole.SYSTEM}
 
 _WRITTEN = {EpisodeItemRole.ENVIRONMENT: "user", EpisodeItemRole.OTHER: "user"}
 
+_AS_LISTS = list[list[InstanceOf[Sample] | InstanceOf[Pair] | Trajectory]]
+
+
+class TrajectoryCollection(DataModel):
+    """Samples of one epoch, or pairs, grouped: a group starts from one example (or one turn)."""
+
+    groups: Annotated[
+        Sequence[Sequence[TrainingUnit]], GetPydanticSchema(lambda _, schema_of: schema_of(_AS_LISTS))
+    ] = Field(default_factory=list, alias="trajectories", exclude=True)
+    """As whoever made them has them: samples or pairs, or trajectories."""
+    run_id: str
+    method: Method = "grpo"
+    """The algorithm that the builder made them for."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The options of its gradient, by the names that the algorithm declares; the others have its defaults."""
+
+    def __len__(self) -> int:
+        """Samples, pairs or trajectories in all groups together."""
+        return sum(map(len, self.groups))
+
+    @computed_field(repr=False)  # type: ignore[prop-decorator]  # as pydantic has it
+    @property
+    def trajectories(self) -> list[list[Trajectory]]:
+        """The groups as trajectories. They are made when they are first asked for, and take the place of
+        samples and pairs: whoever has them may change them."""
+        if not all(isinstance(unit, Trajectory) for group in self.groups for unit in group):
+            self.groups = [[*map(trajectory_of, group)] for group in self.groups]
+        return cast("list[list[Trajectory]]", self.groups)
+
+    @trajectories.setter
+    def trajectories(self, groups: Sequence[Sequence[TrainingUnit]]) -> None:
+        """Put others in their place."""
+        self.groups = groups
+
+    def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
+        """A copy with other fields, `trajectories` among them."""
+        changes = dict(update or {})
+        if "trajectories" in changes:
+            changes["groups"] = changes.pop("trajectories")
+        return super().model_copy(update=changes, deep=deep)
+
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
     """A model's tokens for what was never sampled."""
 
-    prompt: Callable[[list[OpenAIMessage] | str], Ids]
+    prompt: Callable[[Sequence[Message]], Ids]
     answer: Callable[[str], Ids]
     """End of turn included."""
     transcript: Callable[[Sequence[Message], Sequence[Tool]], tuple[Ids, tuple[bool, ...]]] | None = None
     """Of a finished conversation, with which of them the assistant would have sampled."""
 
 
-def trajectory_of(unit: SampleOrPair, group_rewards: Sequence[float] | None = None) -> Trajectory:
+def trajectory_of(unit: TrainingUnit) -> Trajectory:
     """A sample as a trajectory, or a pair, whose reward is the difference of the two."""
+    if isinstance(unit, Trajectory):
+        return unit
     first = unit.samples[0]
     facts: dict[str, Any] = {"id": first.example}
     if isinstance(unit, Pair):
@@ -50,19 +102,23 @@ def trajectory_of(unit: SampleOrPair, group_rewards: Sequence[float] | None = No
         episode_id=first.episode,
         agent=first.agent,
         tools=list(first.tools) or None,
-        group_rewards=None if group_rewards is None else list(group_rewards),
+        group_rewards=None if unit.group_rewards is None else list(unit.group_rewards),
         metadata={**facts, **unit.notes},
         **fields,
     )
 
 
 def units_of(
-    trajectory: Trajectory, kind: Kind, encoder: Encoder | None = None, *, needs_logprobs: bool = True
+    unit: TrainingUnit, kind: Kind, encoder: Encoder | None = None, *, needs_logprobs: bool = True
 ) -> list[SampleOrPair]:
-    """The sample of a trajectory, or its pairs. Raises TrainingError, with the episode, for what is not so.
+    """The sample or the pairs that a learner takes for a unit: it is one itself, if it has all its tokens.
 
-    `encoder` makes the tokens of a replaced answer, and of a preference that is only text.
+    `encoder` makes the tokens of a replaced answer, and of a preference that is only text. Raises
+    TrainingError, with the episode, for what cannot be learned from.
     """
+    if not isinstance(unit, Trajectory) and _is_whole(unit, kind, needs_logprobs):
+        return [unit]
+    trajectory = trajectory_of(unit)
     if kind != "pairs":
         return [sample_of(trajectory, encoder, needs_logprobs=needs_logprobs)]
     pairs: list[SampleOrPair] = []
@@ -71,6 +127,16 @@ def units_of(
             raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
         pairs.append(_pair_of(item, trajectory.tools or (), encoder, needs_logprobs))
     return pairs
+
+
+def _is_whole(unit: SampleOrPair, kind: Kind, needs_logprobs: bool) -> bool:
+    """Whether a unit is of that kind, and has all tokens and logprobs."""
+    return isinstance(unit, Pair) == (kind == "pairs") and all(
+        sample.ids
+        and not any(turn.replaced for turn in sample.turns)
+        and not (needs_logprobs and sample.logprobs is None)
+        for sample in unit.samples
+    )
 
 
 def sample_of(
@@ -95,12 +161,19 @@ def sample_of(
     try:
         if len(returns) != len(items):
             raise ValueError(f"{len(returns)} shaped rewards for {len(items)} sampled messages")
-        answers: list[Answer] = []
-        for item, value in zip(items, returns, strict=True):
-            end = answers[-1].turn.stop if answers else 0
-            answers.append(_answer_of(item, value, end, encoder, needs_logprobs))
-        return Sample.of_answers(
-            answers,
+        return Sample.of_turns(
+            [
+                (
+                    Turn(
+                        sampling=item.sampling,
+                        model_version=item.model_version,
+                        finish_reason=item.finish_reason,
+                        value=value,
+                    ),
+                    _with_tokens(item, encoder, needs_logprobs),
+                )
+                for item, value in zip(items, returns, strict=True)
+            ],
             reward=trajectory.reward,
             example=trajectory.example_id,
             episode=trajectory.episode_id,
@@ -108,18 +181,6 @@ def sample_of(
         )
     except ValueError as error:
         raise TrainingError(f"episode {trajectory.episode_id or '?'} has {error}") from None
-
-
-def transcript_of(messages: Sequence[Message], tools: Sequence[Tool], name: str) -> Trajectory:
-    """A conversation that nobody sampled, to be imitated: a backend makes its tokens.
-
-    An assistant's message with the `weight` 0 is context.
-    """
-    items = [_given(message) for message in messages]
-    for item, message in zip(items, messages, strict=True):
-        item.given = item.given and message.get("weight") == 0
-        item.replaced = item.is_sampled
-    return Trajectory(episode=items, reward=0.0, example_id=name, tools=list(tools) or None)
 
 
 def message_of(item: EpisodeItem) -> Message:
@@ -135,30 +196,19 @@ def message_of(item: EpisodeItem) -> Message:
     return message
 
 
-def _answer_of(
-    item: EpisodeItem, value: float | None, end: int, encoder: Encoder | None, needs_logprobs: bool
-) -> Answer:
-    """The answer of an item; `end` is where the one before it ends."""
-    ids, values = item.token_ids, {name: getattr(item, name) for name in PER_TOKEN}
+def _with_tokens(item: EpisodeItem, encoder: Encoder | None, needs_logprobs: bool) -> EpisodeItem:
+    """The item with its tokens. Raises ValueError where nobody knows them."""
+    ids, logprobs = item.token_ids, item.logprobs
     if ids is None and item.replaced and encoder is not None:
         ids = encoder.answer(item.content)
-        values["logprobs"] = (0.0,) * len(ids)
+        logprobs = (0.0,) * len(ids)
     if ids is None or item.context_ids is None:
         raise ValueError(
             "no token ids, which training needs; sample it with an engine that returns them (llms _type: "
             "local, or openai with return_token_ids: true, where a router before it passes that on)"
         )
-    values["logprobs"] = values["logprobs"] or (() if needs_logprobs else (0.0,) * len(ids))
-    start = end + len(item.context_ids)
-    turn = Turn(
-        start,
-        start + len(ids),
-        sampling=item.sampling,
-        model_version=item.model_version,
-        finish_reason=item.finish_reason,
-        value=value,
-    )
-    return Answer(turn, item.context_ids, ids, values)
+    logprobs = logprobs or (() if needs_logprobs else (0.0,) * len(ids))
+    return item.model_copy(update={"token_ids": ids, "logprobs": logprobs})
 
 
 def _items(sample: Sample) -> list[EpisodeItem]:
@@ -168,30 +218,30 @@ def _items(sample: Sample) -> list[EpisodeItem]:
     """
     items: list[EpisodeItem] = []
     seen = 0
-    for answer in sample.answers:
-        index = answer.turn.message
+    for turn, tokens in sample.answers:
+        index = turn.message
         items += map(_given, sample.messages[seen : max(index, 0)])
-        items.append(_item_of(answer, sample.messages[index] if index >= 0 else {}, has_ids=bool(sample.ids)))
+        message = sample.messages[index] if index >= 0 else {}
+        items.append(_item_of(turn, tokens, message, has_ids=bool(sample.ids)))
         seen = index + 1
-    return items
+    return [*items, *map(_given, sample.messages[seen:])]
 
 
-def _item_of(answer: Answer, message: Message, *, has_ids: bool) -> EpisodeItem:
-    turn, values = answer.turn, dict(answer.values)
-    values["logprobs"] = () if turn.replaced else values["logprobs"] or turn.logprobs or ()
-    ids = answer.token_ids if has_ids else turn.token_ids
+def _item_of(turn: Turn, tokens: dict[str, Any], message: Message, *, has_ids: bool) -> EpisodeItem:
+    own = tokens if has_ids else tokens | {"context_ids": None, "token_ids": turn.token_ids}
+    own["logprobs"] = own["logprobs"] or turn.logprobs or ()
+    if turn.replaced:
+        own |= {"token_ids": None, "logprobs": ()}
     facts = {"call": turn.call, "function": turn.function} | _extras(message)
     return EpisodeItem(
         role=EpisodeItemRole.ASSISTANT,
         content=text_of(message),
-        token_ids=None if turn.replaced or ids is None else tuple(ids),
-        context_ids=tuple(answer.context_ids) if has_ids else None,
         replaced=turn.replaced,
         sampling=turn.sampling,
         model_version=turn.model_version,
         finish_reason=turn.finish_reason,
         metadata={key: value for key, value in facts.items() if value is not None} or None,
-        **values,
+        **own,
     )
 
 
@@ -273,7 +323,7 @@ def _pair_of(item: DPOItem, tools: Sequence[Tool], encoder: Encoder | None, need
             raise TrainingError("a preference has no token ids, and there is no tokenizer for its texts")
         if not needs_logprobs and (written := _written_pair(item, tools, encoder)) is not None:
             return written
-        prompt = encoder.prompt(item.prompt)
+        prompt = encoder.prompt(item.prompt_messages)
     assert prompt is not None
     sides: dict[str, Sample] = {}
     for name in ("chosen", "rejected"):
@@ -288,12 +338,11 @@ def _pair_of(item: DPOItem, tools: Sequence[Tool], encoder: Encoder | None, need
         if len(mask or ids) != len(ids) or len(logprobs or ids) != len(ids):
             raise TrainingError("a preference has a mask or logprobs of another length than its token ids")
         sampled = (False,) * len(prompt) + (mask or (True,) * len(ids))
-        spans = _runs(sampled)
         sides[name] = Sample(
             ids=prompt + ids,
             mask=sampled,
             logprobs=(0.0,) * len(prompt) + (logprobs or (0.0,) * len(ids)),
-            turns=tuple(Turn(start, stop, sampling=item.sampling) for start, stop in spans),
+            turns=_turns(sampled, item.sampling),
             episode=getattr(item, f"{name}_episode"),
         )
     return Pair(sides["chosen"], sides["rejected"], len(prompt))
@@ -310,37 +359,23 @@ def _written_pair(item: DPOItem, tools: Sequence[Tool], encoder: Encoder) -> Pai
     )
     if encoder.transcript is None or chosen is None or rejected is None or isinstance(item.prompt, str):
         return None
-    context = [message.to_wire() for message in item.prompt]
-    context = [message | {"weight": 0} if message["role"] == "assistant" else message for message in context]
+    context = [
+        message | {"weight": 0} if message["role"] == "assistant" else message
+        for message in item.prompt_messages
+    ]
     sides: list[Sample] = []
     for answer in (chosen, rejected):
         ids, mask = encoder.transcript([*context, *(message.to_wire() for message in answer)], tools)
-        turns = tuple(Turn(start, stop, sampling=item.sampling) for start, stop in _runs(mask))
+        turns = _turns(mask, item.sampling)
         sides.append(Sample(ids, tuple(map(bool, mask)), (0.0,) * len(ids), turns=turns))
     return Pair(sides[0], sides[1])
 
 
-def _runs(mask: Sequence[bool]) -> list[tuple[int, int]]:
-    """Where runs of sampled tokens start and stop."""
-    runs, start = [], 0
+def _turns(mask: Sequence[bool], sampling: Sampling) -> tuple[Turn, ...]:
+    """The runs of sampled tokens."""
+    turns, start = [], 0
     for is_sampled, run in groupby(mask):
         stop = start + len(list(run))
-        runs += [(start, stop)] if is_sampled else []
+        turns += [Turn(start, stop, sampling=sampling)] if is_sampled else []
         start = stop
-    return runs
-
-
-def answered_as(sample: Sample, text: str) -> Sample:
-    """The sample with `text` for its last answer, which has no tokens yet: a backend makes them."""
-    last = sample.turns[-1]
-    message: Message = {"role": "assistant", "content": text}
-    cut = slice(0, last.start)
-    return replace(
-        sample,
-        ids=sample.ids[cut],
-        mask=sample.mask[cut],
-        logprobs=None if sample.logprobs is None else sample.logprobs[cut],
-        turns=(*sample.turns[:-1], replace(last, stop=last.start, finish_reason="stop", replaced=True)),
-        messages=(*sample.messages[: last.message], message),
-        notes={**sample.notes, "guess_replaced": True},
-    )
+    return tuple(turns)

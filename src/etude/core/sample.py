@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import mul
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from etude.core.call import PLAIN_SAMPLING, Sampling
 from etude.core.message import Message, Tool
@@ -48,18 +48,6 @@ PER_TOKEN = ("logprobs", "advantages", "weights", "teacher_logprobs")
 """The fields of a sample that are one number per token, where it has them."""
 
 
-class Answer(NamedTuple):
-    """A turn with its tokens: a sample piece by piece, as trajectories and training files have it."""
-
-    turn: Turn
-    context_ids: Sequence[int]
-    """The tokens between the answer before and this one, as the model saw them."""
-    token_ids: Sequence[int]
-    """The sampled tokens, end of turn included."""
-    values: Mapping[str, Any]
-    """By the names of `PER_TOKEN`: a number for each sampled token, or None."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One token sequence that is trained on. All per-token fields have the length T of `ids`."""
@@ -90,6 +78,8 @@ class Sample:
     tools: tuple[Tool, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     """For people who look at it. Nothing depends on them."""
+    group_rewards: Sequence[float] | None = None
+    """Rewards of all episodes of its group, also of those that are not trained on."""
 
     def __post_init__(self) -> None:
         length = len(self.ids)
@@ -100,41 +90,44 @@ class Sample:
                 raise ValueError(f"per-token fields differ in length: {sorted(lengths)}")
 
     @classmethod
-    def of_answers(cls, answers: Sequence[Answer], **facts: Any) -> Sample:
-        """The sample of answers in turn; `start` and `stop` of their turns are made here.
+    def of_turns(cls, turns: Sequence[tuple[Turn, Any]], **facts: Any) -> Sample:
+        """The sample of turns in order, whose `start` and `stop` are made here.
 
-        A per-token field that not all of them have is None. Raises ValueError where an answer has not one
-        number for each of its tokens.
+        With each comes what has its tokens: `context_ids` (those since the turn before, as the model saw
+        them), `token_ids` (those that were sampled) and a number for each sampled token under the names of
+        `PER_TOKEN`. Where one of them is None, the sample's field is. Raises ValueError for too few numbers.
         """
         ids: list[int] = []
         mask: list[bool] = []
-        turns: list[Turn] = []
-        for turn, context_ids, token_ids, values in answers:
-            for name, numbers in values.items():
-                if numbers is not None and len(numbers) != len(token_ids):
-                    raise ValueError(f"{len(numbers)} {name} for {len(token_ids)} sampled tokens")
-            start = len(ids) + len(context_ids)
-            ids += [*context_ids, *token_ids]
-            mask += [False] * len(context_ids) + [True] * len(token_ids)
-            is_placed = (turn.start, turn.stop) == (start, len(ids))
-            turns.append(turn if is_placed else replace(turn, start=start, stop=len(ids)))
+        placed: list[Turn] = []
+        for turn, own in turns:
+            for name in PER_TOKEN:
+                numbers = getattr(own, name)
+                if numbers is not None and len(numbers) != len(own.token_ids):
+                    raise ValueError(f"{len(numbers)} {name} for {len(own.token_ids)} sampled tokens")
+            start = len(ids) + len(own.context_ids)
+            ids += [*own.context_ids, *own.token_ids]
+            mask += [False] * len(own.context_ids) + [True] * len(own.token_ids)
+            placed.append(replace(turn, start=start, stop=len(ids)))
         for name in PER_TOKEN:
-            if answers and all(answer.values[name] is not None for answer in answers):
+            if turns and all(getattr(own, name) is not None for _, own in turns):
                 spread: list[float] = []
-                for answer in answers:
-                    spread += [0.0] * len(answer.context_ids) + [*map(float, answer.values[name])]
+                for _, own in turns:
+                    spread += [0.0] * len(own.context_ids) + [*map(float, getattr(own, name))]
                 facts[name] = tuple(spread)
-        return cls(ids=tuple(ids), mask=tuple(mask), turns=tuple(turns), **facts)
+        return cls(ids=tuple(ids), mask=tuple(mask), turns=tuple(placed), **facts)
 
     @property
-    def answers(self) -> list[Answer]:
-        """The turns with their tokens, which together are the whole sequence."""
+    def answers(self) -> list[tuple[Turn, dict[str, Any]]]:
+        """The turns with their tokens, by the names that `of_turns` has them under."""
         answers, end = [], 0
-        fields = {name: getattr(self, name) for name in PER_TOKEN}
         for turn in self.turns:
             own = slice(turn.start, turn.stop)
-            values = {name: None if field is None else field[own] for name, field in fields.items()}
-            answers.append(Answer(turn, self.ids[end : turn.start], self.ids[own], values))
+            tokens: dict[str, Any] = {"context_ids": self.ids[end : turn.start], "token_ids": self.ids[own]}
+            for name in PER_TOKEN:
+                values = getattr(self, name)
+                tokens[name] = None if values is None else values[own]
+            answers.append((turn, tokens))
             end = turn.stop
         return answers
 
@@ -190,6 +183,8 @@ class Pair:
     rejected: Sample
     shared: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)
+    group_rewards: Sequence[float] | None = None
+    """As those of a sample."""
 
     def __post_init__(self) -> None:
         for name, sample in (("chosen", self.chosen), ("rejected", self.rejected)):

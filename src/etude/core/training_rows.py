@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, model_validator
 from etude.core.call import Sampling, SamplingField
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool, arguments_of, text_of
-from etude.core.sample import PER_TOKEN, Answer, Kind, Sample, Turn
+from etude.core.sample import PER_TOKEN, Kind, Sample, Turn
 from etude.core.trajectory import Method
 
 TokenId: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
@@ -179,13 +179,11 @@ class GrpoTrajectory(_Row):
         """The entry of a sample with token ids and logprobs."""
         turns = [
             GrpoTurn(
-                context_ids=tuple(context_ids),
-                token_ids=tuple(token_ids),
                 sampling=turn.sampling,
                 finish_reason="length" if turn.finish_reason == "length" else None,
-                **values,
+                **tokens,
             )
-            for turn, context_ids, token_ids, values in sample.answers
+            for turn, tokens in sample.answers
         ]
         returns = None if sample.returns is None else tuple(sample.returns)
         return cls(turns=tuple(turns), reward=sample.reward, shaped_rewards=returns, episode=sample.episode)
@@ -193,17 +191,12 @@ class GrpoTrajectory(_Row):
     def sample(self, index: int) -> Sample:
         """The sample as learners take it; without an episode it is one by itself, known by its index."""
         returns = self.shaped_rewards or [None] * len(self.turns)
-        answers = [
-            Answer(
-                Turn(sampling=turn.sampling, finish_reason=turn.finish_reason or "stop", value=value),
-                turn.context_ids,
-                turn.token_ids,
-                {name: getattr(turn, name) for name in PER_TOKEN},
-            )
-            for turn, value in zip(self.turns, returns, strict=True)
+        turns = [
+            (Turn(sampling=own.sampling, finish_reason=own.finish_reason or "stop", value=value), own)
+            for own, value in zip(self.turns, returns, strict=True)
         ]
         episode = f"#{index}" if self.episode is None else self.episode
-        return Sample.of_answers(answers, reward=self.reward, episode=episode)
+        return Sample.of_turns(turns, reward=self.reward, episode=episode)
 
 
 class GrpoRow(_Row):

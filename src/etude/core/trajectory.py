@@ -9,11 +9,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
+from pydantic import BeforeValidator, FiniteFloat, model_validator
 
 from etude.core.call import Sampling, SamplingField
 from etude.core.data_model import DataModel, Number, number
-from etude.core.message import OpenAIMessage, Tool
+from etude.core.message import Message, OpenAIMessage, Tool
 
 
 class EpisodeItemRole(StrEnum):
@@ -106,6 +106,13 @@ class DPOItem(DataModel):
     rejected_episode: str | None = None
     """The episodes that they were said in, for people."""
 
+    @property
+    def prompt_messages(self) -> list[Message]:
+        """The prompt as the chat completions API has it: text is a message of the user's."""
+        if isinstance(self.prompt, str):
+            return [{"role": "user", "content": self.prompt}]
+        return [message.to_wire() for message in self.prompt]
+
 
 class Trajectory(DataModel):
     """An episode as a trainer sees it, for one model."""
@@ -131,18 +138,3 @@ class Trajectory(DataModel):
 Method: TypeAlias = str
 """The name of an algorithm, by the loss that learns from its data: its `_type`, such as `grpo`, `dpo` or
 `supervised`, or `module:Name` of a user's own."""
-
-
-class TrajectoryCollection(DataModel):
-    """Trajectories of one epoch, grouped: a group starts from one example (or one turn)."""
-
-    trajectories: list[list[Trajectory]] = Field(default_factory=list)
-    run_id: str
-    method: Method = "grpo"
-    """The algorithm that the builder made these trajectories for."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """The options of its gradient, by the names that the algorithm declares; the others have its defaults."""
-
-    def __len__(self) -> int:
-        """Trajectories in all groups together."""
-        return sum(len(group) for group in self.trajectories)

@@ -23,12 +23,13 @@ from etude.config.load import parse_config
 from etude.config.schema import Config
 from etude.core.call import Call, continues
 from etude.core.data_model import finite
+from etude.core.edge import TrajectoryCollection
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event
 from etude.core.errors import CapabilityError, RequestError
 from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
 from etude.core.json_text import read_json
 from etude.core.message import Message, is_text, text_of
-from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+from etude.core.trajectory import Method, Trajectory
 from etude.protocols.tree import as_yaml, transcript
 from etude.rewards.collections import numbered, phase_name
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, item_of, summary_of

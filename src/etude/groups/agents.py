@@ -17,10 +17,9 @@ from etude.algorithms.samples import Branch, branches_of, is_targeted, pair_of, 
 from etude.backends.capabilities import JobHyperparameters
 from etude.core.call import Call
 from etude.core.data_model import number
-from etude.core.edge import trajectory_of
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
-from etude.core.trajectory import Trajectory
+from etude.core.sample import Pair, Sample
 from etude.protocols.protocol import Protocol
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -171,26 +170,22 @@ Steps = Mapping[str, Sequence[Step]]
 """Steps by agent."""
 
 
-def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) -> list[list[Trajectory]]:
+def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) -> list[list[Sample]]:
     """Samples to imitate: each agent's part of its rollouts, and of others with the truth for the decision.
 
     A rollout in which nobody decided has no guess to replace, and is left out. Raises RequestError for
     rollouts that are of other models.
     """
     groups = [
-        [trajectory_of(sample) for sample in scored.samples()]
-        for agent, episodes in rollouts.items()
-        for scored in _parts(agent, episodes, model)
+        scored.samples() for agent, episodes in rollouts.items() for scored in _parts(agent, episodes, model)
     ]
     for agent, episodes in guess_replaced.items():
-        for scored in _parts(agent, episodes, model):
-            truth = truth_of(scored)
-            if truth is not None:
-                groups.append([trajectory_of(truth)])
+        truths = map(truth_of, _parts(agent, episodes, model))
+        groups += [[truth] for truth in truths if truth is not None]
     return [group for group in groups if group]
 
 
-def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Trajectory]]:
+def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Pair]]:
     """A preference of each positive step over the negative one in its place; equal answers are left out.
 
     Raises RequestError for steps that do not belong together, or are of another model.
@@ -214,13 +209,13 @@ def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Trajecto
     return [group for group in groups if group]
 
 
-def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: str) -> list[list[Trajectory]]:
+def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: str) -> list[list[Sample]]:
     """Each agent's part of its rollouts, in groups by agent and example.
 
     `rewards` are by the ids of the episodes; None takes what the agent earned in the play. Raises
     RequestError for an episode without a reward, or of another model.
     """
-    groups: dict[tuple[str, str], list[Trajectory]] = {}
+    groups: dict[tuple[str, str], list[Sample]] = {}
     for agent, episodes in rollouts.items():
         for scored in _parts(agent, episodes, model):
             if rewards is None and not is_play(scored.episode):
@@ -228,8 +223,8 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
             if rewards is not None and scored.episode.id not in rewards:
                 raise RequestError(f"episode {scored.episode.id!r} has no reward")
             reward = scored.reward if rewards is None else _number(rewards, scored.episode.id)
-            made = [trajectory_of(sample) for sample in replace(scored, reward=reward).samples()]
-            groups.setdefault((agent, scored.episode.example.id), []).extend(made)
+            group = groups.setdefault((agent, scored.episode.example.id), [])
+            group += replace(scored, reward=reward).samples()
     return [group for group in groups.values() if group]
 
 
@@ -276,7 +271,7 @@ def _require_model(agent: str, answers: Sequence[Call], model: str) -> None:
         )
 
 
-def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Trajectory | None:
+def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Pair | None:
     better, worse = (
         sample_of(Branch(0, (step.recorded,)), step.episode, reward, agent=agent)
         for step, reward in ((chosen, 1.0), (rejected, 0.0))
@@ -292,5 +287,4 @@ def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Traject
             f"call {chosen.call} of {chosen.episode.id!r} and call {rejected.call} of {rejected.episode.id!r}"
         )
     episodes = {"chosen_episode": chosen.episode.id, "rejected_episode": rejected.episode.id}
-    pair = pair_of(better, worse, agent=agent, **episodes)
-    return None if pair is None else trajectory_of(pair)
+    return pair_of(better, worse, agent=agent, **episodes)

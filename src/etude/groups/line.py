@@ -12,6 +12,7 @@ from typing import Any
 from etude.backends.capabilities import JobHyperparameters, check_from_base, check_way_back
 from etude.backends.trainer_adapter import TrainerAdapter, pauses
 from etude.budget.ledger import Ledger
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import (
@@ -23,7 +24,6 @@ from etude.core.job import (
     TrainingJobStatus,
     TrainingStatusEnum,
 )
-from etude.core.trajectory import TrajectoryCollection
 from etude.groups.lineage import JobData, LineageEntry, LineageLog, check_changed
 from etude.jobs.folders import JobNameTakenError
 from etude.store.journal import Journal

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field
 
 from etude.backends.capabilities import JobHyperparameters
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
-from etude.core.trajectory import Method, TrajectoryCollection
+from etude.core.trajectory import Method
 from etude.jobs.folders import data_hash
 from etude.store.journal import Journal
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
+from etude.core.edge import TrainingUnit, TrajectoryCollection
 from etude.core.errors import RequestError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.keys import content_hash
-from etude.core.trajectory import Method, Trajectory, TrajectoryCollection
+from etude.core.trajectory import Method
 from etude.groups.agents import (
     GroupAgent,
     ModelSettings,
@@ -338,7 +339,7 @@ class SharedModelGroup:
                 raise RequestError(f"group '{self.group_name}' has no agent '{name}'; agents: {known}")
 
     async def _make_fine_tune_api_call(
-        self, fine_tune_dataset: list[list[Trajectory]], method: Method, job_name: str | None = None
+        self, fine_tune_dataset: Sequence[Sequence[TrainingUnit]], method: Method, job_name: str | None = None
     ) -> JobResult:
         """Submit the data set as a job, or say why there is none."""
         data = TrajectoryCollection(trajectories=fine_tune_dataset, run_id=job_name or "", method=method)

@@ -11,10 +11,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from etude.core.edge import TrajectoryCollection, trajectory_of
 from etude.core.errors import RequestError, StoreError
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash
-from etude.core.trajectory import TrajectoryCollection
 from etude.store.files import SET_ASIDE, WEIGHTS_FILE, damage_in, note_sum, put_in_place, require_as_written
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ class JobContent:
 
 
 def data_hash(collection: TrajectoryCollection) -> str:
-    """A hash of the trajectories, whatever the collection is called; 32 hexadecimal digits."""
+    """A hash of the data as trajectories, whatever the collection is called; 32 hexadecimal digits."""
     digest = hashlib.blake2b(collection.method.encode(), digest_size=16)
-    for group in collection.trajectories:
+    for group in collection.groups:
         digest.update(b"\n[")
-        for trajectory in group:
+        for trajectory in map(trajectory_of, group):
             digest.update(trajectory.model_dump_json().encode() + b"\n")
     return digest.hexdigest()
 

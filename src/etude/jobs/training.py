@@ -14,13 +14,12 @@ from typing import TypeAlias
 from etude.algorithms.algorithm import Algorithm, groups_of
 from etude.cluster.launch import HeadLost, Seat
 from etude.core.call import ChatRequest
-from etude.core.edge import Encoder
+from etude.core.edge import Encoder, TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import ModelVersion
-from etude.core.message import OpenAIMessage
+from etude.core.message import Message
 from etude.core.sample import Pair, Sample
 from etude.core.training_rows import DpoRow, GrpoRow, SupervisedRow
-from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.folders import StateFolders
 from etude.jobs.rows import require_fits, units_of_row
 from etude.learner.learner import Learner, TrainingCanceled
@@ -290,9 +289,8 @@ def units_of_collection(
 ) -> list[list[Sample | Pair]]:
     """The collection's samples or pairs, by group. Raises TrainingError for what cannot be trained on."""
 
-    def prompt(messages: list[OpenAIMessage] | str) -> tuple[int, ...]:
-        chat = [OpenAIMessage(role="user", content=messages)] if isinstance(messages, str) else messages
-        return template.prompt(ChatRequest(tuple(message.to_wire() for message in chat))).ids
+    def prompt(messages: Sequence[Message]) -> tuple[int, ...]:
+        return template.prompt(ChatRequest(tuple(messages))).ids
 
     encoder = Encoder(prompt, template.completion_ids, template.transcript)
     return groups_of(collection, algorithm, encoder)

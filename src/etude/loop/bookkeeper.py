@@ -12,12 +12,12 @@ from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.data_model import finite
+from etude.core.edge import TrajectoryCollection
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
 from etude.core.history import Entry, EpochEntry, WarmUpEntry
 from etude.core.interfaces import bare
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
-from etude.core.trajectory import TrajectoryCollection
 from etude.groups.line import LineRules, ModelLine
 from etude.groups.opponents import OpponentPool
 from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics

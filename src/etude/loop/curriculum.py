@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from etude.config.finetuning import CurriculumLearningConfig
+from etude.core.edge import TrainingUnit, trajectory_of
 from etude.core.keys import generator
-from etude.core.trajectory import Trajectory
 
 State = dict[str, Any]
 """`current_percentile`, `epochs_at_percentile`, `last_expansion_epoch` (-1: never), `total_groups` (with
@@ -21,7 +21,7 @@ enough difference, in the last epoch) and `included_groups` (ids of the groups l
 
 T = TypeVar("T")
 
-Groups = list[list[Trajectory]]
+Groups = list[list[TrainingUnit]]
 
 _ROUNDING = 1e-9
 """10 groups at 0.1 + 0.2 are 3 groups, not 4."""
@@ -45,7 +45,7 @@ def with_sets(state: State, like: Mapping[str, Any] | None = None) -> dict[str, 
 
 
 def apply_curriculum(
-    groups: Sequence[Sequence[Trajectory]],
+    groups: Sequence[Sequence[TrainingUnit]],
     state: State,
     config: CurriculumLearningConfig,
     seed: int,
@@ -81,10 +81,11 @@ def apply_curriculum(
         expanded |= {"current_percentile": share, "epochs_at_percentile": 0, "last_expansion_epoch": epoch}
     selected = valid[: max(1, math.ceil(len(valid) * share - _ROUNDING))]
     selected = _subsample(selected, len(valid), config, seed, epoch)
+    names = (trajectory_of(group[0]).example_id or positions[id(group)] for group in selected)
     after = expanded | {
         "epochs_at_percentile": expanded["epochs_at_percentile"] + 1,
         "total_groups": len(valid),
-        "included_groups": sorted(group[0].example_id or positions[id(group)] for group in selected),
+        "included_groups": sorted(names),
     }
     averages = sorted(map(_average, valid), reverse=True)
     facts |= {
@@ -96,13 +97,13 @@ def apply_curriculum(
     return selected, after, facts
 
 
-def rewards_of(group: Sequence[Trajectory]) -> list[float]:
-    """The rewards of all of a group's episodes where the builder tells them, else of its trajectories."""
+def rewards_of(group: Sequence[TrainingUnit]) -> list[float]:
+    """The rewards of all of a group's episodes where the builder tells them, else of what is trained on."""
     known = group[0].group_rewards if group else None
-    return list(known or [trajectory.reward for trajectory in group])
+    return list(known or [unit.reward for unit in group])
 
 
-def _average(group: Sequence[Trajectory]) -> float:
+def _average(group: Sequence[TrainingUnit]) -> float:
     rewards = rewards_of(group)
     return math.fsum(rewards) / len(rewards)
 

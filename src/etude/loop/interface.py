@@ -12,11 +12,11 @@ from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
 from etude.core.data_model import finite
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.implementations import wrap_implementations
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
-from etude.core.trajectory import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.curriculum import apply_curriculum, initial_state, with_sets
 from etude.loop.metrics import reward_metrics, validation_metrics
@@ -276,14 +276,14 @@ class Trainer(ABC):
         """
         config = self.curriculum_config or CurriculumLearningConfig()
         groups, state, self._curriculum_facts = apply_curriculum(
-            trajectory_collection.trajectories,
+            trajectory_collection.groups,
             finite(self._curriculum_state or initial_state(config)),
             config,
             self._block.seed,
             epoch,
         )
         self._curriculum_state = with_sets(state)
-        return trajectory_collection.model_copy(update={"trajectories": groups})
+        return trajectory_collection.model_copy(update={"groups": groups})
 
     def get_curriculum_state(self) -> dict[str, Any]:
         """The curriculum's state and config, as JSON."""

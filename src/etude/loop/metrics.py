@@ -9,11 +9,11 @@ from typing import Any
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.episodes import UnitGroup, reward_groups
 from etude.core.distribution import Distribution
+from etude.core.edge import TrajectoryCollection
 from etude.core.episode import cut_off_share
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
 from etude.core.stats import Bounds, estimate
-from etude.core.trajectory import TrajectoryCollection
 from etude.loop.curriculum import rewards_of
 
 _RAW = ("rewards", "scores", "bounds", "reward")
@@ -36,7 +36,7 @@ def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) 
         **reward_metrics(rewards, None if is_shaped else bounds.get(facts.get("reward"))),
         "evaluators": _by_evaluator(scores, bounds),
         "num_trajectories": len(collection),
-        "num_groups": len(collection.trajectories),
+        "num_groups": len(collection.groups),
         **{key: value for key, value in facts.items() if key not in _RAW},
     }
     if kind_of(collection.method) != "imitation" and "reward_groups" not in facts:
@@ -55,7 +55,7 @@ def selection_metrics(selected: TrajectoryCollection) -> dict[str, Any]:
     rewards = reward_metrics(_rewards(selected))
     return {
         "filtered_trajectories": len(selected),
-        "filtered_groups": len(selected.trajectories),
+        "filtered_groups": len(selected.groups),
         **{f"filtered_{key}": rewards[key] for key in ("avg_reward", "min_reward", "max_reward")},
     }
 
@@ -169,4 +169,4 @@ def reason_to_stop(history: History, patience: int | None, target_reward: float 
 def _rewards(collection: TrajectoryCollection) -> list[float]:
     """Rewards by episode: the group's own where the builder tells them, since one may give several
     trajectories, or a pair a difference."""
-    return [reward for group in collection.trajectories for reward in rewards_of(group)]
+    return [reward for group in collection.groups for reward in rewards_of(group)]

@@ -20,10 +20,10 @@ from etude.backends.capabilities import (
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.component import ComponentConfig
 from etude.config.finetuning import FinetuneConfig
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.implementations import WrongReturnError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.trajectory import TrajectoryCollection
 from etude.jobs.folders import JobNameTakenError
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.interface import Trainer

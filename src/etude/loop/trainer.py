@@ -13,12 +13,12 @@ from pydantic import Field
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.registry import made_by, register_trainer
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import EtudeError
 from etude.core.history import History
 from etude.core.implementations import WrongReturnError
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
-from etude.core.trajectory import TrajectoryCollection
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics

@@ -21,12 +21,12 @@ from etude.algorithms.algorithm import algorithm_of, groups_of, kind_of
 from etude.algorithms.samples import EVERY_FUNCTION, is_targeted
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.nearest import nearest
-from etude.core.edge import units_of
+from etude.core.edge import TrajectoryCollection, units_of
 from etude.core.episode import SIMULATED_USER, EpisodeRecord
 from etude.core.errors import EtudeError, RequestError, StoreError, TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
-from etude.core.sample import Sample
-from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, TrajectoryCollection
+from etude.core.sample import Pair, Sample
+from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.store.learned import Source, learned_lines, write_submitted
 
 _REMEMBERED = 100_000
@@ -103,12 +103,13 @@ class Provenance:
 
     def _sources(self, collection: TrajectoryCollection) -> Iterator[int]:
         """The versions of the answers that are trained on, as far as they are known."""
-        for trajectory in (each for group in collection.trajectories for each in group):
-            for item in trajectory.episode:
-                if isinstance(item, EpisodeItem) and item.role is EpisodeItemRole.ASSISTANT:
-                    version = self._versions.get(_fingerprint(item.logprobs) or 0)
-                    if version is not None:
-                        yield version
+        for unit in chain.from_iterable(collection.groups):
+            if isinstance(unit, Trajectory):
+                items = [item for item in unit.episode if isinstance(item, EpisodeItem) and item.is_sampled]
+                versions = [self._versions.get(_fingerprint(item.logprobs) or 0) for item in items]
+            else:
+                versions = [turn.model_version for sample in unit.samples for turn in sample.turns]
+            yield from (version for version in versions if version is not None)
 
 
 def _fingerprint(logprobs: Any) -> int | None:
@@ -225,16 +226,15 @@ async def record_samples(
 
 
 def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Source) -> str:
-    units = _assigned(collection)
-    items = chain.from_iterable(each.episode for group in collection.trajectories for each in group)
+    given, assigned = _units(collection), _assigned(collection)
     # The builder may have written them into the data.
-    has_advantages = any(isinstance(item, EpisodeItem) and item.advantages is not None for item in items)
+    has_advantages = any(sample.advantages is not None for unit in given for sample in unit)
     source = replace(
         job,
         backend=adapter.adapter_config.type_name or type(adapter).__name__,
-        makes_advantages=units is not None and not has_advantages,
+        makes_advantages=assigned is not None and not has_advantages,
     )
-    return learned_lines(source, _units(collection) if units is None else units)
+    return learned_lines(source, given if assigned is None else assigned)
 
 
 def _assigned(collection: TrajectoryCollection) -> Sequence[Sequence[Sample]] | None:
@@ -253,9 +253,10 @@ def _assigned(collection: TrajectoryCollection) -> Sequence[Sequence[Sample]] | 
 def _units(collection: TrajectoryCollection) -> list[Sequence[Sample]]:
     """The token sequences of the data, as far as their ids are known."""
     units: list[Sequence[Sample]] = []
-    for trajectory in chain.from_iterable(collection.trajectories):
-        is_pair = any(isinstance(item, DPOItem) for item in trajectory.episode)
+    for each in chain.from_iterable(collection.groups):
+        items = each.episode if isinstance(each, Trajectory) else ()
+        is_pair = isinstance(each, Pair) or any(isinstance(item, DPOItem) for item in items)
         with contextlib.suppress(EtudeError):
-            known = units_of(trajectory, "pairs" if is_pair else "samples", needs_logprobs=False)
+            known = units_of(each, "pairs" if is_pair else "samples", needs_logprobs=False)
             units += [unit.samples for unit in known]
     return units

@@ -11,12 +11,12 @@ from typing import Any
 from etude.backends.capabilities import JobHyperparameters
 from etude.config.finetuning import Transcript, WarmUpConfig, read_transcripts
 from etude.core.data_model import finite
-from etude.core.edge import transcript_of
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.history import Score, WarmUpEntry, WarmUpJob
 from etude.core.job import Skipped, TrainingJobStatus
 from etude.core.keys import shuffled_forever
-from etude.core.trajectory import TrajectoryCollection
+from etude.core.sample import Sample, Turn
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.metrics import validation_metrics
 from etude.loop.record import forgotten_if_failed
@@ -109,11 +109,7 @@ class WarmUp:
     ) -> WarmUpJob:
         order = shuffled_forever(len(transcripts), self._books.config.seed, "warm-up", number)
         drawn = islice(order, done * stage.batch_size, (done + steps) * stage.batch_size)
-        groups = [
-            [transcript_of(transcripts[index].messages, transcripts[index].tools, transcripts[index].where)]
-            for index in drawn
-        ]
-        status = await self._train(groups)
+        status = await self._train([[_sample(transcripts[index])] for index in drawn])
         metrics: dict[str, Any] = dict((status.metadata or {}).get("metrics") or {})
         measured: dict[str, Any] = {"loss": metrics.get("nll", metrics.get("train_loss"))}
         if stage.until is not None and stage.until.reward is not None:
@@ -138,7 +134,7 @@ class WarmUp:
             is_over=is_over,
         )
 
-    async def _train(self, groups: list[Any]) -> TrainingJobStatus:
+    async def _train(self, groups: list[list[Sample]]) -> TrainingJobStatus:
         """One job, adopted. One that fails is made again under another name when the run is resumed."""
         line, record = self._line, self._books.record
         whose = "" if record.target is None else f".{record.target}"
@@ -167,6 +163,21 @@ class WarmUp:
             if metrics["reward_high"] is None or metrics["reward_high"] < wanted:
                 break
         return metrics
+
+
+def _sample(transcript: Transcript) -> Sample:
+    """The transcript as what is imitated: its tokens are made by the backend. An assistant's message with the
+    `weight` 0 is context."""
+    return Sample(
+        turns=tuple(
+            Turn(message=index, replaced=True)
+            for index, message in enumerate(transcript.messages)
+            if message.get("role") == "assistant" and message.get("weight") != 0
+        ),
+        example=transcript.where,
+        messages=tuple(transcript.messages),
+        tools=tuple(transcript.tools),
+    )
 
 
 def shown(metrics: dict[str, Any]) -> str:

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 from etude.backends.capabilities import Capabilities, check_method
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import CapabilityError, EtudeError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash
-from etude.core.trajectory import Trajectory, TrajectoryCollection
+from etude.core.trajectory import Trajectory
 from etude.integrations.art.client import ArtClient, ArtError, ArtInference, ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.integrations.art.wire import ArtGroup, ArtModel, check_episode_order, group_of, groups_of

@@ -14,9 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel, Field, FiniteFloat
 
+from etude.core.edge import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.message import Tool
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryCollection
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 
 Json = dict[str, Any]

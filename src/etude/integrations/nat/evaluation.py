@@ -36,6 +36,7 @@ from pydantic import PrivateAttr
 from pydantic_core import to_jsonable_python
 
 from etude.core import evaluation, job, trajectory
+from etude.core.edge import TrajectoryCollection as EtudeCollection
 from etude.core.episode import Example
 from etude.core.errors import DatasetError, EpisodeError, RequestError
 from etude.core.evaluation import EvalInputItem
@@ -186,18 +187,18 @@ class RecordedTrajectory(Trajectory):
     """A trajectory of the toolkit's that knows the tokens it was made of, and what it was made for."""
 
     _recorded: trajectory.Trajectory = PrivateAttr()
-    _source: trajectory.TrajectoryCollection = PrivateAttr()
+    _source: EtudeCollection = PrivateAttr()
     """The collection without its trajectories: the algorithm and its options."""
 
 
-def to_toolkit(collection: trajectory.TrajectoryCollection) -> TrajectoryCollection:
+def to_toolkit(collection: EtudeCollection) -> TrajectoryCollection:
     """A collection as the toolkit knows it."""
     source = collection.model_copy(update={"trajectories": []})
     groups = [[_trajectory(each, source) for each in group] for group in collection.trajectories]
     return TrajectoryCollection(trajectories=groups, run_id=collection.run_id)
 
 
-def from_toolkit(collection: TrajectoryCollection) -> trajectory.TrajectoryCollection:
+def from_toolkit(collection: TrajectoryCollection) -> EtudeCollection:
     """A collection with its tokens; what was left out or rewarded otherwise since then stays so.
 
     Raises RequestError for trajectories that Etude did not record, or for several algorithms.
@@ -213,7 +214,7 @@ def from_toolkit(collection: TrajectoryCollection) -> trajectory.TrajectoryColle
         raise RequestError(
             f"trajectories of several algorithms in one collection: {', '.join(sorted(sources))}"
         )
-    source = next(iter(sources.values()), trajectory.TrajectoryCollection(run_id=collection.run_id))
+    source = next(iter(sources.values()), EtudeCollection(run_id=collection.run_id))
     recorded = [
         [
             each._recorded.model_copy(update={"reward": each.reward, "shaped_rewards": each.shaped_rewards})
@@ -266,9 +267,7 @@ def evaluation_to_toolkit(output: evaluation.EvaluationRunOutput) -> EvaluationR
     )
 
 
-def _trajectory(
-    recorded: trajectory.Trajectory, source: trajectory.TrajectoryCollection
-) -> RecordedTrajectory:
+def _trajectory(recorded: trajectory.Trajectory, source: EtudeCollection) -> RecordedTrajectory:
     known = RecordedTrajectory(
         episode=[_episode_item(item) for item in recorded.episode],
         reward=recorded.reward,
