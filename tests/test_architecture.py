@@ -52,6 +52,7 @@ ROOMS = [
     "export",
     "run",
     "verbs",
+    "lost_versions",
     "preflight",
     "demo",
     "server",

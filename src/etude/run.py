@@ -18,7 +18,7 @@ from etude.store.episodes import iter_episodes
 from etude.store.facts import RunFacts, facts_of, histories_of
 from etude.store.log import JobFacts, jobs_of
 from etude.store.run_folder import RunFolder
-from etude.store.versions import RunVersion, choose_version, stored_at
+from etude.store.versions import RunVersion, choose_version
 
 if TYPE_CHECKING:
     from etude.models.policy import Policy
@@ -41,8 +41,7 @@ class TrainedModel:
     @property
     def path(self) -> Path | None:
         """The folder of its weights in the run; None for the base model and for weights of a server."""
-        version = self.chosen.version
-        return None if version is None else stored_at(self.chosen.run, version)
+        return self.chosen.folder
 
     @property
     def location(self) -> str | None:

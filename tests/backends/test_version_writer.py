@@ -6,6 +6,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -128,6 +129,13 @@ def test_a_run_has_its_best_and_its_last_version_on_the_disk(project: Path) -> N
     assert exported.exit_code == 0, exported.output
 
 
+def epochs_of(run: str) -> list[dict[str, Any]]:
+    epochs: list[dict[str, Any]] = json.loads(etude("runs", "show", run, "--json").stdout)["history"][
+        "epochs"
+    ]
+    return epochs
+
+
 def test_versions_that_were_not_written_are_made_again_of_what_was_sampled(
     project: Path, calls: list[str]
 ) -> None:
@@ -145,3 +153,18 @@ def test_versions_that_were_not_written_are_made_again_of_what_was_sampled(
     assert all("train/4" in conversation for conversation in calls)
     first, second = ((project / "runs" / name / "checkpoints/v4" / WEIGHTS_FILE) for name in ("whole", "run"))
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_version_that_is_not_on_the_disk_is_exported_all_the_same(project: Path, calls: list[str]) -> None:
+    assert etude("train", "config.yml", "--name", "run").exit_code == 0
+    run, played = project / "runs" / "run", len(calls)
+    kept = sorted(path.name for path in (run / "checkpoints").glob("v?"))
+    versions = {entry["version"]["number"]: entry["version"] for entry in epochs_of("run")}
+    gone = next(number for number in versions if f"v{number}" not in kept)
+    exported = etude("export", "run", "--version", f"v{gone}")
+    assert exported.exit_code == 0, exported.output
+    assert f"epoch {gone} of {gone} is trained on again" in exported.stderr
+    assert len(calls) == played and "bit for bit" not in exported.stderr
+    assert sorted(path.name for path in (run / "checkpoints").glob("v?")) == kept
+    assert [path.name for path in (run / "export").iterdir()] == [f"v{gone}"]
+    assert (run / f"export/v{gone}/model.safetensors").is_file()

@@ -175,7 +175,9 @@ def test_a_run_folder_of_another_version(project):
 def test_a_run_whose_weights_were_deleted(local):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     shutil.rmtree(local / "runs/r/checkpoints")
-    refused(etude("export", "r", "--version", "v1"), WRONG, "the weights of v1 of run r were not kept")
+    refused(
+        etude("evaluate", "config.yml", "--model", "r:v1"), WRONG, "the weights of v1 of run r were not kept"
+    )
 
 
 def test_without_torch(tmp_path, base):

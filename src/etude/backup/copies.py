@@ -118,14 +118,7 @@ class Copies:
             database, facts, archive = stage / DATABASE, stage / FACTS, stage / ARCHIVE
             sizes = {name: size for name, (_, size, _) in files.items()}
             facts.write_text(json.dumps({"taken": time.time(), "files": sizes}), encoding="utf-8")
-            try:
-                with (
-                    closing(open_database(self._run / DATABASE, read_only=True)) as journal,
-                    closing(sqlite3.connect(database)) as target,
-                ):
-                    journal.backup(target)
-            except sqlite3.Error as error:
-                raise store_error(self._run / DATABASE, error) from error
+            copy_journal(self._run, database)
             with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
                 for each in (database, facts, *(self._run / name for name in files if "/" not in name)):
                     packed.add(each, each.name)
@@ -143,6 +136,18 @@ class Copies:
     def note(self, **facts: Any) -> None:
         """Write how the copies stand into the run folder. Raises StoreError."""
         write_status(self._run, {"address": self.address.text, "head": self._head, **facts})
+
+
+def copy_journal(run: Path, target: Path) -> None:
+    """Copy the journal of a run as it is at a commit, whoever writes to it. Raises StoreError."""
+    try:
+        with (
+            closing(open_database(run / DATABASE, read_only=True)) as journal,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            journal.backup(copy)
+    except sqlite3.Error as error:
+        raise store_error(run / DATABASE, error) from error
 
 
 def listing(folder: Path) -> dict[str, Identity]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, Run, key_in, option, refuse, run_async
-from etude.cli.console import emit, next_step, path_shown, say
+from etude.cli.console import emit, next_step, path_shown, say, warn
 from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -138,13 +138,13 @@ class _Wish:
 
 def _export_model(run: Path, version: str, wish: _Wish, repository: Repository | None, as_json: bool) -> None:
     from etude.export.model import export_model
+    from etude.lost_versions import EXPORT, at_hand
     from etude.store.facts import histories_of
     from etude.store.figures import collapse_in
-    from etude.store.versions import choose_version
 
-    wanted = choose_version(run, version)
-    folder = (wish.out or run / "export" / f"v{wanted.number}{wish.suffix}").absolute()
-    files = export_model(wanted, folder, lora_only=wish.lora, gguf=wish.conversion, license=wish.license)
+    with at_hand(run, version, warn) as wanted:
+        folder = (wish.out or run / EXPORT / f"v{wanted.number}{wish.suffix}").absolute()
+        files = export_model(wanted, folder, lora_only=wish.lora, gguf=wish.conversion, license=wish.license)
     warning = collapse_in(histories_of(run)[wanted.target])
     facts: dict[str, Any] = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
     facts |= {"lora_only": wish.lora, "files": files, "warning": warning}
@@ -161,11 +161,11 @@ def _export_model(run: Path, version: str, wish: _Wish, repository: Repository |
             say(f"sent            to {address} ({repository.visibility})")
     if as_json:
         emit(facts)
-    elif wish.suffix or wanted.target is not None:
+    elif not wish.suffix and wanted.target is None:
+        next_step(hints.evaluate_exported(run, folder))
+    elif wanted.run == run:
         # What stands alone there is no model that the config could name in place of its own.
         next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))
-    else:
-        next_step(hints.evaluate_exported(run, folder))
 
 
 def _export_served(server: str, model: str, wish: _Wish, api_key_env: str | None, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from etude.models.source import local_path, require_base
 from etude.store.files import damage_in, require_whole
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import model_config
-from etude.store.versions import RunVersion, stored_at
+from etude.store.versions import RunVersion
 
 if TYPE_CHECKING:
     from etude.models.policy import Policy
@@ -63,7 +63,7 @@ def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
             LoraOptions(adapter.lora.r, adapter.lora.alpha, tuple(modules) if modules else None), seed=0
         )
     policy.keep_base()
-    kept = stored_at(wanted.run, wanted.version)
+    kept = wanted.folder
     location = wanted.version.location if kept is None else str(kept)
     policy.adopt(wanted.version.model_copy(update={"location": location}))
     if kept is not None and (damage := damage_in(kept)):

@@ -40,6 +40,11 @@ class RunVersion:
         """0 for the base model."""
         return 0 if self.version is None else self.version.number
 
+    @property
+    def folder(self) -> Path | None:
+        """Where the run folder has its weights; None for the base model, and those that a backend has."""
+        return None if self.version is None else stored_at(self.run, self.version)
+
     def __str__(self) -> str:
         whose = "" if self.target is None else f"{self.target}:"
         return f"{self.run.name}:{whose}{f'v{self.number}' if self.number else BASE}"
@@ -58,12 +63,12 @@ def run_version(text: str, root: Path) -> RunVersion | None:
     return None
 
 
-def choose_version(run: Path, wish: str = "") -> RunVersion:
+def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersion:
     """The version of a run that is wished for.
 
     `best` is the one with the best validation. Without a wish it is that one too where any version was
     measured after it was trained, and the last one elsewhere. Raises RequestError when there is no such
-    version, or its weights were deleted.
+    version, or, where it is to be `kept`, its weights are not on the disk.
     """
     histories = histories_of(run)
     target, wish = _target_in(wish, run, histories)
@@ -72,7 +77,7 @@ def choose_version(run: Path, wish: str = "") -> RunVersion:
         return RunVersion(run, None, target)
     if wish in (BEST, LAST, ""):
         version, choice = _best_or_last(wish, history, run, target)
-        return RunVersion(run, version, target, choice)
+        return _required(RunVersion(run, version, target, choice), kept)
     if wish == WARM_UP and history.start is not None:
         wish = f"v{history.start.number}"
     versions = (history.start, *(entry.version for entry in history.epochs))
@@ -83,8 +88,7 @@ def choose_version(run: Path, wish: str = "") -> RunVersion:
     version = known.get(int(wish.removeprefix("v")))
     if version is None:
         raise RequestError(f"run {run.name} has no version v{wish.removeprefix('v')}; it has {numbers}")
-    require_kept(run, version)
-    return RunVersion(run, version, target)
+    return _required(RunVersion(run, version, target), kept)
 
 
 def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) -> tuple[str | None, str]:
@@ -101,15 +105,16 @@ def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) ->
     )
 
 
-def require_kept(run: Path, version: ModelVersion) -> None:
-    """Raise RequestError when the weights of a version that was stored here have been deleted."""
-    folder = stored_at(run, version)
-    if folder is not None and not folder.exists():
+def _required(wanted: RunVersion, kept: bool) -> RunVersion:
+    """The version. Raises RequestError where it is to be `kept`, and its weights are not on the disk."""
+    if kept and (folder := wanted.folder) is not None and not folder.exists():
         raise RequestError(
-            f"the weights of v{version.number} of run {run.name} were not kept; there are "
-            f"{_listed(_kept_in(folder.parent))}. `keep_checkpoints` of the trainer says how many are kept, "
-            "and `checkpoint_seconds` of the adapter how often one is written"
+            f"the weights of v{wanted.number} of run {wanted.run.name} were not kept; there are "
+            f"{_listed(_kept_in(folder.parent))}. `etude export` trains it again. `keep_checkpoints` of "
+            "the trainer says how many are kept, and `checkpoint_seconds` of the adapter how often one is "
+            "written"
         )
+    return wanted
 
 
 def kept_of(run: Path, history: History) -> str | None:
@@ -166,7 +171,6 @@ def _best_or_last(
         chosen, choice = best, "the version with the best validation"
     if not chosen.number:
         return None, f"{choice}, which is the base model: no trained version has done better"
-    require_kept(run, chosen)
     return chosen, choice
 
 
