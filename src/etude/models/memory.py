@@ -59,7 +59,7 @@ def _unused_memory() -> int | None:
 
 
 def _cgroup_number(name: str) -> int | None:
-    """What a file of the container that this is in says; None outside of one, and where it sets no limit."""
+    """The number in a file of the container that this is in; None outside of one, and where there is none."""
     try:
         text = (_CGROUP / name).read_text(encoding="ascii").strip()
     except OSError:
