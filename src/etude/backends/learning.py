@@ -10,7 +10,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from etude.algorithms.algorithm import Algorithm
@@ -22,7 +22,6 @@ from etude.backends.local_job import (
     Job,
     JobNews,
     LearningOrder,
-    Work,
     failure,
     learner_options,
 )
@@ -37,7 +36,7 @@ from etude.core.process import set_up_process
 from etude.core.trajectory import TrajectoryCollection
 from etude.inference.child_process import TeamLauncher, exit_words, last_lines
 from etude.inference.programs import Child, Command, LocalLauncher
-from etude.jobs.folders import JobContent, StateFolders, data_hash
+from etude.jobs.folders import StateFolders, data_hash
 from etude.jobs.training import (
     PEER_SECONDS,
     Interrupted,
@@ -110,26 +109,25 @@ class ClusterLearners:
         """Jobs that start from that version get no optimiser's state."""
         self.begins_from = version
 
-    async def train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
+    async def train(self, job: Job, start: ModelVersion) -> FinishedJob:
         """Have teams at the job, one after another, until one has made its version."""
-        content = replace(job.content, start=str(start.number))
-        name = content_hash([job.name, asdict(content), start.digest])
+        name = content_hash([job.name, asdict(job.content), start.digest])
         folder = self.learners.folder / f"job-{name}"
         async with self.learners.turn:
-            await asyncio.to_thread(self._prepare, folder, job, content, start, number)
-            finished = await self._attempts(job, folder, number)
+            await asyncio.to_thread(self._prepare, folder, job, start)
+            finished = await self._attempts(job, folder)
         await asyncio.to_thread(self.policy.adopt, finished.version)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return finished
 
-    async def _attempts(self, job: Job, folder: Path, number: int) -> FinishedJob:
+    async def _attempts(self, job: Job, folder: Path) -> FinishedJob:
         """Raises TrainingError with the cause of a failed job, and of one that several teams have lost."""
         checkpoints = StateFolders(folder, "step-", "checkpoint")
         attempts, newest = 0, checkpoints.newest()
         while True:
             cause = await self._work(job, folder)
             news = JobNews.read(folder)
-            if (made := self._made(job.name, number)) is not None:
+            if (made := self._made(job)) is not None:
                 self.note = news.note
                 return made
             if news.failure is not None:
@@ -164,7 +162,7 @@ class ClusterLearners:
     def _log(self) -> Path:
         return self.learners.folder / "learners.log"
 
-    def _prepare(self, folder: Path, job: Job, content: JobContent, start: ModelVersion, number: int) -> None:
+    def _prepare(self, folder: Path, job: Job, start: ModelVersion) -> None:
         """Write the order of a job, and delete what is left of others."""
         for other in self.learners.folder.glob("job-*"):
             if other != folder:
@@ -174,7 +172,7 @@ class ClusterLearners:
         source, algorithm = local_path(self.policy.source), type(job.algorithm)
         order = LearningOrder(
             job=job.name,
-            number=number,
+            number=job.number,
             versions=self.versions.folder(0).parent.absolute(),
             model=self.policy.source if source is None else str(source.absolute()),
             device=self.learners.device,
@@ -187,20 +185,17 @@ class ClusterLearners:
             options=learner_options(job.config, self.run),
             algorithm=f"{algorithm.__module__}:{algorithm.__qualname__}",
             gradient=job.algorithm.gradient(),
-            content=content,
+            content=job.content,
         )
         write_atomically(folder / DATA, job.collection.model_dump_json(), exact=True)
         write_atomically(folder / ORDER, order.model_dump_json(), exact=True)
 
-    def _made(self, job: str, number: int) -> FinishedJob | None:
+    def _made(self, job: Job) -> FinishedJob | None:
         """The job by its version, once that is there."""
-        if number not in self.versions.numbers():
+        if job.number not in self.versions.numbers():
             return None
-        facts = self.versions.facts(number)
-        if facts["job"] != job:
-            return None
-        version = ModelVersion.model_validate(facts["version"])
-        return FinishedJob(version, facts["metrics"], JobContent(**facts["content"]))
+        finished = FinishedJob.read(self.versions, job.number)
+        return finished if finished.job == job.name else None
 
 
 def _located(version: ModelVersion) -> ModelVersion:
@@ -231,13 +226,13 @@ class _Reporter(JobListener):
 
     def went_back(self, step: int, damage: Sequence[str]) -> None:
         on = f"it went on from step {step}" if step else "it began anew"
-        self._seat.call("noted", f"a checkpoint of the job was damaged: {'; '.join(damage)}; {on}")
+        self._seat.call("tell", note=f"a checkpoint of the job was damaged: {'; '.join(damage)}; {on}")
 
     def started(self, done: int) -> None:
         _LOG.info("begins after %d steps", done)
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-        self._seat.call("stepped", step.number, step.of, dict(metrics))
+        self._seat.call("tell", step=step.number, of=step.of, metrics=dict(metrics))
 
 
 def learn(folder: Path, seat: Seat) -> bool:
@@ -265,12 +260,12 @@ def learn(folder: Path, seat: Seat) -> bool:
     except (PeerLost, HeadLost):
         raise
     except EtudeError as error:
-        seat.call("failed", str(error))
+        seat.call("tell", failure=str(error))
     except RuntimeError as error:
-        seat.call("failed", str(failure(error)))
+        seat.call("tell", failure=str(failure(error)))
     except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
         _LOG.exception("job in %s", folder)
-        seat.call("failed", f"training failed: {words_of(error)}")
+        seat.call("tell", failure=f"training failed: {words_of(error)}")
     return False
 
 
@@ -285,7 +280,7 @@ def _train(
     versions = StateFolders(order.versions, "v", "version")
     policy = _policy(order, team)
     groups = units_of_collection(collection, algorithm, policy.template)
-    work = Work(order.job, order.number, algorithm, order.config, groups, order.content, order.seed)
+    job = Job(order.job, algorithm, order.config, collection, groups, order.content, order.seed, order.number)
     learner = Learner(policy, order.options, team)
     begins_from = 0 if order.begins_from is None else order.begins_from.number
     if order.start.number > begins_from:
@@ -297,12 +292,11 @@ def _train(
             stopping.set()
 
     with asked_to_end(look) as (canceled, stopping):
-        metrics = work.train(learner, _Reporter(seat), canceled, stopping, checkpoints)
-        made = work.made(learner, metrics)
+        made = job.train(learner, _Reporter(seat), canceled, stopping, checkpoints)
         if team.leads:
             made.write(versions)
     if team.leads and learner.note is not None:
-        seat.call("noted", learner.note)
+        seat.call("tell", note=learner.note)
 
 
 def _policy(order: LearningOrder, team: Team) -> Policy:

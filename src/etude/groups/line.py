@@ -49,12 +49,6 @@ def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
     raise TrainingError(f"{ended}{reason}. {_AGAIN} to try again; nothing that was collected is lost.")
 
 
-def version_of(status: TrainingJobStatus) -> ModelVersion | None:
-    """The weights that a completed job made; None when the backend does not say."""
-    version = (status.metadata or {}).get("model_version")
-    return None if version is None else ModelVersion.model_validate(version)
-
-
 @dataclass(frozen=True, slots=True)
 class LineRules:
     """Which jobs are submitted, and from which weights they start."""
@@ -191,8 +185,8 @@ class ModelLine:
         entry = None if data is None or data.number is None else self.log.entry(data.number)
         if entry is None or entry.job.run_id != ref.run_id:
             return status
-        made = {"model_version": entry.version.model_dump(mode="json"), "metrics": entry.metrics}
-        return status.model_copy(update={"status": TrainingStatusEnum.COMPLETED, "metadata": made})
+        made = {"version": entry.version, "metadata": {"metrics": entry.metrics}}
+        return status.model_copy(update={"status": TrainingStatusEnum.COMPLETED, **made})
 
     async def is_known(self, ref: TrainingJobRef) -> bool:
         """Whether the backend still has the job; an in-process job is gone with its process."""
@@ -250,7 +244,7 @@ class ModelLine:
         Either the engine has them and the lineage says so, or everything is as it was. None when the
         backend does not say what it made. Raises TrainingError, also where it promised to say.
         """
-        version = version_of(status)
+        version = status.version
         if version is None and self.adapter.capabilities().versions:
             raise TrainingError(
                 f"job {ref.run_id} ({ref.backend}) is completed, and does not say what weights it made"
