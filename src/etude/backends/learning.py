@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.capabilities import LoraConfig
 from etude.backends.local_job import (
-    DATA,
     ORDER,
     FinishedJob,
     Job,
@@ -33,7 +30,6 @@ from etude.core.errors import EtudeError, StoreError, TrainingError, words_of
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
-from etude.core.trajectory import TrajectoryCollection
 from etude.inference.child_process import TeamLauncher, exit_words, last_lines
 from etude.inference.programs import Child, Command, LocalLauncher
 from etude.jobs.folders import StateFolders, data_hash
@@ -43,7 +39,6 @@ from etude.jobs.training import (
     JobListener,
     asked_to_end,
     loading_of,
-    locked_seat,
     units_of_collection,
 )
 from etude.learner.learner import Learner, TrainingCanceled
@@ -88,9 +83,7 @@ class ClusterLearners:
     learners: Learners
     policy: Policy
     versions: StateFolders
-    seed: int
     run: FinetuneConfig
-    lora: LoraConfig | None
     begins_from: ModelVersion | None = None
     """The version that a warm-up made, which training begins with."""
     note: str | None = None
@@ -177,8 +170,7 @@ class ClusterLearners:
             model=self.policy.source if source is None else str(source.absolute()),
             device=self.learners.device,
             dtype=dtype_name(next(self.policy.model.parameters()).dtype),
-            lora=self.lora,
-            seed=self.seed,
+            seed=job.seed,
             start=_located(start),
             begins_from=self.begins_from and _located(self.begins_from),
             config=job.config,
@@ -186,8 +178,8 @@ class ClusterLearners:
             algorithm=f"{algorithm.__module__}:{algorithm.__qualname__}",
             gradient=job.algorithm.gradient(),
             content=job.content,
+            collection=job.collection,
         )
-        write_atomically(folder / DATA, job.collection.model_dump_json(), exact=True)
         write_atomically(folder / ORDER, order.model_dump_json(), exact=True)
 
     def _made(self, job: Job) -> FinishedJob | None:
@@ -243,14 +235,12 @@ def learn(folder: Path, seat: Seat) -> bool:
     try:
         seat.require_shared()
         order = LearningOrder.model_validate_json((folder / ORDER).read_text(encoding="utf-8"))
-        text = (folder / DATA).read_text(encoding="utf-8")
-        collection = TrajectoryCollection.model_validate_json(text)
-        if data_hash(collection) != order.content.data:
+        if data_hash(order.collection) != order.content.data:
             raise StoreError(f"{folder} has other data than the run has written there")
         with joined(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
-            lock = locked_seat(seat, team)
+            lock = seat.lock(team)
             try:
-                _train(order, collection, folder, team, seat)
+                _train(order, folder, team, seat)
             finally:
                 lock.release()
         return True
@@ -269,29 +259,22 @@ def learn(folder: Path, seat: Seat) -> bool:
     return False
 
 
-def _train(
-    order: LearningOrder, collection: TrajectoryCollection, folder: Path, team: Team, seat: Seat
-) -> None:
+def _train(order: LearningOrder, folder: Path, team: Team, seat: Seat) -> None:
     """Train from the newest checkpoint on, and write the version."""
     # The algorithm's module may be one of the user's in the current folder.
     load_entry_points()
     make_importable(Path.cwd())
     algorithm: Algorithm = import_object(order.algorithm).model_validate(order.gradient)
-    versions = StateFolders(order.versions, "v", "version")
+    versions, data = StateFolders(order.versions, "v", "version"), order.collection
     policy = _policy(order, team)
-    groups = units_of_collection(collection, algorithm, policy.template)
-    job = Job(order.job, algorithm, order.config, collection, groups, order.content, order.seed, order.number)
+    groups = units_of_collection(data, algorithm, policy.template)
+    job = Job(order.job, algorithm, order.config, data, groups, order.content, order.seed, order.number)
     learner = Learner(policy, order.options, team)
     begins_from = 0 if order.begins_from is None else order.begins_from.number
     if order.start.number > begins_from:
         learner.restore(versions.folder(order.start.number))
     checkpoints = StateFolders(folder, "step-", "checkpoint")
-
-    def look(canceled: threading.Event, stopping: threading.Event) -> None:
-        if seat.stopping():
-            stopping.set()
-
-    with asked_to_end(look) as (canceled, stopping):
+    with asked_to_end(seat) as (canceled, stopping):
         made = job.train(learner, _Reporter(seat), canceled, stopping, checkpoints)
         if team.leads:
             made.write(versions)
@@ -306,8 +289,8 @@ def _policy(order: LearningOrder, team: Team) -> Policy:
     """
     loading = loading_of(team, order.device, order.dtype)
     policy = Policy.load(order.model, device=loading["device"], dtype=loading["dtype"])
-    if order.lora is not None:
-        policy.use_lora(LoraOptions(**order.lora.model_dump()), fold(order.seed, "lora"))
+    if (lora := order.config.lora) is not None:
+        policy.use_lora(LoraOptions(**lora.model_dump()), fold(order.seed, "lora"))
     policy.keep_base()
     if order.begins_from is not None:
         policy.begin_from(order.begins_from)

@@ -95,7 +95,8 @@ class LocalAdapter(TrainerAdapter):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Put LoRA weights on the model where the config asks for them, and make the optimiser."""
         await super().initialize(run_config)
-        lora = self.adapter_config.lora_with(self._hyperparameters)
+        config = self.adapter_config
+        lora = config.lora_with(self._hyperparameters)
         if lora is None and self._policy.is_quantized:
             raise CapabilityError(
                 "a model with `quantization` trains LoRA weights only: set 'lora' in its adapter, as "
@@ -108,20 +109,12 @@ class LocalAdapter(TrainerAdapter):
         if run_config.collect_ahead:
             # The engine samples from the weights as they were, until it adopts those that are made here.
             self._policy = await asyncio.to_thread(self._policy.twin)
-        options = learner_options(self.adapter_config, run_config)
+        of = self._policy, self._versions, run_config
         if self._learners is None:
-            self._workplace = LocalLearner(
-                self._policy,
-                self._versions,
-                self._seed,
-                run_config,
-                options,
-                self.adapter_config.checkpoint_seconds,
-            )
+            options, seconds = learner_options(config, run_config), config.checkpoint_seconds
+            self._workplace = LocalLearner(*of, options, seconds)
         else:
-            self._workplace = ClusterLearners(
-                self._learners, self._policy, self._versions, self._seed, run_config, lora
-            )
+            self._workplace = ClusterLearners(self._learners, *of)
 
     def capabilities(self) -> Capabilities:
         return LOCAL_CAPABILITIES

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.capabilities import LocalAdapterConfig, LoraConfig
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.version_writer import MadeVersion, VersionWriter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import TrainingError
@@ -138,7 +138,6 @@ class LocalLearner:
         self,
         policy: Policy,
         versions: StateFolders,
-        seed: int,
         run: FinetuneConfig,
         options: LearnerOptions,
         checkpoint_seconds: float | None = None,
@@ -149,7 +148,6 @@ class LocalLearner:
         """
         self._policy = policy
         self._versions = versions
-        self._seed = seed
         self._run = run
         self.learner = Learner(policy, options)
         self._writer = VersionWriter(versions, checkpoint_seconds)
@@ -239,11 +237,11 @@ class LocalLearner:
         self._optimiser_of = number
 
 
-ORDER, DATA, _NEWS = "order.json", "collection.json", "news.json"
+ORDER, _NEWS = "order.json", "news.json"
 
 
 class LearningOrder(BaseModel):
-    """All that a job is made of but its data, which lies beside it. It has no secrets."""
+    """All that a job is made of: a file in its folder. It has no secrets."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -256,7 +254,6 @@ class LearningOrder(BaseModel):
     device: str
     dtype: str
     """Of the weights that the agents sample from."""
-    lora: LoraConfig | None
     seed: int
     start: ModelVersion
     begins_from: ModelVersion | None
@@ -268,6 +265,7 @@ class LearningOrder(BaseModel):
     gradient: dict[str, Any]
     """The options of its gradient."""
     content: JobContent
+    collection: TrajectoryCollection
 
 
 class JobNews(BaseModel):

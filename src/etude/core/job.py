@@ -60,6 +60,11 @@ class TrainingJobStatus(DataModel, revalidate_instances="always"):
     version: ModelVersion | None = None
     """The weights that a completed job made, where the backend says."""
 
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The numbers to show, as the metadata has them."""
+        return (self.metadata or {}).get("metrics") or {}
+
 
 class Skipped(BaseModel, frozen=True):
     """Stands in for a training job where there was nothing to train on. It is never a success."""

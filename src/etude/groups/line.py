@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from etude.backends.capabilities import JobHyperparameters, check_from_base, check_way_back
 from etude.backends.trainer_adapter import TrainerAdapter, pauses
@@ -257,8 +256,8 @@ class ModelLine:
             return None
         before = self.version
         check_changed(before, version, ref.run_id, self.log.base() if self.rules.from_scratch else None)
-        metrics: dict[str, Any] = (status.metadata or {}).get("metrics", {})
-        entry = LineageEntry(version=version, job=ref, data=self.log.job(ref.run_id), metrics=metrics)
+        data = self.log.job(ref.run_id)
+        entry = LineageEntry(version=version, job=ref, data=data, metrics=status.metrics)
         self.log.check(entry)
         try:
             await self.sample_from(version)
@@ -309,7 +308,7 @@ class ModelLine:
         Once it has ended, what it took counts in place of what it might have taken, where the backend says.
         """
         if self._ledger is not None and status.status.is_final:
-            tokens = ((status.metadata or {}).get("metrics") or {}).get("trained_tokens")
+            tokens = status.metrics.get("trained_tokens")
             if status.status is TrainingStatusEnum.FAILED and tokens is None:
                 tokens = 0  # No backend charges for these.
             if tokens is not None:

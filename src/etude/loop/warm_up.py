@@ -114,8 +114,7 @@ class WarmUp:
             for index in drawn
         ]
         status = await self._train(groups)
-        metrics: dict[str, Any] = dict((status.metadata or {}).get("metrics") or {})
-        measured: dict[str, Any] = {"loss": metrics.get("nll", metrics.get("train_loss"))}
+        measured: dict[str, Any] = {"loss": status.metrics.get("nll", status.metrics.get("train_loss"))}
         if stage.until is not None and stage.until.reward is not None:
             measured |= await self._reward(stage, stage.until.reward)
         value = measured["avg_reward" if stage.until and stage.until.reward is not None else "loss"]

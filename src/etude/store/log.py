@@ -257,5 +257,5 @@ def _job(epoch: int, job: TrainingJobStatus, metrics: dict[str, Any], target: st
         trajectories=metrics.get("filtered_trajectories"),
         version=None if job.version is None else job.version.number,
         target=target,
-        metrics=(job.metadata or {}).get("metrics") or {},
+        metrics=job.metrics,
     )
