@@ -126,8 +126,7 @@ async def test_a_stuck_job_that_cannot_be_cancelled_is_not_made_a_second_time(ru
 
 def with_version(**changes):
     def behave(found):
-        made = found.metadata["model_version"] | changes
-        return found.model_copy(update={"metadata": found.metadata | {"model_version": made}})
+        return found.model_copy(update={"version": found.version.model_copy(update=changes)})
 
     return behave
 
@@ -161,7 +160,7 @@ async def test_a_backend_without_versions_trains_with_a_warning(run, tmp_path):
     run.adapter = FakeAdapter(
         tmp_path / "backend",
         capabilities=Capabilities(),
-        behave=lambda found: found.model_copy(update={"metadata": None}),
+        behave=lambda found: found.model_copy(update={"version": None}),
     )
     await run.start(num_epochs=1)
     assert len(run.statuses) == 1

@@ -123,7 +123,8 @@ class FakeAdapter(TrainerAdapter):
             run_id=ref.run_id,
             backend="fake",
             status=TrainingStatusEnum.COMPLETED,
-            metadata={"model_version": told, "metrics": metrics},
+            version=ModelVersion(**told),
+            metadata={"metrics": metrics},
         )
 
     async def wait_until_complete(
@@ -131,8 +132,8 @@ class FakeAdapter(TrainerAdapter):
     ) -> TrainingJobStatus:
         found = self.behave(await self.status(ref))
         status = await found if asyncio.iscoroutine(found) else found
-        if status.status is TrainingStatusEnum.COMPLETED and (status.metadata or {}).get("model_version"):
-            self._version = ModelVersion.model_validate(status.metadata["model_version"])
+        if status.status is TrainingStatusEnum.COMPLETED and status.version is not None:
+            self._version = status.version
         return status
 
     def log_progress(

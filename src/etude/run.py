@@ -163,7 +163,7 @@ def _metric_rows(folder: Path) -> list[dict[str, Any]]:
         entries: list[Entry] = [*history.epochs, *history.validations]
         for entry in sorted(entries, key=lambda entry: entry.epoch):
             job = entry.status if isinstance(entry, EpochEntry) else None
-            training = ((job and job.metadata) or {}).get("metrics") or {}
+            training = {} if job is None else job.metrics
             learned = {f"training/{name}": value for name, value in training.items()}
             rows.append({**entry.metrics, **learned, **whose, "kind": entry.kind, "epoch": entry.epoch})
     return rows

@@ -82,8 +82,8 @@ async def test_a_job_makes_the_next_step_and_it_is_served(server, backend):
     assert (await adapter.current_version()).location == "agent@0"
     status = await trained(adapter)
     assert status.status is TrainingStatusEnum.COMPLETED
-    made = status.metadata["model_version"]
-    assert (made["number"], made["location"]) == (1, "agent@1")
+    made = status.version
+    assert (made.number, made.location) == (1, "agent@1")
     assert status.metadata["metrics"]["gradient_steps"] == 2
     assert status.metadata["metrics"]["loss"] == pytest.approx((1 + 1 / 2) / 2)
     assert (await adapter.current_version()).number == 1
@@ -116,15 +116,15 @@ async def test_a_server_of_0_4_serves_the_bare_name(server, backend, tmp_path, a
         server.url = old.url
         adapter = await backend()
         status = await trained(adapter)
-        assert status.metadata["model_version"]["location"] == "agent"
-        assert status.metadata["model_version"]["number"] == 1
+        assert status.version.location == "agent"
+        assert status.version.number == 1
 
 
 async def test_a_server_that_was_trained_before_goes_on_from_its_step(server, backend):
     server.steps["agent"] = 3
     adapter = await backend()
     assert adapter._engine.version == 3
-    assert (await trained(adapter)).metadata["model_version"]["number"] == 4
+    assert (await trained(adapter)).version.number == 4
 
 
 async def test_learning_rate_kl_and_loss_options_reach_the_server(server, backend):
@@ -243,7 +243,7 @@ async def test_a_job_that_counted_as_canceled_and_was_done_is_told_with_the_next
     server.steps["agent"] += 1
     server.pause = 0
     status = await trained(adapter, "run-epoch-1-retry-1")
-    assert status.metadata["model_version"]["number"] == 2
+    assert status.version.number == 2
     assert status.message == "sampled at step 0, trained from step 1: an earlier job was done after all"
 
 

@@ -140,7 +140,7 @@ async def test_the_real_server_takes_what_the_adapter_sends(art_run, inference, 
         assert "without training: it found nothing in the batch to train on" in status.message
         return
     assert status.status is TrainingStatusEnum.COMPLETED, status.message
-    assert status.metadata["model_version"]["location"] == "agent@1"
+    assert status.version.location == "agent@1"
     assert groups[0].trajectories[0].messages() == [
         {"role": "user", "content": "q0"},
         {"role": "assistant", "content": "yes"},

@@ -50,7 +50,7 @@ async def test_a_job_of_each_method_makes_a_model(data):
     ref = await adapter.submit(data)
     status = await adapter.wait_until_complete(ref, poll_interval=0)
     assert status.status is TrainingStatusEnum.COMPLETED
-    assert (ref.backend, status.metadata["model_version"]["number"]) == ("lm_server", 1)
+    assert (ref.backend, status.version.number) == ("lm_server", 1)
     method = server.jobs["ftjob-0"]["method"]
     assert method["type"] == data.method
     parameters = method[data.method]["hyperparameters"]

@@ -267,8 +267,8 @@ from etude.backends.local_job import JobDesk
 
 desk = JobDesk(sys.argv[1])
 
-def call(name, *args):
-    return False if name == "stopping" else getattr(desk, args[0])(*args[1:])
+def call(name, *args, **news):
+    return False if name == "stopping" else getattr(desk, args[0])(**news)
 
 sys.exit(learning.main(Seat(0, "here", Path(sys.argv[1]).parent, "mark", call), sys.argv[1]))
 """

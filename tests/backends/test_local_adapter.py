@@ -67,11 +67,7 @@ async def done(adapter, job):
     """Submit a job, wait for it, and return its version. Fails when it does."""
     status = await adapter.wait_until_complete(await adapter.submit(job))
     assert status.status is TrainingStatusEnum.COMPLETED, status.message
-    return version_in(status)
-
-
-def version_in(status):
-    return ModelVersion.model_validate(status.metadata["model_version"])
+    return status.version
 
 
 def everything(adapter):
@@ -134,7 +130,7 @@ async def test_submitting_again_does_not_train_again(tmp_path):
 async def test_jobs_that_are_submitted_at_once_make_one_version_each(tmp_path):
     adapter = await adapter_on(tmp_path)
     refs = [await adapter.submit(collection(name, seed=seed)) for seed, name in enumerate("abc")]
-    found = [version_in(await adapter.wait_until_complete(ref)) for ref in refs]
+    found = [(await adapter.wait_until_complete(ref)).version for ref in refs]
     assert sorted(version.number for version in found) == [1, 2, 3]
     assert sorted(path.name for path in tmp_path.glob("v*")) == ["v1", "v2", "v3"]
 
@@ -268,7 +264,7 @@ async def test_a_job_that_was_done_when_the_process_died_is_found_and_gone_on_fr
     status = await resumed.status(TrainingJobRef(run_id="b", backend="local"))
     assert status.status is TrainingStatusEnum.COMPLETED
     engine = EmbeddedEngine(of)
-    await engine.adopt(version_in(status))
+    await engine.adopt(status.version)
     assert engine.version == 2
     assert (await done(resumed, collection("c", seed=2))).number == 3
     assert everything(resumed) == everything(whole)
@@ -280,7 +276,7 @@ async def test_a_run_folder_may_be_moved(tmp_path):
     version = await done(first, collection("a"))
     shutil.move(tmp_path / "here", tmp_path / "there")
     moved = await adapter_on(tmp_path / "there")
-    found = version_in(await moved.status(TrainingJobRef(run_id="a", backend="local")))
+    found = (await moved.status(TrainingJobRef(run_id="a", backend="local"))).version
     assert found.location == str(tmp_path / "there" / "v1")
     await moved.restore(version)
     assert everything(moved) == everything(first)
@@ -308,7 +304,7 @@ async def test_pruning_keeps_what_is_asked_for_and_what_is_in_memory(tmp_path):
     await adapter.prune([versions[1]])
     assert sorted(path.name for path in tmp_path.glob("v*")) == ["v2", "v4"]
     ref = TrainingJobRef(run_id="a", backend="local")
-    assert version_in(await adapter.status(ref)) == versions[0]  # It was done, though its weights are gone.
+    assert (await adapter.status(ref)).version == versions[0]  # It was done, though its weights are gone.
     await adapter.restore(versions[1])
     assert (await adapter.current_version()) == versions[1]
     with pytest.raises(StoreError, match="v1 is missing"):
@@ -416,7 +412,7 @@ async def test_collecting_ahead_the_engine_samples_from_the_weights_as_they_were
     async with asyncio.timeout(60):  # Training holds its own lock, and not the engine's.
         await asyncio.to_thread(ahead.digest)
     held.gate.set()
-    version = version_in(await twin.wait_until_complete(ref))
+    version = (await twin.wait_until_complete(ref)).version
     assert (ahead.version, ahead.digest()) == (0, base)
     assert version.digest == (await done(shared, collection("one"))).digest
 

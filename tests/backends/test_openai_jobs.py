@@ -64,8 +64,8 @@ async def test_a_job_goes_through_the_states_of_the_api_to_a_new_model():
     ref = await adapter.submit(supervised())
     found = await states(adapter, ref)
     assert [one.status for one in found] == ["pending", "pending", "running", "completed"]
-    made = found[-1].metadata["model_version"]
-    assert (made["number"], made["location"]) == (1, f"ft:{BASE}:org::ftjob-0")
+    made = found[-1].version
+    assert (made.number, made.location) == (1, f"ft:{BASE}:org::ftjob-0")
     assert found[-1].metadata["metrics"]["trained_tokens"] > 0
     assert (await adapter.current_version()).location == f"ft:{BASE}:org::ftjob-0"
 
@@ -157,7 +157,7 @@ async def test_the_next_job_starts_from_the_model_that_the_last_one_made():
     await adapter.wait_until_complete(await adapter.submit(supervised("a")), poll_interval=0)
     status = await adapter.wait_until_complete(await adapter.submit(supervised("b")), poll_interval=0)
     assert server.jobs["ftjob-1"]["model"] == f"ft:{BASE}:org::ftjob-0"
-    assert status.metadata["model_version"]["number"] == 2
+    assert status.version.number == 2
 
 
 async def test_a_job_may_start_from_the_base_again_and_versions_count_on():
@@ -168,7 +168,7 @@ async def test_a_job_may_start_from_the_base_again_and_versions_count_on():
     await adapter.restore(base)
     status = await adapter.wait_until_complete(await adapter.submit(supervised("b")), poll_interval=0)
     assert server.jobs["ftjob-1"]["model"] == BASE
-    assert status.metadata["model_version"]["number"] == 2
+    assert status.version.number == 2
 
 
 async def test_too_few_rows_are_told_before_anything_is_uploaded():

@@ -68,7 +68,7 @@ class SilentAdapter(FakeAdapter):
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         status = await super().status(ref)
-        return status.model_copy(update={"metadata": {}})
+        return status.model_copy(update={"version": None, "metadata": {}})
 
     async def current_version(self) -> ModelVersion | None:  # type: ignore[override]
         return None

@@ -35,7 +35,7 @@ def learners(address: str, folder: Path, count: int, **block: Any) -> Learners:
     config = RayConfig(address=address, runners=0, learners=count, **block)
     desk = "etude.backends.local_job:JobDesk"
     (folder / "learners").mkdir(parents=True, exist_ok=True)
-    launcher = RayTeams(config, desk, on_gpus=False)
+    launcher = RayTeams(config=config, desk=desk, on_gpus=False)
     return Learners(launcher, count, folder / "learners", "cpu", asyncio.Lock())
 
 
@@ -53,8 +53,8 @@ async def done(adapter: LocalAdapter, job: TrajectoryCollection) -> ModelVersion
     """The version that a job makes. Fails when it does."""
     status = await adapter.wait_until_complete(await adapter.submit(job))
     assert status.status is TrainingStatusEnum.COMPLETED, status.message
-    assert status.metadata is not None
-    return ModelVersion.model_validate(status.metadata["model_version"])
+    assert status.version is not None
+    return status.version
 
 
 async def assert_same(model: Path, found: Path, wanted: Path, number: int = 1) -> None:

@@ -19,7 +19,7 @@ from tests.learner.test_team import SOURCE, assert_near
 
 
 def launcher(address: str, **config: Any) -> RayTeams:
-    return RayTeams(RayConfig(address=address, **config), "pathlib:Path", on_gpus=False)
+    return RayTeams(config=RayConfig(address=address, **config), desk="pathlib:Path", on_gpus=False)
 
 
 def run(

@@ -421,8 +421,7 @@ async def test_a_backend_that_gives_a_number_twice_is_found_out(make, plays):
 
     async def other_weights(ref):
         found = await status(ref)
-        version = found.metadata["model_version"] | {"digest": "other"}
-        return found.model_copy(update={"metadata": found.metadata | {"model_version": version}})
+        return found.model_copy(update={"version": found.version.model_copy(update={"digest": "other"})})
 
     made.adapter.status = other_weights
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]], "verifier": [plays[1]]})

@@ -88,7 +88,7 @@ class Capabilities:
     """Algorithms or kinds that need the sampled token ids, and but for imitation their logprobs too; text is
     not enough."""
     versions: bool = False
-    """Says which weights a job produced (`model_version` in the status metadata), so that the engine
+    """Says which weights a job produced (`version` of its status), so that the engine
     can adopt them and the liveness check can be made. Without it neither happens."""
     from_base: bool = False
     """Starts a job from an earlier version, the base model above all, after `restore` of it, and still

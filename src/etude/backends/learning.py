@@ -8,21 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.capabilities import LoraConfig
 from etude.backends.local_job import (
-    DATA,
     ORDER,
     FinishedJob,
     Job,
     JobNews,
     LearningOrder,
-    Work,
     failure,
     learner_options,
 )
@@ -30,21 +26,19 @@ from etude.cluster.launch import HeadLost, Seat
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
-from etude.core.edge import TrajectoryCollection
 from etude.core.errors import EtudeError, StoreError, TrainingError, words_of
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
 from etude.inference.child_process import TeamLauncher, exit_words, last_lines
 from etude.inference.programs import Child, Command, LocalLauncher
-from etude.jobs.folders import JobContent, StateFolders, data_hash
+from etude.jobs.folders import StateFolders, data_hash
 from etude.jobs.training import (
     PEER_SECONDS,
     Interrupted,
     JobListener,
     asked_to_end,
     loading_of,
-    locked_seat,
     units_of_collection,
 )
 from etude.learner.learner import Learner, TrainingCanceled
@@ -89,9 +83,7 @@ class ClusterLearners:
     learners: Learners
     policy: Policy
     versions: StateFolders
-    seed: int
     run: FinetuneConfig
-    lora: LoraConfig | None
     begins_from: ModelVersion | None = None
     """The version that a warm-up made, which training begins with."""
     note: str | None = None
@@ -110,26 +102,25 @@ class ClusterLearners:
         """Jobs that start from that version get no optimiser's state."""
         self.begins_from = version
 
-    async def train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
+    async def train(self, job: Job, start: ModelVersion) -> FinishedJob:
         """Have teams at the job, one after another, until one has made its version."""
-        content = replace(job.content, start=str(start.number))
-        name = content_hash([job.name, asdict(content), start.digest])
+        name = content_hash([job.name, asdict(job.content), start.digest])
         folder = self.learners.folder / f"job-{name}"
         async with self.learners.turn:
-            await asyncio.to_thread(self._prepare, folder, job, content, start, number)
-            finished = await self._attempts(job, folder, number)
+            await asyncio.to_thread(self._prepare, folder, job, start)
+            finished = await self._attempts(job, folder)
         await asyncio.to_thread(self.policy.adopt, finished.version)
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return finished
 
-    async def _attempts(self, job: Job, folder: Path, number: int) -> FinishedJob:
+    async def _attempts(self, job: Job, folder: Path) -> FinishedJob:
         """Raises TrainingError with the cause of a failed job, and of one that several teams have lost."""
         checkpoints = StateFolders(folder, "step-", "checkpoint")
         attempts, newest = 0, checkpoints.newest()
         while True:
             cause = await self._work(job, folder)
             news = JobNews.read(folder)
-            if (made := self._made(job.name, number)) is not None:
+            if (made := self._made(job)) is not None:
                 self.note = news.note
                 return made
             if news.failure is not None:
@@ -164,7 +155,7 @@ class ClusterLearners:
     def _log(self) -> Path:
         return self.learners.folder / "learners.log"
 
-    def _prepare(self, folder: Path, job: Job, content: JobContent, start: ModelVersion, number: int) -> None:
+    def _prepare(self, folder: Path, job: Job, start: ModelVersion) -> None:
         """Write the order of a job, and delete what is left of others."""
         for other in self.learners.folder.glob("job-*"):
             if other != folder:
@@ -174,33 +165,29 @@ class ClusterLearners:
         source, algorithm = local_path(self.policy.source), type(job.algorithm)
         order = LearningOrder(
             job=job.name,
-            number=number,
+            number=job.number,
             versions=self.versions.folder(0).parent.absolute(),
             model=self.policy.source if source is None else str(source.absolute()),
             device=self.learners.device,
             dtype=dtype_name(next(self.policy.model.parameters()).dtype),
-            lora=self.lora,
-            seed=self.seed,
+            seed=job.seed,
             start=_located(start),
             begins_from=self.begins_from and _located(self.begins_from),
             config=job.config,
             options=learner_options(job.config, self.run),
             algorithm=f"{algorithm.__module__}:{algorithm.__qualname__}",
             gradient=job.algorithm.gradient(),
-            content=content,
+            content=job.content,
+            collection=job.collection,
         )
-        write_atomically(folder / DATA, job.collection.model_dump_json(), exact=True)
         write_atomically(folder / ORDER, order.model_dump_json(), exact=True)
 
-    def _made(self, job: str, number: int) -> FinishedJob | None:
+    def _made(self, job: Job) -> FinishedJob | None:
         """The job by its version, once that is there."""
-        if number not in self.versions.numbers():
+        if job.number not in self.versions.numbers():
             return None
-        facts = self.versions.facts(number)
-        if facts["job"] != job:
-            return None
-        version = ModelVersion.model_validate(facts["version"])
-        return FinishedJob(version, facts["metrics"], JobContent(**facts["content"]))
+        finished = FinishedJob.read(self.versions, job.number)
+        return finished if finished.job == job.name else None
 
 
 def _located(version: ModelVersion) -> ModelVersion:
@@ -231,13 +218,13 @@ class _Reporter(JobListener):
 
     def went_back(self, step: int, damage: Sequence[str]) -> None:
         on = f"it went on from step {step}" if step else "it began anew"
-        self._seat.call("noted", f"a checkpoint of the job was damaged: {'; '.join(damage)}; {on}")
+        self._seat.call("tell", note=f"a checkpoint of the job was damaged: {'; '.join(damage)}; {on}")
 
     def started(self, done: int) -> None:
         _LOG.info("begins after %d steps", done)
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-        self._seat.call("stepped", step.number, step.of, dict(metrics))
+        self._seat.call("tell", step=step.number, of=step.of, metrics=dict(metrics))
 
 
 def learn(folder: Path, seat: Seat) -> bool:
@@ -248,14 +235,12 @@ def learn(folder: Path, seat: Seat) -> bool:
     try:
         seat.require_shared()
         order = LearningOrder.model_validate_json((folder / ORDER).read_text(encoding="utf-8"))
-        text = (folder / DATA).read_text(encoding="utf-8")
-        collection = TrajectoryCollection.model_validate_json(text)
-        if data_hash(collection) != order.content.data:
+        if data_hash(order.collection) != order.content.data:
             raise StoreError(f"{folder} has other data than the run has written there")
         with joined(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
-            lock = locked_seat(seat, team)
+            lock = seat.lock(team)
             try:
-                _train(order, collection, folder, team, seat)
+                _train(order, folder, team, seat)
             finally:
                 lock.release()
         return True
@@ -265,44 +250,36 @@ def learn(folder: Path, seat: Seat) -> bool:
     except (PeerLost, HeadLost):
         raise
     except EtudeError as error:
-        seat.call("failed", str(error))
+        seat.call("tell", failure=str(error))
     except RuntimeError as error:
-        seat.call("failed", str(failure(error)))
+        seat.call("tell", failure=str(failure(error)))
     except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
         _LOG.exception("job in %s", folder)
-        seat.call("failed", f"training failed: {words_of(error)}")
+        seat.call("tell", failure=f"training failed: {words_of(error)}")
     return False
 
 
-def _train(
-    order: LearningOrder, collection: TrajectoryCollection, folder: Path, team: Team, seat: Seat
-) -> None:
+def _train(order: LearningOrder, folder: Path, team: Team, seat: Seat) -> None:
     """Train from the newest checkpoint on, and write the version."""
     # The algorithm's module may be one of the user's in the current folder.
     load_entry_points()
     make_importable(Path.cwd())
     algorithm: Algorithm = import_object(order.algorithm).model_validate(order.gradient)
-    versions = StateFolders(order.versions, "v", "version")
+    versions, data = StateFolders(order.versions, "v", "version"), order.collection
     policy = _policy(order, team)
-    groups = units_of_collection(collection, algorithm, policy.template)
-    work = Work(order.job, order.number, algorithm, order.config, groups, order.content, order.seed)
+    groups = units_of_collection(data, algorithm, policy.template)
+    job = Job(order.job, algorithm, order.config, data, groups, order.content, order.seed, order.number)
     learner = Learner(policy, order.options, team)
     begins_from = 0 if order.begins_from is None else order.begins_from.number
     if order.start.number > begins_from:
         learner.restore(versions.folder(order.start.number))
     checkpoints = StateFolders(folder, "step-", "checkpoint")
-
-    def look(canceled: threading.Event, stopping: threading.Event) -> None:
-        if seat.stopping():
-            stopping.set()
-
-    with asked_to_end(look) as (canceled, stopping):
-        metrics = work.train(learner, _Reporter(seat), canceled, stopping, checkpoints)
-        made = work.made(learner, metrics)
+    with asked_to_end(seat) as (canceled, stopping):
+        made = job.train(learner, _Reporter(seat), canceled, stopping, checkpoints)
         if team.leads:
             made.write(versions)
     if team.leads and learner.note is not None:
-        seat.call("noted", learner.note)
+        seat.call("tell", note=learner.note)
 
 
 def _policy(order: LearningOrder, team: Team) -> Policy:
@@ -312,8 +289,8 @@ def _policy(order: LearningOrder, team: Team) -> Policy:
     """
     loading = loading_of(team, order.device, order.dtype)
     policy = Policy.load(order.model, device=loading["device"], dtype=loading["dtype"])
-    if order.lora is not None:
-        policy.use_lora(LoraOptions(**order.lora.model_dump()), fold(order.seed, "lora"))
+    if (lora := order.config.lora) is not None:
+        policy.use_lora(LoraOptions(**lora.model_dump()), fold(order.seed, "lora"))
     policy.keep_base()
     if order.begins_from is not None:
         policy.begin_from(order.begins_from)

@@ -83,5 +83,5 @@ async def _learners(builder: Builder, llm: LocalLlmConfig) -> Learners | None:
     own = builder.checkpoints.relative_to(builder.run.checkpoints)
     folder = builder.run.path.absolute() / LEARNERS / own
     private_folder(folder)
-    launcher = cluster.learners(_DESK, on_gpus=llm.device != "cpu")
+    launcher = cluster.learners(desk=_DESK, on_gpus=llm.device != "cpu")
     return Learners(launcher, settings.learners, folder, llm.device, cluster.turn)

@@ -95,7 +95,8 @@ class LocalAdapter(TrainerAdapter):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Put LoRA weights on the model where the config asks for them, and make the optimiser."""
         await super().initialize(run_config)
-        lora = self.adapter_config.lora_with(self._hyperparameters)
+        config = self.adapter_config
+        lora = config.lora_with(self._hyperparameters)
         if lora is None and self._policy.is_quantized:
             raise CapabilityError(
                 "a model with `quantization` trains LoRA weights only: set 'lora' in its adapter, as "
@@ -108,20 +109,12 @@ class LocalAdapter(TrainerAdapter):
         if run_config.collect_ahead:
             # The engine samples from the weights as they were, until it adopts those that are made here.
             self._policy = await asyncio.to_thread(self._policy.twin)
-        options = learner_options(self.adapter_config, run_config)
+        of = self._policy, self._versions, run_config
         if self._learners is None:
-            self._workplace = LocalLearner(
-                self._policy,
-                self._versions,
-                self._seed,
-                run_config,
-                options,
-                self.adapter_config.checkpoint_seconds,
-            )
+            options, seconds = learner_options(config, run_config), config.checkpoint_seconds
+            self._workplace = LocalLearner(*of, options, seconds)
         else:
-            self._workplace = ClusterLearners(
-                self._learners, self._policy, self._versions, self._seed, run_config, lora
-            )
+            self._workplace = ClusterLearners(self._learners, *of)
 
     def capabilities(self) -> Capabilities:
         return LOCAL_CAPABILITIES
@@ -167,8 +160,9 @@ class LocalAdapter(TrainerAdapter):
         skipped = await asyncio.to_thread(algorithm.reason_to_skip, groups)
         if skipped is not None:
             return skipped
-        at_once = self._is_written_at_once()
-        self._jobs[name] = job = Job(name, algorithm, config, trajectories, groups, content, at_once)
+        job = Job(name, algorithm, config, trajectories, groups, content, self._seed)
+        job.at_once = self._is_written_at_once()
+        self._jobs[name] = job
         job.task = asyncio.create_task(self._train(job))
         return ref
 
@@ -280,28 +274,28 @@ class LocalAdapter(TrainerAdapter):
         """Train, and make the new version; after an error as `LocalLearner.train` says."""
         async with self._turn:
             start = await self.current_version()
-            number = max(self._newest, start.number, self._versions.newest()) + 1
-            finished = await self._require_workplace().train(job, start, number)
-            self._newest = number
-            self._whole.add(number)
+            job.content = replace(job.content, start=str(start.number))
+            job.number = max(self._newest, start.number, self._versions.newest()) + 1
+            finished = await self._require_workplace().train(job, start)
+            self._newest = job.number
+            self._whole.add(job.number)
             return finished
 
     def _finished(self, name: str) -> FinishedJob | None:
         """The job of that name and its version, when its folder is still there, and whole."""
         for number in self._versions.numbers():
             try:
-                facts = self._versions.facts(number)
+                finished = FinishedJob.read(self._versions, number)
             except DamagedError as error:
                 self._give_up(number, [error.clause])
                 continue
-            if facts["job"] != name:
+            if finished.job != name:
                 continue
             if number not in self._whole and (damage := self._versions.damage(number)):
                 self._give_up(number, damage)
                 continue
             self._whole.add(number)
-            version = self._here(ModelVersion.model_validate(facts["version"]))
-            return FinishedJob(version, facts["metrics"], JobContent(**facts["content"]))
+            return finished.model_copy(update={"version": self._here(finished.version)})
         return None
 
     def _give_up(self, number: int, damage: Sequence[str]) -> None:
@@ -334,8 +328,8 @@ def _lora_words(lora: LoraConfig | None) -> str:
 
 
 def _completed(ref: TrainingJobRef, finished: FinishedJob, note: str | None = None) -> TrainingJobStatus:
-    metadata = {"model_version": finished.version.model_dump(mode="json"), "metrics": finished.metrics}
-    return job_status(ref, TrainingStatusEnum.COMPLETED, progress=100.0, message=note, metadata=metadata)
+    made = {"version": finished.version, "metadata": {"metrics": finished.metrics}}
+    return job_status(ref, TrainingStatusEnum.COMPLETED, progress=100.0, message=note, **made)
 
 
 def algorithm_for(collection: TrajectoryCollection, given: JobHyperparameters) -> Algorithm:

@@ -6,21 +6,21 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.capabilities import LocalAdapterConfig, LoraConfig
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.version_writer import MadeVersion, VersionWriter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.edge import TrajectoryCollection
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
-from etude.core.sample import Sample, SampleOrPair
+from etude.core.sample import SampleOrPair
 from etude.jobs.folders import JobContent, StateFolders
 from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions
@@ -32,19 +32,25 @@ from etude.store.files import write_atomically
 from etude.store.learned import Source, learned_lines
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedJob:
-    """A job and the version that it made."""
+class FinishedJob(BaseModel, frozen=True):
+    """A job that is over, as it is stored with the version that it made."""
 
+    job: str
+    """Its name."""
     version: ModelVersion
     metrics: dict[str, float]
     content: JobContent
     """Its start is the number of a version."""
 
+    @classmethod
+    def read(cls, versions: StateFolders, number: int) -> FinishedJob:
+        """The job that made a version. Raises StoreError where the folder is not as it was written."""
+        return cls.model_validate(versions.facts(number))
+
 
 @dataclass(slots=True)
 class Job(JobListener):
-    """A job of this run, which listens to its training."""
+    """A job of the adapter's, which listens to its training in the run's own process."""
 
     name: str
     algorithm: Algorithm
@@ -53,6 +59,9 @@ class Job(JobListener):
     groups: list[list[SampleOrPair]]
     content: JobContent
     """Without its start, which is known once it trains."""
+    seed: int
+    number: int = 0
+    """Of the version that it makes, once it trains."""
     at_once: bool = True
     """Whether its version is on the disk when it is over."""
     canceled: threading.Event = field(default_factory=threading.Event)
@@ -64,6 +73,40 @@ class Job(JobListener):
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
         self.metrics, self.progress = dict(metrics), 100.0 * step.number / step.of
+
+    def train(
+        self,
+        learner: Learner,
+        listener: JobListener,
+        canceled: threading.Event,
+        stopping: threading.Event | None = None,
+        checkpoints: StateFolders | None = None,
+    ) -> MadeVersion:
+        """Take all steps, from the newest of the checkpoints on; the version that it has made of the
+        learner's weights. All of a team must call it together.
+
+        Raises TrainingError, TrainingCanceled when `canceled` is set, and Interrupted when `stopping` is.
+        """
+        units, facts = self.algorithm.units(self.groups, learner.divergences)
+        learner.witness = witness = Witness() if self.config.record_ratios else None
+        data = JobData(
+            self.algorithm,
+            rows=[(unit,) for unit in units if is_trained(unit)],
+            passes=self.config.passes,
+            batch_size=self.config.batch_size,
+            seed=self.seed,
+            key=("pass", learner.step),
+        )
+        every = self.config.checkpoint_steps
+        training = JobTraining(learner, data, listener, checkpoints, every, keeps_epochs=False)
+        try:
+            metrics = training.run(canceled, stopping) | facts
+        finally:
+            learner.witness = None
+        seen = {} if witness is None else witness.seen
+        learned = partial(learned_lines, Source(self.name, version=self.number), units, seen)
+        finished = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
+        return MadeVersion(self.number, finished, learned, learner.snapshot())
 
 
 def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerOptions:
@@ -78,63 +121,6 @@ def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerO
         packing=config.packing,
         gradient_checkpointing=config.gradient_checkpointing,
     )
-
-
-@dataclass(frozen=True)
-class Work:
-    """The content of a job, and the number of the version that it makes."""
-
-    name: str
-    number: int
-    algorithm: Algorithm
-    config: LocalAdapterConfig
-    groups: list[list[SampleOrPair]]
-    content: JobContent
-    seed: int
-    learned: list[tuple[Sample, ...]] = field(default_factory=list, init=False)
-    """The units that it has given to the learner."""
-
-    @cached_property
-    def witness(self) -> Witness | None:
-        """Keeps the learner's own logprobs of them, where the config asks for that."""
-        return Witness() if self.config.record_ratios else None
-
-    def train(
-        self,
-        learner: Learner,
-        listener: JobListener,
-        canceled: threading.Event,
-        stopping: threading.Event | None = None,
-        checkpoints: StateFolders | None = None,
-    ) -> dict[str, float]:
-        """Take all steps, from the newest of the checkpoints on; the job's metrics.
-
-        Raises TrainingError, TrainingCanceled when `canceled` is set, and Interrupted when `stopping` is.
-        """
-        units, facts = self.algorithm.units(self.groups, learner.divergences)
-        self.learned.extend(units)
-        learner.witness = self.witness
-        data = JobData(
-            self.algorithm,
-            rows=[(unit,) for unit in units if is_trained(unit)],
-            passes=self.config.passes,
-            batch_size=self.config.batch_size,
-            seed=self.seed,
-            key=("pass", learner.step),
-        )
-        every = self.config.checkpoint_steps
-        training = JobTraining(learner, data, listener, checkpoints, every, keeps_epochs=False)
-        try:
-            return training.run(canceled, stopping) | facts
-        finally:
-            learner.witness = None
-
-    def made(self, learner: Learner, metrics: dict[str, float]) -> MadeVersion:
-        """The version that it has made of the learner's weights. All of a team must call it together."""
-        facts = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
-        seen = {} if self.witness is None else self.witness.seen
-        learned = partial(learned_lines, Source(self.name, version=self.number), self.learned, seen)
-        return MadeVersion(self.number, facts, learned, learner.snapshot())
 
 
 def failure(error: RuntimeError) -> TrainingError:
@@ -152,7 +138,6 @@ class LocalLearner:
         self,
         policy: Policy,
         versions: StateFolders,
-        seed: int,
         run: FinetuneConfig,
         options: LearnerOptions,
         checkpoint_seconds: float | None = None,
@@ -163,7 +148,6 @@ class LocalLearner:
         """
         self._policy = policy
         self._versions = versions
-        self._seed = seed
         self._run = run
         self.learner = Learner(policy, options)
         self._writer = VersionWriter(versions, checkpoint_seconds)
@@ -177,13 +161,13 @@ class LocalLearner:
         """Why tokens that sequences share are computed for each of them."""
         return self.learner.note
 
-    async def train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
+    async def train(self, job: Job, start: ModelVersion) -> FinishedJob:
         """Train the job, in a thread with the policy's lock held, from the weights `start`, which are the
-        policy's, and make its version `number`.
+        policy's.
 
-        The policy then has that version. Raises EtudeError; all is as it was where `start` was written.
+        The policy then has its version. Raises EtudeError; all is as it was where `start` was written.
         """
-        return await asyncio.to_thread(self._train, job, start, number)
+        return await asyncio.to_thread(self._train, job, start)
 
     def go_to(self, number: int) -> None:
         """Put the optimiser to where it was when a version was made."""
@@ -206,32 +190,31 @@ class LocalLearner:
         if self._optimiser_of == version.number:
             self._take_optimiser_of(version.number)
 
-    def _train(self, job: Job, start: ModelVersion, number: int) -> FinishedJob:
-        learner, policy = self.learner, self._policy
-        content = replace(job.content, start=str(start.number))
-        work = Work(job.name, number, job.algorithm, job.config, job.groups, content, self._seed)
+    def _train(self, job: Job, start: ModelVersion) -> FinishedJob:
+        learner, policy, number = self.learner, self._policy, job.number
         for sampler in [*policy.samplers]:
             sampler.rest()
-        job.groups = []  # They are no longer needed once the job is over.
         with policy.lock:
             self.go_to(start.number)
             learner.options = learner_options(job.config, self._run)
             self._writer.drop()
             try:
-                metrics = work.train(learner, job, job.canceled)
-                written = self._writer.add(work.made(learner, metrics), at_once=job.at_once)
+                made = job.train(learner, job, job.canceled)
+                written = self._writer.add(made, at_once=job.at_once)
             except BaseException as error:
                 self._restore(start)
                 if isinstance(error, RuntimeError):
                     raise failure(error) from error
                 raise
+            finally:
+                job.groups = []  # They are no longer needed once the job is over.
             self._optimiser_of = number
             policy.mark_changed(number, None if written is None else written.digest)
             if written is None:
                 location = str(self._versions.folder(number))
                 written = ModelVersion(number=number, location=location, digest=policy.digest())
         give_back_freed()
-        return FinishedJob(written, metrics, content)
+        return FinishedJob.model_validate({**made.facts, "version": written})
 
     def _restore(self, start: ModelVersion) -> None:
         """Put weights and optimiser to where they were before a job that failed.
@@ -254,11 +237,11 @@ class LocalLearner:
         self._optimiser_of = number
 
 
-ORDER, DATA, _NEWS = "order.json", "collection.json", "news.json"
+ORDER, _NEWS = "order.json", "news.json"
 
 
 class LearningOrder(BaseModel):
-    """All that a job is made of but its data, which lies beside it. It has no secrets."""
+    """All that a job is made of: a file in its folder. It has no secrets."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -271,7 +254,6 @@ class LearningOrder(BaseModel):
     device: str
     dtype: str
     """Of the weights that the agents sample from."""
-    lora: LoraConfig | None
     seed: int
     start: ModelVersion
     begins_from: ModelVersion | None
@@ -283,6 +265,7 @@ class LearningOrder(BaseModel):
     gradient: dict[str, Any]
     """The options of its gradient."""
     content: JobContent
+    collection: TrajectoryCollection
 
 
 class JobNews(BaseModel):
@@ -318,19 +301,8 @@ class JobDesk:
         self._folder = Path(folder)
         self._turn = threading.Lock()
 
-    def stepped(self, step: int, of: int, metrics: Mapping[str, float]) -> None:
-        """A step was taken."""
-        self._tell(step=step, of=of, metrics=dict(metrics))
-
-    def noted(self, note: str) -> None:
-        """Something that a person should know once the job is done."""
-        self._tell(note=note)
-
-    def failed(self, reason: str) -> None:
-        """It would fail again; the reason that comes first counts."""
-        self._tell(failure=reason)
-
-    def _tell(self, **news: Any) -> None:
+    def tell(self, **news: Any) -> None:
+        """Note fields of JobNews; of several failures the one that came first counts."""
         with self._turn:
             known = JobNews.read(self._folder)
             first = {} if known.failure is None else {"failure": known.failure}

@@ -180,17 +180,16 @@ class OpenAiJobs(TrainerAdapter):
         metrics = metrics_of(self._events[job.id])
         if self._retries:
             metrics |= {"api_retries": self._retries, "api_waited_seconds": round(self._waited, 3)}
-        metadata: dict[str, Any] = {"metrics": {**metrics, "trained_tokens": job.trained_tokens}}
+        metadata = {"metrics": {**metrics, "trained_tokens": job.trained_tokens}}
         step, total = metrics.get("step"), metrics.get("total_steps")
         progress = min(100.0, 100.0 * step / total) if step is not None and total else None
-        state, message = STATES.get(job.status, TrainingStatusEnum.RUNNING), error_of(job)
+        state, message, version = STATES.get(job.status, TrainingStatusEnum.RUNNING), error_of(job), None
         if state is TrainingStatusEnum.COMPLETED:
             version, progress = self._version_of(job), 100.0
             if version is None:
                 state, message = TrainingStatusEnum.FAILED, f"job {job.id} succeeded and names no model"
-            else:
-                metadata["model_version"] = version.model_dump(mode="json")
-        return job_status(ref, state, progress=progress, message=message, metadata=metadata)
+        facts = {"progress": progress, "message": message, "metadata": metadata, "version": version}
+        return job_status(ref, state, **facts)
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0

@@ -95,8 +95,8 @@ class TrainerAdapter(ABC):
 
         A job that the backend does not know has the status NOT_FOUND: it is not an error, because a
         resumed run asks after jobs of a process that was killed. A completed job of a backend with
-        the capability `versions` has the dumped ModelVersion under `model_version` in the metadata;
-        `metrics` holds the numbers to show.
+        the capability `versions` has the `version` that it made; `metrics` in the metadata holds the
+        numbers to show.
         """
 
     @abstractmethod

@@ -35,7 +35,7 @@ async def ray_cluster(config: RayConfig, builder: Builder) -> AsyncIterator[Clus
     file = builder.config.finetuning.run_configuration.config_file
     # The folder that goes along: that of the config file, or the current one.
     folder = (file.parent if file is not None else Path()).absolute()
-    learners = partial(RayTeams, config, code=folder) if config.learners else None
+    learners = partial(RayTeams, config=config, code=folder) if config.learners else None
     async with contextlib.AsyncExitStack() as exits:
         runners = dashboard = None
         if config.runners:

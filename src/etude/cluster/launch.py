@@ -15,14 +15,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
 from etude.config.component import ClusterConfig, Placement
 from etude.core.errors import EtudeError, MissingExtraError, RequestError, StoreError, first_line
 from etude.store.run_folder import RunLock, locked_by
+
+if TYPE_CHECKING:
+    from etude.learner.team import Team
 
 
 class RayConfig(ClusterConfig, name="ray"):
@@ -213,10 +217,8 @@ class Desk:
         self._stopping = False
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a public method of the object."""
-        if name.startswith("_"):
-            raise AttributeError(f"{name} is not for others to call")
-        return getattr(self._object, name)(*args, **options)
+        """Call a method of the object, or of one that it has, as `jobs.get`."""
+        return attrgetter(name)(self._object)(*args, **options)
 
     def stop(self) -> None:
         """Ask the processes to make way, after a checkpoint."""
@@ -242,7 +244,7 @@ class Seat:
     """Calls a method of the desk by its name. Raises HeadLost."""
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the object on the head. Raises its errors, and HeadLost."""
+        """Call a method on the head, as `Desk.call`. Raises its errors, and HeadLost."""
         return self._call("call", name, *args, **options)
 
     def stopping(self) -> bool:
@@ -271,18 +273,24 @@ class Seat:
                 "them"
             )
 
-    def lock(self, *, leads: bool) -> RunLock | None:
-        """Held by a process for as long as it lives, so that of two teams one writes.
+    def lock(self, team: Team) -> RunLock:
+        """This process's lock, for as long as it trains, so that of two teams one writes. All processes of a
+        team must ask together.
 
-        None where a process of another team that `leads` as this one does not end.
+        Raises PeerLost where a process of an earlier team does not end.
         """
-        end = time.monotonic() + _LOCK_SECONDS
-        path = self.folder / ("leader" if leads else f"member-{self.rank}")
-        while time.monotonic() < end:
-            with contextlib.suppress(StoreError):
-                return RunLock(path)
-            time.sleep(_PAUSE_SECONDS)
-        return None
+        from etude.learner.team import PeerLost
+
+        end, lock = time.monotonic() + _LOCK_SECONDS, None
+        path = self.folder / ("leader" if team.leads else f"member-{self.rank}")
+        while lock is None and time.monotonic() < end:
+            try:
+                lock = RunLock(path)
+            except StoreError:
+                time.sleep(_PAUSE_SECONDS)
+        if team.any(lock is None) or lock is None:
+            raise PeerLost("a process of an earlier team still trains the job, on another node")
+        return lock
 
 
 CAUSE = "the team has ended: "
@@ -291,51 +299,29 @@ CAUSE = "the team has ended: "
 _CAUSE = re.compile(rf"^{re.escape(CAUSE)}(.+)$", re.MULTILINE)
 
 
-class TeamOrder(BaseModel, frozen=True):
-    """The team to start. Its runtime environment may have secrets, which are for Ray alone."""
-
-    config: RayConfig
-    on_gpus: bool
-    """Whether each process is to have a GPU, where the cluster has any."""
-    module: str
-    """Its `main` is called in every process, with the process's seat and the `arguments`."""
-    arguments: tuple[str, ...]
-    processes: int
-    folder: Path
-    """The job's, on storage that all nodes share."""
-    desk: str
-    """The import path of what makes the object on the head that the processes call, of the last argument."""
-    code: Path | None
-    """The current folder of the processes, with modules of the user's."""
-
-
-class RayTeams:
+class RayTeams(BaseModel, frozen=True):
     """Starts the processes of a team as actors of Ray's.
 
     The command is a process on this machine, a node of the cluster, and holds the lock of the job's folder.
     When it ends, however that comes about, Ray ends the others.
     """
 
-    def __init__(self, config: RayConfig, desk: str, *, on_gpus: bool, code: Path | None = None) -> None:
-        """The folder `code`, if any, goes along. Raises MissingExtraError, RequestError."""
-        require_ray(config.address)
-        self._config = config
-        self._desk = desk
-        self._on_gpus = on_gpus
-        self._code = code
+    config: RayConfig
+    desk: str
+    """The import path of what makes the object on the head that the processes call, of the last argument."""
+    on_gpus: bool
+    """Whether each process is to have a GPU, where the cluster has any."""
+    code: Path | None = None
+    """The current folder of the processes, with modules of the user's."""
+
+    def model_post_init(self, context: Any) -> None:
+        """Raises MissingExtraError, RequestError."""
+        require_ray(self.config.address)
 
     def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
         """The command that starts the processes once, as many as the cluster has room for in between."""
-        order = TeamOrder(
-            config=self._config,
-            on_gpus=self._on_gpus,
-            module=module,
-            arguments=tuple(arguments),
-            processes=processes,
-            folder=folder,
-            desk=self._desk,
-            code=self._code,
-        )
+        asked = {"module": module, "arguments": tuple(arguments), "processes": processes, "folder": folder}
+        order = TeamOrder(**dict(self), **asked)
         # Everyone on this machine can read a command line, and this file only its user.
         descriptor, path = tempfile.mkstemp(prefix="etude-team-", suffix=".json")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -348,12 +334,19 @@ class RayTeams:
         return str(causes[-1]) if causes else None
 
 
+class TeamOrder(RayTeams):
+    """The team to start. Its runtime environment may have secrets, which are for Ray alone."""
+
+    module: str
+    """Its `main` is called in every process, with the process's seat and the `arguments`."""
+    arguments: tuple[str, ...]
+    processes: int
+    folder: Path
+    """The job's, on storage that all nodes share."""
+
+
 _CALL_SECONDS = 120.0
 """That the head has for an answer."""
-
-
-class PartFailed(EtudeError):
-    """A process of a team has not done its part, for a reason that its log says."""
 
 
 class Part:
@@ -368,19 +361,16 @@ class Part:
             listening.bind(("", 0))
             return node, int(listening.getsockname()[1])
 
-    def run(self, order_text: str, desk: Any, mark: str, rank: int, size: int, first: tuple[str, int]) -> str:
-        """Do this process's part in a team of `size`, whose first process is at `first`; its node.
-
-        Raises PartFailed.
-        """
-        order, (node, _) = TeamOrder.model_validate_json(order_text), self.address()
+    def run(self, order: TeamOrder, desk: Any, mark: str, rank: int, first: tuple[str, int]) -> None:
+        """Do this process's part in a team, whose first process is at `first`. Raises EtudeError."""
+        node, _ = self.address()
         # As a launcher of torch's would. Ray shows each process its own devices, so that it is the only one.
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(order.processes)}
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": first[0], "MASTER_PORT": str(first[1])}
         seat = Seat(rank, node, order.folder, mark, _line_to(desk))
         if importlib.import_module(order.module).main(seat, *order.arguments):
-            raise PartFailed(f"process {rank} on {node} has not done its part; the log says why")
-        return node
+            raise EtudeError(f"process {rank} on {node} has not done its part; the log says why")
 
 
 def _line_to(desk: Any) -> Any:

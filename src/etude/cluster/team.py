@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from etude.cluster.launch import CAUSE, MARK, Desk, Part, PartFailed, TeamOrder, connect, no_cluster
+from etude.cluster.launch import CAUSE, MARK, Desk, Part, TeamOrder, connect, no_cluster
 from etude.core.errors import EtudeError, RequestError, StoreError, first_line
 from etude.core.process import set_up_process
 from etude.store.files import write_atomically
@@ -101,9 +101,8 @@ def _run(order: TeamOrder, stopping: threading.Event) -> None:
         raise TeamLost(f"a process ended before it began: {first_line(error)}") from error
     tell_team(order.folder, order.processes, tuple(node for node, _ in places))
     # The runtime environment is for Ray alone.
-    config = order.config.model_copy(update={"runtime_env": {}})
-    text, size = order.model_copy(update={"config": config}).model_dump_json(), len(parts)
-    runs = {part.run.remote(text, desk, mark, rank, size, places[0]): rank for rank, part in enumerate(parts)}
+    plain = order.model_copy(update={"config": order.config.model_copy(update={"runtime_env": {}})})
+    runs = {part.run.remote(plain, desk, mark, rank, places[0]): rank for rank, part in enumerate(parts)}
     _watch(runs, desk, stopping)
 
 
@@ -136,6 +135,7 @@ def _parts(order: TeamOrder, stopping: threading.Event) -> list[Any]:
 def _watch(runs: dict[Any, int], desk: Any, stopping: threading.Event) -> None:
     """Until all processes have done their part. Raises TeamLost with the first that ended otherwise."""
     import ray
+    from ray.exceptions import RayActorError
 
     left, failures, asked, deadline = dict(runs), dict[int, Exception](), False, float("inf")
     while left and time.monotonic() < deadline:
@@ -151,7 +151,7 @@ def _watch(runs: dict[Any, int], desk: Any, stopping: threading.Event) -> None:
             asked = True
             desk.stop.remote()
         # Who has not done its part has, as a rule, lost one of the others.
-        if any(not isinstance(error, PartFailed) for error in failures.values()):
+        if any(isinstance(error, RayActorError) for error in failures.values()):
             break
     if failures:
         raise TeamLost(_cause(failures))
@@ -168,10 +168,11 @@ def _nodes() -> str:
 
 def _cause(failures: dict[int, Exception]) -> str:
     """Which process ended first and how: one that was killed before those that lost it."""
-    rank, error = min(failures.items(), key=lambda failure: (isinstance(failure[1], PartFailed), failure[0]))
     from ray.exceptions import RayActorError
 
-    if not isinstance(error, RayActorError):
+    killed = {rank: error for rank, error in failures.items() if isinstance(error, RayActorError)}
+    rank, error = min((killed or failures).items())
+    if not killed:
         return f"process {rank}: {first_line(error)}"
     text = str(error)
     if "node" in text and ("node has died" in text or "was terminated" in text):

@@ -34,6 +34,17 @@ class TrainingJobRef(DataModel, revalidate_instances="always"):
     metadata: dict[str, Any] | None = None
 
 
+class ModelVersion(BaseModel, frozen=True):
+    """Weights that a job produced: what an engine adopts."""
+
+    number: int = Field(ge=0)
+    """0 is the base model; each job that trains makes the next."""
+    location: str
+    """A folder, or the backend's name for the model."""
+    digest: str
+    """Hash of the weights, to show that they changed and that the engine has the right ones."""
+
+
 class TrainingJobStatus(DataModel, revalidate_instances="always"):
     """The state of a job at one moment."""
 
@@ -45,18 +56,14 @@ class TrainingJobStatus(DataModel, revalidate_instances="always"):
     message: Annotated[str, AfterValidator(masked)] | None = None
     """A person's words, or another program's; secrets in them are masked."""
     metadata: dict[str, Any] | None = None
-    """Backend facts: metrics of the job under `metrics`, the new weights under `model_version`."""
+    """Backend facts: metrics of the job under `metrics`."""
+    version: ModelVersion | None = None
+    """The weights that a completed job made, where the backend says."""
 
-
-class ModelVersion(BaseModel, frozen=True):
-    """Weights that a job produced: what an engine adopts."""
-
-    number: int = Field(ge=0)
-    """0 is the base model; each job that trains makes the next."""
-    location: str
-    """A folder, or the backend's name for the model."""
-    digest: str
-    """Hash of the weights, to show that they changed and that the engine has the right ones."""
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The numbers to show, as the metadata has them."""
+        return (self.metadata or {}).get("metrics") or {}
 
 
 class Skipped(BaseModel, frozen=True):

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from etude.backends.capabilities import JobHyperparameters, check_from_base, check_way_back
 from etude.backends.trainer_adapter import TrainerAdapter, pauses
@@ -47,12 +46,6 @@ def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         )
     ended = f"job {ref.run_id} ({ref.backend}) ended as '{status.status}'"
     raise TrainingError(f"{ended}{reason}. {_AGAIN} to try again; nothing that was collected is lost.")
-
-
-def version_of(status: TrainingJobStatus) -> ModelVersion | None:
-    """The weights that a completed job made; None when the backend does not say."""
-    version = (status.metadata or {}).get("model_version")
-    return None if version is None else ModelVersion.model_validate(version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +184,8 @@ class ModelLine:
         entry = None if data is None or data.number is None else self.log.entry(data.number)
         if entry is None or entry.job.run_id != ref.run_id:
             return status
-        made = {"model_version": entry.version.model_dump(mode="json"), "metrics": entry.metrics}
-        return status.model_copy(update={"status": TrainingStatusEnum.COMPLETED, "metadata": made})
+        made = {"version": entry.version, "metadata": {"metrics": entry.metrics}}
+        return status.model_copy(update={"status": TrainingStatusEnum.COMPLETED, **made})
 
     async def is_known(self, ref: TrainingJobRef) -> bool:
         """Whether the backend still has the job; an in-process job is gone with its process."""
@@ -250,7 +243,7 @@ class ModelLine:
         Either the engine has them and the lineage says so, or everything is as it was. None when the
         backend does not say what it made. Raises TrainingError, also where it promised to say.
         """
-        version = version_of(status)
+        version = status.version
         if version is None and self.adapter.capabilities().versions:
             raise TrainingError(
                 f"job {ref.run_id} ({ref.backend}) is completed, and does not say what weights it made"
@@ -263,8 +256,8 @@ class ModelLine:
             return None
         before = self.version
         check_changed(before, version, ref.run_id, self.log.base() if self.rules.from_scratch else None)
-        metrics: dict[str, Any] = (status.metadata or {}).get("metrics", {})
-        entry = LineageEntry(version=version, job=ref, data=self.log.job(ref.run_id), metrics=metrics)
+        data = self.log.job(ref.run_id)
+        entry = LineageEntry(version=version, job=ref, data=data, metrics=status.metrics)
         self.log.check(entry)
         try:
             await self.sample_from(version)
@@ -315,7 +308,7 @@ class ModelLine:
         Once it has ended, what it took counts in place of what it might have taken, where the backend says.
         """
         if self._ledger is not None and status.status.is_final:
-            tokens = ((status.metadata or {}).get("metrics") or {}).get("trained_tokens")
+            tokens = status.metrics.get("trained_tokens")
             if status.status is TrainingStatusEnum.FAILED and tokens is None:
                 tokens = 0  # No backend charges for these.
             if tokens is not None:

@@ -26,7 +26,7 @@ from etude.groups.agents import (
     grpo_data,
     supervised_data,
 )
-from etude.groups.line import LineRules, ModelLine, require_completed, version_of
+from etude.groups.line import LineRules, ModelLine, require_completed
 from etude.groups.lineage import LineageEntry
 from etude.groups.state import HostedState, SharedModelGroupState, by_own_names, read_state
 from etude.jobs.folders import data_hash
@@ -236,7 +236,7 @@ class SharedModelGroup:
             return now
         status = await self.line.status(ref)
         require_completed(ref, status)
-        made, is_hosted = version_of(status), isinstance(self.line.adapter, OpenAiJobs)
+        made, is_hosted = status.version, isinstance(self.line.adapter, OpenAiJobs)
         # After a state that says so, the model that the job made is sampled from already.
         if not is_hosted or made is None or now is None or made.location != now.location:
             await self.line.adopt(ref, status)

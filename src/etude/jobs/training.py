@@ -26,13 +26,12 @@ from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.memory import ModelNumbers, fits
 from etude.learner.objective import Objective, Unit, has_gradient, is_trained, trained_tokens
 from etude.learner.optimiser import Step, plan_steps
-from etude.learner.team import PeerLost, Team
+from etude.learner.team import Team
 from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 from etude.models.weights import digest
-from etude.store.run_folder import RunLock
 
 
 class TooLittleMemory(TrainingError):
@@ -331,32 +330,24 @@ def loading_of(team: Team, device: str, dtype: str) -> dict[str, str]:
     return {"device": "cpu", "dtype": dtype_name(choose_dtype(dtype, chosen, 0))}
 
 
-def locked_seat(seat: Seat, team: Team) -> RunLock:
-    """This process's lock, for as long as it trains. All processes of a team must ask together.
-
-    Raises PeerLost where a process of an earlier team does not end.
-    """
-    lock = seat.lock(leads=team.leads)
-    if team.any(lock is None) or lock is None:
-        raise PeerLost("a process of an earlier team still trains the job, on another node")
-    return lock
-
-
 @contextmanager
 def asked_to_end(
-    look: Callable[[threading.Event, threading.Event], None],
-) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Two events: the job is not to run any more, and this process is to make way, as SIGTERM asks it to.
+    seat: Seat | None, look: Callable[[Event, Event], None] = lambda canceled, stopping: None
+) -> Iterator[tuple[Event, Event]]:
+    """Two events: the job is not to run any more, and this process is to make way, as SIGTERM asks it to, and
+    the head of its team on a cluster.
 
     `look(canceled, stopping)` is called in a thread, again and again, and may set them. Where the head is
     lost the job is not to run any more.
     """
-    canceled, stopping, over = threading.Event(), threading.Event(), threading.Event()
+    canceled, stopping, over = Event(), Event(), Event()
 
     def watch() -> None:
         while not over.wait(_LOOK_SECONDS) and not canceled.is_set():
             try:
                 look(canceled, stopping)
+                if seat is not None and seat.stopping():
+                    stopping.set()
             except HeadLost:
                 canceled.set()
 

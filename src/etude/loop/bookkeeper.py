@@ -288,7 +288,7 @@ class Bookkeeper:
         known = await self.metrics(epoch) if submission is None else submission.metrics
         metrics = {
             **known,
-            "training": (status.metadata or {}).get("metrics", {}),
+            "training": status.metrics,
             "training_seconds": time.monotonic() - self.begun[ref.run_id][1],
             "model_version": None if version is None else version.number,
         }

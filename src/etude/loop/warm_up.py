@@ -110,8 +110,7 @@ class WarmUp:
         order = shuffled_forever(len(transcripts), self._books.config.seed, "warm-up", number)
         drawn = islice(order, done * stage.batch_size, (done + steps) * stage.batch_size)
         status = await self._train([[_sample(transcripts[index])] for index in drawn])
-        metrics: dict[str, Any] = dict((status.metadata or {}).get("metrics") or {})
-        measured: dict[str, Any] = {"loss": metrics.get("nll", metrics.get("train_loss"))}
+        measured: dict[str, Any] = {"loss": status.metrics.get("nll", status.metrics.get("train_loss"))}
         if stage.until is not None and stage.until.reward is not None:
             measured |= await self._reward(stage, stage.until.reward)
         value = measured["avg_reward" if stage.until and stage.until.reward is not None else "loss"]

@@ -290,7 +290,7 @@ class Cluster:
     dashboard: str | None = None
     """The address of its own web page, where it has one."""
     learners: Callable[..., TeamLauncher] | None = None
-    """Makes what starts teams that train: `learners(desk, on_gpus=…)`, with the import path of what makes
+    """Makes what starts teams that train: `learners(desk=…, on_gpus=…)`, with the import path of what makes
     the object that the processes call. None where jobs train in the run's own process."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the job that trains there: one has room at a time."""

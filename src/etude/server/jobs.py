@@ -66,10 +66,7 @@ class JobStore:
         self._engine = engine
 
     def create(self, values: Mapping[str, Any]) -> tuple[Row, bool]:
-        """Queue a job, and whether it is new: one with the same idempotency key is given back instead.
-
-        Raises ApiError 409 when that one was asked for with other words.
-        """
+        """Queue a job, and whether it is new: one with the same idempotency key is given back instead."""
         initial = {"status": "queued", "result_files": [], "attempts": 0}
         row = {"id": new_id("ftjob"), "created": time.time(), **initial, **values}
         try:
@@ -80,11 +77,8 @@ class JobStore:
                     connection, row["id"], "Files validated, moving job to queued state", once="queued"
                 )
         except IntegrityError:
-            known = self.of_key(str(values["idempotency_key"]))
-            if known is None:
+            if (known := self.of_key(values["idempotency_key"])) is None:
                 raise
-            compared = ("request_hash", "training_file", "validation_file")
-            require_same(known, [name for name in compared if known[name] != values[name]])
             return known, False
         return self.get(str(row["id"])), True
 
@@ -94,9 +88,9 @@ class JobStore:
             message = "the queue of training jobs is full"
             raise ApiError(429, message, code="queue_full", retry_after=_RETRY_SECONDS)
 
-    def of_key(self, key: str) -> Row | None:
+    def of_key(self, key: str | None) -> Row | None:
         """The job that was created with an idempotency key."""
-        return row_of(self._engine, JOBS, JOBS.c.idempotency_key == key)
+        return None if key is None else row_of(self._engine, JOBS, JOBS.c.idempotency_key == key)
 
     def get(self, name: str) -> Row:
         """A job. Raises ApiError 404."""
@@ -226,14 +220,6 @@ def model_name(base: str, suffix: str | None, job: str, step: int | None = None)
     root = base.split(":")[1] if base.startswith("ft:") else base
     name = f"ft:{root}:{suffix or ''}:{job.removeprefix('ftjob-')[:12]}"
     return name if step is None else f"{name}:ckpt-step-{step}"
-
-
-def require_same(known: Row, differences: Sequence[str]) -> None:
-    """Raise ApiError 409 where a request has the idempotency key of another job."""
-    if differences:
-        message = f"the idempotency key belongs to job {known['id']}, which was created by another request"
-        different = f"it differs in {', '.join(differences)}"
-        raise ApiError(409, f"{message}: {different}", code="idempotency_key_reused")
 
 
 def _add_event(

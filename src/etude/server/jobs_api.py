@@ -32,7 +32,7 @@ from etude.server.hyperparameters import (
     resolved,
     server_algorithms,
 )
-from etude.server.jobs import JobStore, require_same
+from etude.server.jobs import JobStore
 from etude.server.models import ModelStore
 from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError
@@ -228,17 +228,17 @@ def job_routes(
     def create_job(body: JobBody, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
         """Queue a job. One that was created with the same `Idempotency-Key` is given back instead."""
         key = body.key(idempotency_key)
-        known = None if key is None else jobs.of_key(key)
-        if known is not None:
-            require_same(known, body.differences(known, files.are_same))
-            return job_object(known)
-        values = _values(settings, body, files, models) | {
-            "idempotency_key": key,
-            "request_hash": body.hash(),
-        }
-        jobs.require_place(settings.waiting_jobs)
-        row, _ = jobs.create(values)
-        wake()
+        row, is_new = jobs.of_key(key), False
+        if row is None:
+            values = _values(settings, body, files, models)
+            jobs.require_place(settings.waiting_jobs)
+            row, is_new = jobs.create(values | {"idempotency_key": key, "request_hash": body.hash()})
+        if is_new:
+            wake()
+        elif differences := body.differences(row, files.are_same):
+            message = f"the idempotency key belongs to job {row['id']}, which was created by another request"
+            different = f"it differs in {', '.join(differences)}"
+            raise ApiError(409, f"{message}: {different}", code="idempotency_key_reused")
         return job_object(row)
 
     @router.get("/jobs", summary="List jobs")

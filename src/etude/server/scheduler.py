@@ -333,5 +333,5 @@ def launcher_for(settings: ServerSettings) -> TeamLauncher:
 
     # Algorithms of a user's are imported from the server's current folder.
     code = Path.cwd() if settings.algorithms else None
-    desk, on_gpus = "etude.server.stores:StoresDesk", settings.device != "cpu"
-    return RayTeams(settings.cluster, desk, on_gpus=on_gpus, code=code)
+    desk, on_gpus = "etude.server.stores:stores_of", settings.device != "cpu"
+    return RayTeams(config=settings.cluster, desk=desk, on_gpus=on_gpus, code=code)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from sqlalchemy import Engine
+
 from etude.cluster.launch import Seat
 from etude.server.database import open_database
 from etude.server.extensions import load_extensions
@@ -27,29 +29,26 @@ class Stores:
     models: ModelStore
 
 
+def _stores(settings: ServerSettings, database: Engine) -> Stores:
+    names = [extension.names for extension in load_extensions()]
+    models = ModelStore(database, settings.data_dir, settings.name, names)
+    return Stores(JobStore(database), FileStore(database, settings.data_dir), models)
+
+
 @contextmanager
 def stores_here(settings: ServerSettings) -> Iterator[Stores]:
     """The stores of a database on this machine. Raises StoreError when it cannot be opened."""
     database = open_database(settings.data_dir / SERVER_DATABASE)
     try:
-        names = [extension.names for extension in load_extensions()]
-        models = ModelStore(database, settings.data_dir, settings.name, names)
-        yield Stores(JobStore(database), FileStore(database, settings.data_dir), models)
+        yield _stores(settings, database)
     finally:
         database.dispose()
 
 
-class StoresDesk:
-    """The stores on the head, for processes on other machines, which cannot open the database."""
-
-    def __init__(self, order: str) -> None:
-        """`order` is a worker's. They are open for as long as the process lives."""
-        self._context = stores_here(WorkerOrder.model_validate_json(order).settings)
-        self._stores = self._context.__enter__()
-
-    def ask(self, store: str, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of a store. Raises its errors."""
-        return getattr(getattr(self._stores, store), method)(*args, **options)
+def stores_of(order: str) -> Stores:
+    """Those of a worker's order, for as long as the process lives: no other machine can open the database."""
+    settings = WorkerOrder.model_validate_json(order).settings
+    return _stores(settings, open_database(settings.data_dir / SERVER_DATABASE))
 
 
 def stores_at(seat: Seat) -> Stores:
@@ -60,7 +59,7 @@ def stores_at(seat: Seat) -> Stores:
             self._store = store
 
         def __getattr__(self, method: str) -> Callable[..., Any]:
-            return partial(seat.call, "ask", self._store, method)
+            return partial(seat.call, f"{self._store}.{method}")
 
     return Stores(
         cast("JobStore", Remote("jobs")),

@@ -36,7 +36,6 @@ from etude.jobs.training import (
     TooLittleMemory,
     asked_to_end,
     loading_of,
-    locked_seat,
     units_of_rows,
 )
 from etude.jobs.training import Row as UnitRow
@@ -96,7 +95,7 @@ def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None 
         else:
             # The lock of a job on a cluster is its launcher's, and the processes have others.
             seat.require_shared()
-            lock = locked_seat(seat, team)
+            lock = seat.lock(team)
         if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
             _train(order, team, stores, seat)
         return True
@@ -125,15 +124,15 @@ def _train(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None) ->
     settings = order.settings
     settings = settings.model_copy(update=loading_of(team, settings.device, settings.dtype))
 
-    def look(canceled: threading.Event, stopping: threading.Event) -> None:
-        """The job may be canceled or paused, and processes on a cluster be asked to make way."""
+    def look(canceled: Event, stopping: Event) -> None:
+        """The job may be canceled or paused."""
         status = stores.jobs.get(order.job)["status"]
         if status in FINAL:
             canceled.set()
-        elif status != "running" or (seat is not None and seat.stopping()):
+        elif status != "running":
             stopping.set()
 
-    with asked_to_end(look) as (canceled, stopping):
+    with asked_to_end(seat, look) as (canceled, stopping):
         train_job(settings, stores.jobs.get(order.job), stores, team, canceled, stopping)
 
 

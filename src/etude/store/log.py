@@ -247,7 +247,6 @@ def _jobs(log: EpochLog, history: History, target: str | None, waiting: str) -> 
 
 
 def _job(epoch: int, job: TrainingJobStatus, metrics: dict[str, Any], target: str | None) -> JobFacts:
-    result = job.metadata or {}
     return JobFacts(
         epoch=epoch,
         name=job.run_id,
@@ -256,7 +255,7 @@ def _job(epoch: int, job: TrainingJobStatus, metrics: dict[str, Any], target: st
         message=job.message,
         seconds=metrics.get("training_seconds"),
         trajectories=metrics.get("filtered_trajectories"),
-        version=(result.get("model_version") or {}).get("number"),
+        version=None if job.version is None else job.version.number,
         target=target,
-        metrics=result.get("metrics") or {},
+        metrics=job.metrics,
     )

@@ -174,8 +174,8 @@ class ARTTrainerAdapter(TrainerAdapter):
             )
         if job.version is None:
             return job_status(ref, job.status, message=job.message)
-        facts = {"model_version": job.version.model_dump(mode="json"), "metrics": job.metrics}
-        return job_status(ref, job.status, progress=100.0, message=job.message, metadata=facts)
+        made = {"version": job.version, "metadata": {"metrics": job.metrics}}
+        return job_status(ref, job.status, progress=100.0, message=job.message, **made)
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0

@@ -238,8 +238,10 @@ def job_from_toolkit(ref: TrainingJobRef) -> job.TrainingJobRef:
 
 
 def status_to_toolkit(status: job.TrainingJobStatus) -> TrainingJobStatus:
-    """A status as the toolkit knows it. A job that is not there has failed."""
+    """A status as the toolkit knows it: its metadata has the version, a job that is not there has failed."""
     fields = status.model_dump(mode="json")
+    if (version := fields.pop("version")) is not None:
+        fields["metadata"] = {**(status.metadata or {}), "model_version": version}
     if status.status is job.TrainingStatusEnum.NOT_FOUND:
         message = status.message or "there is no such job"
         fields |= {"status": TrainingStatusEnum.FAILED, "message": message}
