@@ -7,10 +7,10 @@ its calls, what happened between them, and what came of it.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +158,9 @@ class StoredEvaluation(Evaluation):
         records = [record for name in phases for record in iter_episodes(self._journal, phase=name)]
         # Stable: collections of the same example stay in their order.
         records.sort(key=lambda record: (record.example.id, record.generation))
-        if len(phases) > 1:
-            records = _numbered_anew(records)
+        if len(phases) > 1:  # As the generations of one collection.
+            seen: defaultdict[str, Iterator[int]] = defaultdict(count)
+            records = [replace(each, generation=next(seen[each.example.id])) for each in records]
         scores = {name: [self._score(record, name) for record in records] for name in self._evaluators}
         failures = Counter(record.failure.kind for record in records if record.failure is not None)
         return EvaluationRunOutput(
@@ -188,16 +189,6 @@ class StoredEvaluation(Evaluation):
         else:
             score, error = None, f"{record.failure.kind}: {record.failure.reason}"
         return score or unscored(item_of(record), error)
-
-
-def _numbered_anew(records: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
-    """The episodes of several collections as the generations of one."""
-    seen: Counter[str] = Counter()
-    generations = []
-    for record in records:
-        generations.append(replace(record, generation=seen[record.example.id]))
-        seen[record.example.id] += 1
-    return generations
 
 
 SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one reply on each side"

@@ -267,11 +267,13 @@ def shown_play(record: EpisodeRecord) -> dict[str, Any]:
             for channel, text in node.messages.items()
         ]
         decision = "" if node.decision is None else f"{VERDICTS[code_of(node.decision)]} ({node.decision:g})"
+        siblings = tree.children(None if node.parent is None else tree.nodes[node.parent])
+        others = [tree.value(each, node.agent) for each in siblings if each.id != node.id]
         return {
             "node": node,
             "said": said,
             "values": {agent: tree.value(node, agent) for agent in tree.agents},
-            "gain": _gain(tree, node),
+            "gain": tree.value(node, node.agent) - sum(others) / len(others) if others else None,
             "decision": decision,
             "thinking": "" if call is None or call.completion is None else call.completion.thinking,
             "following": [*map(answer, tree.children(node))],
@@ -293,12 +295,6 @@ def _below(tree: EpisodeTree, node: Node) -> Iterator[Node]:
     for child in tree.children(node):
         yield child
         yield from _below(tree, child)
-
-
-def _gain(tree: EpisodeTree, node: Node) -> float | None:
-    parent = None if node.parent is None else tree.nodes[node.parent]
-    others = [tree.value(each, node.agent) for each in tree.children(parent) if each.id != node.id]
-    return tree.value(node, node.agent) - sum(others) / len(others) if others else None
 
 
 _TURNS = 200

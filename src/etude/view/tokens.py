@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -213,11 +214,13 @@ class TokenTexts:
 
 def _tokenizer_file(run: Path, model: str, source: str) -> Path | None:
     """Where the tokenizer of a model is, without asking the network."""
+    if find_spec("tokenizers") is None:
+        return None
     # A tiny model is made in the run folder.
     for folder in (base_folder(run, model), Path(source).expanduser() if source else run):
-        if (folder / _FILE).is_file() and _has_tokenizers():
+        if (folder / _FILE).is_file():
             return folder / _FILE
-    if not source or source.startswith(("/", ".", "~")) or not _has_tokenizers():
+    if not source or source.startswith(("/", ".", "~")):
         return None
     try:
         from huggingface_hub import try_to_load_from_cache
@@ -226,12 +229,6 @@ def _tokenizer_file(run: Path, model: str, source: str) -> Path | None:
     except (ImportError, ValueError):  # The extra is not installed, or that is no name on the hub.
         return None
     return Path(cached) if isinstance(cached, str) else None
-
-
-def _has_tokenizers() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("tokenizers") is not None
 
 
 @lru_cache(maxsize=4)
