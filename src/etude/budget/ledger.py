@@ -168,11 +168,7 @@ class Ledger:
     """Counts what a run takes, journals it, and stops the run at a limit of its budget."""
 
     def __init__(
-        self,
-        journal: Journal,
-        config: Config,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, journal: Journal, config: Config, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.limits = limits_of(config)
         self.bounds_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
@@ -335,13 +331,13 @@ class Ledger:
                 limit.used = self._at_work() / 3600
 
 
-def open_ledger(config: Config, run: RunFolder, clock: Callable[[], float] = time.monotonic) -> Ledger:
+def open_ledger(config: Config, run: RunFolder) -> Ledger:
     """The ledger of a run, with what it has taken before.
 
     Raises RequestError for a budget that could not be kept.
     """
     require_bounded(config)
-    return Ledger(run.journal, config, clock=clock)
+    return Ledger(run.journal, config)
 
 
 @asynccontextmanager

@@ -134,17 +134,13 @@ def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
     return digests
 
 
-def held_out_of(examples: Iterable[str], share: float) -> set[str]:
-    """The examples whose prompts are held out: of two or more at least one, unless the share is 0."""
-    order = sorted(set(examples), key=lambda name: fold(0, "hold out", name))
-    count = round(share * len(order))
-    return set(order[: max(count, 1) if share and len(order) > 1 else count])
-
-
 def episodes_of(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRecord]:
     """Each chat as an episode. Those that began with the same prompt are of one example."""
     examples = [_example_of(chat) for chat in chats]
-    held_out = held_out_of((example.id for example in examples), hold_out)
+    order = sorted({example.id for example in examples}, key=lambda name: fold(0, "hold out", name))
+    # Of two prompts or more at least one, unless the share is 0.
+    least = 1 if hold_out and len(order) > 1 else 0
+    held_out = set(order[: max(round(hold_out * len(order)), least)])
     generations: defaultdict[str, int] = defaultdict(int)
     for chat, example in zip(chats, examples, strict=True):
         generation = generations[example.id]
