@@ -16,7 +16,7 @@ from etude.config.load import parse_config
 from etude.config.registry import register_dataset, register_llm, register_trainer_adapter
 from etude.config.schema import Config
 from etude.core.episode import Example
-from etude.report.files import MetricsFiles
+from etude.report.files import RunReport
 from etude.run import Run
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
@@ -129,7 +129,7 @@ class Several:
                 folder,
                 engines=self.engines,
                 progress=self.watcher,
-                report=lambda history, folder, final: MetricsFiles(folder).write(history),
+                report=lambda history, folder, final: RunReport()(history, folder),
             )
 
     def restarted(self) -> Several:

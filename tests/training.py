@@ -20,7 +20,7 @@ from etude.core.interfaces import Progress
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.loop.recorded import RecordedTrainer
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
-from etude.report.files import MetricsFiles
+from etude.report.files import RunReport
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rewards.evaluator import FunctionEvaluator
 from etude.rollout.collector import Collector, Limits
@@ -217,7 +217,7 @@ class Run:
         self.make_trainer: Callable[[], Any] | None = None
         """For a trainer that is not an `EpochTrainer` of those settings."""
         # Without the plot: drawing takes longer than everything else in a test.
-        self.report: Report = lambda history, folder, final: MetricsFiles(folder).write(history)
+        self.report: Report = lambda history, folder, final: RunReport()(history, folder)
 
     def restarted(self) -> Run:
         """The same run in a new process: same folder and backend, new engine, trainer and builder."""

@@ -11,7 +11,7 @@ from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.errors import install_command
 from etude.core.evaluation import EvalOutputItem
 from etude.core.history import History
-from etude.report.files import MetricsFiles, RunReport, render_reward_plot
+from etude.report.files import RunReport, render_reward_plot
 from etude.report.progress import JsonProgress, LineProgress, LiveProgress
 from etude.report.words import figure_lines
 from etude.store.figures import summary_of
@@ -51,18 +51,18 @@ def lines(path):
 
 
 def test_epochs_that_changed_are_written_anew(tmp_path):
-    whole, path, written = history([0.1, 0.2]), tmp_path / "training_metrics.jsonl", MetricsFiles(tmp_path)
-    written.write(whole)
+    whole, path, written = history([0.1, 0.2]), tmp_path / "training_metrics.jsonl", RunReport()
+    written(whole, tmp_path)
     changed = whole.epochs[0].model_copy(update={"metrics": {"avg_reward": 0.4}})
-    written.write(whole.with_entry(changed))
+    written(whole.with_entry(changed), tmp_path)
     assert [line["avg_reward"] for line in lines(path)] == [0.4, 0.2]
-    written.write(whole.until(1))
+    written(whole.until(1), tmp_path)
     assert [line["epoch"] for line in lines(path)] == [1]
     path.write_text("of somebody else")
-    written.write(whole.until(1))
+    written(whole.until(1), tmp_path)
     assert [line["epoch"] for line in lines(path)] == [1]
     path.unlink()
-    written.write(whole.until(1))
+    written(whole.until(1), tmp_path)
     assert [line["epoch"] for line in lines(path)] == [1]
 
 
@@ -70,13 +70,9 @@ def test_reward_and_validation_history_have_the_fields_of_the_reference(tmp_path
     rewards: dict[str, object] = {"min_reward": 0.0, "max_reward": 1.0, "reward_low": 0.4, "reward_high": 0.6}
     rewards["num_scored"] = 9
     rewards["evaluators"] = {"brief": {"mean": 0.25, "low": 0.1, "high": 0.4, "n": 9}}
-    MetricsFiles(tmp_path).write(
-        History(
-            run_id="run",
-            epochs=(epoch(0, 0.5, **rewards),),
-            validations=(validation(0, 0.5, **rewards, num_unscored=1),),
-        )
-    )
+    validated = (validation(0, 0.5, **rewards, num_unscored=1),)
+    whole = History(run_id="run", epochs=(epoch(0, 0.5, **rewards),), validations=validated)
+    RunReport()(whole, tmp_path)
     common = {"epoch": 1, "timestamp": NOW, "avg_reward": 0.5, **rewards}
     assert json.loads((tmp_path / "reward_history.json").read_text()) == [common | {"num_trajectories": 8}]
     assert json.loads((tmp_path / "validation_history.json").read_text()) == [
@@ -86,7 +82,7 @@ def test_reward_and_validation_history_have_the_fields_of_the_reference(tmp_path
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     entry = epoch(0, 0.5, training={"kl": float("nan"), "steps": [float("inf"), 1.0]})
-    MetricsFiles(tmp_path).write(History(run_id="run", epochs=(entry,)))
+    RunReport()(History(run_id="run", epochs=(entry,)), tmp_path)
     text = (tmp_path / "training_metrics.jsonl").read_text()
     assert "NaN" not in text
     assert json.loads(text)["training"] == {"kl": None, "steps": [None, 1.0]}

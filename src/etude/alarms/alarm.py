@@ -7,16 +7,15 @@ does then.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from etude.config.assemble import alarms_by_default
-from etude.config.builder import Builder
 from etude.config.component import AlarmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import where_raised
-from etude.config.registry import register_alarm
+from etude.config.registry import made_by, register_alarm
 from etude.core.history import AlarmEvent, Entry
 from etude.core.implementations import wrap_implementations
 
@@ -93,7 +92,7 @@ class Alarm(AlarmConfig):
         path = f"{cls.__module__}:{cls.__qualname__}"
         super().__pydantic_init_subclass__(name=path if name is None else name, **kwargs)
         wrap_implementations(cls, Alarm)
-        register_alarm(config_type=cls)(_build)
+        register_alarm(config_type=cls)(made_by(lambda config: config))
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | str | None:
         """The faults of an epoch or a validation: "" or nothing where all is well.
@@ -112,10 +111,6 @@ def alarms_of(block: FinetuneConfig) -> dict[str, Alarm]:
     return {
         name: alarm for name, alarm in alarms.items() if isinstance(alarm, Alarm) and alarm.action != "off"
     }
-
-
-async def _build(config: Alarm, builder: Builder) -> AsyncIterator[Alarm]:
-    yield config
 
 
 def events_of(alarms: Mapping[str, Alarm], entry: Entry, earlier: Sequence[Entry]) -> tuple[AlarmEvent, ...]:

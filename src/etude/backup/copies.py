@@ -18,7 +18,7 @@ import tarfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -302,10 +302,6 @@ class Restored:
     """Everything that was committed until then is here; Unix seconds."""
     files: int
     bytes: int
-
-    def as_json(self) -> dict[str, Any]:
-        """The facts as JSON."""
-        return {**asdict(self), "run": str(self.run)}
 
     def lines(self) -> list[str]:
         """The facts in sentences."""

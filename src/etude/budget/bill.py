@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -51,17 +51,20 @@ class Line:
     def plus_call(self, usage: Usage, usd: float | None) -> Line:
         """The line with one more call."""
         unpriced = usage.prompt_tokens + usage.completion_tokens if usd is None else 0
-        counts = (1, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-        call = Line("", "", "", *counts, usd=usd or 0.0, unpriced_tokens=unpriced)
-        return total((self, call), **self.facts())
-
-    def facts(self) -> dict[str, str]:
-        """The facts that tell it from other lines."""
-        return {"model": self.model, "role": self.role, "phase": self.phase}
+        return replace(
+            self,
+            calls=self.calls + 1,
+            prompt_tokens=self.prompt_tokens + usage.prompt_tokens,
+            cached_tokens=self.cached_tokens + usage.cached_tokens,
+            completion_tokens=self.completion_tokens + usage.completion_tokens,
+            usd=self.usd + (usd or 0.0),
+            unpriced_tokens=self.unpriced_tokens + unpriced,
+        )
 
     def stored(self) -> dict[str, str | float]:
         """The line as the journal keeps it."""
-        return {**self.facts(), **{name: kept for name in _AMOUNTS if (kept := getattr(self, name))}}
+        amounts = {name: amount for name in _AMOUNTS if (amount := getattr(self, name))}
+        return {"model": self.model, "role": self.role, "phase": self.phase, **amounts}
 
     def as_json(self) -> dict[str, Any]:
         """All fields, with `tokens`."""

@@ -30,6 +30,7 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Write a small project that runs: an agent, examples, a config."""
+    from etude.models.source import cached_folder, packaged_folder
     from etude.preflight.starter import MODEL, write_starter
 
     chosen = MODEL if model is None else model
@@ -42,15 +43,12 @@ def init(
     for path in written:
         say(f"wrote {path_shown(path)}")
     if model is None:
-        say(f"model {chosen}: {_origin(chosen)}; choose another with --model")
+        # The hub is not asked.
+        if find_spec("huggingface_hub") is not None and (cached := cached_folder(chosen)) is not None:
+            origin = f"here already, in {cached}"
+        else:
+            made = packaged_folder()
+            origin = "downloaded from the Hugging Face hub when it is first used, 270 MB"
+            origin += f"; where the hub does not answer, {made}" if made.is_dir() else ""
+        say(f"model {chosen}: {origin}; choose another with --model")
     next_step(f"cd {shlex.quote(path_shown(folder))} && {hints.command('check', 'config.yml')}")
-
-
-def _origin(model: str) -> str:
-    """Where a model of the hub comes from when it is first used; the hub is not asked."""
-    from etude.models.source import cached_folder, packaged_folder
-
-    if find_spec("huggingface_hub") is not None and (cached := cached_folder(model)) is not None:
-        return f"here already, in {cached}"
-    made = f"; where the hub does not answer, {packaged_folder()}" if packaged_folder().is_dir() else ""
-    return f"downloaded from the Hugging Face hub when it is first used, 270 MB{made}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,7 +143,7 @@ def _restored(address: str, output_dir: Path, changes: list[str], as_json: bool)
     restored = fetch(address, output_dir, storage_options(changes))
     changes += storage_overrides(restored.run, address)
     if as_json:
-        emit({"event": "restored", **restored.as_json()})
+        emit({"event": "restored", **asdict(restored)})
     else:
         for line in restored.lines():
             say_wrapped(line)

@@ -99,6 +99,15 @@ def set_at(data: dict[str, Any], path: KeyPath, value: Any) -> bool:
     return True
 
 
+def leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """All that is no mapping within mappings, or an empty one, with its path."""
+    if isinstance(data, Mapping) and data:
+        for key, value in data.items():
+            yield from leaves(value, (*path, key))
+    else:
+        yield path, data
+
+
 def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Every string within `data`, with its path."""
     if isinstance(data, str):

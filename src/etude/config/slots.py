@@ -124,29 +124,21 @@ def models_in(slot: Slot) -> list[type[BaseModel]]:
     return [arm.annotation for arm in slot.arms() if arm.holds(BaseModel)]
 
 
-def unknown_keys(slot: Slot, data: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+def unknown_keys(slot: Slot, data: Any) -> Iterator[KeyPath]:
     """Keys that pydantic would drop without a word, as it does in models that do not say `extra`."""
-    if isinstance(data, dict | list):
-        silent = [model for model in models_in(slot) if "extra" not in model.model_config]
-        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
-            below = next(slot.below(key), None)
-            if below is not None:
-                yield from unknown_keys(below, value, (*path, key))
-            elif len(silent) == len(slot.arms()):
-                yield (*path, key)
+    for path, own, value in walk(data, slot):
+        silent = [model for model in models_in(own) if "extra" not in model.model_config]
+        if isinstance(value, dict | list) and len(silent) == len(own.arms()):
+            keys: Iterable[str | int] = value if isinstance(value, dict) else range(len(value))
+            yield from ((*path, key) for key in keys if next(own.below(key), None) is None)
 
 
-def truths_for_numbers(slot: Slot, data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Slot]]:
+def truths_for_numbers(slot: Slot, data: Any) -> Iterator[tuple[KeyPath, Slot]]:
     """Where `true` or `false` stands in the slot of a number: pydantic would take them for 1 and 0."""
-    if isinstance(data, bool):
-        kinds = [arm.annotation for arm in slot.arms()]
+    for path, own, value in walk(data, slot):
+        kinds = [arm.annotation for arm in own.arms()] if isinstance(value, bool) else []
         if any(kind in (int, float) for kind in kinds) and not any(kind in (bool, Any) for kind in kinds):
-            yield path, slot
-    elif isinstance(data, dict | list):
-        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
-            below = next(slot.below(key), None)
-            if below is not None:
-                yield from truths_for_numbers(below, value, (*path, key))
+            yield path, own
 
 
 _WORDS: dict[Any, str] = {

@@ -36,7 +36,7 @@ from etude.rewards.evaluation import Evaluation, EvaluationRequest, item_of, sum
 from etude.rewards.evaluator import unscored
 from etude.rewards.scorer import read_score
 from etude.runtime import Runtime
-from etude.store.episodes import epoch_of, iter_episodes, phases_of, read_episode
+from etude.store.episodes import epoch_of, iter_episodes, phases_of, read_episode, scores_of
 from etude.store.files import draft_of, open_private
 from etude.store.journal import Journal
 from etude.store.plain import jsonable
@@ -266,9 +266,9 @@ def episode_transcript(run: RunFolder, episode: str) -> str:
 
 def _scores(journal: Journal, episode: str, rewarded: str | None) -> dict[str, Any]:
     """The evaluators' outputs, and the score that is the reward."""
-    prefix = f"{episode}/score/"
-    scores = {key.removeprefix(prefix): _score(stored) for key, stored in journal.scan(prefix)}
-    reward = (journal.get(f"{prefix}{rewarded}") or {}).get("score")
+    stored = scores_of(journal, episode)
+    scores = {name: _score(each) for name, each in stored.items()}
+    reward = stored.get(str(rewarded), {}).get("score")
     return ({} if reward is None else {"reward": reward}) | ({"scores": scores} if scores else {})
 
 

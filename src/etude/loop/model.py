@@ -58,10 +58,7 @@ def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
     if wanted.version is None:
         return policy
     if isinstance(adapter, LocalAdapterConfig) and adapter.lora is not None:
-        modules = adapter.lora.target_modules
-        policy.use_lora(
-            LoraOptions(adapter.lora.r, adapter.lora.alpha, tuple(modules) if modules else None), seed=0
-        )
+        policy.use_lora(LoraOptions(**adapter.lora.model_dump()), seed=0)
     policy.keep_base()
     kept = wanted.folder
     location = wanted.version.location if kept is None else str(kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from etude.config.document import dotted
@@ -64,18 +65,11 @@ def _elsewhere(name: str) -> str:
         return f"; it is given as {argument}="
     types = [(argument, kind, each) for argument, kind in _COMPONENTS.items() for each in names(kind)]
     for argument, kind, each in sorted(types, key=lambda found: found[2] not in _USUAL):
-        if name in _keys_of(kind, each):
-            first = '"model": "…"' if argument == "model" else f'"_type": "{each}"'
-            return f'; it is one of {argument}=: {argument}={{{first}, "{name}": …}}'
+        with suppress(RequestError):  # Of a type that cannot be had.
+            if name in names_of(lookup(kind, each).config_type):
+                first = '"model": "…"' if argument == "model" else f'"_type": "{each}"'
+                return f'; it is one of {argument}=: {argument}={{{first}, "{name}": …}}'
     return ""
-
-
-def _keys_of(kind: Kind, type_name: str) -> set[str]:
-    """The keys that a component's config takes, under all their names; none of one that cannot be had."""
-    try:
-        return names_of(lookup(kind, type_name).config_type)
-    except RequestError:
-        return set()
 
 
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:

@@ -210,10 +210,13 @@ _SECONDS = 150.0
 
 def try_loop(findings: Findings) -> None:
     """Train a tiny model in processes of their own, kill the first one, and have the second go on."""
-    folder = Path(tempfile.mkdtemp(prefix="etude-doctor-"))
-    begun = time.monotonic()
+    from etude.models.tiny import build_policy, build_tokenizer
+
+    folder, begun = Path(tempfile.mkdtemp(prefix="etude-doctor-")), time.monotonic()
     try:
-        _write_project(folder)
+        write_starter(folder, "trial", str(folder / "base"))
+        questions = (folder / "train.jsonl").read_text(encoding="utf-8")
+        build_policy(build_tokenizer([questions], splits=["[0-9]"]), 0).export(folder / "base")
         _try(folder, findings)
         findings.ok("loop", f"all of it took {time.monotonic() - begun:.0f} s")
     except EtudeError as error:
@@ -298,11 +301,3 @@ def _steps(run: Path) -> dict[str, str]:
     """The calls, episodes and scores of training, by their keys."""
     with Journal(run / DATABASE, read_only=True) as journal:
         return {key: json.dumps(value) for key, value in journal.scan() if key.startswith("train/")}
-
-
-def _write_project(folder: Path) -> None:
-    from etude.models.tiny import build_policy, build_tokenizer
-
-    write_starter(folder, "trial", str(folder / "base"))
-    questions = (folder / "train.jsonl").read_text(encoding="utf-8")
-    build_policy(build_tokenizer([questions], splits=["[0-9]"]), 0).export(folder / "base")

@@ -58,8 +58,7 @@ def check_local_model(
     parameters = sum(value.numel() for value in policy.model.parameters())
     dtype = choose_dtype(llm.dtype, device, parameters)
     if adapter is not None and adapter.lora is not None:
-        lora = adapter.lora
-        policy.use_lora(LoraOptions(lora.r, lora.alpha, tuple(lora.target_modules or ()) or None), seed=0)
+        policy.use_lora(LoraOptions(**adapter.lora.model_dump()), seed=0)
     trainable = sum(value.numel() for value in policy.trainable().values()) if adapter is not None else 0
     prompts = _prompt_lengths(policy, examples, llm.chat_template_kwargs)
     trained = f", {trainable / 1e6:.3g} M trained" if trainable and trainable != parameters else ""

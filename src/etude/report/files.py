@@ -39,7 +39,10 @@ _REWARDS = ["avg_reward", "min_reward", "max_reward", "reward_low", "reward_high
 
 
 class RunReport:
-    """Writes the metrics files each time it is called, and the plot now and then and at the end."""
+    """Writes the metrics files each time it is called, and the plot now and then and at the end.
+
+    A run may have thousands of epochs: each is encoded once.
+    """
 
     def __init__(
         self,
@@ -52,11 +55,26 @@ class RunReport:
         self._clock = clock
         self._tell = tell
         self._drawn_at = clock()
-        self._files: dict[Path, MetricsFiles] = {}
+        self._texts: dict[tuple[Path, int], tuple[Entry, str]] = {}
 
     def __call__(self, history: History, folder: Path, final: bool = False) -> None:
-        """Write the files of `history` into `folder`. Raises StoreError when one cannot be written."""
-        self._files.setdefault(folder, MetricsFiles(folder)).write(history)
+        """Bring the files in `folder` up to the history, each whole at any instant.
+
+        Raises StoreError when one cannot be written.
+        """
+        file = folder / "training_metrics.jsonl"
+        lines = self._encoded(
+            file, history.epochs, lambda each: f"{_json(_epoch_line(history.run_id, each))}\n"
+        )
+        write_atomically(file, "".join(lines), exact=True)
+        trained_on = [entry for entry in history.epochs if entry.resting is None]
+        self._write_list(folder / "reward_history.json", trained_on, "num_trajectories")
+        if history.validations:
+            held_out = folder / "validation_history.json"
+            self._write_list(held_out, history.validations, "num_examples", "num_unscored")
+        if history.epochs and _has_curriculum(history.epochs[-1]):
+            state = _json(history.epochs[-1].curriculum_state, indent=2)
+            write_atomically(folder / "curriculum_state.json", f"{state}\n")
         if final or self._clock() - self._drawn_at >= self._between:
             self._drawn_at = self._clock()
             try:
@@ -67,45 +85,20 @@ class RunReport:
                 if final:
                     self._tell(f"there is no {PLOT}: {missing}")
 
-
-class MetricsFiles:
-    """The metrics files of one folder. A run may have thousands of epochs: each is encoded once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._texts: dict[tuple[str, int], tuple[Entry, str]] = {}
-
-    def write(self, history: History) -> None:
-        """Bring the files up to the history. Raises StoreError when one cannot be written.
-
-        Each is whole at any instant.
-        """
-        lines = self._encoded(
-            "lines", history.epochs, lambda entry: f"{_json(_epoch_line(history.run_id, entry))}\n"
-        )
-        write_atomically(self._folder / "training_metrics.jsonl", "".join(lines), exact=True)
-        trained_on = [entry for entry in history.epochs if entry.resting is None]
-        self._write_list("reward_history", trained_on, "num_trajectories")
-        if history.validations:
-            self._write_list("validation_history", history.validations, "num_examples", "num_unscored")
-        if history.epochs and _has_curriculum(history.epochs[-1]):
-            state = _json(history.epochs[-1].curriculum_state, indent=2)
-            write_atomically(self._folder / "curriculum_state.json", f"{state}\n")
-
-    def _write_list(self, name: str, entries: Iterable[Entry], *more: str) -> None:
+    def _write_list(self, file: Path, entries: Iterable[Entry], *more: str) -> None:
         items = self._encoded(
-            name, entries, lambda entry: textwrap.indent(_json(_rewards(entry, more), indent=2), "  ")
+            file, entries, lambda entry: textwrap.indent(_json(_rewards(entry, more), indent=2), "  ")
         )
         text = ",\n".join(items)
-        write_atomically(self._folder / f"{name}.json", f"[\n{text}\n]\n" if text else "[]\n", exact=True)
+        write_atomically(file, f"[\n{text}\n]\n" if text else "[]\n", exact=True)
 
-    def _encoded(self, name: str, entries: Iterable[E], encode: Callable[[E], str]) -> Iterable[str]:
+    def _encoded(self, file: Path, entries: Iterable[E], encode: Callable[[E], str]) -> Iterable[str]:
         """The text of each entry in one of the files."""
         for entry in entries:
-            known = self._texts.get((name, entry.epoch))
+            known = self._texts.get((file, entry.epoch))
             # A frozen entry: another one takes its place where something of it changes.
             if known is None or known[0] is not entry:
-                known = self._texts[name, entry.epoch] = entry, masked(encode(entry))
+                known = self._texts[file, entry.epoch] = entry, masked(encode(entry))
             yield known[1]
 
 

@@ -109,7 +109,10 @@ def _encode_completion(completion: Completion, parent: Call | None) -> Json:
     data = _changed(completion, "prompt_ids", "usage", "constraint")
     data |= {name: _pack(code, data[name]) for name, code in _PACKED.items() if name in data}
     if (ids := completion.prompt_ids) is not None:
-        shared = _shared_ids(_token_ids(parent), ids)
+        before = _token_ids(parent)
+        shared = len(before)
+        if ids[:shared] != before:
+            shared = next(at for at, token in enumerate(before) if at == len(ids) or ids[at] != token)
         data["prompt_ids"] = [shared, _pack("i", ids[shared:])]
     usage = completion.usage
     data["usage"] = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
@@ -137,12 +140,6 @@ def _token_ids(call: Call | None) -> tuple[int, ...]:
     if call is None or call.completion is None:
         return ()
     return (call.completion.prompt_ids or ()) + (call.completion.completion_ids or ())
-
-
-def _shared_ids(before: tuple[int, ...], ids: tuple[int, ...]) -> int:
-    if ids[: len(before)] == before:
-        return len(before)
-    return next(index for index, token in enumerate(before) if index == len(ids) or ids[index] != token)
 
 
 def _pack(code: str, numbers: Sequence[int] | Sequence[float]) -> str:

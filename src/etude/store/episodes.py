@@ -32,6 +32,12 @@ def tool_key(episode_id: str, name: str) -> str:
     return f"{episode_id}/tool/{name}"
 
 
+def scores_of(journal: Journal, episode_id: str) -> dict[str, Json]:
+    """By evaluator what it gave an episode: `score`, `reasoning`, `error`."""
+    prefix = f"{episode_id}/score/"
+    return {key.removeprefix(prefix): stored for key, stored in journal.scan(prefix)}
+
+
 class CallReader:
     """Reads the calls of one episode, which are stored as differences to each other."""
 

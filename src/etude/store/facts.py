@@ -6,13 +6,13 @@ import json
 import math
 import re
 import shlex
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from etude.config.document import KeyPath, dotted
+from etude.config.document import dotted, leaves
 from etude.config.nearest import nearest
 from etude.core.errors import EtudeError, RequestError
 from etude.core.history import History
@@ -212,7 +212,7 @@ def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
     Of evaluations also what `etude evaluate` was asked for, under `evaluate`: the model, how many episodes
     for each example, and whether it was greedy.
     """
-    settings = [dict(_leaves(_settings_of(run))) for run in runs]
+    settings = [dict(leaves(_settings_of(run))) for run in runs]
     keys = dict.fromkeys(key for setting in settings for key in setting if key not in _LOCATIONS)
     values = {key: [setting.get(key) for setting in settings] for key in keys}
     return {dotted(key): each for key, each in values.items() if any(value != each[0] for value in each)}
@@ -248,27 +248,20 @@ def paired_difference(first: Path, second: Path, evaluator: str | None = None) -
     `evaluator`, by default the one that is the reward.
     """
     scores = [stored_scores(run, evaluator) for run in (first, second)]
-    before, after = map(means, scores)
+    measured = [means(own) for own in scores]
     # By content, and by id too where a run has several of one content.
-    own, others = _by_content(before), _by_content(after)
-    pairs = []
-    for each in before:
-        other = each if each in after else others.get(each.content)
-        if other is not None and (other == each or own[each.content] is not None):
-            pairs.append((before[each], after[other]))
+    counts = (Counter(each.content for each in own) for own in measured)
+    several = {content for contents in counts for content, count in contents.items() if count > 1}
+    before, after = (
+        {each if each.content in several else each.content: mean for each, mean in own.items()}
+        for own in measured
+    )
+    pairs = [(mean, after[key]) for key, mean in before.items() if key in after]
     if len(pairs) < 2:
         return None
     bounds = shared_bounds(stored.get("bounds") for own_scores in scores for _, stored in own_scores)
     old, new = zip(*pairs, strict=True)
     return estimate_difference(old, new, bounds)
-
-
-def _by_content(examples: Iterable[MeasuredExample]) -> dict[str, MeasuredExample | None]:
-    """The example of each content; None where there are several."""
-    found: dict[str, MeasuredExample | None] = {}
-    for each in examples:
-        found[each.content] = None if each.content in found else each
-    return found
 
 
 def means(scores: Iterable[tuple[MeasuredExample, Mapping[str, Any]]]) -> dict[MeasuredExample, float]:
@@ -297,11 +290,3 @@ def stored_scores(run: Path, evaluator: str | None = None) -> list[tuple[Measure
                 content = _ADDRESS.sub("", json.dumps([row["inputs"], row["expected"]], sort_keys=True))
                 scores.append((MeasuredExample(row["id"], content_hash(content)), stored))
     return scores
-
-
-def _leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    if isinstance(data, Mapping) and data:
-        for key, value in data.items():
-            yield from _leaves(value, (*path, key))
-    else:
-        yield path, data

@@ -21,7 +21,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from etude.core.call import Call, Completion, TopLogprobs
+from etude.core.call import TopLogprobs
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError, StoreError
 from etude.core.sample import Sample
@@ -270,46 +270,33 @@ def sequences_of(record: EpisodeRecord) -> list[TokenSequence]:
     A call goes on from the latest earlier one whose prompt and answer its own prompt begins with. Those whose
     engine did not tell token ids are left out.
     """
-    known: list[tuple[Call, Completion, tuple[int, ...], tuple[int, ...]]] = []
-    parents: dict[int, int] = {}
+    ended: list[TokenSequence] = []  # One for each call, as if no other went on from it.
+    gone_on: set[int] = set()
     for call in record.calls:
         answer = call.completion
         if answer is None or answer.prompt_ids is None or answer.completion_ids is None:
             continue
-        prompt = answer.prompt_ids
-        for place in reversed(range(len(known))):
-            earlier, _, _, before = known[place]
-            if earlier.model == call.model and prompt[: len(before)] == before:
-                parents[len(known)] = place
-                break
-        known.append((call, answer, prompt, prompt + answer.completion_ids))
-    sequences = []
-    for last in range(len(known)):
-        if last in parents.values():
-            continue
-        path = [last]
-        while path[-1] in parents:
-            path.append(parents[path[-1]])
-        spans = tuple(
-            Span(
-                start=len(prompt),
-                stop=len(ids),
-                call=call.index,
-                function=call.function,
-                version=answer.model_version,
-                logprobs=answer.logprobs,
-                top=answer.top_logprobs,
-                finish_reason=answer.finish_reason,
-            )
-            for call, answer, prompt, ids in (known[place] for place in reversed(path))
+        prompt, begins, spans = answer.prompt_ids, "", tuple[Span, ...]()
+        own = (each for each in reversed(ended) if each.model == call.model)
+        earlier = next((each for each in own if prompt[: len(each.ids)] == each.ids), None)
+        if earlier is not None:
+            gone_on.add(id(earlier))
+            begins, spans = earlier.begins, earlier.spans
+        elif answer.drifted or answer.fault:
+            why = answer.fault or "its template wrote the conversation so far otherwise than before"
+            begins = f"call {call.index} began anew: {why}"
+        span = Span(
+            start=len(prompt),
+            stop=len(prompt) + len(answer.completion_ids),
+            call=call.index,
+            function=call.function,
+            version=answer.model_version,
+            logprobs=answer.logprobs,
+            top=answer.top_logprobs,
+            finish_reason=answer.finish_reason,
         )
-        first, began, _, _ = known[path[-1]]
-        begins = ""
-        if began.drifted or began.fault:
-            why = began.fault or "its template wrote the conversation so far otherwise than before"
-            begins = f"call {first.index} began anew: {why}"
-        sequences.append(TokenSequence(known[last][0].model, known[last][3], spans, begins))
-    return sequences
+        ended.append(TokenSequence(call.model, prompt + answer.completion_ids, (*spans, span), begins))
+    return [sequence for sequence in ended if id(sequence) not in gone_on]
 
 
 def trained_sequences(run: Path, journal: Journal, record: EpisodeRecord, phase: str) -> list[TokenSequence]:

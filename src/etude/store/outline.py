@@ -210,7 +210,10 @@ class Query:
 
     def fits(self, episode: EpisodeOutline) -> bool:
         """Whether an episode is looked for."""
-        return all(test(episode) for test in self.tests) and all(_says(episode, each) for each in self.texts)
+        if not all(test(episode) for test in self.tests):
+            return False
+        said = [text.lower() for text in strings_in(episode.stored)] if self.texts else []
+        return all(any(text in each for each in said) for text in self.texts)
 
 
 def parse_query(words: str) -> Query:
@@ -244,7 +247,11 @@ def _test(word: str) -> Test | None:
     if match := _COMPARISON.fullmatch(word):
         name, sign, shown = match.groups()
         measure = NUMBERS[name] if name in NUMBERS else (lambda episode: [episode.scores.get(name)])
-        compare, limit = _COMPARE[sign], _number(word, shown)
+        compare = _COMPARE[sign]
+        try:
+            limit = float(shown)
+        except ValueError as error:
+            raise RequestError(f"the filter word '{word}' needs a number, and '{shown}' is none") from error
         return lambda episode: any(each is not None and compare(each, limit) for each in measure(episode))
     if re.fullmatch(r"\S+(<|>|=)\S*", word):
         known = nearest(word, [*NUMBERS, *FLAGS]) or "reward"
@@ -252,20 +259,8 @@ def _test(word: str) -> Test | None:
     return None
 
 
-def _number(word: str, shown: str) -> float:
-    try:
-        return float(shown)
-    except ValueError as error:
-        raise RequestError(f"the filter word '{word}' needs a number, and '{shown}' is none") from error
-
-
 def _other(test: Test) -> Test:
     return lambda episode: not test(episode)
-
-
-def _says(episode: EpisodeOutline, text: str) -> bool:
-    """Whether a text is among what was said."""
-    return any(text in said.lower() for said in strings_in(episode.stored))
 
 
 @dataclass(frozen=True, slots=True)

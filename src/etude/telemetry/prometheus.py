@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
@@ -12,78 +12,82 @@ from etude.config.schema import MetricsConfig
 from etude.core.errors import MissingExtraError, RequestError
 from etude.store.status import ModelStatus, RunStatus
 
-Sample: TypeAlias = tuple[tuple[str, ...], float]
-"""The values of a metric's own labels, and its value."""
-Kind: TypeAlias = Literal["counter", "gauge"]
-Metric: TypeAlias = tuple[Kind, str, str, tuple[str, ...], Callable[[RunStatus], Iterable[Sample]]]
-"""Its kind, its name, what it says, its labels but for the run, and its values."""
+Values: TypeAlias = Callable[[RunStatus], float | Mapping[Any, float]]
+"""The value of a metric, or one for each value of its labels."""
 
 
-def _one(kind: Kind, name: str, text: str, value: Callable[[RunStatus], float]) -> Metric:
-    return kind, name, text, (), lambda status: [((), value(status))]
+def _of_models(value: Callable[[ModelStatus], float]) -> Values:
+    return lambda status: {model.name: value(model) for model in status.models}
 
 
-def _by(
-    label: str, name: str, text: str, values: Callable[[RunStatus], Iterable[tuple[str, float]]]
-) -> Metric:
-    """A gauge with a label of its own."""
-    return "gauge", name, text, (label,), lambda status: [((own,), value) for own, value in values(status)]
-
-
-def _of_models(name: str, text: str, value: Callable[[ModelStatus], float]) -> Metric:
-    return _by("model", name, text, lambda status: [(model.name, value(model)) for model in status.models])
-
-
-METRICS: tuple[Metric, ...] = (
+METRICS: tuple[tuple[Literal["counter", "gauge"], str, str, str, Values], ...] = (
     (
         "counter",
         "etude_episodes",
+        "outcome",
         "Episodes that ended since the process began; those that the journal had already are among them.",
-        ("outcome",),
-        lambda s: [
-            (("completed",), s.totals.finished - s.totals.failed),
-            (("failed",), s.totals.failed),
-        ],
+        lambda s: {"completed": s.totals.finished - s.totals.failed, "failed": s.totals.failed},
     ),
-    _one("counter", "etude_calls", "Model calls of these episodes.", lambda s: s.totals.calls),
-    _one("counter", "etude_prompt_tokens", "Tokens of their prompts.", lambda s: s.totals.prompt_tokens),
-    _one("counter", "etude_sampled_tokens", "Tokens sampled by them.", lambda s: s.totals.completion_tokens),
-    _one("counter", "etude_scores", "Rewards of these episodes: how many.", lambda s: s.totals.scores),
+    ("counter", "etude_calls", "", "Model calls of these episodes.", lambda s: s.totals.calls),
+    ("counter", "etude_prompt_tokens", "", "Tokens of their prompts.", lambda s: s.totals.prompt_tokens),
+    ("counter", "etude_sampled_tokens", "", "Tokens sampled by them.", lambda s: s.totals.completion_tokens),
+    ("counter", "etude_scores", "", "Rewards of these episodes: how many.", lambda s: s.totals.scores),
     # Rewards may be negative, and a counter never falls.
-    _one("gauge", "etude_scores_sum", "Rewards of these episodes, added up.", lambda s: s.totals.score_sum),
-    _one("gauge", "etude_episodes_playing", "Episodes under way.", lambda s: s.playing),
-    _one("gauge", "etude_episodes_waiting", "Episodes that have not begun.", lambda s: s.waiting or 0),
-    _one("gauge", "etude_epoch", "The epoch, from 1; 0 before the first.", lambda s: s.epoch or 0),
-    _one("gauge", "etude_epochs", "Epochs that the run was asked for.", lambda s: s.num_epochs),
-    _one("counter", "etude_epochs_trained", "Epochs trained on, each target's.", lambda s: s.totals.trained),
-    _one("counter", "etude_epochs_skipped", "Epochs without data.", lambda s: s.totals.skipped),
-    _by("target", "etude_reward", "Mean reward of the last epoch's episodes.", lambda s: s.rewards.items()),
-    _by(
-        "target",
+    ("gauge", "etude_scores_sum", "", "Rewards of these episodes, added up.", lambda s: s.totals.score_sum),
+    ("gauge", "etude_episodes_playing", "", "Episodes under way.", lambda s: s.playing),
+    ("gauge", "etude_episodes_waiting", "", "Episodes that have not begun.", lambda s: s.waiting or 0),
+    ("gauge", "etude_epoch", "", "The epoch, from 1; 0 before the first.", lambda s: s.epoch or 0),
+    ("gauge", "etude_epochs", "", "Epochs that the run was asked for.", lambda s: s.num_epochs),
+    ("counter", "etude_epochs_trained", "", "Epochs trained on, each target's.", lambda s: s.totals.trained),
+    ("counter", "etude_epochs_skipped", "", "Epochs without data.", lambda s: s.totals.skipped),
+    ("gauge", "etude_reward", "target", "Mean reward of the last epoch's episodes.", lambda s: s.rewards),
+    (
+        "gauge",
         "etude_validation_reward",
+        "target",
         "Mean reward of the last validation.",
-        lambda s: s.validation.items(),
+        lambda s: s.validation,
     ),
-    _by(
-        "phase",
+    (
+        "gauge",
         "etude_phase_seconds",
+        "phase",
         "For how long the run has been in this phase.",
-        lambda s: [(s.phase, s.phase_seconds)],
+        lambda s: {s.phase: s.phase_seconds},
     ),
-    _of_models("etude_model_version", "The version that is sampled from.", lambda m: m.version),
-    _of_models("etude_calls_in_flight", "Calls that wait for an answer.", lambda m: m.waiting),
-    _of_models("etude_oldest_call_seconds", "Age of the oldest of these calls.", lambda m: m.oldest or 0.0),
+    (
+        "gauge",
+        "etude_model_version",
+        "model",
+        "The version that is sampled from.",
+        _of_models(lambda m: m.version),
+    ),
+    (
+        "gauge",
+        "etude_calls_in_flight",
+        "model",
+        "Calls that wait for an answer.",
+        _of_models(lambda m: m.waiting),
+    ),
+    (
+        "gauge",
+        "etude_oldest_call_seconds",
+        "model",
+        "Age of the oldest of these calls.",
+        _of_models(lambda m: m.oldest or 0.0),
+    ),
     (
         "gauge",
         "etude_runners",
+        "node state",
         "Processes that play episodes.",
-        ("node", "state"),
-        lambda s: Counter((each.node, each.state) for each in s.runners).items(),
+        lambda s: Counter((each.node, each.state) for each in s.runners),
     ),
-    _one("counter", "etude_journal_entries", "Entries of the journal.", lambda s: s.journal.committed),
-    _one("gauge", "etude_journal_waiting", "Entries not on the disk yet.", lambda s: s.journal.waiting),
-    _one("gauge", "etude_status_seconds", "When these figures were so; Unix seconds.", lambda s: s.at),
+    ("counter", "etude_journal_entries", "", "Entries of the journal.", lambda s: s.journal.committed),
+    ("gauge", "etude_journal_waiting", "", "Entries not on the disk yet.", lambda s: s.journal.waiting),
+    ("gauge", "etude_status_seconds", "", "When these figures were so; Unix seconds.", lambda s: s.at),
 )
+"""Of each its kind, its name, its labels but for the run, what it says, and its values."""
 
 
 class MetricsServer:
@@ -98,12 +102,12 @@ class MetricsServer:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         status = self.status
-        for kind, name, text, labels, samples in METRICS if status is not None else ():
+        for kind, name, labels, text, values in METRICS if status is not None else ():
             assert status is not None
             make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-            family = make(name, text, labels=["run", *labels])
-            for own, value in samples(status):
-                family.add_metric([status.run, *own], value)
+            family, told = make(name, text, labels=["run", *labels.split()]), values(status)
+            for own, value in (told if isinstance(told, Mapping) else {(): told}).items():
+                family.add_metric([status.run, *([own] if isinstance(own, str) else own)], value)
             yield family
 
 

@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
@@ -134,17 +133,13 @@ def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
     return digests
 
 
-def held_out_of(examples: Iterable[str], share: float) -> set[str]:
-    """The examples whose prompts are held out: of two or more at least one, unless the share is 0."""
-    order = sorted(set(examples), key=lambda name: fold(0, "hold out", name))
-    count = round(share * len(order))
-    return set(order[: max(count, 1) if share and len(order) > 1 else count])
-
-
 def episodes_of(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRecord]:
     """Each chat as an episode. Those that began with the same prompt are of one example."""
     examples = [_example_of(chat) for chat in chats]
-    held_out = held_out_of((example.id for example in examples), hold_out)
+    order = sorted({example.id for example in examples}, key=lambda name: fold(0, "hold out", name))
+    # Of two prompts or more at least one, unless the share is 0.
+    least = 1 if hold_out and len(order) > 1 else 0
+    held_out = set(order[: max(round(hold_out * len(order)), least)])
     generations: defaultdict[str, int] = defaultdict(int)
     for chat, example in zip(chats, examples, strict=True):
         generation = generations[example.id]
@@ -162,7 +157,22 @@ def _example_of(chat: Chat) -> Example:
 
 
 def _episode_of(chat: Chat, example: Example, generation: int, name: str) -> EpisodeRecord:
-    calls = tuple(_call_of(call, index, name) for index, call in enumerate(chat.calls))
+    calls = tuple(
+        Call(
+            index,
+            call.function,
+            call.model,
+            ChatRequest(tuple(masked_data([*call.messages])), call.tools, call.sampling, conversation=name),
+            None
+            if call.answer is None
+            else Completion(masked_data(call.answer), call.finish_reason, usage=call.usage),
+            error=call.error,
+            began=call.began,
+            seconds=call.seconds,
+            logged=True,
+        )
+        for index, call in enumerate(chat.calls)
+    )
     events = tuple(
         Event("score", len(calls) - 1, score.value, masked_data(score.reason), score.name)
         for score in chat.scores
@@ -179,25 +189,6 @@ def _episode_of(chat: Chat, example: Example, generation: int, name: str) -> Epi
         output=output,
         failure=failure,
         seconds=sum(call.seconds for call in calls),
-    )
-
-
-def _call_of(call: LoggedCall, index: int, episode: str) -> Call:
-    messages = tuple(masked_data(list(call.messages)))
-    request = ChatRequest(messages, call.tools, call.sampling, conversation=episode)
-    completion = None
-    if call.answer is not None:
-        completion = Completion(masked_data(call.answer), call.finish_reason, usage=call.usage)
-    return Call(
-        index,
-        call.function,
-        call.model,
-        request,
-        completion,
-        error=call.error,
-        began=call.began,
-        seconds=call.seconds,
-        logged=True,
     )
 
 
@@ -283,18 +274,16 @@ class LoggedConfig(DatasetConfig, name="logged"):
     """Use at most this many prompts."""
 
 
+@dataclass(frozen=True)
 class LoggedDataset:
     """The chats of a run, by the prompts that they began with."""
 
-    def __init__(self, config: LoggedConfig) -> None:
-        """Raises RequestError where there is no such run."""
-        self._config = config
-        self._path = find_run(str(config.run), Path("runs"))
-        self._run = RunFolder.read(self._path)
+    config: LoggedConfig
+    run: RunFolder
 
     def examples(self) -> list[Example]:
         """An example for each prompt, by their ids, without the chats that ended in an error."""
-        part, journal = self._config.part, self._run.journal
+        part, journal = self.config.part, self.run.journal
         phase = HELD_OUT if part == "held_out" else CHATS
         names: defaultdict[str, list[str]] = defaultdict(list)
         examples: dict[str, Example] = {}
@@ -305,8 +294,8 @@ class LoggedDataset:
                 examples[example.id] = example
         if not names:
             hint = "; import the log with --hold-out 0.2" if part == "held_out" else ""
-            raise DatasetError(f"{self._path} has no chats of the part '{part}'{hint}")
-        chosen = [*examples.values()][: self._config.limit]
+            raise DatasetError(f"{self.run.path} has no chats of the part '{part}'{hint}")
+        chosen = [*examples.values()][: self.config.limit]
         return chosen if part == "held_out" else [self._logged(each, names[each.id]) for each in chosen]
 
     def _logged(self, example: Example, names: list[str]) -> LoggedExample:
@@ -316,21 +305,17 @@ class LoggedDataset:
             example.expected,
             episodes=len(names),
             read=partial(self._read, names),
-            origin=self._path.name,
+            origin=self.run.name,
         )
 
     def _read(self, names: list[str], number: int) -> EpisodeRecord:
-        record = read_episode(self._run.journal, names[number])
+        record = read_episode(self.run.journal, names[number])
         assert record is not None, "an import is never written to again"
         return record
-
-    def close(self) -> None:
-        """Close the run."""
-        self._run.close()
 
 
 @register_dataset(config_type=LoggedConfig)
 async def logged(config: LoggedConfig, builder: Builder) -> AsyncIterator[LoggedDataset]:
-    """The registered component `logged`."""
-    with closing(LoggedDataset(config)) as dataset:
-        yield dataset
+    """Raises RequestError where there is no such run."""
+    with RunFolder.read(find_run(str(config.run), Path("runs"))) as run:
+        yield LoggedDataset(config, run)

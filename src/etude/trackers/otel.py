@@ -22,7 +22,7 @@ from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, ToolUse
 from etude.core.errors import EtudeError
 from etude.core.secrets import masked, masked_data
-from etude.store.episodes import EVALUATION, iter_episodes
+from etude.store.episodes import EVALUATION, iter_episodes, scores_of
 from etude.store.journal import Journal
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
@@ -138,17 +138,16 @@ class OtelTracker:
         """The scores of an episode, as events of its span."""
         from opentelemetry.sdk.trace import Event
 
-        prefix = f"{episode}/score/"
-        times = journal.times(prefix)
-        for key, row in journal.scan(prefix):
-            facts = {"gen_ai.evaluation.name": key.removeprefix(prefix)}
+        times = journal.times(f"{episode}/score/")
+        for name, row in scores_of(journal, episode).items():
+            facts = {"gen_ai.evaluation.name": name}
             if row.get("score") is not None:
                 facts["gen_ai.evaluation.score.value"] = row["score"]
             if row.get("error") is not None:
                 facts["error.type"] = "evaluator_failed"
             if self._config.content and row.get("reasoning"):
                 facts["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
-            yield Event("gen_ai.evaluation.result", facts, _nanoseconds(times[key]))
+            yield Event("gen_ai.evaluation.result", facts, _nanoseconds(times[f"{episode}/score/{name}"]))
 
     def _of_call(self, call: Call) -> _Told:
         entry, completion = self._models.get(call.model) or {}, call.completion

@@ -21,6 +21,7 @@ from pydantic import Field
 from etude.budget.bill import Bill, Line, bill_of, total
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
+from etude.config.document import leaves
 from etude.config.import_path import import_object
 from etude.config.registry import made_by, register_tracker
 from etude.core.errors import EtudeError, MissingExtraError, RequestError, first_line
@@ -219,15 +220,11 @@ def _of_epoch(entry: EpochEntry, prefix: str, bill: Bill, has_episodes: bool) ->
 
 def figures(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
     """All numbers in metrics, by their path; what is no number has no place in a plot."""
-    numbers: dict[str, float] = {}
-    for name, value in metrics.items():
-        if isinstance(value, bool) or name in _LEFT_OUT:
-            continue
-        if isinstance(value, int | float):
-            numbers[f"{prefix}{name}"] = float(value)
-        elif isinstance(value, Mapping):
-            numbers |= figures(value, f"{prefix}{name}/")
-    return numbers
+    return {
+        f"{prefix}{'/'.join(map(str, path))}": float(value)
+        for path, value in leaves(metrics)
+        if isinstance(value, int | float) and not isinstance(value, bool) and not _LEFT_OUT.intersection(path)
+    }
 
 
 def _spent(line: Line) -> dict[str, float]:

@@ -6,7 +6,6 @@ without it.
 
 from __future__ import annotations
 
-import functools
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -83,24 +82,19 @@ class Gate:
         request = Request(scope)
         given = request.query_params.get(KEY)
         if given is not None and is_key(given, self._key):
-            await self._welcome(request)(scope, receive, send)
+            rest = [(name, value) for name, value in request.query_params.multi_items() if name != KEY]
+            path = request.url.path.lstrip("/")
+            answer = RedirectResponse(f"/{path}" + (f"?{urlencode(rest)}" if rest else ""), 303)
+            answer.set_cookie(self._cookie, self._key, httponly=True, samesite="strict", path="/")
+            await answer(scope, receive, send)
         elif is_key(request.cookies.get(self._cookie, ""), self._key):
             await self._app(scope, receive, send)
         else:
             closed = "This view opens with the link that `etude view` has printed. Copy the whole of it."
             await PlainTextResponse(f"{closed}\n", 401)(scope, receive, send)
 
-    def _welcome(self, request: Request) -> Response:
-        rest = [(name, value) for name, value in request.query_params.multi_items() if name != KEY]
-        path = request.url.path.lstrip("/")
-        answer = RedirectResponse(f"/{path}" + (f"?{urlencode(rest)}" if rest else ""), 303)
-        answer.set_cookie(self._cookie, self._key, httponly=True, samesite="strict", path="/")
-        return answer
 
-
-Page = Callable[[Request], Response]
-
-_PAGES: dict[str, Page] = {
+_PAGES: dict[str, Callable[[Request], Response]] = {
     "/": runs.list_page,
     "/runs/{run}": runs.run_page,
     "/runs/{run}/now": runs.now_page,
@@ -120,31 +114,22 @@ def create_view(root: Path, key: str, *, port: int = 0) -> Gate:
         routes=[
             Route("/health", lambda request: PlainTextResponse("ok\n")),
             Mount("/static", StaticFiles(directory=STATIC)),
-            *(Route(path, _explained(answer)) for path, answer in _PAGES.items()),
+            *(Route(path, answer) for path, answer in _PAGES.items()),
         ],
-        exception_handlers={HTTPException: _not_there},
+        exception_handlers=dict.fromkeys((HTTPException, RequestError, EtudeError), _problem),
     )
     app.state.library = Library(root)
     return Gate(app, key, port)
 
 
-def _explained(answer: Page) -> Page:
-    @functools.wraps(answer)
-    def explained(request: Request) -> Response:
-        try:
-            return answer(request)
-        except RequestError as error:
-            return page(request, "problem.html", 404, title="There is no such page", text=str(error))
-        except EtudeError as error:
-            return page(request, "problem.html", 500, title="This cannot be read", text=str(error))
-
-    return explained
-
-
-def _not_there(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    text = f"nothing is shown at {request.url.path}"
-    return page(request, "problem.html", status, title="There is no such page", text=text)
+def _problem(request: Request, error: Exception) -> Response:
+    """The page that says why nothing is shown."""
+    status, title, text = 404, "There is no such page", str(error)
+    if isinstance(error, HTTPException):
+        status, text = error.status_code, f"nothing is shown at {request.url.path}"
+    elif not isinstance(error, RequestError):
+        status, title = 500, "This cannot be read"
+    return page(request, "problem.html", status, title=title, text=text)
 
 
 PORT = 7331
@@ -161,7 +146,13 @@ def serve_view(
     """
     import uvicorn
 
-    with _listening(port) as listening:
+    try:
+        socket_of_view = listen("127.0.0.1", PORT if port is None else port)
+    except RequestError:
+        if port is not None:
+            raise
+        socket_of_view = listen("127.0.0.1", 0)
+    with socket_of_view as listening:
         port, key = listening.getsockname()[1], secrets.token_urlsafe(24)
         app = create_view(root, key, port=port)
         path = url("runs", run) if run else "/"
@@ -174,12 +165,3 @@ def serve_view(
                 on_ready(f"http://127.0.0.1:{port}{path}", key)
 
         Server(server_config(app, log_level="warning")).run(sockets=[listening])
-
-
-def _listening(port: int | None) -> socket.socket:
-    if port is not None:
-        return listen("127.0.0.1", port)
-    try:
-        return listen("127.0.0.1", PORT)
-    except RequestError:
-        return listen("127.0.0.1", 0)

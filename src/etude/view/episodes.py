@@ -19,7 +19,7 @@ from etude.core.message import Message, is_text, text_of
 from etude.protocols.decision import WORDS as VERDICTS
 from etude.protocols.decision import code_of
 from etude.protocols.tree import EpisodeTree, Node
-from etude.store.episodes import epoch_of, phases_of, read_episode
+from etude.store.episodes import epoch_of, phases_of, read_episode, scores_of
 from etude.store.journal import Journal
 from etude.store.log import histories
 from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query
@@ -169,12 +169,9 @@ class Turn:
 def turns_of(record: EpisodeRecord) -> list[Turn]:
     """The turns of an episode. Of a call that goes on from an earlier one, only what is new."""
     turns = [_event(event) for event in record.events if event.after_call < 0]
-    events: dict[int, list[Event]] = {}
-    for event in record.events:
-        events.setdefault(event.after_call, []).append(event)
     for position, call in enumerate(record.calls):
         turns += _call(call, record.calls[:position])
-        turns += [_event(event) for event in events.get(call.index, ())]
+        turns += [_event(event) for event in record.events if event.after_call == call.index]
     if record.failure is not None:
         turns.append(Turn("failure", record.failure.kind, record.failure.reason, is_bad=True))
     return turns
@@ -267,11 +264,13 @@ def shown_play(record: EpisodeRecord) -> dict[str, Any]:
             for channel, text in node.messages.items()
         ]
         decision = "" if node.decision is None else f"{VERDICTS[code_of(node.decision)]} ({node.decision:g})"
+        siblings = tree.children(None if node.parent is None else tree.nodes[node.parent])
+        others = [tree.value(each, node.agent) for each in siblings if each.id != node.id]
         return {
             "node": node,
             "said": said,
             "values": {agent: tree.value(node, agent) for agent in tree.agents},
-            "gain": _gain(tree, node),
+            "gain": tree.value(node, node.agent) - sum(others) / len(others) if others else None,
             "decision": decision,
             "thinking": "" if call is None or call.completion is None else call.completion.thinking,
             "following": [*map(answer, tree.children(node))],
@@ -293,12 +292,6 @@ def _below(tree: EpisodeTree, node: Node) -> Iterator[Node]:
     for child in tree.children(node):
         yield child
         yield from _below(tree, child)
-
-
-def _gain(tree: EpisodeTree, node: Node) -> float | None:
-    parent = None if node.parent is None else tree.nodes[node.parent]
-    others = [tree.value(each, node.agent) for each in tree.children(parent) if each.id != node.id]
-    return tree.value(node, node.agent) - sum(others) / len(others) if others else None
 
 
 _TURNS = 200
@@ -371,9 +364,8 @@ def _play_of(record: EpisodeRecord) -> dict[str, Any] | None:
 
 def _scores(journal: Journal, id: str, rewards: Mapping[str | None, str]) -> list[dict[str, Any]]:
     """The evaluators' scores of an episode, each with whose reward it is: ` of prover`; None for nobody's."""
-    prefix, scores = f"{id}/score/", []
-    for key, stored in journal.scan(prefix):
-        name = key.removeprefix(prefix)
+    scores = []
+    for name, stored in scores_of(journal, id).items():
         targets = [target for target, reward in rewards.items() if reward == name]
         whose = f" of {', '.join(filter(None, targets))}" if any(targets) else "" if targets else None
         told = {part: stored.get(part) for part in ("score", "reasoning", "error")}

@@ -178,12 +178,7 @@ _TEMPLATES.filters |= {each.__name__: each for each in _FILTERS} | {"seconds": s
 _TEMPLATES.globals |= {"level": level, "url": url}
 
 
-def render(template: str, **context: Any) -> str:
-    """The text of a template."""
-    return _TEMPLATES.get_template(template).render(context)
-
-
 def page(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
     """The answer that a template makes."""
-    headers = {"cache-control": "no-store"}
-    return HTMLResponse(render(template, request=request, **context), status, headers)
+    text = _TEMPLATES.get_template(template).render(request=request, **context)
+    return HTMLResponse(text, status, {"cache-control": "no-store"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from etude.budget.bill import bill_of
+from etude.config.document import dig
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, EpochEntry, History, Score, ValidationEntry
 from etude.report.words import (
@@ -209,22 +211,17 @@ def charts_of(history: History) -> dict[str, list[Chart]]:
     return {name: charts for name, charts in drawn.items() if charts}
 
 
-def _trained(name: str) -> Callable[[EpochEntry], Value]:
-    return _number(lambda entry: (entry.metrics.get("training") or {}).get(name))
-
-
-def _of(name: str) -> Callable[[EpochEntry], Value]:
-    return _number(lambda entry: entry.metrics.get(name))
-
-
-def _number(metric: Callable[[EpochEntry], Any]) -> Callable[[EpochEntry], Value]:
-    """Metrics may be whatever a user's adapter gives; numbers are drawn."""
+def _of(*path: str) -> Callable[[EpochEntry], Value]:
+    """A metric, which may be whatever a user's adapter gives; numbers are drawn."""
 
     def number(entry: EpochEntry) -> Value:
-        value = metric(entry)
+        value = dig(entry.metrics, path)
         return float(value) if isinstance(value, int | float) else None
 
     return number
+
+
+_trained = partial(_of, "training")
 
 
 def _share(name: str, of: str) -> Callable[[EpochEntry], Value]:
@@ -248,7 +245,11 @@ _LEARNING: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
     ("loss", _trained("loss"), "of the job's steps, on average"),
     ("KL to the reference", _trained("reference_kl"), "nats per token"),
     ("KL to the sampler", _trained("sampled_kl"), "nats per token, over the job's steps"),
-    ("mismatch", _trained("mismatch_kl"), "learner against engine before the first step; nats per token"),
+    (
+        "mismatch",
+        _trained("mismatch_kl"),
+        "learner against engine before the first step; nats per token",
+    ),
     ("entropy in training", _trained("entropy"), "nats per token"),
     ("clipped share", _trained("clip_fraction"), "of the trained tokens"),
     ("gradient norm", _trained("grad_norm"), "before clipping"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -140,17 +141,9 @@ def chunk_of(
     columns: dict[str, Any] = {"from": start, "ids": list(ids), "texts": texts.of(ids)}
     spans = [span for span in sequence.spans if span.start < stop and span.stop > start]
     columns["spans"] = [[span.start, span.stop, span.call, span.function, span.version] for span in spans]
-    logprobs: list[float | None] = [None] * (stop - start)
-    top: dict[int, list[list[Any]]] = {}  # By position: the likeliest tokens with their logprobs.
-    for span in spans:
-        first, last, known = max(start, span.start), min(stop, span.stop), span.logprobs or ()
-        for at in range(first, min(last, span.start + len(known))):
-            logprobs[at - start] = _short(known[at - span.start])
-        for at in range(first, min(last, span.start + len(span.top))):
-            tokens = span.top[at - span.start]
-            names = [texts.of([token])[0] if isinstance(token, int) else token for token, _ in tokens]
-            top[at] = [[name, _short(value)] for name, (_, value) in zip(names, tokens, strict=True)]
-    columns["logprobs"] = logprobs
+    known = {span.start + at: value for span in spans for at, value in enumerate(span.logprobs or ())}
+    columns["logprobs"] = [_short(known.get(at)) for at in range(start, stop)]
+    likeliest = {span.start + at: tokens for span in spans for at, tokens in enumerate(span.top)}
     if learned is not None:
         own = slice(start, min(stop, learned.length))
         columns["weights"] = [_short(value) for value in learned.weights[own]]
@@ -160,7 +153,14 @@ def chunk_of(
             values: Mapping[int, float] = getattr(learned, name)
             if values:
                 columns[name] = [_short(values.get(at)) for at in range(start, stop)]
-    columns["top"] = top
+    columns["top"] = {
+        at: [
+            [texts.of([token])[0] if isinstance(token, int) else token, _short(value)]
+            for token, value in tokens
+        ]
+        for at, tokens in likeliest.items()
+        if start <= at < stop
+    }
     return {name: value for name, value in finite(columns).items() if value or name == "from"}
 
 
@@ -213,11 +213,13 @@ class TokenTexts:
 
 def _tokenizer_file(run: Path, model: str, source: str) -> Path | None:
     """Where the tokenizer of a model is, without asking the network."""
+    if find_spec("tokenizers") is None:
+        return None
     # A tiny model is made in the run folder.
     for folder in (base_folder(run, model), Path(source).expanduser() if source else run):
-        if (folder / _FILE).is_file() and _has_tokenizers():
+        if (folder / _FILE).is_file():
             return folder / _FILE
-    if not source or source.startswith(("/", ".", "~")) or not _has_tokenizers():
+    if not source or source.startswith(("/", ".", "~")):
         return None
     try:
         from huggingface_hub import try_to_load_from_cache
@@ -226,12 +228,6 @@ def _tokenizer_file(run: Path, model: str, source: str) -> Path | None:
     except (ImportError, ValueError):  # The extra is not installed, or that is no name on the hub.
         return None
     return Path(cached) if isinstance(cached, str) else None
-
-
-def _has_tokenizers() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("tokenizers") is not None
 
 
 @lru_cache(maxsize=4)

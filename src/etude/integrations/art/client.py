@@ -185,10 +185,7 @@ class ArtClient(_Peer):
             raise self._unreachable(f"POST {path}", error) from error
 
     def _metrics(self, line: str) -> dict[str, float]:
-        try:
-            metrics = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ArtError(f"{self._name} sent no JSON: {line[:200]!r}") from error
+        metrics = self._parsed(line, f"sent no JSON: {line[:200]!r}")
         if not isinstance(metrics, dict):
             raise ArtError(f"{self._name} sent metrics that are no object: {line[:200]!r}")
         return {
@@ -199,10 +196,13 @@ class ArtClient(_Peer):
 
     async def _json(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> Any:
         answer = await self._ask(method, path, body, seconds)
+        return self._parsed(answer, f"answers {method} {path} with no JSON")
+
+    def _parsed(self, text: str | bytes, problem: str) -> Any:
         try:
-            return json.loads(answer)
+            return json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ArtError(f"{self._name} answers {method} {path} with no JSON") from error
+            raise ArtError(f"{self._name} {problem}") from error
 
 
 class ArtInference(_Peer):

@@ -15,7 +15,6 @@ from etude.server.extensions import register_server_extension
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
-    from etude.inference.openai_config import OpenAiLlmConfig
     from etude.integrations.art.adapter import ARTTrainerAdapter
 
 register_server_extension("etude.integrations.art.serving:ArtExtension")
@@ -33,7 +32,16 @@ async def openpipe_art(config: ARTTrainerAdapterConfig, builder: Builder) -> Asy
     from etude.integrations.art.client import ArtInference
 
     llm, target = trained_model(builder, "openpipe_art"), str(builder.config.finetuning.target_model)
-    _check_model(target, llm)
+    if llm.base_url is None:
+        raise CapabilityError(
+            f"llms.{target} has no 'base_url', and would be sampled from OpenAI; give it the address where "
+            "the ART server serves the model (http://HOST:8000/v1, where nothing else is set)"
+        )
+    if not llm.asks_for_logprobs or not llm.asks_for_token_ids:
+        raise CapabilityError(
+            f"ART trains on sampled tokens and their logprobs, and llms.{target} does not ask for them; set "
+            "'provider: vllm' there, which is what an ART server samples with"
+        )
     name = builder.config.finetuning.trajectory_builder
     if getattr(builder.config.trajectory_builders.get(name or ""), "credit", None) == "turn":
         raise CapabilityError(
@@ -51,16 +59,3 @@ async def openpipe_art(config: ARTTrainerAdapterConfig, builder: Builder) -> Asy
         yield adapter
     finally:
         await adapter.cleanup()
-
-
-def _check_model(target: str, llm: OpenAiLlmConfig) -> None:
-    if llm.base_url is None:
-        raise CapabilityError(
-            f"llms.{target} has no 'base_url', and would be sampled from OpenAI; give it the address where "
-            "the ART server serves the model (http://HOST:8000/v1, where nothing else is set)"
-        )
-    if not llm.asks_for_logprobs or not llm.asks_for_token_ids:
-        raise CapabilityError(
-            f"ART trains on sampled tokens and their logprobs, and llms.{target} does not ask for them; set "
-            "'provider: vllm' there, which is what an ART server samples with"
-        )

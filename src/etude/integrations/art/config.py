@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, Field, SecretStr, model_validator
 
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
-from etude.inference.openai_config import plain_address
+from etude.inference.openai_config import PlainAddress
 from etude.wire.retries import USUAL, RetryPolicy
 
 
 class ArtBackendConfig(BaseModel, extra="forbid"):
     """Where the ART server is, and what it calls the model."""
 
-    base_url: str | None = None
+    base_url: PlainAddress | None = None
     """Address of the training server, in place of `ip` and `port`."""
     ip: str | None = Field(default=None, min_length=1)
     """Host of the training server."""
@@ -39,11 +39,6 @@ class ArtBackendConfig(BaseModel, extra="forbid"):
     """ART's `EngineArgs`: vLLM's arguments."""
     server_config: dict[str, Any] | None = None
     """ART's `OpenAIServerConfig`, for the inference endpoint."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _plain_address(cls, value: str | None) -> str | None:
-        return None if value is None else plain_address(value)
 
     @model_validator(mode="after")
     def _one_address(self) -> ArtBackendConfig:

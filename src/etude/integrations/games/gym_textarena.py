@@ -254,13 +254,7 @@ class TextArenaConfig(GameConfig, name="textarena"):
 
 @register_workflow(config_type=TextArenaConfig)
 async def textarena(config: TextArenaConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Raises MissingExtraError without TextArena, RequestError for a game that it does not know."""
-    make = _textarena_maker(config)
-    yield Workflow(config.id, TextArenaGame(config, make), config.timeout)
-
-
-def _textarena_maker(config: TextArenaConfig) -> Callable[[], Any]:
-    """A function that makes the game. Raises RequestError for one that there is not.
+    """Raises MissingExtraError without TextArena, RequestError for a game that it does not know.
 
     With `history` it is made without the wrappers that write the game so far into each observation, as the
     conversation has that already.
@@ -269,19 +263,19 @@ def _textarena_maker(config: TextArenaConfig) -> Callable[[], Any]:
     registry = config.library("textarena.envs.registration").ENV_REGISTRY
     if config.id not in registry:
         raise unknown("game of TextArena's", config.id, registry)
-    raw = f"{config.id}-raw"
-    if not config.history or raw not in registry:
-        return lambda: library.make(config.id, **config.arguments)
-    wrappers = registry[config.id].default_wrappers or ()
-    of_actions = [wrapper for wrapper in wrappers if issubclass(wrapper, library.ActionWrapper)]
+    name, wrappers = config.id, list[Any]()
+    if config.history and f"{name}-raw" in registry:
+        default = registry[name].default_wrappers or ()
+        wrappers = [wrapper for wrapper in default if issubclass(wrapper, library.ActionWrapper)]
+        name = f"{name}-raw"
 
     def make() -> Any:
-        env = library.make(raw, **config.arguments)
-        for wrapper in of_actions:
+        env = library.make(name, **config.arguments)
+        for wrapper in wrappers:
             env = wrapper(env)
         return env
 
-    return make
+    yield Workflow(config.id, TextArenaGame(config, make), config.timeout)
 
 
 @dataclass(frozen=True)

@@ -83,16 +83,25 @@ class NatAgent:
         self.config = config
         self.builder = builder
         self._sessions = sessions
-        self._result = _json_path(result_json_path)
+        from jsonpath_ng import parse
+        from jsonpath_ng.exceptions import JSONPathError
+
+        try:
+            self._result = parse(result_json_path)
+        except JSONPathError as error:
+            problem = f"--result_json_path {result_json_path} is no JSON path: {error}"
+            raise RequestError(problem) from error
         self._result_json_path = result_json_path
         self.steps: Steps | None = None
         """Where the steps of episodes are kept for evaluators; None keeps none."""
 
     async def run(self, example: Example, episode: Episode) -> Any:
         """The output of the workflow for an example, as the toolkit's evaluations have it."""
+        name = f"{_USER}-{uuid4()}" if self.config.eval.general.per_input_user_id else _USER
+        user = UserInfo(basic_user=BasicUserInfo(username=name, password=SecretStr(_USER)))
         with speaking(episode):
             async with (
-                self._sessions.session(user_id=self._user_id()) as session,
+                self._sessions.session(user_id=str(user.get_user_id())) as session,
                 session.run(example.inputs["question"]) as runner,
             ):
                 if not session.workflow.has_single_output:
@@ -114,11 +123,6 @@ class NatAgent:
                 f"the output has nothing at --result_json_path {self._result_json_path}: {output!r:.200}"
             )
         return to_jsonable_python(matches[0].value, fallback=str)
-
-    def _user_id(self) -> str:
-        name = f"{_USER}-{uuid4()}" if self.config.eval.general.per_input_user_id else _USER
-        user = BasicUserInfo(username=name, password=SecretStr(_USER))
-        return str(UserInfo(basic_user=user).get_user_id())
 
 
 @asynccontextmanager
@@ -166,13 +170,3 @@ def _listened_to() -> list[dict[str, Any]]:
 
     Context.get().intermediate_step_manager.subscribe(on_next=add)
     return steps
-
-
-def _json_path(text: str) -> Any:
-    from jsonpath_ng import parse
-    from jsonpath_ng.exceptions import JSONPathError
-
-    try:
-        return parse(text)
-    except JSONPathError as error:
-        raise RequestError(f"--result_json_path {text} is no JSON path: {error}") from error

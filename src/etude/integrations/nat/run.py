@@ -97,11 +97,18 @@ def etude_config(toolkit_config: Any, run_config: Any) -> Config:
     workflow = NatWorkflowConfig.of(
         toolkit_config, model=target, result_json_path=options.result_json_path, digest=digest(toolkit_config)
     )
+    general = toolkit_config.eval.general
+    given = {"max_concurrency": general.max_concurrency, "dataset": NatDatasetConfig()}
+    given |= {"timeout": trainer.timeout, "max_calls": trainer.max_calls}
+    evaluators = toolkit_config.eval.evaluators
     return parse_config(
         {
             "llms": {target: model_block(target, toolkit_config.llms[target], adapter)},
             "workflow": workflow,
-            "eval": _eval(toolkit_config, trainer),
+            "eval": {
+                "general": _told(given),
+                "evaluators": {name: NatEvaluatorConfig(evaluator=name) for name in evaluators},
+            },
             "trajectory_builders": {run_config.trajectory_builder: {"_type": "grpo"} | builder.builder},
             "trainer_adapters": {run_config.trainer_adapter: {"_type": "local"} | adapter.adapter},
             "trainers": {run_config.trainer: {"_type": "epochs"} | trainer.trainer},
@@ -142,22 +149,23 @@ def digest(toolkit_config: Any) -> str:
     return content_hash(toolkit_config.model_dump(mode="json", exclude=_TRAINING_BLOCKS, fallback=str))
 
 
-def _eval(toolkit_config: Any, trainer: Any) -> Json:
-    given = {"timeout": trainer.timeout, "max_calls": trainer.max_calls}
-    general = {key: value for key, value in given.items() if value is not None}
-    return {
-        "general": {
-            "max_concurrency": toolkit_config.eval.general.max_concurrency,
-            "dataset": NatDatasetConfig(),
-            **general,
-        },
-        "evaluators": {name: NatEvaluatorConfig(evaluator=name) for name in toolkit_config.eval.evaluators},
-    }
+def _told(block: Json) -> Json:
+    """The keys that say something."""
+    return {key: value for key, value in block.items() if value is not None}
 
 
 def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
-    own, reward = {key: getattr(trainer, key) for key in _OWN}, run_config.reward_function
-    return {
+    reward, options = run_config.reward_function, run_config.run_configuration
+    files = {
+        "dataset": options.dataset,
+        "validation_dataset": options.validation_dataset or trainer.validation_dataset,
+    }
+    named = {
+        key: NatDatasetConfig(file_path=Path(file).absolute())
+        for key, file in files.items()
+        if file is not None
+    }
+    block = {
         "enabled": True,
         "trainer": run_config.trainer,
         "trajectory_builder": run_config.trajectory_builder,
@@ -167,21 +175,10 @@ def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
         "curriculum_learning": run_config.curriculum_learning.model_dump(),
         "num_epochs": run_config.num_epochs,
         "output_dir": str(Path(run_config.output_dir).absolute()),
-        "run_configuration": _run_configuration(run_config.run_configuration, trainer),
-        **({} if reward is None else {"reward_function": {"name": reward.name}}),
-        **{key: value for key, value in own.items() if value is not None},
+        "run_configuration": {"validation_interval": options.validation_interval, **named},
+        "reward_function": None if reward is None else {"name": reward.name},
     }
-
-
-def _run_configuration(options: Any, trainer: Any) -> Json:
-    block: Json = {"validation_interval": options.validation_interval}
-    for key, file in (
-        ("dataset", options.dataset),
-        ("validation_dataset", options.validation_dataset or trainer.validation_dataset),
-    ):
-        if file is not None:
-            block[key] = NatDatasetConfig(file_path=Path(file).absolute())
-    return block
+    return _told(block | {key: getattr(trainer, key) for key in _OWN})
 
 
 @contextmanager

@@ -32,7 +32,6 @@ from etude.rollout.workflow import Workflow
 if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.integrations.verifiers.environment import Tasks
-    from etude.integrations.verifiers.play import Player
 
 
 class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
@@ -95,17 +94,8 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
         return missing_parts(self.environment)
 
 
-@dataclass(frozen=True)
-class VerifiersWorkflow(Workflow):
-    """A workflow that knows the tasks of its environment."""
-
-    player: Player | None = None
-
-
 @register_workflow(config_type=VerifiersWorkflowConfig)
-async def verifiers_workflow(
-    config: VerifiersWorkflowConfig, builder: Builder
-) -> AsyncIterator[VerifiersWorkflow]:
+async def verifiers_workflow(config: VerifiersWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """Raises MissingExtraError without verifiers, RequestError for an environment that cannot be made."""
     require_verifiers()
     from etude.integrations.verifiers.environment import Tasks
@@ -118,7 +108,7 @@ async def verifiers_workflow(
             raise RequestError(f"the role '{name}' has the model '{spec.model}', and `llms` has {known}")
     player = Player(env, Tasks(env.taskset))
     try:
-        yield VerifiersWorkflow(player.name, player, config.timeout, player=player)
+        yield Workflow(player.name, player, config.timeout)
     finally:
         await player.close()
 
@@ -156,8 +146,11 @@ async def verifiers_dataset(
     config: VerifiersDatasetConfig, builder: Builder
 ) -> AsyncIterator[VerifiersDataset]:
     """Raises RequestError when the workflow is no environment of verifiers', or an option is wrong."""
-    workflow = await builder.get_workflow()
-    if not isinstance(workflow, VerifiersWorkflow) or workflow.player is None:
+    require_verifiers()
+    from etude.integrations.verifiers.play import Player
+
+    player = (await builder.get_workflow()).fn
+    if not isinstance(player, Player):
         raise RequestError("a dataset of `_type: verifiers` needs the workflow `_type: verifiers`")
-    tasks = workflow.player.tasks
+    tasks = player.tasks
     yield VerifiersDataset(tasks.with_options(config.taskset) if config.taskset else tasks, config)

@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import os
 import random
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -131,15 +132,11 @@ def score_names(config: Any) -> list[str]:
     # The functions are found by the class of an object; making a task takes data, which is not loaded yet.
     task = object.__new__(vf.task_type(config.taskset.id))
     functions = [fn for kind in ("reward", "metric") for fn in discover_decorated(task, kind)]
-    names = [fn.__name__ for fn in functions if not _gives_several(fn)]
+    gives = {fn.__name__: str(getattr(fn, "__annotations__", {}).get("return", "")) for fn in functions}
+    names = [name for name, what in gives.items() if not re.search("dict|mapping", what, re.IGNORECASE)]
     plugged = config.taskset.task
     names += [*plugged.rewards, *plugged.metrics, *(judge.name or judge.id for judge in plugged.judges)]
     return list(dict.fromkeys(names))
-
-
-def _gives_several(function: Any) -> bool:
-    returned = str(getattr(function, "__annotations__", {}).get("return", ""))
-    return "dict" in returned.lower() or "mapping" in returned.lower()
 
 
 def missing_parts(block: Block) -> list[str]:
@@ -237,8 +234,12 @@ class Tasks:
 
         Raises DatasetError when the inputs of an example that is no task of the taskset are none.
         """
-        if (task := self._by_key.get(example.id)) is not None and self._is_of(example, task):
-            return task
+        if (task := self._by_key.get(example.id)) is not None:
+            known = self._example(task)
+            # A dataset of one's own may have the same ids.
+            is_same = all(known.inputs.get(name) == value for name, value in example.inputs.items())
+            if is_same and example.expected in (None, known.expected):
+                return task
         task_type = type(self._taskset).task_type()
         data_type = task_type.data_type()
         columns = dict(example.inputs)
@@ -275,12 +276,6 @@ class Tasks:
             )
         self._by_key |= {task.key: task for task in tasks}
         return tasks
-
-    def _is_of(self, example: Example, task: Any) -> bool:
-        """Whether all that an example says is the task's: a dataset of one's own may have the same ids."""
-        known = self._example(task)
-        same = all(known.inputs.get(name) == value for name, value in example.inputs.items())
-        return same and example.expected in (None, known.expected)
 
     @property
     def _name(self) -> str:

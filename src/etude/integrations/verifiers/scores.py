@@ -119,18 +119,14 @@ def failure_of(
         error = EpisodeError(f"'{environment}', task {task!r}, {whose}: {calls[-1]}")
         error.__cause__ = calls[-1]
         return error
-    place = _place_in(first.traceback or "")
+    # The innermost line that is neither ours nor a library's.
+    own = [
+        f"{frame['file']}:{frame['line']}: "
+        for frame in _FRAME.finditer(first.traceback or "")
+        if not frame["file"].startswith(_OURS) and not any(part in frame["file"] for part in _LIBRARY)
+    ]
+    place = own[-1] if own else ""
     message = f"{place}'{environment}', task {task!r}, {whose}: {first.type}: {first.message}"
     if first.type in REMEDIES:
         return EnvironmentAway(f"{message} ({REMEDIES[first.type]})")
     return EpisodeError(message)
-
-
-def _place_in(traceback: str) -> str:
-    """`file:line: ` of the innermost line that is neither ours nor a library's; empty without one."""
-    own = [
-        f"{frame['file']}:{frame['line']}: "
-        for frame in _FRAME.finditer(traceback)
-        if not frame["file"].startswith(_OURS) and not any(part in frame["file"] for part in _LIBRARY)
-    ]
-    return own[-1] if own else ""
