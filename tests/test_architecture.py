@@ -68,9 +68,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 70_932,
+    "lines of source": 69_974,
     "modules": 345,
-    "lines of tests": 57_879,
+    "lines of tests": 57_852,
     "benchmark files": 15,
     "config keys": 408,
 }

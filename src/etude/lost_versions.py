@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +87,18 @@ class _Reached(EtudeError):
     """The version is there."""
 
 
+@dataclass(frozen=True)
 class _Until(Progress):
     """Ends a run after an epoch, whose version its adapter then writes."""
 
-    def __init__(self, last: int, say: Callable[[str], None]) -> None:
-        self._last = last
-        self._say = say
+    last: int
+    say: Callable[[str], None]
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
         """Raises what ends the run, once the last epoch is over."""
-        if epoch > self._last:
+        if epoch > self.last:
             raise _Reached
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Say so."""
-        self._say(f"epoch {epoch} of {self._last} is trained on again")
+        self.say(f"epoch {epoch} of {self.last} is trained on again")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 
@@ -29,24 +28,6 @@ async def plain(example, episode):
     async with nullcontext():
         reply = await episode.chat([{"role": "user", "content": f"{example.inputs['question']}?"}])
     return reply.text
-
-
-def by_other_names(sample, episode):
-    inputs: dict = sample.inputs
-    same = sample
-    return inputs["question"], same.inputs["unit"], inputs.get("hint")
-
-
-def prompt(of, task):
-    return of["question"] + worded(task, "name")
-
-
-def worded(task, key):
-    return task.inputs["style"] + task.inputs[key]
-
-
-def handed_on(example, episode):
-    return prompt(example.inputs, example)
 
 
 def perhaps(example, episode):
@@ -78,20 +59,10 @@ def suppressed(example, episode):
         return example.inputs["question"]
 
 
-def parsed(example, episode):
-    inputs = example.inputs
-    inputs = json.loads(inputs["question"])
-    return inputs["of_the_text"]
-
-
 def returned_before(example, episode):
     if example.inputs["kind"] == "text":
         return example.inputs["text"]
     return example.inputs["question"]
-
-
-def recursive(example, episode):
-    return recursive(example, example.inputs["question"])
 
 
 class Agent:
@@ -109,16 +80,12 @@ SURE = [("question", True)]
     ("fn", "reads"),
     [
         (plain, SURE),
-        (by_other_names, [("question", True), ("unit", True), ("hint", False)]),
-        (handed_on, [("question", True), ("style", True)]),
         (perhaps, [("one", False), ("two", False), ("three", False)]),
         (asked_for, []),
         (written, []),
         (set_before, SURE),
         (suppressed, [("question", False)]),
-        (parsed, SURE),
         (returned_before, [("kind", False), ("text", False), ("question", False)]),
-        (recursive, SURE),
         (Agent(), SURE),
         (Agent().method, SURE),
         (functools.partial(plain), SURE),

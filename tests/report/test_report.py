@@ -193,7 +193,7 @@ def test_plain_lines_tell_a_run_from_beginning_to_end():
         "epoch 1/2: collecting 2 episodes",
         "epoch 1/2: 2/2 episodes, reward so far 0.500, 1 failed, 2 tokens/s",
         "epoch 1/2: reward 0.500, 2 trajectories, 25% of answers cut off, 1 failed, 3 tool calls failed, "
-        "0:10 elapsed",
+        "10.0 s elapsed",
         "epoch 2/2 skipped: nothing to train on",
         "warning: look here",
     ]

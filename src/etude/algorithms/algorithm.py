@@ -21,12 +21,11 @@ from etude.algorithms.episodes import Collected, Group, UnitGroup
 from etude.algorithms.samples import with_turns
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
-from etude.config.nearest import alternatives
 from etude.config.registry import register_trajectory_builder
 from etude.config.slots import names_of
 from etude.core.data_model import number
 from etude.core.edge import Encoder, TrajectoryCollection, units_of
-from etude.core.errors import EtudeError, RequestError, TrainingError
+from etude.core.errors import EtudeError, RequestError, TrainingError, alternatives
 from etude.core.implementations import wrap_implementations
 from etude.core.job import Skipped
 from etude.core.sample import Kind, Sample, SampleOrPair

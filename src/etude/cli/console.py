@@ -130,16 +130,6 @@ def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
     return [line for part in text.splitlines() or [""] for line in wrap.wrap(part) or [""]]
 
 
-def said_once(reasons: Sequence[str | None]) -> list[str | None]:
-    """The same reasons, with `as before` in place of each that is the one that was said last."""
-    last: str | None = None
-    shown = []
-    for reason in reasons:
-        shown.append("as before" if reason is not None and reason == last else reason)
-        last = last if reason is None else reason
-    return shown
-
-
 def _text(value: Any) -> str:
     if value is None:
         return ""
@@ -224,7 +214,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureC
 def show_bill(bill: Bill) -> None:
     """All that the run took; where it cost money, also by model and role, and by part of the run."""
     from etude.budget.ledger import shown_usd
-    from etude.report.progress import shown_time
+    from etude.core.stats import shown_seconds
 
     whole = bill.total
     if not bill.lines:
@@ -233,7 +223,7 @@ def show_bill(bill: Bill) -> None:
     has_both = whole.usd and whole.unpriced_tokens
     unpriced = f" ({whole.unpriced_tokens:,} of them without a price)" if has_both else ""
     took = f"{whole.tokens:,} tokens{unpriced} in {whole.calls:,} calls"
-    say_wrapped(f"spent           {costs}{took}, {shown_time(bill.seconds)} at work")
+    say_wrapped(f"spent           {costs}{took}, {shown_seconds(bill.seconds)} at work")
     if not whole.usd:
         return
     amounts = ("calls", "prompt", "cached", "sampled", "trained", "usd")

@@ -16,7 +16,6 @@ from etude.cli.console import (
     emit,
     next_step,
     path_shown,
-    said_once,
     say,
     say_wrapped,
     show_bill,
@@ -234,7 +233,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     from etude.store.versions import kept_of
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
-    reasons = said_once([entry.skipped or entry.resting for entry in history.epochs])
+    reasons = [entry.skipped or entry.resting for entry in history.epochs]
     rows = [
         (
             entry.epoch,
@@ -245,9 +244,9 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
             entry.metrics.get("filtered_trajectories"),
             None if entry.version is None else f"v{entry.version.number}",
             (validations.get(entry.epoch) or {}).get("avg_reward"),
-            reason,
+            "as before" if reason is not None and reason == before else reason,
         )
-        for entry, reason in zip(history.epochs, reasons, strict=True)
+        for entry, before, reason in zip(history.epochs, [None, *reasons], reasons, strict=False)
     ]
     if rows:
         counts = ("episodes", "failed", "cut off", "trained on")

@@ -26,7 +26,6 @@ from etude.config.component import (
 )
 from etude.config.document import Document, KeyPath, dig, holds, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
-from etude.config.nearest import alternatives, nearest
 from etude.config.registry import (
     BASES,
     DATASET,
@@ -39,7 +38,7 @@ from etude.config.registry import (
 )
 from etude.config.schema import Config
 from etude.config.slots import Problems, Slot, shown, unknown_keys
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import EtudeError, RequestError, alternatives, nearest
 from etude.core.history import Action
 
 Spelled: TypeAlias = dict[str, Any] | ComponentConfig | None

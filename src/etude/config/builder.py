@@ -17,12 +17,11 @@ from etude.config import registry
 from etude.config.assemble import parse_dataset
 from etude.config.component import ComponentConfig, DatasetConfig
 from etude.config.import_path import where_defined, where_raised
-from etude.config.nearest import alternatives
 from etude.config.registry import NOUNS, Kind, section
 from etude.config.schema import Config
 from etude.core.data_model import kind_of
 from etude.core.episode import ToolSet, ToolSource
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import EtudeError, RequestError, alternatives
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
 from etude.core.keys import content_hash
 

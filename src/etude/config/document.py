@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from etude.config.nearest import nearest
-from etude.core.errors import ConfigError, RequestError
+from etude.core.errors import ConfigError, RequestError, nearest
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and list positions that lead to a value."""

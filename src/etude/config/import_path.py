@@ -14,8 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from etude.config.nearest import nearest
-from etude.core.errors import EtudeError, RequestError, text_of
+from etude.core.errors import EtudeError, RequestError, nearest, text_of
 from etude.core.secrets import masked
 
 _IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")

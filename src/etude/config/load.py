@@ -31,12 +31,11 @@ from etude.config.document import (
 )
 from etude.config.finetuning import SHIPPED
 from etude.config.import_path import import_object, is_import_path, make_importable
-from etude.config.nearest import nearest
 from etude.config.references import SECTION_OF, complete_names
 from etude.config.registry import DATASET, OTHER_DATASETS, components_in
 from etude.config.schema import Config
 from etude.config.slots import Problems, Slot, walk
-from etude.core.errors import ConfigError, RequestError
+from etude.core.errors import ConfigError, RequestError, nearest
 from etude.core.secrets import MASK, holds_secret, keep_secret, masked, secrets_in_address
 
 _REFERENCE = re.compile(

@@ -11,11 +11,10 @@ from typing import Annotated, Literal, TypeAlias
 from etude.config.component import ComponentConfig
 from etude.config.document import KeyPath, dotted
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TargetConfig
-from etude.config.nearest import alternatives
 from etude.config.registry import NAMED, NOUNS, Kind, section
 from etude.config.schema import Config
 from etude.config.slots import Problems, Slot, walk
-from etude.core.errors import EtudeError
+from etude.core.errors import EtudeError, alternatives
 
 SECTION_OF: dict[str, Kind] = {
     "trainer": "trainers",

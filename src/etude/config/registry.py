@@ -29,8 +29,7 @@ from etude.config.component import (
 from etude.config.document import KeyPath, dig
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
 from etude.config.import_path import note_user_module, where_defined
-from etude.config.nearest import alternatives
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, alternatives
 
 Kind: TypeAlias = Literal[
     "llms",

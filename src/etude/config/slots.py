@@ -22,8 +22,7 @@ from pydantic.fields import FieldInfo
 
 from etude.config.component import CHANGEABLE
 from etude.config.document import Document, KeyPath, dig, dotted, holds
-from etude.config.nearest import alternatives, nearest
-from etude.core.errors import ConfigError
+from etude.core.errors import ConfigError, alternatives, nearest
 from etude.core.secrets import is_secret_name
 
 LISTS = (list, tuple, set, frozenset)

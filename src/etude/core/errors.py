@@ -4,8 +4,10 @@ Every error says what happened, where, and what to do next. The class fixes the 
 command line: 2 when the request was wrong (nothing was tried), 1 when the work failed.
 """
 
+import difflib
 import json
 import shlex
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -209,3 +211,21 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its kind where it has none."""
     lines = text_of(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The choice that `name` was most likely meant to be, or None when none is close."""
+    by_folded = {choice.casefold(): choice for choice in choices}
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+    return by_folded[close[0]] if close else None
+
+
+def alternatives(name: str, choices: Iterable[str], *, otherwise: str = "none") -> str:
+    """The end of a sentence about a wrong name: `; did you mean 'x'? Allowed: x, y`.
+
+    `otherwise` is listed when there are no choices.
+    """
+    allowed = list(dict.fromkeys(choices))
+    close = nearest(name, allowed)
+    listing = f"Allowed: {', '.join(allowed) or otherwise}"
+    return f"; did you mean '{close}'? {listing}" if close else f". {listing}"

@@ -21,10 +21,9 @@ from etude.backup.address import address_of_run
 from etude.config.component import CHANGEABLE
 from etude.config.document import KeyPath, dig, dotted, parse_value
 from etude.config.load import Declared, load_config, parse_config, resolved_yaml
-from etude.config.nearest import nearest
 from etude.config.schema import Config
 from etude.config.slots import changeable_keys, slot_in
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, nearest
 from etude.core.history import History, Recovery, WarmUpJob
 from etude.core.job import ModelVersion
 from etude.core.secrets import MASK, holds_secret

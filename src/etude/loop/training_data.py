@@ -20,10 +20,9 @@ from typing import Any
 from etude.algorithms.algorithm import algorithm_of, groups_of, kind_of
 from etude.algorithms.samples import EVERY_FUNCTION, is_targeted
 from etude.backends.trainer_adapter import TrainerAdapter
-from etude.config.nearest import nearest
 from etude.core.edge import TrajectoryCollection, units_of
 from etude.core.episode import SIMULATED_USER, EpisodeRecord
-from etude.core.errors import EtudeError, RequestError, StoreError, TrainingError
+from etude.core.errors import EtudeError, RequestError, StoreError, TrainingError, nearest
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.sample import Pair, Sample
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory

@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from etude.config.nearest import nearest
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, nearest
 from etude.store.files import TO_EXPORT, WEIGHTS_FILE
 from etude.store.journal import Journal
 from etude.store.run_folder import BASE_STEPS

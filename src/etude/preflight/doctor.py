@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.version import Version
 
 from etude.core.errors import EtudeError, MissingExtraError, install_command
 from etude.core.secrets import masked
@@ -56,7 +54,7 @@ def examine(folder: Path) -> Findings:
     for problem in problems:
         findings.fail("packages", problem)
     if not problems:
-        findings.ok("packages", f"all versions fit together{_untested()}")
+        findings.ok("packages", "all versions fit together")
     for extra, use in EXTRAS.items():
         _extra(extra, use, findings)
     needs_local = "" if installed("torch") else " (needs the extra 'local')"
@@ -67,7 +65,6 @@ def examine(folder: Path) -> Findings:
     findings.ok("training backends", f"local{needs_local}, {servers}, openai{needs_key}{where}")
     _torch(findings)
     _memory_and_disk(folder, findings)
-    findings.ok("sqlite", sqlite3.sqlite_version)
     keys = [name for name in _KEYS if os.environ.get(name)]
     findings.ok("keys in the environment", ", ".join(keys) or f"none of {', '.join(_KEYS)}")
     return findings
@@ -98,25 +95,6 @@ def conflicts(name: str) -> Iterator[str]:
             if version is not None and requirement.name not in seen:
                 seen.add(requirement.name)
                 waiting.append(requirement.name)
-
-
-def _untested() -> str:
-    """Which packages are not of the releases that the tests have passed with, after a semicolon."""
-    tested: dict[str, str] = {}
-    # constraints.txt is part of the package, or lies beside `src`.
-    for file in (folder / "constraints.txt" for folder in (_PACKAGE.parents[1], _PACKAGE)):
-        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-            name, equals, release = line.partition("==")
-            if equals and not line.startswith("#"):
-                tested[name.strip().lower()] = release.strip()
-    names = {requirement.name for extra in ("", *EXTRAS) for requirement in _requirements("etude", extra)}
-    releases = {name: version for name in sorted(names) if (version := installed(name)) is not None}
-    others = [
-        f"{name} {version} ({tested[name.lower()]})"
-        for name, version in releases.items()
-        if tested.get(name.lower(), version) not in (version, Version(version).public)
-    ]
-    return f"; not of the releases that were tested: {', '.join(others)}" if others else ""
 
 
 def _extra(extra: str, use: str, findings: Findings) -> None:

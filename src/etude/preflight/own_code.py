@@ -10,7 +10,7 @@ import functools
 import inspect
 import textwrap
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,11 +22,10 @@ from etude.algorithms.episodes import Collected, ScoredEpisode, Tally
 from etude.algorithms.samples import branches_in
 from etude.config.builder import Builder
 from etude.config.import_path import where_raised
-from etude.config.nearest import nearest
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.data_model import kind_of, number
 from etude.core.episode import WORKFLOW, EpisodeRecord, Example
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import EtudeError, RequestError, nearest
 from etude.core.message import Message
 from etude.core.sample import Pair, Sample, SampleOrPair
 from etude.preflight.finding import Findings
@@ -90,124 +89,69 @@ def _check_reads(what: str, reads: Sequence[Read], examples: Sequence[Example], 
 
 
 def inputs_read(fn: Callable[..., Any]) -> list[Read]:
-    """The inputs that a function reads of its first argument, an example, itself or in functions of its
-    module that it hands the example or its inputs. Nothing where there is no source, or it is Etude's own."""
+    """The inputs that a function reads of its first argument, an example: `example.inputs["question"]`.
+
+    Not those that it asks for whether they are there, or sets itself. Nothing where there is no source, or it
+    is Etude's own.
+    """
     while isinstance(fn, functools.partial):
         fn = fn.func
     is_object = not inspect.isroutine(fn)
     called = type(fn).__call__ if is_object else fn
-    position = int(is_object or inspect.ismethod(called))
     plain = inspect.unwrap(getattr(called, "__func__", called))
-    if not isinstance(plain, FunctionType):
+    if not isinstance(plain, FunctionType) or plain.__module__.startswith("etude."):
         return []
-    reader = _Reader(plain.__module__)
-    reader.enter(plain, [position], [])
-    return [read for read in reader.reads if read.name not in reader.tried]
+    try:
+        lines, first = inspect.getsourcelines(plain)
+        body = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, SyntaxError):
+        return []
+    if not isinstance(body, ast.FunctionDef | ast.AsyncFunctionDef):
+        return []
+    parameters = [each.arg for each in (*body.args.posonlyargs, *body.args.args)]
+    example = next(iter(parameters[int(is_object or inspect.ismethod(called)) :]), "")
+    reader = _Reader(f"{example}.inputs")
+    for statement in body.body:
+        reader.visit(statement)
+    where = plain.__code__.co_filename, first - 1
+    return [
+        Read(name, f"{where[0]}:{where[1] + line}", is_certain)
+        for name, line, is_certain in reader.reads
+        if name not in reader.tried
+    ]
 
 
 class _Reader(ast.NodeVisitor):
-    """Goes through a function, and through others of its module that an example is handed to."""
+    """Goes through a function, whose inputs are called as it says."""
 
-    def __init__(self, module: str) -> None:
-        self.reads: list[Read] = []
+    def __init__(self, inputs: str) -> None:
+        self.reads: list[tuple[str, int, bool]] = []
+        """The name, the line, and whether every call comes there."""
         self.tried: set[str] = set()
         """Names that the code asks for whether they are there, or sets itself."""
-        self._module = module
-        self._entered: set[FunctionType] = set()
-        self._fn: FunctionType | None = None
-        self._first = 0
-        self._examples: set[str] = set()
-        self._inputs: set[str] = set()
+        self._inputs = inputs
         self._is_certain = True
-
-    def enter(self, fn: FunctionType, examples: Collection[int], inputs: Collection[int]) -> None:
-        """Go through a function whose parameters at these positions are an example, and inputs of one."""
-        if fn in self._entered or fn.__module__ != self._module or self._module.startswith("etude."):
-            return
-        self._entered.add(fn)
-        try:
-            lines, first = inspect.getsourcelines(fn)
-            body = ast.parse(textwrap.dedent("".join(lines))).body[0]
-        except (OSError, SyntaxError):
-            return
-        if not isinstance(body, ast.FunctionDef | ast.AsyncFunctionDef):
-            return
-        parameters = [each.arg for each in (*body.args.posonlyargs, *body.args.args)]
-        outside = self._fn, self._first, self._examples, self._inputs, self._is_certain
-        self._fn, self._first = fn, first
-        self._examples = {name for place, name in enumerate(parameters) if place in examples}
-        self._inputs = {name for place, name in enumerate(parameters) if place in inputs}
-        for statement in body.body:
-            self.visit(statement)
-        self._fn, self._first, self._examples, self._inputs, self._is_certain = outside
 
     def visit(self, node: ast.AST) -> None:
         """Know what is not sure to happen."""
         outside = self._is_certain
-        is_suppressing = isinstance(node, ast.With) and any(
-            "suppress" in ast.unparse(each.context_expr) for each in node.items
-        )
+        is_suppressing = isinstance(node, ast.With) and "suppress" in ast.unparse(node.items[0])
         self._is_certain = outside and not isinstance(node, _BRANCHES) and not is_suppressing
-        super().visit(node)
+        match node:
+            case ast.Subscript(value, ast.Constant(str(name)), ctx) if self._are_inputs(value):
+                if isinstance(ctx, ast.Load):
+                    self.reads.append((name, node.lineno, self._is_certain))
+                else:
+                    self.tried.add(name)
+            case ast.Compare(ast.Constant(str(name)), _, others) if any(map(self._are_inputs, others)):
+                self.tried.add(name)
+        self.generic_visit(node)
         # What may have returned leaves it open whether the rest happens.
         is_open = isinstance(node, ast.If) and any(isinstance(each, ast.Return) for each in ast.walk(node))
         self._is_certain = outside and not is_open
 
-    def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
-        """Know other names for the example and its inputs: `inputs = example.inputs`."""
-        self.generic_visit(node)
-        if node.value is None:
-            return
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        names = {each.id for each in targets if isinstance(each, ast.Name)}
-        are_inputs, is_example = self._are_inputs(node.value), self._is_example(node.value)
-        self._inputs = self._inputs | names if are_inputs else self._inputs - names
-        self._examples = self._examples | names if is_example else self._examples - names
-
-    visit_AnnAssign = visit_Assign
-
-    def visit_Subscript(self, node: ast.Subscript) -> None:
-        """`example.inputs["question"]`."""
-        if self._are_inputs(node.value):
-            if isinstance(node.ctx, ast.Load):
-                self._add(node.slice, is_certain=self._is_certain)
-            elif isinstance(node.slice, ast.Constant):
-                self.tried.add(str(node.slice.value))
-        self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        """`"hint" in example.inputs`."""
-        is_asked = any(isinstance(each, ast.In | ast.NotIn) for each in node.ops)
-        if is_asked and any(map(self._are_inputs, node.comparators)) and isinstance(node.left, ast.Constant):
-            self.tried.add(str(node.left.value))
-        self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        """`example.inputs.get("question")`, and functions that are handed the example."""
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
-            if self._are_inputs(node.func.value):
-                self._add(node.args[0], is_certain=False)
-        elif isinstance(node.func, ast.Name) and self._fn is not None:
-            named: Any = self._fn.__globals__.get(node.func.id)
-            called = inspect.unwrap(named)
-            examples = [place for place, each in enumerate(node.args) if self._is_example(each)]
-            inputs = [place for place, each in enumerate(node.args) if self._are_inputs(each)]
-            if isinstance(called, FunctionType) and (examples or inputs):
-                self.enter(called, examples, inputs)
-        self.generic_visit(node)
-
-    def _add(self, name: ast.expr, *, is_certain: bool) -> None:
-        if isinstance(name, ast.Constant) and isinstance(name.value, str) and self._fn is not None:
-            where = f"{self._fn.__code__.co_filename}:{self._first + name.lineno - 1}"
-            self.reads.append(Read(name.value, where, is_certain))
-
-    def _is_example(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Name) and node.id in self._examples
-
     def _are_inputs(self, node: ast.expr) -> bool:
-        if isinstance(node, ast.Attribute):
-            return node.attr == "inputs" and self._is_example(node.value)
-        return isinstance(node, ast.Name) and node.id in self._inputs
+        return ast.unparse(node) == self._inputs
 
 
 T = TypeVar("T")

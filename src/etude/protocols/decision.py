@@ -9,8 +9,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from etude.config.nearest import alternatives
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, alternatives
 
 Verdict: TypeAlias = Literal[0, 1]
 """0 is reject, 1 is accept."""

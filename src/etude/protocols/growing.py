@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from etude.config.nearest import alternatives
 from etude.core.episode import Example
-from etude.core.errors import EpisodeError, RequestError
+from etude.core.errors import EpisodeError, RequestError, alternatives
 from etude.core.keys import fold
 from etude.core.message import Message
 from etude.protocols.decision import VERDICTS, Verdict

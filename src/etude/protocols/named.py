@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from etude.config.nearest import alternatives
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, alternatives
 from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, scale_named, sign
 from etude.protocols.protocol import Outcome, Protocol, Role, Round, Stance, Turn
 

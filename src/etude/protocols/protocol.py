@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from etude.config.nearest import alternatives
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, alternatives
 from etude.protocols.decision import ACCEPT, ACCEPT_REJECT, REJECT, Scale, Verdict, sign
 from etude.protocols.tree import Node
 

@@ -16,12 +16,11 @@ from pydantic import Field
 from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, EvaluatorConfig, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, where_raised
-from etude.config.nearest import alternatives
 from etude.config.references import AgentRef, LlmRef, Refers
 from etude.config.registry import made_by, register_evaluator, register_workflow
 from etude.core.call import Sampling
 from etude.core.episode import Example
-from etude.core.errors import EpisodeError, EtudeError, RequestError
+from etude.core.errors import EpisodeError, EtudeError, RequestError, alternatives
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold

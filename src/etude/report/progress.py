@@ -22,6 +22,7 @@ from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.history import Score, ValidationEntry
 from etude.core.interfaces import Progress
+from etude.core.stats import shown_seconds
 from etude.store.figures import failed_counts
 
 
@@ -133,13 +134,6 @@ def _best(metrics: Mapping[str, Any]) -> str:
     return "" if found is None else f", {found}"
 
 
-def shown_time(seconds: float) -> str:
-    """A duration as `m:ss` or `h:mm:ss`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 class LineProgress(RunState):
     """A line for each thing that matters, and a sign of life while episodes run."""
 
@@ -196,7 +190,7 @@ class LineProgress(RunState):
             f"{metrics.get('filtered_trajectories', 0)} trajectories",
             *([f"{cut_off:.0%} of answers cut off"] if cut_off else []),
             *(f"{count} {name}" for name, count in counts.items() if count),
-            f"{shown_time(self.elapsed)} elapsed",
+            f"{shown_seconds(self.elapsed)} elapsed",
             *([self.spending] if self.spending else []),
         ]
         self._say(f"epoch {epoch}/{self.num_epochs}{of_target(metrics)}: {', '.join(facts)}")
@@ -274,7 +268,6 @@ class JsonProgress(Progress):
 
 _LEAST, _MOST = 20, 100
 """Columns of the panel."""
-
 _KEYS = 8
 """Columns that stay free at its right."""
 
@@ -322,7 +315,7 @@ class LiveProgress(RunState):
         for count, name in ((self.skips, "skipped"), (self.failures, "failed")):
             right.append(f"{count} {name} · " if count else "", style="yellow")
         right.append(f"{self.tokens_per_second:,.0f} tokens/s · " if self.tokens else "", style="dim")
-        right.append(shown_time(self.elapsed), style="dim")
+        right.append(shown_seconds(self.elapsed), style="dim")
         row.add_row(left, right)
         rows.add_row(row)
         if self.phase_total:

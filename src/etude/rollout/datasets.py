@@ -14,10 +14,9 @@ from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
 from etude.config.data_files import Placed, read_csv, read_json_file, read_jsonl, read_parquet
 from etude.config.import_path import import_object
-from etude.config.nearest import alternatives, nearest
 from etude.config.registry import register_dataset
 from etude.core.episode import Example
-from etude.core.errors import DatasetError, EtudeError, MissingExtraError
+from etude.core.errors import DatasetError, EtudeError, MissingExtraError, alternatives, nearest
 from etude.core.interfaces import Dataset
 from etude.core.keys import content_hash, generator
 from etude.rollout.run_workflow import failure_of

@@ -16,10 +16,9 @@ from pydantic import Field, ValidationError
 
 from etude.config.component import ToolsConfig
 from etude.config.import_path import import_object
-from etude.config.nearest import alternatives
 from etude.config.registry import made_by, register_tools
 from etude.core.episode import Event, ToolResult, ToolSession, ToolSet, ToolUse
-from etude.core.errors import RequestError, ToolError, words_of
+from etude.core.errors import RequestError, ToolError, alternatives, words_of
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
 from etude.core.secrets import masked

@@ -14,9 +14,8 @@ from itertools import chain
 from string import Template
 from types import MappingProxyType
 
-from etude.config.nearest import alternatives
 from etude.core.episode import Example
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, alternatives
 from etude.core.message import Message
 from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, Scale, Verdict
 from etude.protocols.protocol import Protocol, Turn

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from etude.config.document import dotted, leaves
-from etude.config.nearest import nearest
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import EtudeError, RequestError, nearest
 from etude.core.history import History
 from etude.core.keys import content_hash
 from etude.core.stats import Estimate, estimate_difference, shared_bounds

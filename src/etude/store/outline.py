@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from etude.config.nearest import nearest
 from etude.core.episode import Failure
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, nearest
 from etude.store.episodes import is_episode, phase_of
 from etude.store.journal import Journal, Json
 

@@ -48,7 +48,7 @@ class _ServiceTracker:
             self._end(held, state)
 
     def _end(self, held: Any, state: State) -> None:
-        raise NotImplementedError
+        held.close()
 
 
 class MlflowConfig(TrackerConfig, name="mlflow"):
@@ -144,7 +144,8 @@ class TensorBoardTracker(_ServiceTracker):
         place = run.folder / "tensorboard" if folder is None else folder / run.unique_name
         private_folder(place)
         self._held = EventFileWriter(str(place))
-        self._write(0, time.time(), [], {"config": _markdown(run.code | run.flat_config)})
+        rows = (f"- {key}: `{text}`" for key, text in (run.code | run.flat_config).items())
+        self._write(0, time.time(), [], {"config": "\n".join(rows)})
         return f"tensorboard --logdir {place}"
 
     def send(self, record: RunRecord) -> None:
@@ -155,9 +156,6 @@ class TensorBoardTracker(_ServiceTracker):
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers]
         self._write(record.step, record.at, values, {"alarms": "\n\n".join(record.alarms)})
 
-    def _end(self, held: Any, state: State) -> None:
-        held.close()
-
     def _write(self, step: int, at: float, values: list[Any], texts: Mapping[str, str]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -166,15 +164,6 @@ class TensorBoardTracker(_ServiceTracker):
         shown = [value for name, text in texts.items() if text for value in text_pb(name, text).value]
         self._held.add_event(Event(wall_time=at, step=step, summary=Summary(value=[*values, *shown])))
         self._held.flush()
-
-
-def _markdown(rows: Mapping[str, str]) -> str:
-    """A table of two columns."""
-    lines = ["| key | value |", "| --- | --- |"]
-    for key, value in rows.items():
-        text = value.replace("|", "\\|").replace("\n", "<br>")
-        lines.append(f"| {key} | {text} |")
-    return "\n".join(lines)
 
 
 _KEY = "record"

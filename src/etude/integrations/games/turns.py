@@ -17,10 +17,9 @@ from pydantic import Field
 
 from etude.config.component import CHANGEABLE, Supplies, WorkflowConfig
 from etude.config.import_path import import_object, where_raised
-from etude.config.nearest import alternatives
 from etude.core.data_model import kind_of, number
 from etude.core.episode import Example
-from etude.core.errors import EpisodeError, MissingExtraError, RequestError
+from etude.core.errors import EpisodeError, MissingExtraError, RequestError, alternatives
 from etude.core.message import Message
 from etude.core.threads import call_in_thread
 from etude.rollout.episode import Episode
