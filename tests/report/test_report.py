@@ -253,7 +253,7 @@ def test_the_live_panel_shows_phase_epoch_episodes_rewards_failures_and_speed():
         "last epoch 0.900",
         "1 failed",
         "20 tokens/s",
-        "0:05",
+        "5.0 s",
         "validation 0.250",
     ):
         assert text in shown
