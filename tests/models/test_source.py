@@ -113,6 +113,7 @@ def test_a_model_of_the_cache_needs_no_hub(hub_away: Path) -> None:
 pytestmark = needs_real_model
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_the_model_that_was_unpacked_from_it():
     """Weights, stop tokens, template and context."""
     packed = Policy.load(real_gguf(), device="cpu", dtype="bfloat16")

@@ -60,11 +60,7 @@ SUMS = {"id": "sums", "questions": ["What is 12 plus 7?"]}
 IDS = torch.arange(24)[None] * 1999 % 49152
 QUESTIONS = (
     "What is the capital of France?",
-    "Who wrote Hamlet?",
     "Name a colour.",
-    "What is 12 plus 7?",
-    "Say hello.",
-    "Count from 1 to 10.",
     "Translate to German: good morning",
     "1. Wash 3 apples\n\n2. Cut them\n\n3.",
 )
@@ -76,7 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, etude.Run]:
     folder = tmp_path_factory.mktemp("real")
     (folder / "agent.py").write_text(AGENT)
     (folder / "train.jsonl").write_text(f"{json.dumps(TALK)}\n{json.dumps(SUMS)}\n")
-    policy = {"_type": "local", "model": str(real_model()), "dtype": "float32", "max_tokens": 4}
+    policy = {"_type": "local", "model": str(real_model()), "dtype": "float32", "max_tokens": 2}
     config: dict[str, Any] = {
         "llms": {"policy": policy},
         "workflow": "agent:play",
@@ -167,7 +163,7 @@ def likeness(found: Gradient, wanted: Gradient) -> tuple[float, float]:
 
 def test_gradients_of_token_trees_are_those_of_padded_rows(runs: dict[str, etude.Run]):
     """In float32 the cosine was 1 - 1e-11. In bfloat16, to the padded gradient in float32: of trees 0.997 and
-    1.06 times its length, of padded rows 0.989 and 0.97 times. 24 trained tokens. (Minutes on other CPUs.)"""
+    1.06 times its length, of padded rows 0.989 and 0.97 times. 24 trained tokens; here 12."""
     units, gradients = units_of(runs["whole"]), dict[str, Gradient]()
     for dtype in ("float32", "bfloat16") if multiplies_bfloat16() else ("float32",):
         policy = version_1(runs["whole"], dtype)
@@ -222,7 +218,7 @@ def test_lora_weights_on_the_head_that_is_the_embedding_too(tmp_path: Path):
 
 async def greedy(policy: Policy) -> list[Completion]:
     engine = EmbeddedEngine(policy)
-    sampling = Sampling(temperature=0.0, max_tokens=12)
+    sampling = Sampling(temperature=0.0, max_tokens=8)
     try:
         requests = (ChatRequest((user(text),), sampling=sampling) for text in QUESTIONS)
         return await asyncio.gather(*map(engine.complete, requests))

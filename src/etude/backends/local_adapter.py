@@ -108,7 +108,8 @@ class LocalAdapter(TrainerAdapter):
         self._policy.keep_base()
         if run_config.collect_ahead:
             # The engine samples from the weights as they were, until it adopts those that are made here.
-            self._policy = await asyncio.to_thread(self._policy.twin)
+            sampled = self._policy
+            self._policy = sampled.trained = await asyncio.to_thread(sampled.twin)
         of = self._policy, self._versions, run_config
         if self._learners is None:
             options, seconds = learner_options(config, run_config), config.checkpoint_seconds
@@ -161,7 +162,8 @@ class LocalAdapter(TrainerAdapter):
         if skipped is not None:
             return skipped
         job = Job(name, algorithm, config, trajectories, groups, content, self._seed)
-        job.at_once = self._is_written_at_once()
+        goes_back = any(alarm.action == "rollback" for alarm in self.run_config.alarms.values())
+        job.at_once = self._writes_each or goes_back or (bool(self.run_config.warm_ups) and not self._is_warm)
         self._jobs[name] = job
         job.task = asyncio.create_task(self._train(job))
         return ref
@@ -243,13 +245,6 @@ class LocalAdapter(TrainerAdapter):
             await self.cancel(TrainingJobRef(run_id=name, backend="local"))
         if self._workplace is not None:
             await asyncio.to_thread(self._workplace.close)
-
-    def _is_written_at_once(self) -> bool:
-        """Whether the next version is on the disk when its job is over."""
-        run = self.run_config
-        is_in_warm_up = bool(run.warm_ups) and not self._is_warm
-        goes_back = any(alarm.action == "rollback" for alarm in run.alarms.values())
-        return self._writes_each or run.collect_ahead or goes_back or is_in_warm_up
 
     def _current_version(self) -> ModelVersion:
         with self._policy.lock:

@@ -73,6 +73,8 @@ class Policy:
         self._base: dict[str, torch.Tensor] | None = None
         self._reference: dict[str, torch.Tensor] | None = None
         """The trainable tensors that training began with, where these are not those of version 0."""
+        self.trained: Policy | None = None
+        """The twin that is trained in its place, where there is one: its weights are adopted in memory."""
         self._lent: set[int] = set()
         """The ids of parameters whose numbers are those of another policy too."""
         self._digests: dict[int, str] = {}
@@ -258,7 +260,10 @@ class Policy:
             if self.version == version.number and self.digest() == version.digest:
                 return
             tensors: Mapping[str, torch.Tensor]
-            if version.number:
+            twin = self.trained
+            if twin and twin.version == version.number and twin.digest() == version.digest:
+                tensors, actual = twin.trainable(), version.digest
+            elif version.number:
                 tensors, actual = load_with_digest(Path(version.location) / WEIGHTS_FILE)
             else:
                 # Before any training, what is in memory is the base, whoever asks for it.
