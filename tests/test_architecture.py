@@ -70,7 +70,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 69_974,
     "modules": 345,
-    "lines of tests": 57_849,
+    "lines of tests": 57_869,
     "benchmark files": 15,
     "config keys": 408,
 }

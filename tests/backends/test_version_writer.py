@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -168,3 +170,21 @@ def test_a_version_that_is_not_on_the_disk_is_exported_all_the_same(project: Pat
     assert sorted(path.name for path in (run / "checkpoints").glob("v?")) == kept
     assert [path.name for path in (run / "export").iterdir()] == [f"v{gone}"]
     assert (run / f"export/v{gone}/model.safetensors").is_file()
+
+
+def test_a_version_whose_epoch_was_not_recorded_is_made_again_without_a_word(project: Path) -> None:
+    """A process was killed after the version was adopted, and before the epoch was recorded."""
+    change(project / "config.yml", trainer_adapters__local__checkpoint_seconds=0)
+    finished("train", "config.yml", "--name", "run", folder=project)
+    run = project / "runs" / "run"
+    last = run / "checkpoints/v4" / WEIGHTS_FILE
+    weights = last.read_bytes()
+    shutil.rmtree(last.parent)
+    with sqlite3.connect(run / "run.db") as database:
+        database.execute(
+            "DELETE FROM steps WHERE key IN ('trainer/epoch/00000004', 'trainer/validation/00000004')"
+        )
+    (run / "summary.json").unlink()
+    resumed = etude("resume", "run")
+    assert resumed.exit_code == 0, resumed.output
+    assert "trained again" not in resumed.output and last.read_bytes() == weights
