@@ -23,9 +23,6 @@ from etude.store.run_folder import RunFolder
 from etude.store.versions import RunVersion, choose_version
 from etude.verbs import train_in
 
-EXPORT = "export"
-"""The folder of a run's exports."""
-
 
 @contextmanager
 def at_hand(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVersion]:
@@ -39,7 +36,7 @@ def at_hand(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVer
         yield wanted
         return
     say(f"{wanted} is not on the disk: it is trained again, on the episodes that are in the journal")
-    with tempfile.TemporaryDirectory(prefix=".again-", dir=private_folder(run / EXPORT)) as root:
+    with tempfile.TemporaryDirectory(prefix=".again-", dir=private_folder(run / "export")) as root:
         copy = Path(root) / run.name
         epoch = _copy_until(wanted, copy)
         asyncio.run(_train(copy, _Until(epoch, say)))
@@ -62,7 +59,7 @@ def _copy_until(wanted: RunVersion, copy: Path) -> int:
     ]
     for name in listing(run):
         source, target = run / name, copy / name
-        if name.startswith(f"{EXPORT}/") or any(folder in later for folder in source.parents):
+        if name.startswith("export/") or any(folder in later for folder in source.parents):
             continue
         private_folder(target.parent)
         if name.startswith("checkpoints/"):

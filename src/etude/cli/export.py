@@ -138,12 +138,12 @@ class _Wish:
 
 def _export_model(run: Path, version: str, wish: _Wish, repository: Repository | None, as_json: bool) -> None:
     from etude.export.model import export_model
-    from etude.lost_versions import EXPORT, at_hand
+    from etude.lost_versions import at_hand
     from etude.store.facts import histories_of
     from etude.store.figures import collapse_in
 
     with at_hand(run, version, warn) as wanted:
-        folder = (wish.out or run / EXPORT / f"v{wanted.number}{wish.suffix}").absolute()
+        folder = (wish.out or run / "export" / f"v{wanted.number}{wish.suffix}").absolute()
         files = export_model(wanted, folder, lora_only=wish.lora, gguf=wish.conversion, license=wish.license)
     warning = collapse_in(histories_of(run)[wanted.target])
     facts: dict[str, Any] = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}

@@ -86,9 +86,10 @@ class Sampling:
 
     def changed(self) -> dict[str, Any]:
         """The fields that are not at their defaults, by name."""
-        options = ((option.name, option.default) for option in fields(self))
-        return {name: value for name, default in options if (value := getattr(self, name)) != default}
+        return {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
 
+
+_DEFAULTS = tuple((option.name, option.default) for option in fields(Sampling))
 
 PLAIN_SAMPLING = Sampling()
 """Sampling from the model's own distribution."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from etude.core.errors import words_of
@@ -18,6 +20,10 @@ GRACE_SECONDS = 1.0
 """How long code that was told to stop may take to clean up, before it is left to itself."""
 LARGE = 32 * 1024
 """Bytes or characters: work on so many takes a millisecond or more."""
+
+_idle: list[SimpleQueue[Callable[[], None]]] = []
+"""Of threads that have nothing to do: to begin one takes longer than most functions do."""
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = None) -> T:
@@ -42,7 +48,11 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(done.set_result, (result, error))
 
-    threading.Thread(target=run, name="etude-user-code", daemon=True).start()
+    try:
+        queue = _idle.pop()
+    except IndexError:
+        queue = _new_thread()
+    queue.put(run)
     try:
         result, error = await asyncio.shield(done)
     except asyncio.CancelledError:
@@ -56,6 +66,18 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]
+
+
+def _new_thread() -> SimpleQueue[Callable[[], None]]:
+    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def work() -> None:
+        while True:
+            queue.get()()
+            _idle.append(queue)
+
+    threading.Thread(target=work, name="etude-user-code", daemon=True).start()
+    return queue
 
 
 async def beside_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,14 +85,14 @@ class Scorer:
 
     async def score_single(self, item: EvalInputItem) -> Scores:
         """The scores of the evaluators that look at one episode by itself."""
-        scores = await asyncio.gather(*(self._score([item], *named) for named in self._single.items()))
+        scores = await _together([self._score([item], *named) for named in self._single.items()])
         return {name: outputs[0] for name, outputs in zip(self._single, scores, strict=True)}
 
     async def score_group(self, items: Sequence[EvalInputItem]) -> list[Scores]:
         """The scores of the evaluators that compare; `items` are one example's episodes with an output."""
         if not items:
             return []
-        scores = await asyncio.gather(*(self._score(items, *named) for named in self._relative.items()))
+        scores = await _together([self._score(items, *named) for named in self._relative.items()])
         return [dict(zip(self._relative, of_one, strict=True)) for of_one in zip(*scores, strict=True)]
 
     async def combine(self, item: EvalInputItem, scores: Scores) -> Scores:
@@ -134,8 +134,8 @@ class Scorer:
             with asking_for("judge", _episode(items[0]).id):
                 outputs = await evaluate(evaluator, items, self._timeout)
             times = {"began": began, "seconds": time.perf_counter() - clock}
-        scored_items = zip(items, outputs, strict=True)
-        await asyncio.gather(*(self._keep(item, name, out, times) for item, out in scored_items))
+        pairs = zip(items, outputs, strict=True)
+        await _together([self._keep(item, name, out, times) for item, out in pairs])
         return outputs
 
     async def _keep(
@@ -146,6 +146,11 @@ class Scorer:
         data |= {"bounds": output.bounds} if output.bounds else {}
         data |= times
         await self._journal.put(_score_key(_episode(item).id, self._label, name), data)
+
+
+async def _together(work: Sequence[Awaitable[Any]]) -> list[Any]:
+    """The results of what runs side by side. What is alone needs no task of its own, which costs time."""
+    return [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
 
 
 def read_score(
