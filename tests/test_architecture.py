@@ -70,7 +70,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 69_999,
     "modules": 345,
-    "lines of tests": 57_869,
+    "lines of tests": 57_876,
     "benchmark files": 15,
     "config keys": 408,
 }

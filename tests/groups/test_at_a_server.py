@@ -323,7 +323,7 @@ async def test_what_submits_nothing_leaves_the_engine_alone(setting, plays):
     assert setting.engine()["status"] == "running"
 
 
-@pytest.mark.parametrize("free_engine", [False, True])
+@pytest.mark.parametrize("free_engine", [pytest.param(False, marks=pytest.mark.slow), True])
 async def test_the_engine_is_away_only_for_jobs_that_need_its_place(setting, plays, free_engine):
     group = setting.group(name=f"engine-{free_engine}", free_engine=free_engine, num_epochs=15)
     ref = await group.create_supervised_fine_tune_job({"prover": list(plays)}, job_name=f"room-{free_engine}")

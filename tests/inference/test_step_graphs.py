@@ -21,6 +21,8 @@ from tests.inference.test_decoder import IN_SLOTS, assert_right, rows_of_many_le
 from tests.models.tiny_models import family, policy
 
 FAMILIES = IN_SLOTS | {"mixtral": lambda: family("MixtralConfig", num_local_experts=4, num_experts_per_tok=2)}
+USUAL = ("llama", "gemma3", "mixtral")
+OTHERS = sorted(FAMILIES.keys() - set(USUAL))
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
@@ -52,7 +54,7 @@ def decoder_of(of, record, slots=8):
     return SlotDecoder(of, slots=slots, deterministic=False, record=record)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_replayed_steps_give_the_models_own_logprobs(name):
     of, record = FAMILIES[name](), Recorder()
     rows, until = rows_of_many_lengths(20, tokens=16)

@@ -140,6 +140,7 @@ def test_a_broken_file_is_a_sentence(tmp_path: Path):
             load(file)
 
 
+@pytest.mark.slow
 def test_check_says_what_was_made_of_it():
     findings = Findings()
     llm = LocalLlmConfig(model=str(real_gguf()), dtype="float32")

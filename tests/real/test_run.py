@@ -203,6 +203,7 @@ def test_exported_weights_are_those_that_were_trained(
     assert_exported(merged, lora, trained)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 def test_lora_weights_on_the_head_that_is_the_embedding_too(tmp_path: Path):
     policy = Policy.load(real_model(), device="cpu", dtype="float32")

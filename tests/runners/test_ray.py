@@ -64,6 +64,7 @@ def config_file(tmp_path: Path) -> Path:
     return tmp_path / "project" / "config.yml"
 
 
+@pytest.mark.slow
 async def test_a_node_that_is_lost_costs_nothing_but_time(
     tmp_path: Path, config_file: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ):

@@ -197,6 +197,7 @@ def test_vllm_ends_with_a_server_that_is_killed_while_it_starts(
     until(lambda: not marked(mark, but=server.pid))
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_a_server_that_is_killed_while_it_starts(
     model: Path, tmp_path: Path, mark: str
 ) -> None:

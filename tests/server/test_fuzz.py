@@ -93,7 +93,7 @@ def check(status: int, text: str) -> None:
     assert '"server_error"' not in text
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(posts)
 def test_no_body_makes_the_server_fail(server: ServerProcess, post: tuple[str, Any]) -> None:
     path, body = post

@@ -60,6 +60,7 @@ def history(file: Path) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project):
     change(project / "config.yml", report=[{"_type": "wandb", "project": "test", "mode": "offline"}])
     trained = finished("train", "config.yml", "--name", "one", folder=project)
