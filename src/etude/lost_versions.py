@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ def at_hand(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVer
     with tempfile.TemporaryDirectory(prefix=".again-", dir=private_folder(run / "export")) as root:
         copy = Path(root) / run.name
         epoch = _copy_until(wanted, copy)
-        asyncio.run(_train(copy, _Until(epoch, say)))
+        asyncio.run(_train(copy, _Until(epoch)))
         made = choose_version(copy, str(wanted).removeprefix(f"{run.name}:"))
         if made.version and wanted.version and made.version.digest != wanted.version.digest:
             say("its weights are not those of the first time, bit for bit: the run is not deterministic")
@@ -89,13 +89,8 @@ class _Until(Progress):
     """Ends a run after an epoch, whose version its adapter then writes."""
 
     last: int
-    say: Callable[[str], None]
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
         """Raises what ends the run, once the last epoch is over."""
         if epoch > self.last:
             raise _Reached
-
-    def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Say so."""
-        self.say(f"epoch {epoch} of {self.last} is trained on again")

@@ -165,7 +165,7 @@ def test_a_version_that_is_not_on_the_disk_is_exported_all_the_same(project: Pat
     gone = next(number for number in versions if f"v{number}" not in kept)
     exported = etude("export", "run", "--version", f"v{gone}")
     assert exported.exit_code == 0, exported.output
-    assert f"epoch {gone} of {gone} is trained on again" in exported.stderr
+    assert f"run:v{gone} is not on the disk: it is trained again" in exported.stderr
     assert len(calls) == played and "bit for bit" not in exported.stderr
     assert sorted(path.name for path in (run / "checkpoints").glob("v?")) == kept
     assert [path.name for path in (run / "export").iterdir()] == [f"v{gone}"]
