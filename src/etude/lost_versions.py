@@ -36,7 +36,7 @@ def at_hand(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVer
         yield wanted
         return
     say(f"{wanted} is not on the disk: it is trained again, on the episodes that are in the journal")
-    with tempfile.TemporaryDirectory(prefix=".again-", dir=private_folder(run / "export")) as root:
+    with tempfile.TemporaryDirectory(suffix=".part", dir=private_folder(run / "export")) as root:
         copy = Path(root) / run.name
         epoch = _copy_until(wanted, copy)
         asyncio.run(_train(copy, _Until(epoch)))
@@ -49,8 +49,7 @@ def at_hand(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVer
 def _copy_until(wanted: RunVersion, copy: Path) -> int:
     """Copy the run without the versions that were made after the wanted one; the epoch that made that."""
     run, histories = wanted.run, histories_of(wanted.run)
-    trained = histories[wanted.target].trained
-    last = next((entry.epoch for entry in trained if entry.version == wanted.version), 0)
+    last = next((each.epoch for each in histories[wanted.target].epochs if each.version == wanted.version), 0)
     later = [
         RunVersion(run, entry.version).folder
         for history in histories.values()

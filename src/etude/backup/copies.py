@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -34,8 +35,8 @@ from etude.store.run_folder import LOCK, RunFolder
 from etude.store.status import STATUS
 
 ARCHIVE, HEAD, FILES = "run.tar.gz", "head.json", "files"
-_WRITTEN_ONCE = ("checkpoints/", "bases/", "export/", "learners/")
-"""Folders whose files are copied one by one; all others change, and are copied with the journal."""
+_WRITTEN_ONCE = re.compile(r"(checkpoints|bases|export)/|learners/(.+/)?step-")
+"""Begins the paths of files that are copied one by one; all others change, and go with the journal."""
 FACTS = ".copy.json"
 """In the archive: when the journal was as it is there, and the files that belong to it with their sizes."""
 
@@ -109,7 +110,7 @@ class Copies:
             self.is_new = False
             write_head(self.address, self._head)
         for path, identity in files.items():
-            if path.startswith(_WRITTEN_ONCE) and self._there.get(path) != identity:
+            if _WRITTEN_ONCE.match(path) and self._there.get(path) != identity:
                 self.address.upload(self._run / path, f"{FILES}/{path}")
                 self._there[path] = identity
         stage = self._run / _STAGE
@@ -122,7 +123,7 @@ class Copies:
             facts.write_text(json.dumps({"taken": time.time(), "files": sizes}), encoding="utf-8")
             copy_journal(self._run, database)
             members = {DATABASE: database, FACTS: facts}
-            members |= {name: self._run / name for name in files if not name.startswith(_WRITTEN_ONCE)}
+            members |= {name: self._run / name for name in files if not _WRITTEN_ONCE.match(name)}
             with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
                 for name, each in members.items():
                     packed.add(each, name)
@@ -364,7 +365,7 @@ def _filled(draft: Path, path: Path, address: Address) -> Restored:
         used.unlink()
     for name, expected in facts["files"].items():
         target = draft / name
-        if name.startswith(_WRITTEN_ONCE):
+        if _WRITTEN_ONCE.match(name):
             if ".." in target.parts or not target.is_relative_to(draft):
                 raise StoreError(f"{address.text} has a file outside of the run: {name}")
             target.parent.mkdir(parents=True, exist_ok=True)
