@@ -108,19 +108,25 @@ def test_programs_run(page: Path, tmp_path: Path):
             run(command_of(block), tmp_path, f"{name_of(page)}:{block.line}")
 
 
-def test_the_program_of_the_readme_fits_its_config(tmp_path: Path):
-    for block in blocks_of(ROOT / "README.md"):
-        if "file" in block.orders:
-            (tmp_path / block.orders["file"]).write_text(block.text, encoding="utf-8")
-    row = '{"id": "1", "question": "What is 1 + 1?", "answer": "2"}\n'
-    for name in ("train.jsonl", "held_out.jsonl"):
+def test_the_program_of_the_readme_trains(tmp_path: Path):
+    program = next(block.text for block in blocks_of(ROOT / "README.md") if "file" in block.orders)
+    changed = {
+        "HuggingFaceTB/SmolLM2-135M-Instruct": "tiny",
+        "output.strip() == example.expected": "len(output) % 2 == 0",
+        "epochs=20": "epochs=1",
+    }
+    for shown, short in changed.items():
+        assert shown in program
+        program = program.replace(shown, short)
+    row = '{"id": "1", "question": "Which number is larger, 1 or 2?", "answer": "2"}\n'
+    for name in ("train.jsonl", "validation.jsonl"):
         (tmp_path / name).write_text(row, encoding="utf-8")
-    make_tiny = """if True:
-        from pathlib import Path
-        from etude.models.tiny import build_policy, build_tokenizer
-        build_policy(build_tokenizer(["What is 1 + 1?"]), seed=0).export(Path("tiny"))"""
-    run(["python", "-c", make_tiny], tmp_path, "README.md")
-    run(["bash", "-ec", "etude check config.yml -o llms.policy.model=tiny"], tmp_path, "README.md")
+    make_tiny = """from etude.models.tiny import build_policy, build_tokenizer
+build_policy(build_tokenizer(["Which number is larger, 1 or 2?"]), seed=0).export("tiny")
+"""
+    (tmp_path / "my_agent.py").write_text(make_tiny + program, encoding="utf-8")
+    run(["python", "my_agent.py"], tmp_path, "README.md")
+    assert (tmp_path / "trained" / "model.safetensors").is_file()
 
 
 def fragments() -> Iterator[tuple[str, dict[str, Any]]]:

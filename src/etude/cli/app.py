@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,8 +27,8 @@ from etude.cli import (
     train,
     view,
 )
-from etude.cli.command import DEBUG, LOG_LEVEL, option, reported
-from etude.cli.console import remember_typing
+from etude.cli.command import option, reported
+from etude.cli.console import INVOCATION, Invocation
 from etude.report.logs import LogLevel, show_logs
 
 _HELP = """Etude fine-tunes the models inside LLM agents from the agents' own runs.
@@ -40,10 +42,12 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the program's own arguments; those of the command come later."""
-        remember_typing(args)
         end = args.index("--") if "--" in args else len(args)
-        DEBUG.set("--debug" in args[:end])
-        if not DEBUG.get():
+        is_debug, folder = "--debug" in args[:end], None
+        with suppress(FileNotFoundError):
+            folder = Path.cwd()
+        INVOCATION.set(Invocation(tuple(args), folder, is_debug))
+        if not is_debug:
             # What libraries will change one day is no news for whoever trains an agent.
             warnings.simplefilter("ignore", FutureWarning)
         words = [word for index, word in enumerate(args) if word != "--debug" or index >= end]
@@ -104,8 +108,7 @@ def etude(
     ] = None,
 ) -> None:
     """Options of the program itself."""
-    LOG_LEVEL.set(log_level or (LogLevel.DEBUG if DEBUG.get() else LogLevel.INFO))
-    show_logs(LOG_LEVEL.get())
+    show_logs(log_level or (LogLevel.DEBUG if INVOCATION.get().debug else LogLevel.INFO))
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (

@@ -10,17 +10,15 @@ import signal
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 import typer
 
-from etude.cli.console import emit, next_line, warn
+from etude.cli.console import INVOCATION, emit, next_line, warn
 from etude.config.import_path import where_raised
 from etude.core.errors import BudgetReached, ErrorBudgetExceeded, EtudeError, RequestError, RunPaused
 from etude.core.secrets import keep_secret
-from etude.report.logs import LogLevel
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,12 +59,6 @@ OutputDir: TypeAlias = Annotated[
 
 RUNS = Path("runs")
 """Where runs are by default."""
-
-DEBUG: ContextVar[bool] = ContextVar("etude_debug", default=False)
-"""Whether `--debug` is on the command line: errors come with their traceback."""
-
-LOG_LEVEL: ContextVar[LogLevel] = ContextVar("etude_log_level", default=LogLevel.INFO)
-"""From which level on log lines are shown."""
 
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 """Exit codes; a wrong request has 2, and a run that an alarm has paused, or that is at a limit of its budget,
@@ -137,7 +129,7 @@ def then(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
 
 def _report(error: BaseException, sentence: str, code: int, options: Mapping[str, Any]) -> typer.Exit:
     """Print what happened in a command with these options, and return the end that it comes to."""
-    if DEBUG.get():
+    if INVOCATION.get().debug:
         traceback.print_exception(error)
     if options.get("as_json"):
         emit({"event": "error", "type": type(error).__name__, "error": str(error), "exit_code": code})

@@ -5,14 +5,13 @@ In a pipe each row of a table is a line.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,26 +82,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
     say("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
-_HERE: ContextVar[Path | None] = ContextVar("etude_here", default=None)
-_TYPED: ContextVar[tuple[str, ...]] = ContextVar("etude_typed", default=())
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """What was typed after `etude`, and where: an agent may change the folder."""
+
+    words: tuple[str, ...] = ()
+    folder: Path | None = None
+    """None where somebody has deleted it: paths are then shown as they are."""
+    debug: bool = False
+    """Whether `--debug` is among the words: errors come with their traceback."""
 
 
-def remember_typing(words: Sequence[str]) -> None:
-    """Take note of what was typed after `etude`, and where: an agent may change the folder."""
-    # Without one (somebody has deleted it), paths are shown as they are.
-    with contextlib.suppress(FileNotFoundError):
-        _HERE.set(Path.cwd())
-    _TYPED.set(tuple(words))
-
-
-def typed_words() -> tuple[str, ...]:
-    """The words that were typed after `etude`."""
-    return _TYPED.get()
+INVOCATION: ContextVar[Invocation] = ContextVar("etude_invocation", default=Invocation())  # noqa: B039  it is frozen
 
 
 def path_shown(path: Path) -> str:
     """A path as one would type it here; never one that begins like an option."""
-    here = _HERE.get() or Path.cwd()
+    here = INVOCATION.get().folder or Path.cwd()
     path = path if path.is_absolute() else here / path
     shown = str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
     return f"./{shown}" if shown.startswith("-") else shown

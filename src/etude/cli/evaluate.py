@@ -21,7 +21,7 @@ from etude.cli.command import (
     run_configuration,
     then,
 )
-from etude.cli.console import emit, next_step, path_shown, say, show_troubles, table, typed_words, warn
+from etude.cli.console import INVOCATION, emit, next_step, path_shown, say, show_troubles, table, warn
 from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -
 
     with (
         RunFolder.open(run) as folder,
-        then(lambda: hints.command(*typed_words())),
+        then(lambda: hints.command(*INVOCATION.get().words)),
         progress_for(stream=sys.stderr if as_json else None) as progress,
     ):
         scored, evaluation = run_async(rescore_run(settings, folder, phase=phase, progress=progress))

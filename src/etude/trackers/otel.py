@@ -1,28 +1,18 @@
-"""OpenTelemetry: episodes, calls and tools as spans of the GenAI semantic conventions v0.1.0.
-
-Spans are read from the journal, with the times that things had, and sent to a collector by OTLP when their
-epoch or validation is over. The ids of a span follow from what it is of, so that one that is sent twice is
-the same one. What the conventions have no name for is `etude.…`.
-"""
+"""OpenTelemetry: episodes as spans, sent to a collector by OTLP when their epoch or validation is over."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
-from etude.core.call import Call
-from etude.core.episode import EpisodeRecord, ToolUse
 from etude.core.errors import EtudeError
-from etude.core.secrets import masked, masked_data
-from etude.store.episodes import EVALUATION, iter_episodes, scores_of
+from etude.store.episodes import EVALUATION, iter_episodes
 from etude.store.journal import Journal
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
@@ -30,8 +20,6 @@ from etude.trackers.record import RunRecord, State, TrackedRun, require_package
 
 _AT_ONCE = 512
 """Spans of one request."""
-_SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
-"""Fields of a request that are sent where they are set."""
 _PARTS = {
     "warm_up": "warm-up",
     "epoch": "train/{epoch}",
@@ -39,9 +27,6 @@ _PARTS = {
     "evaluation": EVALUATION,
 }
 """How the ids begin of the episodes that a record of a kind is about."""
-
-_Told: TypeAlias = tuple[str, dict[str, Any], tuple[str, str] | None]
-"""The name of a span, its attributes, and the kind and the text of what went wrong."""
 
 
 class OtelConfig(TrackerConfig, name="otel"):
@@ -74,12 +59,15 @@ class OtelTracker:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
 
+        from etude.trackers.spans import EpisodeSpans
+
         endpoint = self._config.endpoint
-        self._run, self._models = run, run.config.get("llms") or {}
+        self._run = run
         self._exporter = OTLPSpanExporter(None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces")
         code = {f"etude.{name}": text for name, text in run.code.items()}
         service = os.environ.get("OTEL_SERVICE_NAME", "etude")
-        self._resource = Resource.create({"service.name": service, "etude.run": run.name, **code})
+        resource = Resource.create({"service.name": service, "etude.run": run.name, **code})
+        self._spans = EpisodeSpans(run.token, run.config.get("llms") or {}, resource, self._config.content)
         return ""
 
     def send(self, record: RunRecord) -> None:
@@ -107,134 +95,7 @@ class OtelTracker:
         if part and (record.kind == "warm_up" or record.target in (None, first)):
             for episode in iter_episodes(journal, part):
                 if re.match(rf"{part}(?!\d)", episode.id):
-                    yield from self._of_episode(journal, episode)
-
-    def _of_episode(self, journal: Journal, episode: EpisodeRecord) -> Iterator[Any]:
-        """The spans of a finished episode: its own, which comes first, and those of all within it."""
-        ended = journal.times(episode.id)[episode.id]
-        # An episode that is played again is another one.
-        place = f"{episode.id} of {ended}"
-        uses = [event.tool for event in episode.events if event.tool is not None]
-        happened: tuple[Call | ToolUse, ...] = (*episode.calls, *uses)
-        timed = [each for each in happened if each.began]
-        began = min([ended - episode.seconds, *(each.began for each in timed)])
-        about: dict[str, Any] = {
-            "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.conversation.id": episode.id,
-            "gen_ai.usage.input_tokens": episode.usage.prompt_tokens,
-            "gen_ai.usage.output_tokens": episode.usage.completion_tokens,
-            "etude.example": episode.example.id,
-            "etude.generation": episode.generation,
-        }
-        failure, scores = episode.failure, [*self._scores(journal, episode.id)]
-        told: _Told = "invoke_agent", about, None if failure is None else (failure.kind, failure.reason)
-        parent = self._span(told, place, None, began, ended, scores)
-        yield parent
-        for number, each in enumerate(timed):
-            told = self._of_call(each) if isinstance(each, Call) else self._of_tool(each)
-            yield self._span(told, f"{place}/{number}", parent, each.began, each.began + each.seconds)
-
-    def _scores(self, journal: Journal, episode: str) -> Iterator[Any]:
-        """The scores of an episode, as events of its span."""
-        from opentelemetry.sdk.trace import Event
-
-        times = journal.times(f"{episode}/score/")
-        for name, row in scores_of(journal, episode).items():
-            facts = {"gen_ai.evaluation.name": name}
-            if row.get("score") is not None:
-                facts["gen_ai.evaluation.score.value"] = row["score"]
-            if row.get("error") is not None:
-                facts["error.type"] = "evaluator_failed"
-            if self._config.content and row.get("reasoning"):
-                facts["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
-            yield Event("gen_ai.evaluation.result", facts, _nanoseconds(times[f"{episode}/score/{name}"]))
-
-    def _of_call(self, call: Call) -> _Told:
-        entry, completion = self._models.get(call.model) or {}, call.completion
-        model = str(entry.get("model") or entry.get("model_name") or call.model)
-        asked = {f"gen_ai.request.{name}": getattr(call.request.sampling, name) for name in _SAMPLING}
-        about: dict[str, Any] = {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": str(entry.get("_type") or "etude"),
-            "gen_ai.request.model": model,
-            **{name: value for name, value in asked.items() if value is not None},
-            "etude.model": call.model,
-            "etude.function": call.function,
-            "etude.retries": call.retries,
-        }
-        if self._config.content:
-            about["gen_ai.input.messages"] = _parts(call.request.messages)
-        if completion is None:
-            return f"chat {model}", about, ("call_failed", call.error or "")
-        about |= {
-            "gen_ai.response.finish_reasons": [completion.finish_reason],
-            "gen_ai.usage.input_tokens": completion.usage.prompt_tokens,
-            "gen_ai.usage.output_tokens": completion.usage.completion_tokens,
-        }
-        if not call.logged:
-            about["etude.model_version"] = completion.model_version
-        if self._config.content:
-            about["gen_ai.output.messages"] = _parts([completion.message])
-        return f"chat {model}", about, None
-
-    def _of_tool(self, use: ToolUse) -> _Told:
-        about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": use.name}
-        if self._config.content:
-            about["gen_ai.tool.call.arguments"] = _json(use.arguments)
-            about["gen_ai.tool.call.result"] = masked(use.result)
-        return f"execute_tool {use.name}", about, None if use.outcome == "ok" else (use.outcome, use.outcome)
-
-    def _span(
-        self, told: _Told, place: str, parent: Any, began: float, ended: float, events: Sequence[Any] = ()
-    ) -> Any:
-        from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
-
-        name, attributes, error = told
-        above = None if parent is None else parent.get_span_context()
-        trace = self._number(place, 16) if above is None else above.trace_id
-        status = Status(StatusCode.UNSET)
-        if error is not None:
-            attributes["error.type"] = error[0]
-            status = Status(StatusCode.ERROR, masked(error[1]))
-        return ReadableSpan(
-            name,
-            context=SpanContext(
-                trace, self._number(f"span {place}", 8), False, TraceFlags(TraceFlags.SAMPLED)
-            ),
-            parent=above,
-            resource=self._resource,
-            attributes=attributes,
-            events=events,
-            kind=SpanKind.CLIENT if name.startswith("chat ") else SpanKind.INTERNAL,
-            status=status,
-            start_time=_nanoseconds(began),
-            end_time=_nanoseconds(ended),
-        )
-
-    def _number(self, place: str, size: int) -> int:
-        """The id of a span or a trace: the same for the same thing of the same run."""
-        digest = hashlib.blake2b(f"{self._run.token}/{place}".encode(), digest_size=size).digest()
-        return int.from_bytes(digest) or 1
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
-
-
-def _parts(messages: Sequence[Mapping[str, Any]]) -> str:
-    """OpenAI's messages as the conventions write them: a role, and parts."""
-    rows = []
-    for message in messages:
-        content = message.get("content")
-        parts = [{"type": "text", "content": content}] if isinstance(content, str) else [*(content or ())]
-        parts += [{"type": "tool_call", **call} for call in message.get("tool_calls") or ()]
-        rows.append({"role": message.get("role"), "parts": parts})
-    return _json(rows)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(masked_data(value), ensure_ascii=False, default=str)
+                    yield from self._spans.of(journal, episode)
 
 
 @register_tracker(config_type=OtelConfig)
