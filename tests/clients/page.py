@@ -43,7 +43,7 @@ tests/clients/node` has put them, by `pytest -m node`; Inspect AI, which wants a
 `datasets`, where `ETUDE_TEST_INSPECT` names the Python of a virtual environment with `inspect-ai` and
 `openai`, by `pytest -m inspect`. Of all others the SDKs of OpenAI and Anthropic and the OpenAI Agents SDK are
 driven by every run of the tests, and the rest by `make test-all`.
-[Coding agents](coding-agents.md) says how a model is trained inside Claude Code or Codex.
+[Coding agents](agents.md) says how a model is trained inside Claude Code or Codex.
 
 """
 

@@ -1,4 +1,4 @@
-"""The workflow of docs/coding-agents.md trains what a real coding agent asks of its model."""
+"""The workflow of docs/agents.md trains what a real coding agent asks of its model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 async def test_the_workflow_of_the_docs_records_and_scores_claude_code(tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "coding-agents.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     names = {}
     exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], names)
     monkeypatch.setenv("PATH", str(BIN), prepend=":")
