@@ -152,7 +152,7 @@ def test_what_to_do_about_flat_groups_depends_on_how_many_answers_are_right(rewa
 
 def test_each_remedy_is_a_section_of_the_page():
     headings = re.findall(r"^## (.+)$", (Path(__file__).parents[2] / PAGE).read_text(), re.MULTILINE)
-    assert {heading.lower().replace(" ", "-") for heading in headings} == set(REMEDIES)
+    assert {heading.lower().replace(" ", "-") for heading in headings} >= set(REMEDIES)
 
 
 def test_each_evaluator_that_fails_and_each_cause_rings_by_itself():
