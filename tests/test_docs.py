@@ -90,7 +90,7 @@ def test_links_lead_somewhere(page: Path):
     assert not broken
 
 
-LONG = {"docs/protocols.md", "docs/data.md", "docs/groups.md"}
+LONG = {"docs/protocols.md", "docs/data.md"}
 """Pages whose programs take half a minute: they train."""
 
 
