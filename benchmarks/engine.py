@@ -3,7 +3,7 @@
 The same model in float32 with one thread; prompts of 32 random tokens, 64 sampled for each (32 with the
 larger model), with their logprobs, 1, 8 or 64 at a time. CPU time is that of the process that samples,
 and the ways take turns with prompts that are new each time. vLLM is left out where ETUDE_TEST_VLLM does not
-name its program (docs/server.md says how to install one). And what it is worth to keep what was read.
+name its program (docs/backends.md#vllm says how to install one). And what it is worth to keep what was read.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 With `--canned` the vLLM is a stand-in that answers at once, and the CPU time of the server's process is
 counted as well: what the server itself costs. Otherwise it needs a real vLLM: ETUDE_TEST_VLLM names its
-program (docs/server.md says how to install one). The peer is the very process that the server runs, so that
-nothing but the way to it differs. The embedded engine answers the same requests for comparison.
+program (docs/backends.md#vllm says how to install one). The peer is the very process that the server runs, so
+that nothing but the way to it differs. The embedded engine answers the same requests for comparison.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ def main() -> None:
         return
     program = os.environ.get(PROGRAM)
     if not program:
-        sys.exit(f"set {PROGRAM} to vLLM's program; docs/server.md says how to install one")
+        sys.exit(f"set {PROGRAM} to vLLM's program; docs/backends.md#vllm says how to install one")
     result = in_front_of_vllm(program, arguments.quick, say)
     (print_json if arguments.json else print_rows)(result)
 
