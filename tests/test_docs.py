@@ -210,7 +210,7 @@ def test_commands_that_are_shown_exist_with_their_options():
 
 @pytest.mark.parametrize(
     ("kind", "page"),
-    [("trackers", "trackers.md"), ("trainer_adapters", "backends.md"), ("trajectory_builders", "methods.md")],
+    [("trackers", "operating.md"), ("trainer_adapters", "backends.md"), ("trajectory_builders", "methods.md")],
 )
 def test_a_page_names_every_type_that_ships(kind: Kind, page: str):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
