@@ -1,8 +1,8 @@
 """A run with ten to a thousand nodes, simulated: the real pool, head, link and journal on virtual machines.
 
-What the head does costs it what was measured (docs/scale.md), one thing after another; so do the journal's
-writer and the head's network. Everything else of a node is waiting: a runner only commits what an agent
-would.
+What the head does costs it what was measured (docs/architecture.md), one thing after another; so do the
+journal's writer and the head's network. Everything else of a node is waiting: a runner only commits what an
+agent would.
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ EDGE = 0.2
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds that things take: as they were measured, with calls of 1,024 tokens (docs/scale.md)."""
+    """Seconds that things take: as they were measured, with calls of 1,024 tokens (docs/architecture.md)."""
 
     call: float = 400e-6
     """Of the head, for each call that a runner commits: of its loop and of the journal's thread, which are of

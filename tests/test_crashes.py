@@ -78,8 +78,8 @@ EPOCHS = 3
 
 @pytest.fixture
 def own_folder(tmp_path: Path) -> Path:
-    """The files of the page on trainers."""
-    page = ROOT / "docs" / "own-trainer.md"
+    """The files of the page on extending."""
+    page = ROOT / "docs" / "extending.md"
     for block in blocks_of(page):
         write_file(block, page, tmp_path)
     change(tmp_path / "config.yml", finetuning__num_epochs=EPOCHS)

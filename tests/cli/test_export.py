@@ -105,10 +105,10 @@ def test_the_model_card_names_no_place_of_this_machine(local, tmp_path, lora):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """The current folder, with the programs of the page on builders."""
+    """The current folder, with the programs of the page on extending."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    page = ROOT / "docs" / "own-builder.md"
+    page = ROOT / "docs" / "extending.md"
     for block in blocks_of(page):
         write_file(block, page, tmp_path)
     yield tmp_path
