@@ -10,10 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pytest
+
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.message import Message
+
+
+def one_quick(first: Any, *others: Any) -> list[Any]:
+    """Values of a parameter: `first` in every run of the tests, the others among the slow ones."""
+    rows = [value if isinstance(value, tuple) else (value,) for value in others]
+    return [first, *(pytest.param(*row, marks=pytest.mark.slow) for row in rows)]
+
 
 Answer: TypeAlias = "str | Message | Completion | Exception"
 

@@ -13,7 +13,7 @@ from tests.cli.killed import everything
 from tests.cli.projects import change, finished
 from tests.crashing import killed_and_whole
 from tests.forked import Forked
-from tests.support import without_times
+from tests.support import one_quick, without_times
 from tests.test_docs import ROOT, blocks_of, write_file
 
 ONE = [
@@ -56,7 +56,9 @@ def jobs(folder):
     return sorted(str(path.relative_to(folder)) for path in made)
 
 
-@pytest.mark.parametrize(("kind", "kills"), [("now", ONE), ("ahead", ONE), ("two", TWO), ("two-ahead", TWO)])
+@pytest.mark.parametrize(
+    ("kind", "kills"), one_quick(("now", ONE), ("ahead", ONE), ("two", TWO), ("two-ahead", TWO))
+)
 def test_a_run_that_is_killed_at_every_turn_ends_where_an_uninterrupted_one_ends(tmp_path, kind, kills):
     killed, whole = killed_and_whole(kind, tmp_path, kills)
     assert told(killed) == told(whole)
@@ -124,6 +126,7 @@ def kept(run: Path) -> dict[str, Any]:
     return {**everything(run), "jobs": sorted(path.name for path in (run / "checkpoints").glob("*.json"))}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_anywhere_is_resumed_to_the_same_end(own_folder: Path):
     check(own_folder, step=60, most=4)
 

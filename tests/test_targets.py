@@ -275,6 +275,7 @@ def whole(folders):
     return folders[1]
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_draws_the_same_opponents(folders):
     killed, whole = folders
     assert seats(killed) == seats(whole)

@@ -55,6 +55,7 @@ def outcome(run):
     return summary, [each["digest"] for each in versions.values()], without_times(metrics)
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_ends_with_the_same_weights_and_figures(runs):
     killed, whole = map(outcome, runs)
     assert killed == whole

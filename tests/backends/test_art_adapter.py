@@ -160,12 +160,18 @@ async def test_another_process_knows_a_job_that_was_done(server, backend):
     assert again == first
 
 
-async def test_a_job_that_the_server_finished_without_us_is_found_by_the_step(server, backend):
+async def left_alone(server, backend):
+    """A job that is under way at the server, after the process that asked for it has ended."""
     server.pause = 30
     adapter = await backend()
     ref = await adapter.submit(batch())
     await asked_to_train(server)
     await adapter.cleanup()
+    return ref
+
+
+async def test_a_job_that_the_server_finished_without_us_is_found_by_the_step(server, backend):
+    ref = await left_alone(server, backend)
     server.steps["agent"] += 1
     again = await backend()
     status = await again.status(ref)
@@ -176,12 +182,7 @@ async def test_a_job_that_the_server_finished_without_us_is_found_by_the_step(se
 
 
 async def test_a_job_whose_work_was_lost_is_not_there_and_is_trained_anew(server, backend):
-    server.pause = 30
-    adapter = await backend()
-    ref = await adapter.submit(batch())
-    await asked_to_train(server)
-    await adapter.cleanup()
-    again = await backend()
+    ref, again = await left_alone(server, backend), await backend()
     assert (await again.status(ref)).status is TrainingStatusEnum.NOT_FOUND
     server.pause = 0
     assert (await trained(again)).status is TrainingStatusEnum.COMPLETED

@@ -217,6 +217,7 @@ def adapter_of(server: Server, **settings: object) -> LmServerAdapter:
     return LmServerAdapter(config, client, LanguageModelClient(server.url, KEY), "policy")
 
 
+@pytest.mark.slow
 def test_a_run_trains_there(project):
     grpo = {"_type": "grpo", "num_generations": 4}
     change(project, trajectory_builders={"made": grpo}, trainer_adapters__server__free_engine=True)

@@ -33,6 +33,7 @@ from etude.store.run_folder import RunFolder, RunLock
 from etude.verbs import train_in
 from tests.backends.test_local_adapter import CONFIG, collection, done
 from tests.models.tiny_models import fresh_policy
+from tests.support import one_quick
 
 AGENT = """
 async def play(example, episode):
@@ -193,7 +194,7 @@ async def trained_together(shared_project, name, of):
         }
 
 
-@pytest.mark.parametrize("adapter", [LORA, {}], ids=["LoRA weights", "all weights"])
+@pytest.mark.parametrize("adapter", one_quick(LORA, {}), ids=["LoRA weights", "all weights"])
 async def test_targets_of_one_entry_get_the_weights_that_they_would_with_a_base_each(shared_project, adapter):
     shutil.copytree("model", "copy")
     together = await trained_together(shared_project, "together", one_entry(**adapter))
@@ -325,6 +326,7 @@ async def test_a_process_elsewhere_makes_the_same_version_and_says_how_it_went(
     assert launcher.started == 1 and not list((tmp_path / "there" / "learners").glob("job-*"))
 
 
+@pytest.mark.slow
 async def test_a_folder_that_is_not_shared_fails_the_job_with_that_reason(shared_model: Path, tmp_path: Path):
     adapter = await adapter_on(shared_model, tmp_path, launcher := OneProcess(PROGRAM))
     (tmp_path / "learners" / MARK).write_text("another")

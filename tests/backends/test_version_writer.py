@@ -138,6 +138,7 @@ def epochs_of(run: str) -> list[dict[str, Any]]:
     return epochs
 
 
+@pytest.mark.slow
 def test_versions_that_were_not_written_are_made_again_of_what_was_sampled(
     project: Path, calls: list[str]
 ) -> None:

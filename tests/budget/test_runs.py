@@ -17,6 +17,7 @@ from etude.preflight.estimate import PerEpisode
 from etude.verbs import evaluate, load_run, resume
 from tests.budget.project import CACHED, COMPLETION, PROMPT, ChargingEndpoint, bill_in, charged_project
 from tests.cli.projects import etude, finished, process
+from tests.support import one_quick
 
 POLICY, JUDGE = (PROMPT, CACHED, COMPLETION), (10 * PROMPT, 10 * CACHED, 10 * COMPLETION)
 
@@ -46,7 +47,7 @@ def test_the_bill_is_what_the_endpoint_has_charged(here: Path):
     assert (lines["policy"]["role"], lines["judge"]["role"]) == ("agent", "judge")
 
 
-@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("isolation", one_quick("none", "process"))
 def test_sixteen_calls_at_once_end_at_most_one_percent_over(here: Path, isolation: str):
     with ChargingEndpoint(together=16) as endpoint:
         more = {"isolation": isolation} | ({"runners": 2} if isolation == "process" else {})

@@ -200,6 +200,7 @@ def test_without_torch(tmp_path, base):
     assert shown.returncode == 0, shown.stderr
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path):
     config = scripted_project(tmp_path)
     (tmp_path / "train.jsonl").write_text(rows(60, "t"))

@@ -157,6 +157,7 @@ def test_a_damaged_version_is_neither_evaluated_nor_exported(run: Path) -> None:
         assert "v2 is damaged: v2/trained.safetensors is not what was written" in refused.output
 
 
+@pytest.mark.slow
 def test_of_two_models_the_one_that_is_damaged_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: Path, calls: list[str]
 ) -> None:

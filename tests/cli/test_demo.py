@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from etude.demo.demo import copy_example
 from etude.models.source import packaged_folder
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter import FILES
@@ -106,11 +103,6 @@ def test_other_methods(small_example, method):
     assert (run["method"], run["state"]) == (method, "finished")
 
 
-def test_what_an_example_imports_goes_along(tmp_path):
-    copy_example("calculator", tmp_path / "demo")
-    subprocess.run([sys.executable, "-c", "import base"], cwd=tmp_path / "demo", check=True, timeout=120)
-
-
 def test_a_demo_is_not_written_over(small_example):
     (small_example / "mine").mkdir()
     (small_example / "mine" / "notes.txt").write_text("mine")
@@ -146,6 +138,7 @@ def is_whole(told):
     return len(told["episodes"]) == 3
 
 
+@pytest.mark.slow
 def test_a_model_that_is_there_is_measured_at_three_points(short, tmp_path, monkeypatch):
     texts = (FILES / "tickets" / "train.jsonl.txt").read_text()
     build_policy(build_tokenizer([texts]), 0, TinyShape(max_context=2048)).export(tmp_path / "tiny")

@@ -148,7 +148,8 @@ HARD = 'it\'s a "项目" $HOME & (co); #1'
 """A name that a shell would take apart in many ways."""
 
 
-@pytest.mark.parametrize("kind", ["scripted", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["scripted", "local"])
 def test_hard_names_and_folders_elsewhere(tmp_path, monkeypatch, base, kind):
     """The project, its config and the runs all lie elsewhere and have hard names."""
     here = tmp_path / "here"

@@ -87,6 +87,7 @@ def test_an_evaluation_whose_machine_is_lost_is_gone_on_with_from_python(determi
     assert everything(run.folder) == expected
 
 
+@pytest.mark.slow
 def test_a_run_that_another_folder_goes_on_with_is_told_and_not_resumed(deterministic):
     change(deterministic / "config.yml", finetuning__num_epochs=1000)
     older = process("train", "config.yml", "--name", "run", "--json", folder=deterministic)

@@ -13,6 +13,7 @@ import pytest
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.cli.projects import change, etude, process, scripted_project, submitted
+from tests.support import one_quick
 
 
 def says(model: str, number: int) -> str:
@@ -74,6 +75,7 @@ def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api
     assert [job["metrics"]["train_loss"] for job in jobs] == [0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_made_again_under_another_name(hosted, api):
     stand_in, _ = api
     stand_in.ending = "failed"
@@ -142,7 +144,9 @@ def test_with_a_grader_grpo_is_openais_reinforcement_fine_tuning(hosted, api):
     assert (row["expected"], row["inputs"]) == ("yes", {"question": row["messages"][0]["content"]})
 
 
-@pytest.mark.parametrize("moment", ["POST /files", "POST /fine_tuning/jobs", "GET /fine_tuning/jobs/ID"])
+@pytest.mark.parametrize(
+    "moment", one_quick("POST /fine_tuning/jobs", "POST /files", "GET /fine_tuning/jobs/ID")
+)
 def test_a_run_that_is_killed_pays_once(hosted, api, moment):
     """Killed by SIGKILL after the API did what was asked, and before the answer came."""
     stand_in, _ = api

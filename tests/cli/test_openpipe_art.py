@@ -89,6 +89,7 @@ def test_a_run_trains_on_the_server_and_samples_what_it_trained(art: Path, serve
     assert KEY not in "".join(path.read_text(errors="replace") for path in run.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_while_the_server_trained_goes_on(art: Path, server: StandIn):
     server.pause = 600
     running_process = process("train", "config.yml", "--name", "r", "--json", folder=art)

@@ -207,7 +207,7 @@ NEVER = 1e9
 
 @pytest.mark.parametrize(
     ("ahead", "seconds"),
-    [(False, None), (False, NEVER), (True, NEVER)],
+    [(False, None), (False, NEVER), pytest.param(True, NEVER, marks=pytest.mark.slow)],
     ids=["now", "never", "ahead"],
 )
 def test_a_run_killed_at_random_ends_as_one_that_was_not(deterministic, ahead, seconds):

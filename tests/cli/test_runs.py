@@ -97,6 +97,7 @@ def test_each_model_is_shown(two):
     assert {job["target"] for job in jobs} == {"left", "second"}
 
 
+@pytest.mark.slow
 def test_each_model_is_exported_by_its_name(two):
     shown = etude("export", "r")
     assert shown.exit_code == 2
@@ -109,6 +110,7 @@ def test_each_model_is_exported_by_its_name(two):
     assert "before training (v0) |" in card
 
 
+@pytest.mark.slow
 def test_each_model_is_evaluated_by_its_name(two):
     shown = etude("evaluate", "config.yml", "--model", "r:second:v1", "--json")
     assert shown.exit_code == 0, shown.stderr

@@ -115,15 +115,14 @@ def register_parts() -> None:
     async def pair(config, builder):
         yield config, builder
 
-    register_llm(config_type=LocalConfig)(pair)
-    register_llm(config_type=RemoteConfig)(pair)
-    register_workflow(config_type=FunctionConfig)(pair)
-    register_workflow(config_type=AgentConfig)(pair)
-    register_evaluator(config_type=FunctionEvaluatorConfig)(pair)
-    register_evaluator(config_type=WeightedConfig)(pair)
-    register_dataset(config_type=JsonConfig)(pair)
-    register_dataset(config_type=JsonLinesConfig)(pair)
-    register_dataset(config_type=PythonConfig)(pair)
+    for llm in (LocalConfig, RemoteConfig):
+        register_llm(config_type=llm)(pair)
+    for workflow in (FunctionConfig, AgentConfig):
+        register_workflow(config_type=workflow)(pair)
+    for evaluator in (FunctionEvaluatorConfig, WeightedConfig):
+        register_evaluator(config_type=evaluator)(pair)
+    for dataset in (JsonConfig, JsonLinesConfig, PythonConfig):
+        register_dataset(config_type=dataset)(pair)
     register_trajectory_builder(config_type=GrpoConfig)(pair)
     register_trainer_adapter(config_type=LocalAdapterConfig)(pair)
     register_trainer(config_type=EpochsConfig)(pair)

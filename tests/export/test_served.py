@@ -18,6 +18,7 @@ from tests.cli.projects import etude
 from tests.server.conftest import model  # noqa: F401  the fixture of the servers' tests
 from tests.server.data import ASK, create, supervised, upload, wait
 from tests.server.process import ServerProcess
+from tests.support import one_quick
 
 KEY = "the-key-of-this-server"
 
@@ -63,7 +64,7 @@ def logprobs_loaded(loaded: torch.nn.Module, ids: list[int], count: int) -> list
     return [float(logits[place, ids[place + 1]]) for place in places]
 
 
-@pytest.mark.parametrize("kind", ["full", "LoRA"])
+@pytest.mark.parametrize("kind", one_quick("LoRA", "full"))
 def test_it_loads_in_transformers_with_the_logprobs_that_are_served(trained: SimpleNamespace, kind: str):
     name = trained.names[kind]
     done = export(trained, name, "--out", "mine")

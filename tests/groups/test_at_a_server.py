@@ -39,6 +39,7 @@ from etude.store.journal import Journal
 from tests.algorithms.scripted_episodes import played
 from tests.server.data import ASK, YES, upload
 from tests.server.process import ServerProcess
+from tests.support import one_quick
 
 ACCEPT = "Decision: accept"
 FAST = {"lora_rank": 2, "batch_size": 4}
@@ -323,7 +324,7 @@ async def test_what_submits_nothing_leaves_the_engine_alone(setting, plays):
     assert setting.engine()["status"] == "running"
 
 
-@pytest.mark.parametrize("free_engine", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("free_engine", one_quick(True, False))
 async def test_the_engine_is_away_only_for_jobs_that_need_its_place(setting, plays, free_engine):
     group = setting.group(name=f"engine-{free_engine}", free_engine=free_engine, num_epochs=15)
     ref = await group.create_supervised_fine_tune_job({"prover": list(plays)}, job_name=f"room-{free_engine}")
@@ -341,6 +342,7 @@ async def test_the_engine_is_away_only_for_jobs_that_need_its_place(setting, pla
     await group.wait_for_fine_tune_job(timeout=120)
 
 
+@pytest.mark.slow
 async def test_a_group_goes_on_from_a_state_of_neural_interactive_proofs(setting, plays, fine_tuned):
     name = fine_tuned.fine_tuned_model
     state = {"fine_tune_job_id": fine_tuned.id, "fine_tuned_model_name": name}

@@ -19,10 +19,9 @@ from etude.inference.slot_decoder import SlotDecoder, StepGraphs, cuda_graphs
 from etude.models.device import choose_device
 from tests.inference.test_decoder import IN_SLOTS, assert_right, rows_of_many_lengths, run
 from tests.models.tiny_models import family, policy
+from tests.support import one_quick
 
 FAMILIES = IN_SLOTS | {"mixtral": lambda: family("MixtralConfig", num_local_experts=4, num_experts_per_tok=2)}
-USUAL = ("llama", "gemma3", "mixtral")
-OTHERS = sorted(FAMILIES.keys() - set(USUAL))
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
@@ -54,7 +53,7 @@ def decoder_of(of, record, slots=8):
     return SlotDecoder(of, slots=slots, deterministic=False, record=record)
 
 
-@pytest.mark.parametrize("name", [*USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize("name", one_quick("llama", *sorted(FAMILIES.keys() - {"llama"})))
 def test_replayed_steps_give_the_models_own_logprobs(name):
     of, record = FAMILIES[name](), Recorder()
     rows, until = rows_of_many_lengths(20, tokens=16)
@@ -63,6 +62,7 @@ def test_replayed_steps_give_the_models_own_logprobs(name):
     assert_right(of, rows, 1e-4)
 
 
+@pytest.mark.slow
 def test_rows_and_spans_are_filled_up_to_a_few_shapes():
     of, record = policy(max_context=4096), Recorder()
     decoder = decoder_of(of, record, slots=40)

@@ -158,6 +158,7 @@ ANY = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(ANY, min_size=1, max_size=3))
 @settings(max_examples=25, deadline=None)
 def test_engine_and_learner_have_the_same_logprobs_for_all_parameters_together(samplings):

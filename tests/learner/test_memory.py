@@ -121,6 +121,7 @@ def job(seed: int = 0, units: int = 20):
     return batch_of(forest(seed, units))
 
 
+@pytest.mark.slow
 def test_steps_far_below_the_resolution_move_the_model_as_in_float32():
     half, full = half_policy(), half_policy()
     full.model.float()

@@ -27,6 +27,7 @@ from etude.learner.tree_attention import _attend
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, train
 from tests.models.tiny_models import family, fresh_policy, policy
+from tests.support import one_quick
 
 OBJECTIVES = {
     "grpo": Grpo(),
@@ -252,7 +253,7 @@ def test_it_is_the_attention_of_the_tiles(with_gradients, window, softcap, heads
         assert (ours - theirs).abs().max() <= 2e-6 * theirs.abs().max()
 
 
-@pytest.mark.parametrize("name", FLEX_FAMILIES)
+@pytest.mark.parametrize("name", one_quick(*FLEX_FAMILIES))
 def test_models_have_the_same_hidden_states_and_gradients(with_gradients, name):
     config, changes = FLEX_FAMILIES[name]
     of = family(config, **changes)
@@ -273,6 +274,7 @@ def test_models_have_the_same_hidden_states_and_gradients(with_gradients, name):
     assert_same(found[1], found[0])
 
 
+@pytest.mark.slow
 def test_sizes_do_not_compile_it_anew():
     """One size, and then any, for each kind of mask. More than that would wear out torch's patience."""
     counter = CompileCounter()

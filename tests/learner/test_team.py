@@ -64,6 +64,7 @@ def test_two_processes_learn_what_one_does(two, case):
     assert_learned(found, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SHARDED, ids="-".join)
 def test_with_shards_of_the_weights_too(two, case):
     assert_learned(load_tensors(two / f"sharded-{'-'.join(case)}.safetensors"), case)

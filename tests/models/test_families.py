@@ -46,6 +46,7 @@ def read(name, prompt_ids, ids, tools=(TOOL,)):
     return of.parse(whole, list(tools), ids=ids, prompt_ids=prompt_ids)
 
 
+@pytest.mark.slow
 def test_the_table_in_the_docs_is_up_to_date():
     if importlib.metadata.version("trl") != families.TRL_VERSION:
         pytest.skip(f"the table is made from TRL {families.TRL_VERSION}")

@@ -127,6 +127,7 @@ async def test_who_halves_wins_and_who_counts_up_does_not(project):
     assert await score(agent.play, agent.won, folder, lambda _: "1") < 0.1
 
 
+@pytest.mark.slow
 async def test_the_calculators_result_is_right_and_a_call_alone_is_not(project):
     folder = project("tool")
     agent = import_module("agent")

@@ -227,6 +227,7 @@ async def greedy(policy: Policy) -> list[Completion]:
         await engine.close()
 
 
+@pytest.mark.slow
 @needs_converter
 async def test_a_trained_model_as_gguf_gives_the_same_answers(trained: Policy, tmp_path: Path):
     """In 32 bits, to the last bit, and with the tokens that the last question is cut into."""

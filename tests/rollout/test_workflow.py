@@ -328,6 +328,7 @@ async def test_a_blocking_call_on_the_event_loop_is_refused(journal: Journal) ->
     assert record.failure is not None and "would wait for ever" in record.failure.reason
 
 
+@pytest.mark.slow
 def test_a_program_ends_though_a_thread_and_a_task_hang(tmp_path: Path) -> None:
     program = f"""
 import asyncio, contextlib, sys, threading

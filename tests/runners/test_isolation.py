@@ -99,6 +99,7 @@ async def test_what_blocks_or_balloons_is_ended_with_the_limit_named(
     assert fine is None
 
 
+@pytest.mark.slow
 async def test_runners_that_others_kill_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each episode comes to its end, and goes on from the calls that it had."""
     (pids := tmp_path / "pids").mkdir()
@@ -151,6 +152,7 @@ async def test_an_agent_that_cannot_be_built_there_ends_the_run_with_the_reason(
         await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))
 
 
+@pytest.mark.slow
 async def test_an_interrupted_evaluation_goes_on_in_runners(tmp_path: Path):
     """Calls, episodes and scores of before are read back."""
     engine = EchoEngine(log=tmp_path / "sampled")
@@ -211,15 +213,6 @@ def lose(monkeypatch: pytest.MonkeyPatch, count: int, only: int | None = None) -
     monkeypatch.setattr(LocalLauncher, "launch", lost_at_first)
     monkeypatch.setattr(pool, "_PAUSE_SECONDS", 0.01)
     return started
-
-
-async def test_a_runner_that_is_lost_with_its_machine_is_started_until_there_is_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    lose(monkeypatch, 5)
-    config = config_with(isolation="process", runners=1)
-    output = await evaluate(tmp_path / "run", config, EchoEngine(), examples("", ""))
-    assert (output.failures, len(output.scores()["length"])) == ({}, 2)
 
 
 async def test_it_is_not_started_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -157,6 +157,7 @@ def endpoint() -> Iterator[Endpoint]:
         yield server
 
 
+@pytest.mark.slow
 async def test_runners_sample_from_endpoints_themselves(tmp_path: Path, endpoint: Endpoint):
     """With the key that the config says, and from the version that was adopted last."""
     llm = {"_type": "openai", "model_name": "base", "api_key": "sk-secret", "logprobs": False}

@@ -109,6 +109,7 @@ async def test_a_node_that_is_lost_costs_nothing_but_time(
     assert len(sampled) == len(set(sampled)) == 48
 
 
+@pytest.mark.slow
 async def test_what_would_be_placed_where_is_said_before(config_file: Path, cluster: Any):
     def found(*changes: str) -> Any:
         address = f"cluster.address={cluster.address}"

@@ -57,6 +57,7 @@ def check_whole(client: openai.OpenAI, job: str) -> None:
     client.chat.completions.create(model=mine[0], messages=[ASK], max_tokens=1)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_goes_on_from_its_checkpoint(server: ServerProcess) -> None:
     client = server.client()
     job = create(client, upload(client, supervised(8)), **LONG).id

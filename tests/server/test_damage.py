@@ -22,6 +22,7 @@ def own_server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_damaged_model_is_refused_by_name_and_the_others_are_served(server: ServerProcess) -> None:
     client = server.client(max_retries=0)
     job = wait(client, create(client, upload(client, supervised(4)), n_epochs=1, batch_size=4).id)

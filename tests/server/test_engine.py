@@ -48,6 +48,7 @@ def test_requests_wait_for_an_engine_that_was_put_away(server: ServerProcess) ->
         assert len(answers) == 1
 
 
+@pytest.mark.slow
 def test_after_a_while_they_are_told_to_come_again(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path, "--engine-wait", "0.2") as running, running.http() as http:
         http.post("/engine/stop")

@@ -51,6 +51,7 @@ def test_files_come_in_pages_the_newest_first(client: openai.OpenAI) -> None:
     assert [file.id for file in page.data] == [made[2], made[1]]
 
 
+@pytest.mark.slow
 def test_a_large_file_is_taken_whole(client: openai.OpenAI) -> None:
     row = {"messages": [{"role": "user", "content": "0123456789" * 1000}, YES]}
     content = (json.dumps(row) + "\n").encode() * 4000

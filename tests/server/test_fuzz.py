@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.corpus import gateway_cases, play, server_cases, some
 from tests.server.process import ServerProcess
+from tests.support import one_quick
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -106,12 +107,11 @@ def test_no_body_makes_the_server_fail(server: ServerProcess, post: tuple[str, A
 
 @pytest.mark.parametrize(
     "cases",
-    [
-        lambda: some(gateway_cases("tiny"), 24),
-        lambda: some(server_cases("tiny"), 6),
-        pytest.param(lambda: gateway_cases("tiny") + server_cases("tiny"), marks=pytest.mark.slow),
-    ],
-    ids=["gateway", "server", "all"],
+    one_quick(
+        lambda: some(gateway_cases("tiny"), 24) + some(server_cases("tiny"), 6),
+        lambda: gateway_cases("tiny") + server_cases("tiny"),
+    ),
+    ids=["some", "all"],
 )
 def test_no_request_makes_a_server_fail(model: Path, tmp_path: Path, cases) -> None:
     with ServerProcess(model, tmp_path) as server, server.http(timeout=60) as http:

@@ -16,6 +16,7 @@ from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 from etude.store.run_folder import locked_by
 from tests.server.data import ASK, YES, create, dpo, grpo, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
+from tests.support import one_quick
 
 
 def logprob_of(client: openai.OpenAI, model: str, text: str = "y") -> float:
@@ -39,7 +40,7 @@ def check_wire(job: FineTuningJob, client: openai.OpenAI) -> None:
         FineTuningJobCheckpoint.model_validate(checkpoint.model_dump())
 
 
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("rank", one_quick(4, 0))
 def test_supervised_from_file_to_a_model_that_answers(client: openai.OpenAI, rank: int) -> None:
     file, held_out = upload(client, supervised(8)), upload(client, supervised(2))
     request = {"suffix": "says-yes", "seed": 1, "validation_file": held_out, "metadata": {"run": "r1"}}
@@ -68,6 +69,7 @@ def test_supervised_from_file_to_a_model_that_answers(client: openai.OpenAI, ran
     assert lines[0].startswith("step,train_loss") and len(lines) == 9
 
 
+@pytest.mark.slow
 def test_dpo_prefers_what_was_preferred_and_goes_on_from_a_fine_tuned_model(client: openai.OpenAI) -> None:
     file = upload(client, dpo(8))
     options = {"n_epochs": 4, "batch_size": 8, "learning_rate": 0.02, "lora_rank": 4, "beta": 0.1}
@@ -214,6 +216,7 @@ def test_groups_in_which_all_are_worth_the_same_teach_nothing(client: openai.Ope
     assert job.status == "failed" and job.error is not None and "nothing to learn" in job.error.message
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_model_can_be_deleted(client: openai.OpenAI) -> None:
     job = wait(client, create(client, upload(client, supervised(2)), n_epochs=1).id)
     name = job.fine_tuned_model

@@ -30,7 +30,7 @@ from etude.store.status import STATUS, RunStatus, SeenStatus, status_of
 from etude.telemetry import watchdog
 from tests.cli.projects import etude
 from tests.runners.playing import config_with, evaluate, examples
-from tests.support import EchoEngine
+from tests.support import EchoEngine, one_quick
 
 
 class Held(EchoEngine):
@@ -56,7 +56,7 @@ async def seen(run: Path, is_wanted: Any) -> RunStatus:
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("isolation", one_quick("none", "process"))
 async def test_calls_that_wait_are_said_with_runners_and_without(tmp_path: Path, isolation: str):
     engine, run = Held(), tmp_path / "run"
     general = {"isolation": "process", "runners": 2} if isolation == "process" else {}
@@ -225,6 +225,7 @@ def scraped(address: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     return samples
 
 
+@pytest.mark.slow
 async def test_a_run_is_scraped_while_it_goes_on(tmp_path: Path):
     engine, run = Held(), tmp_path / "a run"
     config = config_with(max_concurrency=2, isolation="process", runners=1)

@@ -121,6 +121,7 @@ def test_what_needs_logprobs_is_refused_with_the_reason(logged: Path, builder: s
     assert "reference: base" in refused.stderr
 
 
+@pytest.mark.slow
 def test_runners_read_what_was_logged_too(logged: Path):
     change(logged / "config.yml", eval__general={"dataset": LOGGED, "isolation": "process", "runners": 1})
     trained = etude("train", "config.yml", "--name", "apart", "-o", "finetuning.num_epochs=1")

@@ -129,7 +129,8 @@ class Algorithm(Collecting):
         if type(self).assigned is Algorithm.assigned or not all(map(_has_tokens, samples)):
             return [bool(group) and self.differ(group) for group in samples]
         assigned = iter(self.assigned([*filter(None, samples)]))
-        return [any(map(_has_advantage, next(assigned) if group else ())) for group in samples]
+        own = (next(assigned) if group else () for group in samples)
+        return [any(abs(gain) > _ROUNDING for sample in each for gain in sample.gains) for each in own]
 
     def to_compare(self, episodes: Sequence[Group], collected: Collected) -> Sequence[UnitGroup]:
         """The groups within which it compares: of samples, those that it makes."""
@@ -330,10 +331,6 @@ def by_turn(
         for row, value in zip(rows, compare([returns[row][turn] for row in rows]), strict=True):
             advantages[row].append(value)
     return advantages
-
-
-def _has_advantage(sample: Sample) -> bool:
-    return any(abs(gain) > _ROUNDING for gain in sample.gains)
 
 
 def _has_tokens(group: Sequence[Sample]) -> bool:

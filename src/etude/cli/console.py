@@ -84,11 +84,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What was typed after `etude`, and where: an agent may change the folder."""
+    """The words after `etude`, and the folder then, which an agent may change; None: it was deleted."""
 
     words: tuple[str, ...] = ()
     folder: Path | None = None
-    """None where somebody has deleted it: paths are then shown as they are."""
     debug: bool = False
     """Whether `--debug` is among the words: errors come with their traceback."""
 

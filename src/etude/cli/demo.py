@@ -39,13 +39,13 @@ def demo(
     if real:
         refuse("--real, where one task is learnt by GRPO", task=task, method=method)
     from etude.demo.demo import PRETRAINED, TASKS, run_demo
-    from etude.preflight.starter import MODEL
+    from etude.models.source import PACKAGED
     from etude.report.progress import progress_for
 
     learned, method = PRETRAINED if real else task or "calculator", method or "grpo"
     folder = (out or unused(Path(f"demo-{'real' if real else learned}"), "-")).absolute()
     if not as_json and real:
-        say(f"{MODEL} learns to read customers' messages into the fields of a ticket.")
+        say(f"{PACKAGED} learns to read customers' messages into the fields of a ticket.")
     elif not as_json:
         say(f"A tiny model, made from scratch on this machine, {TASKS[learned]}.")
     if not as_json:

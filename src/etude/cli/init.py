@@ -30,10 +30,10 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Write a small project that runs: an agent, examples, a config."""
-    from etude.models.source import cached_folder, packaged_folder
-    from etude.preflight.starter import MODEL, write_starter
+    from etude.models.source import PACKAGED, cached_folder, packaged_folder
+    from etude.preflight.starter import write_starter
 
-    chosen = MODEL if model is None else model
+    chosen = PACKAGED if model is None else model
     if Path(chosen).is_dir():
         chosen = str(Path(chosen).absolute())
     written = write_starter(folder, task or "larger", chosen)

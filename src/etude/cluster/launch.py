@@ -146,7 +146,9 @@ def connect(
 
     _wait_for(address, seconds)
     # Etude ends itself on SIGTERM, and need not be told that Ray will not.
-    logging.getLogger("ray._private.worker").addFilter(_is_not_about_sigterm)
+    logging.getLogger("ray._private.worker").addFilter(
+        lambda record: "SIGTERM handler is not set" not in record.getMessage()
+    )
     # Files can only go along with the whole connection.
     code = {} if folder is None else {"working_dir": str(folder), "excludes": _LEFT_OUT}
     try:
@@ -166,10 +168,6 @@ def connect(
             "excludes: […]}}`"
         ) from error
     return f"http://{context.dashboard_url}" if context.dashboard_url else None
-
-
-def _is_not_about_sigterm(record: logging.LogRecord) -> bool:
-    return "SIGTERM handler is not set" not in record.getMessage()
 
 
 def no_cluster(address: str, reason: str) -> str:

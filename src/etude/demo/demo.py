@@ -25,8 +25,8 @@ from etude.export.model import export_model
 from etude.inference.local import require_local_extra
 from etude.loop.evaluation import Evaluation, engine_of, measure
 from etude.loop.lifecycle import new_run
-from etude.models.source import locate, packaged_folder
-from etude.preflight.starter import MODEL, write_starter
+from etude.models.source import PACKAGED, locate, packaged_folder
+from etude.preflight.starter import write_starter
 from etude.report.files import PLOT
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import read_episode
@@ -102,7 +102,7 @@ async def run_demo(
     require_local_extra()
     if name == PRETRAINED:
         # Made by `make real-model`, it is taken without asking the hub.
-        source = str(packaged_folder()) if packaged_folder().is_dir() else MODEL
+        source = str(packaged_folder()) if packaged_folder().is_dir() else PACKAGED
         locate(source)
         write_starter(folder, PRETRAINED, source)
     else:

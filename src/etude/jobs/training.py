@@ -146,7 +146,8 @@ class JobData:
 
     def largest(self, steps: Sequence[Step]) -> list[Unit]:
         """The units of the step with the most tokens."""
-        return max(map(self.units, steps), key=_tokens, default=[])
+        every = map(self.units, steps)
+        return max(every, key=lambda units: sum(len(each.ids) for unit in units for each in unit), default=[])
 
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
         """Further metrics, once the step is taken: at the end of an epoch `valid_loss`."""
@@ -272,10 +273,6 @@ def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     means = {name: sum(metrics.get(name, 0.0) for metrics in steps) / len(steps) for name in sorted(names)}
     first = steps[0].get("sampled_kl")
     return means if first is None else {**means, "mismatch_kl": first}
-
-
-def _tokens(units: Sequence[Unit]) -> int:
-    return sum(len(sample.ids) for unit in units for sample in unit)
 
 
 def flat(rows: Iterable[Row]) -> Iterable[Unit]:

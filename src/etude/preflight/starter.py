@@ -8,14 +8,11 @@ from pathlib import Path
 from etude.models.source import PACKAGED
 from etude.store.files import write_new_files
 
-MODEL = PACKAGED
-"""Small enough for a laptop, and trained to chat."""
-
 FILES = Path(__file__).parent / "starter_files"
 """A folder for each task, and for the trial of `etude doctor`: files, each with `.txt` after its name."""
 
 
-def write_starter(folder: Path, task: str, model: str = MODEL) -> list[Path]:
+def write_starter(folder: Path, task: str, model: str = PACKAGED) -> list[Path]:
     """Write a task's files, examples and config.yml into `folder`; what was written.
 
     Raises RequestError when one of them is there already, StoreError when they cannot be written.

@@ -187,15 +187,14 @@ def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -
         example=example or Example(**data["example"]),
         generation=data["generation"],
         calls=tuple(calls),
-        events=tuple(map(_decode_event, data["events"])),
+        events=tuple(
+            Event(**each | {"tool": ToolUse(**each["tool"])} if "tool" in each else each)
+            for each in data["events"]
+        ),
         output=data["output"],
         failure=None if data["failure"] is None else Failure(*data["failure"]),
         seconds=data["seconds"],
     )
-
-
-def _decode_event(data: Json) -> Event:
-    return Event(**data | {"tool": ToolUse(**data["tool"])} if "tool" in data else data)
 
 
 def _encode_example(example: Example) -> Json:

@@ -233,6 +233,10 @@ def parse_query(words: str) -> Query:
     return Query(words.strip(), tuple(tests), tuple(texts))
 
 
+def _other(test: Test) -> Test:
+    return lambda episode: not test(episode)
+
+
 def _test(word: str) -> Test | None:
     """The test that a word is; None for a word to look for."""
     if word in FLAGS:
@@ -256,10 +260,6 @@ def _test(word: str) -> Test | None:
         known = nearest(word, [*NUMBERS, *FLAGS]) or "reward"
         raise RequestError(f"the filter word '{word}' compares with no number; write it as in {known}<0.5")
     return None
-
-
-def _other(test: Test) -> Test:
-    return lambda episode: not test(episode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,13 +115,7 @@ class EpisodeSpans:
         return f"execute_tool {use.name}", about, None if use.outcome == "ok" else (use.outcome, use.outcome)
 
     def _span(
-        self,
-        told: _Told,
-        place: str,
-        parent: ReadableSpan | None,
-        began: float,
-        ended: float,
-        events: Sequence[Event] = (),
+        self, told: _Told, place: str, parent: Any, began: float, ended: float, events: Sequence[Event] = ()
     ) -> ReadableSpan:
         name, attributes, error = told
         above = None if parent is None else parent.get_span_context()

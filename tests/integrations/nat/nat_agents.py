@@ -1,7 +1,9 @@
 """Workflows and evaluators for tests, by the toolkit's interfaces: only its processes import this."""
 
 import asyncio
+import types
 from collections.abc import AsyncIterator
+from typing import Any
 
 from langchain_core.messages import HumanMessage
 from nat.builder.builder import Builder, EvalBuilder
@@ -103,8 +105,14 @@ async def failing(config: FailingConfig, builder: Builder) -> AsyncIterator[Func
     yield FunctionInfo.from_fn(fail, description="Fails.")
 
 
-class BrokenConfig(EvaluatorBaseConfig, name="test_broken"):
-    pass
+def register_scorer(name: str, scorer: type[BaseEvaluator]) -> None:
+    """As an evaluator of the toolkit without settings."""
+    config_type = types.new_class("Config", (EvaluatorBaseConfig,), {"name": name})
+
+    async def made(config: Any, builder: EvalBuilder) -> AsyncIterator[EvaluatorInfo]:
+        yield EvaluatorInfo(config=config, evaluate_fn=scorer().evaluate, description=name)
+
+    register_evaluator(config_type=config_type)(made)
 
 
 class Broken(BaseEvaluator):
@@ -112,27 +120,9 @@ class Broken(BaseEvaluator):
         raise RuntimeError("the judge is asleep")
 
 
-@register_evaluator(config_type=BrokenConfig)
-async def broken(config: BrokenConfig, builder: EvalBuilder) -> AsyncIterator[EvaluatorInfo]:
-    yield EvaluatorInfo(config=config, evaluate_fn=Broken().evaluate, description="Fails.")
-
-
-class SameConfig(EvaluatorBaseConfig, name="test_same"):
-    pass
-
-
 class Same(BaseEvaluator):
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         return EvalOutputItem(id=item.id, score=0.5, reasoning="all alike")
-
-
-@register_evaluator(config_type=SameConfig)
-async def same(config: SameConfig, builder: EvalBuilder) -> AsyncIterator[EvaluatorInfo]:
-    yield EvaluatorInfo(config=config, evaluate_fn=Same().evaluate, description="All alike.")
-
-
-class StepsConfig(EvaluatorBaseConfig, name="test_steps"):
-    pass
 
 
 class Steps(BaseEvaluator):
@@ -145,6 +135,5 @@ class Steps(BaseEvaluator):
         return EvalOutputItem(id=item.id, score=len(calls) + right / 100, reasoning=functions)
 
 
-@register_evaluator(config_type=StepsConfig)
-async def steps(config: StepsConfig, builder: EvalBuilder) -> AsyncIterator[EvaluatorInfo]:
-    yield EvaluatorInfo(config=config, evaluate_fn=Steps().evaluate, description="Counts calls.")
+for _name, _type in (("test_broken", Broken), ("test_same", Same), ("test_steps", Steps)):
+    register_scorer(_name, _type)
