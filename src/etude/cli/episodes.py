@@ -45,8 +45,8 @@ def episodes(
     """List the episodes of a run that match the words, or show one.
 
     Words: failed, cut-off, drifted, retried, unscored; reward<0.5, and an evaluator's name likewise; calls,
-    tokens, seconds, version; agent:NAME, example:ID. Any other word is searched in the text. A dash before a
-    word means that it must not match. Put words with a dash after `--`.
+    tokens, seconds, version; agent:NAME, example:ID. Any other word is searched for in the text. A dash
+    before a word means that it must not match. Put words with a dash after `--`.
     """
     if words[0] == "show":
         _show_episode(words[1:], run, output_dir)

@@ -95,10 +95,10 @@ def resume(
 ) -> None:
     """Resume a stopped run, without repeating any finished work.
 
-    `-o` may change how the run continues: `finetuning.num_epochs` (to train for longer), the error budget,
-    time limits, concurrency, the cluster (`-o cluster=null` for none), and secrets, which run folders do not
-    keep. From an address, the run's folder is restored into --output-dir. Give options of the storage's
-    driver as `-o storage.options.NAME=VALUE`.
+    `-o` may change `finetuning.num_epochs`, to train for longer, the error budget, time limits, concurrency
+    and the cluster (`-o cluster=null` for none). It also gives secrets, which run folders do not keep. From
+    an address, the run's folder is restored into --output-dir. Give options of the storage's driver as
+    `-o storage.options.NAME=VALUE`.
     """
     from etude.backup.address import is_address
     from etude.loop.lifecycle import config_to_resume, note_changes
