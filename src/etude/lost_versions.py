@@ -80,12 +80,12 @@ async def _train(run: Path, progress: Progress) -> None:
 
 
 class _Reached(EtudeError):
-    """Raised when the wanted version has been trained."""
+    """The signal that the wanted version has been trained."""
 
 
 @dataclass(frozen=True)
 class _Until(Progress):
-    """Progress that ends a run after the epoch `last`. The adapter then writes that epoch's version."""
+    """A Progress that ends a run after the epoch `last`. The adapter then writes that epoch's version."""
 
     last: int
 

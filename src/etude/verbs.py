@@ -78,7 +78,7 @@ async def train_async(
     Args:
         agent: A function of an example and an episode, decorated or plain; an import path; a config's
             workflow; or a protocol, with its `scenario`. It may also be a whole config: a file, a dict or a
-            Config. Then only `report`, `name`, `overrides`, `progress` and settings may be given besides.
+            Config. Then only `report`, `name`, `overrides`, `progress` and settings may accompany it.
         reward: A function of an example and an output, an Evaluator, or a dict of several by name. All are
             measured, and the first one is trained on, unless `targets` name theirs.
         examples: A list of dicts or Examples, a data frame, a dataset, or a file.

@@ -73,11 +73,11 @@ _ISOLATION = (
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end (SIGTERM), and ends as after Ctrl-C."""
+    """A request to end the process (SIGTERM), which then ends as after Ctrl-C."""
 
 
 def reported(command: Callable[P, T]) -> Callable[P, T]:
-    """Report any error of a command as a sentence on standard error.
+    """Make a command report any error as a sentence on standard error.
 
     With `--json` the error also goes to standard output, as an object with `event`, `type`, `error` and
     `exit_code`. The lines that `then` added come last.

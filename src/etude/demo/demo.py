@@ -45,7 +45,7 @@ TASKS = {
     "sort": "learns to sort letters",
     "extraction": "learns to read notes about orders into the fields of a schema",
 }
-"""The tasks of a tiny model, each as the end of a sentence. The example of the same name has its code."""
+"""The tasks of a tiny model, each as the end of a sentence. The example with its name has its code."""
 
 PRETRAINED = "tickets"
 """The task of a pretrained model: the project that `etude init --task` writes under this name."""

@@ -84,7 +84,7 @@ class _NoEngine:
 
 
 class _DryBuilder(Builder):
-    """Builds everything except the models of this process, which may be large."""
+    """A builder of everything except the models of this process, which may be large."""
 
     async def get_llm(self, name: str) -> Engine:
         if isinstance(self.config.llms.get(name), LocalLlmConfig):

@@ -122,7 +122,7 @@ def inputs_read(fn: Callable[..., Any]) -> list[Read]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Visits a function body in which the inputs have a given name."""
+    """A visitor of a function body, in which the inputs have a given name."""
 
     def __init__(self, inputs: str) -> None:
         self.reads: list[tuple[str, int, bool]] = []

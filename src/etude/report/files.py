@@ -39,7 +39,7 @@ _REWARDS = ["avg_reward", "min_reward", "max_reward", "reward_low", "reward_high
 
 
 class RunReport:
-    """Writes the metrics files each time it is called, and the plot now and then and at the end.
+    """A writer of the metrics files at each call, and of the plot now and then and at the end.
 
     A run may have thousands of epochs, so each is encoded only once.
     """

@@ -25,7 +25,7 @@ class LogLevel(StrEnum):
 
 
 class LogLines(logging.Handler):
-    """Writes records to standard error, a line each, with the time.
+    """A handler that writes records to standard error, a line each, with the time.
 
     Records of user code and of Etude are shown from the level `shown` on. Records of other packages are shown
     from warnings on, unless somebody gave their logger a level.

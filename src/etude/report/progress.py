@@ -27,7 +27,7 @@ from etude.store.figures import failed_counts
 
 
 class RunState(Progress):
-    """Sums up the events of a run. Displays are subclasses that show the sums."""
+    """The sums of a run's events so far. Displays are subclasses that show them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -135,7 +135,7 @@ def _best(metrics: Mapping[str, Any]) -> str:
 
 
 class LineProgress(RunState):
-    """Prints a line for each important event, and regular signs of life while episodes run."""
+    """A display of lines: one for each important event, and signs of life while episodes run."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class LineProgress(RunState):
 
 
 class JsonProgress(Progress):
-    """Prints a JSON object on one line for each event: its name under `event`, and its data."""
+    """A display of JSON lines: an object for each event, with its name under `event`, and its data."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout

@@ -37,7 +37,7 @@ from etude.telemetry.prometheus import MetricsServer, served
 
 
 class RunCounts(Progress):
-    """Counts the events of a run, and passes each one on to the display."""
+    """The counts of a run's events. Each event is passed on to the display."""
 
     def __init__(self, display: Progress) -> None:
         self.display = display
@@ -110,7 +110,7 @@ def _note_reward(rewards: dict[str, float], metrics: Mapping[str, Any]) -> None:
 
 _SECONDS = 1.0
 _MOST_TIME = 0.02
-"""The head may spend this share of its time on the status, which matters with many runners."""
+"""The head may spend this share of its time on status. With many runners this is a limit."""
 _COLLECTING = ("collecting", "validating", "evaluating")
 """Phases in which the episodes show what the run waits for."""
 

@@ -33,7 +33,7 @@ _LEAST_EPISODES = 2.0
 
 
 class Watchdog:
-    """Watches a run. During a training job, the job's own limit applies instead."""
+    """The watchdog of a run. During a training job, the job's own limit applies instead."""
 
     def __init__(self, parts: Parts, config: StallConfig) -> None:
         self._parts = parts
@@ -49,7 +49,7 @@ class Watchdog:
 
     @contextmanager
     def waiting_for_job(self) -> Iterator[None]:
-        """Wait for a training job in the block. It may show nothing for hours."""
+        """Mark that the block waits for a training job, which may show nothing for hours."""
         self._jobs += 1
         try:
             yield

@@ -46,7 +46,7 @@ class OtelConfig(TrackerConfig, name="otel"):
 
 
 class OtelTracker:
-    """Sends the spans of episodes."""
+    """A tracker that sends the spans of episodes."""
 
     _run: TrackedRun
     _exporter: Any = None

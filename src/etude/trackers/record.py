@@ -40,7 +40,7 @@ SECONDS_TO_ANSWER = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One final fact about a run."""
+    """One event of a run: a finished warm-up, epoch, validation or evaluation, or the end."""
 
     key: str
     """The same whenever the same record is read."""
@@ -101,7 +101,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Shows a run elsewhere. All methods are called from one thread, and may wait and raise.
+    """The interface that shows a run elsewhere. One thread calls all methods, which may wait and raise.
 
     After an error, `open` is called again some time later, and then `send` with the same record. Each record
     is sent at least once. It is sent again, with the same `key` and `number`, if the process was killed
@@ -253,7 +253,7 @@ class LiveTrackerConfig(TrackerConfig, name="live"):
 
 
 class FunctionTracker:
-    """Calls a function, plain or async, with each record."""
+    """A tracker that calls a function, plain or async, with each record."""
 
     def __init__(self, function: Callable[[RunRecord], Any]) -> None:
         self._function = function

@@ -45,7 +45,7 @@ _SECONDS_TO_STORE = 60.0
 
 
 class TrackerReader:
-    """Serves one tracker until it is closed."""
+    """The thread that serves one tracker until it is closed."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class MlflowConfig(TrackerConfig, name="mlflow"):
 
 
 class MlflowTracker(_ServiceTracker):
-    """Logs the records of a run. If a metric is sent twice, MLflow's database keeps it once."""
+    """The tracker for MLflow. If a metric is sent twice, MLflow's database keeps it once."""
 
     _config: MlflowConfig
     _id = ""
@@ -131,7 +131,7 @@ class TensorBoardConfig(TrackerConfig, name="tensorboard"):
 
 
 class TensorBoardTracker(_ServiceTracker):
-    """Writes the records of a run as events."""
+    """The tracker for TensorBoard, which writes records as events."""
 
     _config: TensorBoardConfig
 
@@ -183,7 +183,7 @@ class TrackioConfig(TrackerConfig, name="trackio"):
 
 
 class TrackioTracker(_ServiceTracker):
-    """Logs the records of a run."""
+    """The tracker for Trackio."""
 
     _config: TrackioConfig
 
@@ -239,7 +239,7 @@ class WandbConfig(TrackerConfig, name="wandb"):
 
 
 class WandbTracker(_ServiceTracker):
-    """Logs the records of a run."""
+    """The tracker for Weights & Biases."""
 
     _config: WandbConfig
 

@@ -31,7 +31,7 @@ _Told: TypeAlias = tuple[str, dict[str, Any], tuple[str, str] | None]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpans:
-    """Makes the spans of the episodes of one run."""
+    """A maker of spans for the episodes of one run."""
 
     token: str
     """Identifies the run among all others."""

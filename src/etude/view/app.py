@@ -158,7 +158,7 @@ def serve_view(
         path = url("runs", run) if run else "/"
 
         class Server(uvicorn.Server):
-            """Calls `on_ready` when it is ready."""
+            """A server that calls `on_ready` when it is ready."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)

@@ -187,7 +187,7 @@ _FILE = "tokenizer.json"
 
 
 class TokenTexts:
-    """The texts of tokens. Without a tokenizer here, their ids."""
+    """The texts of tokens, or their ids if there is no tokenizer here."""
 
     def __init__(self, run: Path, settings: Mapping[str, Any], model: str) -> None:
         """`settings` is the run's config, and `model` an entry of its `llms`."""
