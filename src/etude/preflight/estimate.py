@@ -253,7 +253,7 @@ def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[flo
 async def play_some(config: Config, episodes: int, findings: Findings) -> PerEpisode:
     """Play and score episodes of training in a temporary folder, and return their average usage.
 
-    Raises the errors of a run, and RequestError if no call is by a target function.
+    Raises the errors of a run, and RequestError if no model or no target function was called.
     """
     config = config.model_copy(update={"storage": None, "metrics": None})
     with (
