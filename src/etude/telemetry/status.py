@@ -110,7 +110,7 @@ def _note_reward(rewards: dict[str, float], metrics: Mapping[str, Any]) -> None:
 
 _SECONDS = 1.0
 _MOST_TIME = 0.02
-"""The head may spend this share of its time on status. With many runners this is a limit."""
+"""The largest share of its time that the head spends on status, which matters with many runners."""
 _COLLECTING = ("collecting", "validating", "evaluating")
 """Phases in which the episodes show what the run waits for."""
 
