@@ -1,13 +1,13 @@
 """Etude: fine-tune the models inside LLM agents from the agents' own runs.
 
-Everything public is importable from here, and loaded when it is first used.
+Every public name can be imported from here. Its module is loaded on first use.
 """
 
 from __future__ import annotations
 
-# Nothing is imported here, `typing` included: the command has to be ready for Ctrl-C as early as it can.
+# Import nothing here, not even `typing`: the command must handle Ctrl-C as early as possible.
 TYPE_CHECKING = False
-# Every public name, with its home: type checkers import them here, and `__getattr__` reads these lines too.
+# Every public name with its module. Type checkers follow these imports, and `__getattr__` reads them.
 if TYPE_CHECKING:
     from typing import Any
 
@@ -123,7 +123,7 @@ _found_homes: dict[str, str] = {}
 
 
 def _homes() -> dict[str, str]:
-    """The module of each public name, as the imports above say."""
+    """Return the module of each public name, read from the imports above."""
     if _found_homes:
         return _found_homes
     import ast

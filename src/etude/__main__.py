@@ -1,4 +1,4 @@
-"""`python -m etude` is the program `etude`."""
+"""The program `etude`, started as `python -m etude`."""
 
 from etude.cli import main
 

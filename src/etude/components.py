@@ -1,8 +1,7 @@
-"""Everything of the core that stands under a `_type`: importing this module registers it.
+"""The built-in components: importing this module registers every `_type` of the core.
 
-Installed packages do the same: they name such a module under the entry-point group `etude.components`. So do
-the integrations, of which nothing here knows.
-None of these modules needs torch before a component is built.
+Installed packages and the integrations name such a module under the entry-point group `etude.components`.
+Nothing here knows them. None of these modules needs torch before a component is built.
 """
 
 import importlib

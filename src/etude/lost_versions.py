@@ -1,4 +1,4 @@
-"""Versions that are not on the disk, trained again in a copy of their run, on the episodes in its journal."""
+"""Versions missing on disk, trained again in a copy of their run from the episodes in its journal."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from etude.verbs import train_in
 
 @contextmanager
 def at_hand(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVersion]:
-    """The version that is wished for, as `choose_version` chooses; it is on the disk within the block.
+    """Yield the version that `wish` names for `choose_version`, with its weights on disk within the block.
 
-    One that is not there is trained again from the last one before it that is, in a copy of the run. Raises
-    RequestError where there is no such version, and what resuming the run raises.
+    If they are missing, a copy of the run trains them again from the last earlier version on disk. Raises
+    RequestError if there is no such version. Errors of resuming the run pass through.
     """
     wanted = choose_version(run, wish, kept=False)
     if wanted.folder is None or wanted.folder.exists():
@@ -47,7 +47,7 @@ def at_hand(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVer
 
 
 def _copy_until(wanted: RunVersion, copy: Path) -> int:
-    """Copy the run without the versions that were made after the wanted one; the epoch that made that."""
+    """Copy the run without the versions made after `wanted`, and return the epoch that made it."""
     run, histories = wanted.run, histories_of(wanted.run)
     last = next((each.epoch for each in histories[wanted.target].epochs if each.version == wanted.version), 0)
     later = [
@@ -62,7 +62,7 @@ def _copy_until(wanted: RunVersion, copy: Path) -> int:
             continue
         private_folder(target.parent)
         if name.startswith("checkpoints/"):
-            # Nobody writes into a version: there is no need for its bytes twice.
+            # Nobody writes into a version, so a hard link replaces a second copy of its bytes.
             with suppress(OSError):
                 os.link(source, target)
                 continue
@@ -72,7 +72,7 @@ def _copy_until(wanted: RunVersion, copy: Path) -> int:
 
 
 async def _train(run: Path, progress: Progress) -> None:
-    """Go on with the copy of a run, which nobody is to hear of."""
+    """Resume the copy of a run without its trackers, backup, metrics server and budget."""
     unheard: dict[str, Any] = {"report": [], "storage": None, "metrics": None, "budget": None}
     config = config_to_resume(run, ()).model_copy(update=unheard)
     with RunFolder.open(run) as folder, suppress(_Reached):
@@ -80,16 +80,16 @@ async def _train(run: Path, progress: Progress) -> None:
 
 
 class _Reached(EtudeError):
-    """The version is there."""
+    """The signal that the wanted version has been trained."""
 
 
 @dataclass(frozen=True)
 class _Until(Progress):
-    """Ends a run after an epoch, whose version its adapter then writes."""
+    """A Progress that ends a run after the epoch `last`. The adapter then writes that epoch's version."""
 
     last: int
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        """Raises what ends the run, once the last epoch is over."""
+        """Raise _Reached once the epoch `last` is over."""
         if epoch > self.last:
             raise _Reached

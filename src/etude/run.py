@@ -1,4 +1,4 @@
-"""A run as the verbs return it: its summary, episodes, metrics and trained model, read from its folder."""
+"""A finished or running run, as the verbs return it, read from its folder."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ class TrainedModel:
 
     @property
     def version(self) -> int:
-        """Its number; 0 is the model that training began with."""
+        """The version number; 0 is the model that training began with."""
         return self.chosen.number
 
     @property
     def path(self) -> Path | None:
-        """The folder of its weights in the run; None for the base model and for weights of a server."""
+        """The folder of the weights in the run. None for the base model, or if a server has the weights."""
         return self.chosen.folder
 
     @property
     def location(self) -> str | None:
-        """Its folder, or the name that a server has for it; None for the base model."""
+        """The folder, or the server's name for the model; None for the base model."""
         return None if self.chosen.version is None else str(self.path or self.chosen.version.location)
 
     def load(self) -> Policy:
-        """The model in this process. Raises RequestError when its weights are a server's."""
+        """Load the model in this process. Raises RequestError if only a server has its weights."""
         from etude.loop.model import load_version
 
         return load_version(self.chosen)
 
     def export(self, folder: str | Path, *, lora_only: bool = False) -> Path:
-        """Write it as a folder that `transformers` loads, or its LoRA weights alone; the folder."""
+        """Write the model, or only its LoRA weights, as a folder for `transformers`. Return the folder."""
         from etude.export.model import export_model
 
         export_model(self.chosen, Path(folder), lora_only=lora_only)
@@ -64,46 +64,46 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """The finished episodes of a run, read from its journal one at a time as they are asked for."""
+    """The finished episodes of a run, read from its journal one at a time."""
 
     folder: Path
     phase: str = ""
-    """`train/3`, `validation/0`, `eval`; all phases when empty."""
+    """A phase such as `train/3`, `validation/0` or `eval`; all phases if empty."""
 
     def __iter__(self) -> Iterator[EpisodeRecord]:
         with RunFolder.read(self.folder) as run:
             yield from iter_episodes(run.journal, f"{self.phase}/" if self.phase else "")
 
     def of(self, phase: str) -> Episodes:
-        """Those of one phase."""
+        """Return only the episodes of one phase."""
         return Episodes(self.folder, phase)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A training run or an evaluation, as its folder has it. Reading it disturbs nobody."""
+    """A training run or an evaluation, read from its folder. Reading never disturbs a running process."""
 
     folder: Path
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of the run's folder."""
         return self.folder.name
 
     @property
     def facts(self) -> RunFacts:
-        """Whether it is finished, how far it came, with what. Raises RequestError without such a run."""
+        """The run's state, progress and settings. Raises RequestError if there is no such run."""
         return facts_of(self.folder)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """A training run in numbers, as `summary.json` has them; of an evaluation its result."""
+        """The figures of a training run, as in `summary.json`, or the result of an evaluation."""
         facts = self.facts
         return facts.summary.as_json() if facts.kind == "train" else dict(facts.result or {})
 
     @property
     def scores(self) -> dict[str, dict[str, Any]]:
-        """By evaluator: `mean`, `low`, `high` (95 %), `n`; of a training run, in its last validation."""
+        """The `mean`, `low`, `high` (95 %) and `n` of each evaluator; in training, in the last validation."""
         summary = self.summary
         if "scores" in summary:
             return dict(summary["scores"])
@@ -111,26 +111,25 @@ class Run:
 
     @property
     def episodes(self) -> Episodes:
-        """All finished episodes; those of one phase: `run.episodes.of("train/1")`."""
+        """All finished episodes. `run.episodes.of("train/1")` has one phase only."""
         return Episodes(self.folder)
 
     @property
     def jobs(self) -> list[JobFacts]:
-        """Its training jobs, by epoch."""
+        """The run's training jobs, by epoch."""
         return jobs_of(self.folder)
 
     @property
     def bill(self) -> Bill:
-        """All that it has taken so far: calls, tokens, USD, hours; by model, by role, by part of the run."""
+        """Everything used so far: calls, tokens, USD and hours, by model, by role and by part of the run."""
         return read_bill(self.folder)
 
     @property
     def metrics(self) -> Any:
-        """A row for each validation and epoch, or of an evaluation for each episode.
+        """A row for each validation and epoch, or for each episode of an evaluation.
 
-        Columns that begin with `training/` are those of the epoch's job.
-
-        A data frame where pandas is installed, else a list of dicts.
+        Columns that begin with `training/` describe the epoch's job. A data frame if pandas is installed,
+        else a list of dicts.
         """
         rows = _item_rows(self.folder) if self.facts.kind == "evaluate" else _metric_rows(self.folder)
         if find_spec("pandas") is None:
@@ -139,20 +138,20 @@ class Run:
 
     @property
     def model(self) -> TrainedModel:
-        """The trained model: the best version by validation where that is known, else the last.
+        """The trained model: the best version by validation, or the last if no validation measured one.
 
-        Raises RequestError when nothing was trained, or several models were (`models`).
+        Raises RequestError if nothing was trained, or if there are several `models`.
         """
         return self.version()
 
     @property
     def models(self) -> dict[str, TrainedModel]:
-        """The trained models by target, where there are several."""
+        """The trained models by target, if the run has several targets."""
         targets = [name for name in histories_of(self.folder) if name is not None]
         return {name: self.version(name) for name in targets}
 
     def version(self, wish: str = "") -> TrainedModel:
-        """Another version of the model: `v3`, `best`, `last`, `base`; of several models `prover:v3`."""
+        """Return a version: `v3`, `best`, `last` or `base`, and `prover:v3` if there are several models."""
         return TrainedModel(choose_version(self.folder, wish))
 
 

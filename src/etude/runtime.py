@@ -28,36 +28,36 @@ from etude.telemetry.status import Parts, RunCounts, published
 from etude.telemetry.watchdog import Watchdog
 
 Report = Callable[[History, Path, bool], None]
-"""Writes the metrics files of a history into a folder; True when the run is over."""
+"""Writes the metrics files of a history into a folder. The flag is True when the run is over."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Everything that builders and trainers work with."""
+    """All parts that builders and trainers work with."""
 
     config: Config
     run: RunFolder
     builder: Builder
     evaluation: Evaluation
-    """Runs and scores episodes; where a trainer is at work, each call is a collection of its own."""
+    """Runs and scores episodes. During training, each call is a separate collection."""
     examples: Sequence[Example]
     engines: Mapping[str, Engine]
-    """By their names in `llms`."""
+    """The engines by their names in `llms`."""
     target_model: str
-    """The entry of `llms` that is trained; of several, the first."""
+    """The entry of `llms` to train; the first one if there are several."""
     target: str | None = None
-    """The name of the target that this is the runtime of, where several models are trained in one run."""
+    """The name of this runtime's target, if several models are trained in one run."""
     target_config: TargetConfig = field(default_factory=TargetConfig)
-    """When that target is trained."""
+    """The schedule of the target."""
     validation_examples: Sequence[Example] = ()
-    """Held-out examples; empty when there is no validation."""
+    """Held-out examples; empty without validation."""
     progress: Progress = field(default_factory=Progress)
     report: Report | None = None
     """Called after every epoch and validation, once it is journalled."""
     watchdog: Watchdog | None = None
-    """Notices when nothing moves any more."""
+    """Notices when the run makes no progress."""
     ledger: Ledger | None = None
-    """Counts what the run takes, and stops it at a limit of its budget."""
+    """Counts the run's usage, and stops the run at a limit of its budget."""
 
 
 @asynccontextmanager
@@ -69,14 +69,14 @@ async def open_runtime(
     report: Report | None = None,
     engines: Mapping[str, Engine] | None = None,
 ) -> AsyncIterator[Runtime]:
-    """Build the agent, its models, evaluators and examples; all are closed again at the end.
+    """Build the agent, its models, evaluators and examples, and close them at the end.
 
-    `engines` take the place of entries of `llms` by the same name; they are not closed. The run is backed up
-    meanwhile, and once more at the end. Raises RequestError or DatasetError for what cannot be built.
+    `engines` replace entries of `llms` with the same names, and are not closed. The run is backed up while it
+    is open, and once more at the end. Raises RequestError or DatasetError for parts that cannot be built.
     """
     progress = counts = RunCounts(progress or Progress())
     async with AsyncExitStack() as exits:
-        # The first to be opened and the last to be closed: it has what is written when all else is closed.
+        # Opened first and closed last, so that the final backup has everything the other parts write.
         await exits.enter_async_context(backed_up(config.storage, run, progress))
         builder = await exits.enter_async_context(Builder(config, run))
         ledger = Ledger(run.journal, config)
@@ -122,7 +122,7 @@ async def open_runtime(
 
 
 async def _keep_bases(run: RunFolder, config: Config, given: Mapping[str, Engine]) -> None:
-    """Record which files the models of this process were loaded from. Raises RequestError for other ones."""
+    """Record the files of each model in this process. Raises RequestError if recorded ones have changed."""
     for name, llm in config.llms.items():
         if isinstance(llm, LocalLlmConfig) and llm.model is not None and name not in given:
             await keep_base(run.journal, name, str(llm.model))

@@ -1,7 +1,7 @@
-"""The verbs: train, evaluate, resume. The command line calls the same functions.
+"""The verbs train, evaluate and resume, which the command line calls too.
 
-Each is a coroutine function (`train_async`), and a function that waits for it (`train`), also in a notebook
-cell and in a running event loop.
+Each is a coroutine function (`train_async`) and a function that waits for it (`train`). The waiting one also
+works in a notebook cell and while an event loop runs.
 """
 
 from __future__ import annotations
@@ -76,33 +76,33 @@ async def train_async(
     """Train the models of an agent, and return the run.
 
     Args:
-        agent: A function of an example and an episode, decorated or plain; an import path; a workflow of a
-            config; a protocol, with its `scenario`. Or a whole config (a file, a dict, a Config), which then
-            has everything but `report`, `name`, `overrides`, `progress` and settings.
-        reward: A function of an example and an output, an Evaluator, or several by name: all of them are
-            measured, and the first is trained on, unless `targets` name theirs.
+        agent: A function of an example and an episode, decorated or plain; an import path; a config's
+            workflow; or a protocol, with its `scenario`. It may also be a whole config: a file, a dict or a
+            Config. Then only `report`, `name`, `overrides`, `progress` and settings may accompany it.
+        reward: A function of an example and an output, an Evaluator, or a dict of several by name. All are
+            measured, and the first one is trained on, unless `targets` name theirs.
         examples: A list of dicts or Examples, a data frame, a dataset, or a file.
         validation: Held-out examples, in the same forms.
         model: A name on the Hugging Face hub, a folder, or an entry of `llms` as a dict or config.
         models: Several models by name, in the same forms.
-        targets: Which of them are trained: their names, or for each of these `reward`, `algorithm`, `backend`
-            and the keys of `finetuning.targets`.
+        targets: The models to train: their names, or for each name a dict with `reward`, `algorithm`,
+            `backend` and the keys of `finetuning.targets`.
         algorithm: An instance of a TrajectoryBuilderConfig, such as `etude.Grpo(group=8)`, a name, or a dict.
-        backend: Where to train: a TrainerAdapterConfig, a name, or a dict; by default in this process.
-        trainer: The loop, in the same forms; by default `epochs`.
-        tools: Tools of `episode.tools`: Python functions, or several sets by name, each of functions or as in
-            a config's `tools`.
-        report: Where the run is shown: `"wandb"`, a function that is called with each `etude.RunRecord`, an
+        backend: Where to train: a TrainerAdapterConfig, a name, or a dict. The default is this process.
+        trainer: The loop, in the same forms. The default is `epochs`.
+        tools: Tools for `episode.tools`: Python functions, or several sets by name. A set is a list of
+            functions, or an entry as in a config's `tools`.
+        report: Where to show the run: `"wandb"`, a function that is called with each `etude.RunRecord`, an
             entry of a config's `report`, or a list of these.
-        name: The name of the run; made up by default.
+        name: The name of the run. The default is a new name.
         overrides: `key.of.the.config=value`, as for `-o` of the command line.
-        progress: False for silence; a Progress of one's own.
+        progress: False for silence, or a custom Progress.
         settings: Keys of `finetuning` (`epochs` is short for `num_epochs`), its `run_configuration`,
-            `eval.general` and the trainer `epochs`: `seed`, `output_dir`, `validation_interval`, `patience`…;
-            and `budget`, such as `{"usd": 5}`, at a limit of which BudgetReached is raised.
+            `eval.general` and the trainer `epochs`, such as `seed`, `output_dir` and `patience`. Also
+            `budget`, such as `{"usd": 5}`: at its limit, BudgetReached is raised.
 
-    Raises RequestError when that cannot be done (nothing was sampled by then), and another EtudeError when
-    the work failed. What was done is kept: `etude.resume(run)` goes on.
+    Raises RequestError if the request cannot be met, before anything is sampled. Raises another EtudeError if
+    the work fails. Finished work is kept, and `etude.resume(run)` continues from it.
     """
     parts = {"reward": reward, "examples": examples, "validation": validation, "model": model}
     parts |= {"models": models, "targets": targets, "algorithm": algorithm, "backend": backend}
@@ -129,11 +129,11 @@ async def evaluate_async(
     progress: Progress | bool = True,
     **settings: Any,
 ) -> Run:
-    """Run an agent on examples and score it, with the same code as in training; the run, with its `scores`.
+    """Run an agent on examples and score it, with the code that training uses. The run has the `scores`.
 
-    The arguments are those of `train`. `model` may also be a trained one, `run.model` or `"RUN:best"`; with a
-    whole config it takes the place of the config's own. `repeat` episodes are run on each example, `greedy`
-    ones at temperature 0.
+    The arguments are those that `train` takes. `model` may also be a trained model, `run.model` or
+    `"RUN:best"`. With a whole config it replaces the config's model. Each example gets `repeat` episodes.
+    With `greedy` they are sampled at temperature 0.
     """
     root = Path(settings.get("output_dir", "runs"))
     if is_config(agent):
@@ -171,13 +171,13 @@ async def resume_async(
     progress: Progress | bool = True,
     **settings: Any,
 ) -> Run:
-    """Go on with a run that was stopped, without repeating anything that it has done.
+    """Resume a stopped run, without repeating any finished work.
 
-    A run that began with Python objects of a program, which its config cannot name, is given the same ones
-    again: `agent`, `reward`, `examples`, `validation`, `tools`; `report` may be others. `retry` tries again
-    what failed without the agent's fault. Settings may change how it goes on: `epochs=20` trains a finished
-    run for longer. Raises RequestError for those that would make another run of it. The address of a run's
-    backup (`s3://bucket/etude/RUN`) stands for the folder that is made of it in `output_dir`.
+    If the run was given Python objects that its config cannot name, give the same ones again: `agent`,
+    `reward`, `examples`, `validation`, `tools`. `report` may differ. `retry` repeats failed work if the agent
+    did not cause the failure. Settings may change how the run continues: `epochs=20` trains a finished run
+    for longer. Raises RequestError for settings that would make it a different run. `run` may also be the
+    address of a backup (`s3://bucket/etude/RUN`), which is restored into `output_dir`.
     """
     changes = [*overrides, *as_overrides(settings)]
     if isinstance(run, str) and is_address(run):
@@ -206,7 +206,7 @@ async def resume_async(
 
 
 def load_run(run: str | Path, *, output_dir: str | Path = "runs") -> Run:
-    """A stored run: by its folder, or its name in `output_dir`. Raises RequestError when there is none."""
+    """Open a run by its folder, or its name in `output_dir`. Raises RequestError if there is none."""
     return Run(find_run(str(run), Path(output_dir)))
 
 
@@ -218,9 +218,9 @@ async def train_in(
     report: Report | None = None,
     engines: Mapping[str, Engine] | None = None,
 ) -> Run:
-    """Train as the config says, or go on with what the open run folder has of it already.
+    """Train as the config says, continuing from the finished work in the open run folder.
 
-    `report` writes the run's files, by default all of them; `engines` take the place of entries of `llms`.
+    `report` writes the run's files; the default writes all of them. `engines` replace entries of `llms`.
     """
     if not config.finetuning.enabled:
         raise RequestError("finetuning is not enabled in this config; set 'finetuning.enabled: true'")
@@ -241,7 +241,7 @@ async def train_in(
                 statuses = await trainer.run(config.finetuning.num_epochs)
             finally:
                 await trainer.cleanup()
-    # A trainer that somebody else wrote may return failures instead of raising them.
+    # A custom trainer may return failures instead of raising them.
     if not statuses:
         raise TrainingError("the run trained on nothing: the trainer returned no training job")
     for status in statuses:
@@ -254,7 +254,7 @@ async def train_in(
 async def evaluate_in(
     config: Config, run: RunFolder, request: EvaluationRequest, *, progress: Progress
 ) -> Evaluation:
-    """Evaluate as the config says, or go on with what the open run folder has of it already."""
+    """Evaluate as the config says, continuing from the finished work in the open run folder."""
     with collected_rarely():
         async with Reporting(config, run, progress):
             return await run_evaluation(config, run, request, progress=progress)
@@ -263,7 +263,7 @@ async def evaluate_in(
 def request_of(
     source: Any, overrides: Iterable[Override], model: Any, root: Path, *, repeat: int, greedy: bool
 ) -> tuple[Config, EvaluationRequest, RunVersion | None]:
-    """A config with `model` in place of its own, the request to evaluate it, and which version it is."""
+    """Load a config, with `model` instead of its own. Return it, the request and the model's version."""
     changes: list[Override] = [*overrides]
     config, version = load(source, changes), _version_of(model, root)
     if model is not None:
@@ -293,7 +293,7 @@ def _shown(progress: Progress | bool) -> AbstractContextManager[Progress]:
 
 
 def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """The coroutine function as a function that waits: where an event loop runs, in a thread of its own."""
+    """Make a coroutine function blocking. It uses a separate thread if an event loop runs already."""
 
     @functools.wraps(work)
     def wait(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -307,7 +307,7 @@ def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 
 def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that runs in another thread. Ctrl-C cancels it, and waits for its end."""
+    """Run a coroutine in another thread and return its result. Ctrl-C cancels it and waits for its end."""
     waiting = asyncio.current_task()
     tasks: list[asyncio.Task[T]] = []
 
@@ -325,7 +325,7 @@ def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
         future = executor.submit(contextvars.copy_context().run, asyncio.run, main())
         try:
             while not futures.wait([future], 0.2).done:
-                # `asyncio.run` makes a first Ctrl-C a cancellation, which this thread would notice too late.
+                # `asyncio.run` turns a first Ctrl-C into a cancellation; a blocking wait would not notice.
                 if waiting is not None and waiting.cancelling():
                     cancel()
         except KeyboardInterrupt:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """The program `etude`."""
+    """Run the program `etude`."""
     try:
-        # Even these take long enough to be interrupted.
+        # These imports already take long enough for a Ctrl-C.
         import signal
 
         from etude.core.process import set_up_process
@@ -17,9 +17,9 @@ def main() -> None:
         try:
             app()
         finally:
-            # Whatever is left to do: the system ends it, where Python would show what it was.
+            # From here the system ends the process on Ctrl-C; Python would print a traceback.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-    except KeyboardInterrupt:  # There was no command yet.
+    except KeyboardInterrupt:  # No command was running yet.
         import os
 
         os.write(2, b"stopped\n")

@@ -1,4 +1,4 @@
-"""The commands, put together. Nothing is imported here that takes long: commands import what they need."""
+"""The program's commands. Nothing slow is imported here: each command imports the modules it needs."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ New here: `etude demo` trains a small agent, in half a minute on two idle cores.
 
 
 class Commands(TyperGroup):
-    """Takes `--debug` anywhere on the line, and overrides in two words."""
+    """A group that accepts `--debug` anywhere on the line, and overrides as two words."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the program's own arguments; those of the command come later."""
+        """Parse the program's own arguments. Each command parses its own later."""
         end = args.index("--") if "--" in args else len(args)
         is_debug, folder = "--debug" in args[:end], None
         with suppress(FileNotFoundError):
             folder = Path.cwd()
         INVOCATION.set(Invocation(tuple(args), folder, is_debug))
         if not is_debug:
-            # What libraries will change one day is no news for whoever trains an agent.
+            # Future changes in libraries do not concern a user who trains an agent.
             warnings.simplefilter("ignore", FutureWarning)
         words = [word for index, word in enumerate(args) if word != "--debug" or index >= end]
         words = _first(words, "--log-level")
@@ -60,7 +60,7 @@ class Commands(TyperGroup):
 
 
 def _first(words: list[str], option: str) -> list[str]:
-    """The words with an option of the program, and its value, before the command that it was typed behind."""
+    """Move an option of the program, with its value, to the front: it may be typed after the command."""
     end = words.index("--") if "--" in words else len(words)
     for index, word in enumerate(words[:end]):
         if word == option:
@@ -107,7 +107,7 @@ def etude(
         ),
     ] = None,
 ) -> None:
-    """Options of the program itself."""
+    """Set the options of the program itself."""
     show_logs(log_level or (LogLevel.DEBUG if INVOCATION.get().debug else LogLevel.INFO))
 
 

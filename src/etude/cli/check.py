@@ -1,4 +1,4 @@
-"""`etude check CONFIG`: would it run, and what would it take."""
+"""`etude check CONFIG`: check whether a config would run, and estimate its cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check(
 ) -> None:
     """Check a config, its agent, data and models, and estimate the run.
 
-    Without --play nothing is sampled.
+    Nothing is sampled unless you give --play.
     """
     from etude.config.load import load_config
     from etude.loop.lifecycle import names_secret
@@ -42,7 +42,7 @@ def check(
         if estimate is not None:
             _show_estimate(estimate)
         if report.is_ready:
-            # Secrets that were typed are not repeated.
+            # Do not print typed secrets again.
             secrets = [each for each in override if names_secret(settings, each)]
             if secrets:
                 keys = (each.partition("=")[0] for each in secrets)
@@ -78,7 +78,7 @@ def _show_estimate(estimate: Estimate) -> None:
 
 
 def _interval(estimate: Range | None, form: str) -> str:
-    """The 95 % interval of an estimate, where there is one."""
+    """Return the 95 % interval of an estimate as text, or nothing if there is none."""
     if estimate is None or not math.isfinite(estimate.high):
         return ""
     return f" [{form.format(estimate.low)}, {form.format(estimate.high)}]"

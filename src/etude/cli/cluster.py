@@ -1,4 +1,4 @@
-"""`etude cluster status [RUN]`: what of a run is where, how busy it is, and what it waits for."""
+"""`etude cluster status [RUN]`: where a run's parts are, how busy they are, and their waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = typer.Typer(help="Look at a run on several machines.", no_args_is_help=Tru
 
 @app.callback()
 def cluster() -> None:
-    """Keeps `status` a command of its own, though it is the only one."""
+    """Keep `status` a separate command, although it is the only one."""
 
 
 @app.command()
@@ -39,9 +39,9 @@ def status(
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Show what of a run is where, how much there is to do, and what the run waits for.
+    """Show where the parts of a run are, how much work is left, and what the run waits for.
 
-    Reads the run's folder, also while the run goes on, with a cluster or without.
+    Reads the run's folder, with or without a cluster, also while the run is active.
     """
     from etude.store.facts import find_run
     from etude.store.log import jobs_of
@@ -63,7 +63,7 @@ def status(
 
 
 def _running(output_dir: Path) -> Path:
-    """The run that goes on; of several the one that was written to last. Raises RequestError."""
+    """Return the active run that was written to last. Raises RequestError if no run is active."""
     from etude.store.facts import list_runs
     from etude.store.run_folder import LOCK, locked_by
 
@@ -79,7 +79,7 @@ def _running(output_dir: Path) -> Path:
 
 
 def _say_liveness(seen: SeenStatus, path: Path) -> None:
-    """Whether a head runs, and how old its word is."""
+    """Say whether the head process runs, and how old its last status is."""
     status, age = seen.status, shown_seconds(seen.age or 0.0)
     if seen.state == "starting":
         say(f"head            process {seen.pid} has just begun, and has said nothing yet")

@@ -1,4 +1,4 @@
-"""Shared by all commands: options, work that can be stopped, errors as one sentence and an exit code."""
+"""Parts that all commands share: options, work that can be stopped, and errors with exit codes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 
 def argument(help: str, **settings: Any) -> Any:
-    """An argument of a command."""
+    """Declare an argument of a command."""
     return typer.Argument(help=help, show_default=False, **settings)
 
 
 def option(help: str, *names: str, **settings: Any) -> Any:
-    """An option of a command; without names, it is called as its parameter is."""
+    """Declare an option of a command. Without `names`, it is called like its parameter."""
     return typer.Option(*names, help=help, **settings)
 
 
@@ -58,11 +58,11 @@ OutputDir: TypeAlias = Annotated[
 ]
 
 RUNS = Path("runs")
-"""Where runs are by default."""
+"""The default folder of runs."""
 
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
-"""Exit codes; a wrong request has 2, and a run that an alarm has paused, or that is at a limit of its budget,
-3. The last two are what a shell says of a process that a signal ended."""
+"""Exit codes. A wrong request has 2. A run that an alarm paused or that reached its budget has 3. Shells
+report the last two for a process that a signal ended."""
 
 STOPPED = "stopped; everything up to here is kept"
 
@@ -73,14 +73,14 @@ _ISOLATION = (
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end (SIGTERM), and ends as after Ctrl-C."""
+    """A request to end the process (SIGTERM), which then ends as after Ctrl-C."""
 
 
 def reported(command: Callable[P, T]) -> Callable[P, T]:
-    """The command, with whatever it raises reported as a sentence on standard error.
+    """Make a command report any error as a sentence on standard error.
 
-    With `--json` the same goes to standard output as an object with `event`, `type`, `error` and
-    `exit_code`. Lines that `then` added come last.
+    With `--json` the error also goes to standard output, as an object with `event`, `type`, `error` and
+    `exit_code`. The lines that `then` added come last.
     """
 
     @functools.wraps(command)
@@ -99,7 +99,7 @@ def reported(command: Callable[P, T]) -> Callable[P, T]:
         except EtudeError as error:
             raise _report(error, f"error: {error}", error.exit_code, kwargs) from error
         except Exception as error:
-            # Whatever was not foreseen: users get a sentence for that too.
+            # Users get a sentence for unforeseen errors too.
             raise _report(error, f"error: {_unforeseen(error)}", FAILED, kwargs) from error
 
     return run
@@ -107,9 +107,9 @@ def reported(command: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def then(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
-    """Add the next command to whatever the work within raises; not to a wrong request.
+    """Add the next command to errors from the block, except to a RequestError.
 
-    `kept` is a sentence before that about what was done.
+    `kept` is a sentence printed first, about the finished work.
     """
     try:
         yield
@@ -128,7 +128,7 @@ def then(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
 
 
 def _report(error: BaseException, sentence: str, code: int, options: Mapping[str, Any]) -> typer.Exit:
-    """Print what happened in a command with these options, and return the end that it comes to."""
+    """Print the error of a command that had these options, and return the exit for it."""
     if INVOCATION.get().debug:
         traceback.print_exception(error)
     if options.get("as_json"):
@@ -150,12 +150,12 @@ def _unforeseen(error: Exception) -> str:
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`.
+    """Run `work` and return its result.
 
-    Ctrl-C and SIGTERM cancel it, so that it can clean up; then KeyboardInterrupt or Terminated is raised. A
-    second Ctrl-C waits for nothing. Raises EtudeError when something else cancelled it.
+    Ctrl-C and SIGTERM cancel it, so that it can clean up. Then KeyboardInterrupt or Terminated is raised. A
+    second Ctrl-C waits for nothing. Raises EtudeError if something else cancelled the work.
     """
-    import asyncio  # Here and not above: `etude --help` need not wait for it.
+    import asyncio  # Imported here so that `etude --help` does not wait for it.
 
     terminated = False
 
@@ -168,7 +168,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
             if task is not None:
                 task.cancel()
 
-        with suppress(NotImplementedError, RuntimeError):  # Windows, and threads, have no such signals.
+        with suppress(NotImplementedError, RuntimeError):  # Windows and threads have no such signals.
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
         return await work
 
@@ -194,7 +194,7 @@ def refuse(reason: str, **options: object) -> None:
 
 
 def key_in(variable: str | None) -> str | None:
-    """The key in an environment variable, a secret from then on. Raises RequestError where there is none."""
+    """Read a key from an environment variable and mask it. Raises RequestError if it is not set."""
     if variable is None:
         return None
     key = os.environ.get(variable)
@@ -205,14 +205,14 @@ def key_in(variable: str | None) -> str | None:
 
 
 def on_cluster(address: str | None) -> list[str]:
-    """Overrides of the `cluster` block for the address of `--on`."""
+    """Return overrides of the `cluster` block for the address after `--on`."""
     return [] if address is None else ["cluster._type=ray", f"cluster.address={address}"]
 
 
 def run_configuration(**settings: Any) -> list[str]:
-    """Overrides of keys in `finetuning.run_configuration`, for those that are given.
+    """Return overrides of keys in `finetuning.run_configuration` for the settings that are given.
 
-    Files are looked for in the current folder first, as everything that is typed on a command line.
+    Files are looked up in the current folder first, as usual on a command line.
     """
     import json
 

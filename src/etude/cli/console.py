@@ -1,6 +1,6 @@
-"""Printing: sentences, JSON, tables that fit a terminal, and what a run measured.
+"""Printing: sentences, JSON, tables that fit the terminal, and a run's results.
 
-In a pipe each row of a table is a line.
+In a pipe, each row of a table is one line.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ if TYPE_CHECKING:
     from etude.store.figures import Summary
 
 _NO_END = 100_000
-"""Columns of a line in a pipe or a file."""
+"""Line width in a pipe or a file."""
 
 
 def say(text: str = "") -> None:
-    """A line of text."""
+    """Print a line of text."""
     print(text, flush=True)
 
 
 def say_wrapped(text: str) -> None:
-    """A sentence, on more lines where the terminal is narrow."""
+    """Print a sentence, wrapped to the width of the terminal."""
     say("\n".join(wrapped(text, line_width(), "  ")))
 
 
 def warn(text: str) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def emit(data: Any) -> None:
-    """A JSON object on a line of its own; numbers that are not finite become null."""
+    """Print a JSON object on one line. Numbers that are not finite become null."""
     from etude.core.data_model import finite
 
     print(json.dumps(finite(data), ensure_ascii=False, allow_nan=False, default=str), flush=True)
 
 
 def next_line(command: str) -> str:
-    """The command to type next, as it is printed."""
+    """Return the line that names the next command to type."""
     return f"next: {command}"
 
 
 def next_step(command: str) -> None:
-    """The last line: what to type next."""
+    """Print the last line: the next command to type."""
     say(f"\n{next_line(command)}")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """A table with an empty line around it: cells that are None stay empty, numbers stand at the right.
+    """Print a table between empty lines. Cells that are None stay empty, and numbers are aligned right.
 
-    Cells are folded where it would be wider than the terminal.
+    Cells are folded if the table would be wider than the terminal.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -84,19 +84,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """The words after `etude`, and the folder then, which an agent may change; None: it was deleted."""
+    """The words after `etude`, and the folder at the start (None: deleted), which an agent may change."""
 
     words: tuple[str, ...] = ()
     folder: Path | None = None
     debug: bool = False
-    """Whether `--debug` is among the words: errors come with their traceback."""
+    """Whether the words include `--debug`, which shows tracebacks."""
 
 
 INVOCATION: ContextVar[Invocation] = ContextVar("etude_invocation", default=Invocation())  # noqa: B039  it is frozen
 
 
 def path_shown(path: Path) -> str:
-    """A path as one would type it here; never one that begins like an option."""
+    """Return a path as a user would type it here. It never begins like an option."""
     here = INVOCATION.get().folder or Path.cwd()
     path = path if path.is_absolute() else here / path
     shown = str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
@@ -104,7 +104,7 @@ def path_shown(path: Path) -> str:
 
 
 def unused(folder: Path, separator: str = "_") -> Path:
-    """The folder, or the same with a number after its name, that does not exist yet."""
+    """Return the folder, with a number after its name if that is needed for a new folder."""
     count, free = 1, folder
     while free.exists():
         count += 1
@@ -113,12 +113,12 @@ def unused(folder: Path, separator: str = "_") -> Path:
 
 
 def line_width() -> int | None:
-    """Columns of a line, by COLUMNS or the terminal. None in a pipe or a file: lines have no end there."""
+    """Return the line width from COLUMNS or the terminal. None, without a limit, in a pipe or a file."""
     return shutil.get_terminal_size((0, 0)).columns or None
 
 
 def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
-    """Text in lines of at most `width` characters, `indent` before all but the first; no word is ever cut."""
+    """Wrap text at `width` characters, without cutting words. `indent` begins all lines but the first."""
     wrap = textwrap.TextWrapper(
         width or _NO_END, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
@@ -134,11 +134,11 @@ def _text(value: Any) -> str:
 
 
 MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
-"""Before each finding."""
+"""The mark before each finding."""
 
 
 def show_findings(findings: Findings, facts: dict[str, Any], as_json: bool) -> None:
-    """Findings as lines; or with other facts as a JSON object."""
+    """Print findings as lines, or together with other facts as a JSON object."""
     if as_json:
         emit({**facts, "findings": asdict(findings)["items"]})
         return
@@ -147,7 +147,7 @@ def show_findings(findings: Findings, facts: dict[str, Any], as_json: bool) -> N
 
 
 def show_outcome(summary: Summary, epochs: str, run: Path) -> None:
-    """The figures and versions of each model, how many epochs, the warnings, and where the plot is."""
+    """Print the figures and versions of each model, the epochs, the warnings, and the plot's path."""
     from etude.report.files import PLOT
     from etude.report.words import figure_lines
 
@@ -166,7 +166,7 @@ def show_outcome(summary: Summary, epochs: str, run: Path) -> None:
 
 
 def show_evaluators(history: History) -> None:
-    """The mean of each evaluator with its interval, in everything that was measured."""
+    """Print the mean of each evaluator with its interval, for everything measured."""
     from etude.report.words import evaluators_in
 
     measured = (entry for entry in history.epochs if entry.resting is None)
@@ -184,10 +184,10 @@ def show_evaluators(history: History) -> None:
 
 
 def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureCause]) -> None:
-    """Answers that were cut off, calls that were made again, tools that did not answer, and why episodes and
-    scores failed, with the command that shows one of them.
+    """Print counts of cut-off answers, repeated calls and failed tools, and the causes of failures.
 
-    `calls` are those of an evaluation run's output.
+    Each cause has a command that shows one of its episodes. `calls` are counts as an evaluation's output has
+    them.
     """
     from etude.alarms.built_in import CutOffAnswers
     from etude.store.figures import show_command
@@ -207,7 +207,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureC
 
 
 def show_bill(bill: Bill) -> None:
-    """All that the run took; where it cost money, also by model and role, and by part of the run."""
+    """Print the run's usage. If it cost money, also print it by model and role, and by part of the run."""
     from etude.budget.ledger import shown_usd
     from etude.core.stats import shown_seconds
 

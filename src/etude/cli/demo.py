@@ -1,4 +1,4 @@
-"""`etude demo`: one command, and an agent learns."""
+"""`etude demo`: train an agent with one command."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def demo(
     on: OnCluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Watch a tiny model learn: no GPU, no download, no account. Or, with --real, a pretrained one.
+    """Watch a tiny model learn: no GPU, no download, no account. With --real, a pretrained one learns.
 
-    The tiny model is made from scratch, warmed up, and then trained through the ordinary machinery: config,
-    workflow, evaluators, trajectory builder, local adapter, store.
+    The tiny model is made from scratch and warmed up. Then it is trained through the ordinary machinery:
+    config, workflow, evaluators, trajectory builder, local adapter, store.
 
-    The calculator takes 28 to 31 s on two idle cores; the first run on such a machine took 73 s, and one
-    on a busy machine 199 s.
+    The calculator takes 28 to 31 s on two idle cores. The first run there took 73 s, and one on a busy
+    machine 199 s.
     """
     if real:
         refuse("--real, where one task is learnt by GRPO", task=task, method=method)
@@ -53,7 +53,7 @@ def demo(
     kind = ["--real"] if real else ["--task", learned, "--method", method]
 
     def again() -> str:
-        """It begins anew, in another folder."""
+        """Return the command that repeats the demo in another folder."""
         elsewhere = [] if out is None else ["--out", path_shown(unused(out))]
         return hints.command("demo", *kind, "--seed", str(seed), *elsewhere)
 

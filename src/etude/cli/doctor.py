@@ -1,4 +1,4 @@
-"""`etude doctor [CONFIG]`: does everything work here, and how to mend what does not."""
+"""`etude doctor [CONFIG]`: check that everything works here, and say how to mend what does not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at the installation, the machine, and a config's services, and try the whole loop."""
+    """Examine the installation, the machine and a config's services, and try the whole loop."""
     from etude.config.load import load_config
     from etude.preflight.doctor import can_try_loop, examine, try_loop
     from etude.preflight.finding import Findings

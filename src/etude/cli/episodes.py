@@ -1,4 +1,4 @@
-"""`etude episodes RUN` and `etude episodes show ID`: lists of episodes, filtered, and one of them."""
+"""`etude episodes RUN` and `etude episodes show ID`: list filtered episodes, or show one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _WIDEST = 60
-"""Characters of what was asked and answered in a row."""
+"""Characters of a question or answer in a row."""
 
 
 def episodes(
@@ -42,11 +42,11 @@ def episodes(
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """List the episodes of a run that fit the words, or show one.
+    """List the episodes of a run that match the words, or show one.
 
     Words: failed, cut-off, drifted, retried, unscored; reward<0.5, and an evaluator's name likewise; calls,
-    tokens, seconds, version; agent:NAME, example:ID. Any other word is looked for in the text, and a dash
-    before a word means the others; words with a dash come after `--`.
+    tokens, seconds, version; agent:NAME, example:ID. Any other word is searched for in the text. A dash
+    before a word means that it must not match. Put words with a dash after `--`.
     """
     if words[0] == "show":
         _show_episode(words[1:], run, output_dir)

@@ -1,4 +1,4 @@
-"""`etude evaluate CONFIG`: how well does the agent do, and how sure is that."""
+"""`etude evaluate CONFIG`: score the agent, with intervals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def evaluate(
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Run the agent on examples and score it, with the same code as in training."""
+    """Run the agent on examples and score it, with the code that training uses."""
     from etude.config.load import load_config
     from etude.loop.lifecycle import new_run
     from etude.store.facts import find_run
@@ -66,7 +66,7 @@ def evaluate(
     if rescore is not None:
         refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
         run = find_run(rescore, output_dir)
-        if config is None and not (run / CONFIG).is_file():  # Such as of a log that was imported.
+        if config is None and not (run / CONFIG).is_file():  # For example an imported log.
             raise RequestError(
                 f"run {run.name} has no config of its own; name one whose evaluators are to score it: etude "
                 f"evaluate config.yml --rescore {run.name}"
@@ -90,7 +90,7 @@ def evaluate(
 
 
 def evaluate_in(settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool) -> None:
-    """Evaluate in an open run folder, and show the scores; progress is told beside the JSON object."""
+    """Evaluate in an open run folder and show the scores. With `as_json`, progress goes to standard error."""
     from etude.report.progress import progress_for
     from etude.verbs import evaluate_in as evaluate_run
 
@@ -123,7 +123,7 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -
 
 
 def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool) -> None:
-    """The scores as a table, or as a JSON object."""
+    """Print the scores as a table, or as a JSON object."""
     from etude.core.history import Score
     from etude.loop.evaluation import item_rows
 

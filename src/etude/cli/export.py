@@ -1,4 +1,4 @@
-"""`etude export RUN`: a model as a folder, as a GGUF file or on the hub; or the trajectories of a run."""
+"""`etude export RUN`: write a model as a folder, as a GGUF file or to the hub, or a run's trajectories."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ def export(
         from etude.export.hub import Repository
 
         repository = Repository(push, public)
-        repository.require()  # Before the work begins.
+        repository.require()  # Check before the work begins.
     _export_model(path, version, wish, repository, as_json)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """How a model is to be written."""
+    """The wanted form of an exported model."""
 
     lora: bool
     out: Path | None
@@ -130,7 +130,7 @@ class _Wish:
 
     @property
     def conversion(self) -> Conversion | None:
-        """How it becomes a GGUF file. Raises RequestError without llama.cpp."""
+        """The conversion to a GGUF file, if one is wanted. Raises RequestError without llama.cpp."""
         from etude.export.model import Conversion, find_converter
 
         return Conversion(find_converter(self.llama_cpp), self.outtype) if self.gguf else None
@@ -164,7 +164,7 @@ def _export_model(run: Path, version: str, wish: _Wish, repository: Repository |
     elif not wish.suffix and wanted.target is None:
         next_step(hints.evaluate_exported(run, folder))
     elif wanted.run == run:
-        # What stands alone there is no model that the config could name in place of its own.
+        # The exported folder is no model that the config could use instead of its own.
         next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))
 
 

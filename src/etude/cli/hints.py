@@ -1,6 +1,6 @@
-"""The commands that are offered as the next thing to type, and which of them suits the state of a run.
+"""The commands that are suggested as the next step, and the choice between them by a run's state.
 
-A test puts a project into the state of each, and types it.
+A test types each of them, in a project in the right state.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
     from etude.store.facts import RunFacts
 
 Histories: TypeAlias = "Mapping[str | None, History]"
-"""Of a run, by target."""
+"""The histories of a run by target."""
 
 
 def command(*words: str | Path) -> str:
-    """A command as one types it in a shell, with its paths as they are seen from here."""
+    """Return a command as typed in a shell, with its paths as seen from the current folder."""
     return shlex.join(["etude", *(path_shown(word) if isinstance(word, Path) else word for word in words)])
 
 
 def new_project(model: str | None = None) -> str:
-    """A project of one's own, with a model where one was spoken of."""
+    """Return the command that starts a new project, with `model` if given."""
     return command("init", unused(Path("my_agent")), *([] if model is None else ["--model", model]))
 
 
 def resume(run: Path) -> str:
-    """A run was stopped, or failed half-way."""
+    """Return the command for a run that was stopped, or failed half-way."""
     return command("resume", run)
 
 
 def show(run: Path) -> str:
-    """There is something to see of a run."""
+    """Return the command that shows a run."""
     return command("runs", "show", run)
 
 
 def evaluate_version(run: Path, version: str | None = None) -> str:
-    """A trained model can be asked for by the name of its run."""
+    """Return the command that evaluates a trained model by the name of its run."""
     model = path_shown(run) if version is None else f"{path_shown(run)}:{version}"
     return command("evaluate", run / "config.yml", "--model", model)
 
 
 def evaluate_exported(run: Path, folder: Path) -> str:
-    """A model was exported. Of a run that a program began, no command has the parts to evaluate it."""
+    """Return the command that evaluates an exported model, or a new project if only a program can."""
     from etude.store.stored_config import needs_program
 
     if needs_program(run):
@@ -57,9 +57,9 @@ def evaluate_exported(run: Path, folder: Path) -> str:
 
 
 def after_run(run: Path, facts: RunFacts | None = None, histories: Histories | None = None) -> str:
-    """The next command for a stored run in any state. Raises StoreError when it cannot be read.
+    """Return the next command for a stored run in any state. Raises StoreError if it cannot be read.
 
-    `facts` and `histories` are the run's where they were read.
+    Give `facts` and `histories` if you have read them already.
     """
     from etude.store.facts import facts_of
 
@@ -78,7 +78,7 @@ def after_run(run: Path, facts: RunFacts | None = None, histories: Histories | N
 
 
 def after_stop(run: Path) -> str:
-    """The next command after a stop or a failure: go on, unless the run had come to its end by then."""
+    """Return the next command after a stop or a failure: resume, unless the run had finished."""
     from etude.store.facts import SUMMARY
 
     try:
@@ -88,9 +88,9 @@ def after_stop(run: Path) -> str:
 
 
 def after_training(run: Path, histories: Histories | None = None) -> str:
-    """The next command for a run that is over: its model is in its folder, or at a backend, or there is none.
+    """Return the next command for a finished run, whether its model is here, at a backend, or missing.
 
-    Raises StoreError when the run cannot be read.
+    Raises StoreError if the run cannot be read.
     """
     from etude.store.episodes import phases_of
     from etude.store.facts import histories_of
@@ -101,7 +101,7 @@ def after_training(run: Path, histories: Histories | None = None) -> str:
 
     histories = histories or histories_of(run)
     if not any(history.trained for history in histories.values()):
-        # It does not get further by going on.
+        # Resuming would not help this run.
         with RunFolder.read(run) as folder:
             phases = [phase for phase in phases_of(folder.journal) if phase.startswith("train/")]
         return command("episodes", run, "--phase", phases[0]) if phases else show(run)
@@ -115,7 +115,7 @@ def after_training(run: Path, histories: Histories | None = None) -> str:
 
 
 def at_the_start() -> str:
-    """The next command where there are no runs yet."""
+    """Return the next command if there are no runs yet."""
     from etude.config.document import dig, read_document
     from etude.inference.local import require_local_extra
 

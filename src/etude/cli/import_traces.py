@@ -1,4 +1,4 @@
-"""`etude import-traces LOG...`: chats that were logged in production become stored episodes."""
+"""`etude import-traces LOG...`: store chats logged in production as episodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def import_traces(
 ) -> None:
     """Store the chats of a log as episodes: to look at, to score, and to learn from.
 
-    Reads chats of OpenAI's API, OTLP spans of the GenAI conventions, and Langfuse's exports.
+    Reads chats from OpenAI's API, OTLP spans that follow the GenAI conventions, and Langfuse's exports.
     """
     from etude.report.words import imported_lines
     from etude.store.run_folder import RunFolder

@@ -1,4 +1,4 @@
-"""`etude init FOLDER`: a project to start from."""
+"""`etude init FOLDER`: write a project to start from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from etude.cli.command import AsJson, argument, option
 from etude.cli.console import emit, next_step, path_shown, say
 
 Project = Literal["larger", "tickets", "sql", "game", "tool"]
-"""Folders of `preflight/starter_files`."""
+"""The folders in `preflight/starter_files`."""
 
 
 def init(
@@ -43,7 +43,7 @@ def init(
     for path in written:
         say(f"wrote {path_shown(path)}")
     if model is None:
-        # The hub is not asked.
+        # This does not ask the hub.
         if find_spec("huggingface_hub") is not None and (cached := cached_folder(chosen)) is not None:
             origin = f"here already, in {cached}"
         else:

@@ -1,4 +1,4 @@
-"""`etude report RUN`: send to the trackers of a stored run what was not sent yet."""
+"""`etude report RUN`: send unsent records to the trackers of a stored run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def report(
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Send to the trackers of a run what was not sent to them yet.
+    """Send the records that a run's trackers do not have yet.
 
-    `-o report=wandb` sends a whole run to a tracker that it did not have.
+    `-o report=wandb` sends a whole run to a new tracker.
     """
     from etude.report.progress import progress_for
     from etude.store.facts import find_run

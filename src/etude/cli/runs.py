@@ -1,4 +1,4 @@
-"""`etude runs list|show|check|compare` and `etude jobs RUN`: what came of the runs."""
+"""`etude runs list|show|check|compare` and `etude jobs RUN`: look at stored runs."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 @app.command()
 @reported
 def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
-    """Verify what a run has stored; exits with 1 when it is damaged."""
+    """Verify the stored files of a run. The exit code is 1 if it is damaged."""
     from etude.loop.lifecycle import check_files, check_journal
     from etude.store.database import DATABASE, how_to_mend
     from etude.store.facts import find_run
 
     path = find_run(run, output_dir)
     damage = check_journal(path)
-    # The journal says which versions there should be.
+    # The journal lists the versions that must exist.
     files = [] if damage else check_files(path)
     if as_json:
         emit({"run": str(path), "damage": damage, "files": files})
@@ -115,7 +115,7 @@ def compare(
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Put runs side by side: settings that differ, rewards, and the difference with its interval."""
+    """Compare runs: settings that differ, rewards, and the difference with its interval."""
     from etude.report.words import shown_epochs, shown_state, side_by_side
     from etude.store.facts import (
         differing_settings,
@@ -131,7 +131,7 @@ def compare(
         raise RequestError("name two runs or more: etude runs compare RUN RUN")
     paths = [find_run(run, output_dir) for run in runs]
     for path in paths:
-        histories_of(path)  # What cannot be read is an error here.
+        histories_of(path)  # Raise an error for a run that cannot be read.
     facts, settings = [facts_of(path) for path in paths], differing_settings(paths)
     differences = [paired_difference(paths[0], path) for path in paths[1:]]
     by_evaluators = [paired_differences(paths[0], path) for path in paths[1:]]
@@ -262,5 +262,5 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     calls = Counter[str]()
     for entry in entries:
         calls.update(entry.metrics.get("calls") or {})
-    # What was cut off is a warning of the entry's own.
+    # Cut-off answers are left out here: the entries' own warnings name them.
     show_troubles(run, {**calls, "cut_off": 0}, causes_in(entries))

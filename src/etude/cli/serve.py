@@ -71,7 +71,7 @@ def serve(
     stop_engine_for_jobs: StopEngine = False,
     drain: Annotated[float, option("Seconds that requests have to finish at the end.", min=0)] = 30.0,
 ) -> None:
-    """Serve a model, and train it, behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
+    """Serve and train a model behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
     options = dict(locals())
     learners = training_processes or 1
     options["cluster"] = None if on is None else {"address": on, "runners": 0, "learners": learners}
@@ -90,7 +90,7 @@ def serve(
     require_safe(settings)
     locate(settings.model)
     _say_placements(settings)
-    # Only now: it loads torch, and whoever typed something wrong need not wait for that.
+    # Imported last, because it loads torch: errors in the options appear without that wait.
     from etude.server.serve import serve as run
 
     run(settings, lambda address: _say_ready(settings.name, address))
@@ -101,14 +101,14 @@ def _say_ready(name: str, address: str) -> None:
 
 
 def _say_placements(settings: ServerSettings) -> None:
-    """Say whether there is room for the processes of jobs now. Raises RequestError without a cluster."""
+    """Print whether there is room for the job processes now. Raises RequestError without a cluster."""
     from concurrent.futures import ThreadPoolExecutor
     from functools import partial
 
     if settings.cluster is None:
         return
     code, on_gpus = (Path.cwd() if settings.algorithms else None), settings.device != "cpu"
-    # In a thread: in the main one Ray would take SIGTERM for itself.
+    # In the main thread, Ray would take over SIGTERM.
     with ThreadPoolExecutor(1) as thread:
         look = partial(settings.cluster.check, code, on_gpus=on_gpus)
         placements = thread.submit(look).result()

@@ -1,4 +1,4 @@
-"""`etude train CONFIG`, and `etude resume [RUN]`: go on with what was stopped."""
+"""`etude train CONFIG` and `etude resume [RUN]`: train, and continue a stopped run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def train(
 ) -> None:
     """Train the model of an agent as a config says.
 
-    Ctrl-C stops it at any time, and `etude resume` goes on.
+    Ctrl-C stops the run at any time, and `etude resume` continues it.
     """
     from etude.config.load import load_config
     from etude.loop.lifecycle import new_run
@@ -58,7 +58,7 @@ def train(
 
 
 def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> None:
-    """Train in an open run folder, and show how it goes and what came of it."""
+    """Train in an open run folder, and show the progress and the outcome."""
     from etude.report.progress import progress_for
     from etude.verbs import train_in as train_run
 
@@ -93,12 +93,12 @@ def resume(
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was stopped, without repeating anything that it has done.
+    """Resume a stopped run, without repeating any finished work.
 
-    `-o` may change how it goes on: `finetuning.num_epochs`, to train for longer, the error budget, time
-    limits, concurrency, the cluster (none: `-o cluster=null`), and secrets, which are not kept in run
-    folders. From an address the run's folder is made in --output-dir; options of the storage's driver are
-    given as `-o storage.options.NAME=VALUE`.
+    `-o` may change `finetuning.num_epochs`, to train for longer, the error budget, time limits, concurrency
+    and the cluster (`-o cluster=null` for none). It also gives secrets, which run folders do not keep. From
+    an address, the run's folder is restored into --output-dir. Give options of the storage's driver as
+    `-o storage.options.NAME=VALUE`.
     """
     from etude.backup.address import is_address
     from etude.loop.lifecycle import config_to_resume, note_changes
@@ -129,14 +129,14 @@ def resume(
 
 
 def _shown(value: Any) -> Any:
-    """A setting as it is read: of a block, what it says."""
+    """Return a setting for display: a block becomes a list of its keys and values."""
     if not isinstance(value, dict):
         return value
     return ", ".join(f"{key} {item}" for key, item in value.items() if item is not None) or "none"
 
 
 def _restored(address: str, output_dir: Path, changes: list[str], as_json: bool) -> Path:
-    """Make the folder of a run from its backup, and say what came back; changes its address where it must."""
+    """Restore a run's folder from its backup and print the result. Extends `changes` for the backup."""
     from etude.backup.copies import fetch
     from etude.loop.lifecycle import storage_options, storage_overrides
 
@@ -151,7 +151,7 @@ def _restored(address: str, output_dir: Path, changes: list[str], as_json: bool)
 
 
 def _forgets_failures(folder: RunFolder, as_json: bool) -> bool:
-    """Have failures tried again, and say which; False when the run is over, and there is nothing to do."""
+    """Mark failures to be tried again and print their counts. Return False if the run is finished."""
     from etude.loop.lifecycle import retry_failed
 
     forgotten = run_async(retry_failed(folder))

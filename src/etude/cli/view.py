@@ -1,4 +1,4 @@
-"""`etude view [RUN]`: runs, episodes and tokens in a browser."""
+"""`etude view [RUN]`: show runs, episodes and tokens in a browser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def view(
 ) -> None:
     """Show runs, episodes and tokens in a browser, also while they are made. Ctrl-C stops it.
 
-    Only this machine can reach it, and only with the link that is printed. It changes nothing.
+    Only this machine can reach the page, and only with the printed link. The page changes nothing.
     """
     from etude.store.facts import find_run
     from etude.view.app import serve_view

@@ -1,4 +1,4 @@
-"""The demo, from nothing to a trained agent: through the same doors as any other run."""
+"""The demo: from nothing to a trained agent, with the functions that any run uses."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ TASKS = {
     "sort": "learns to sort letters",
     "extraction": "learns to read notes about orders into the fields of a schema",
 }
-"""Tasks of a tiny model, each as the end of a sentence. The example of that name has its code and config."""
+"""The tasks of a tiny model, each as the end of a sentence. The example with its name has its code."""
 
 PRETRAINED = "tickets"
-"""The task of a pretrained model: the project of `etude init --task` with that name."""
+"""The task of a pretrained model: the project that `etude init --task` writes under this name."""
 
 _SHOWN = 3
 _LINE = 160
@@ -57,7 +57,7 @@ _LINES = 8
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An example with the agent's episode before training and after, in words."""
+    """An example with the agent's episodes before and after training, as text."""
 
     example: str
     before: list[str]
@@ -66,14 +66,14 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """The outcome of a demo. Evaluations are as `Evaluation.as_json` has them, on all held-out examples."""
+    """The result of a demo. Evaluations have the form of `Evaluation.as_json`, on all held-out examples."""
 
     folder: Path
     run: Path
     """The run folder of the training."""
     before: dict[str, Any]
     demonstrated: dict[str, Any] | None
-    """After a warm-up on demonstrations, where the training begins with one."""
+    """After a warm-up on demonstrations, if the training begins with one."""
     after: dict[str, Any]
     greedy: dict[str, Any]
     """After training, at temperature 0."""
@@ -94,14 +94,14 @@ async def run_demo(
 ) -> DemoReport:
     """Write a project with its model, train it, and measure it before and after on the same examples.
 
-    Everything is written into `folder` (absolute; empty or not there): the project's files, a tiny model, the
-    run, the trained model. Raises RequestError when that cannot be, or when the model cannot be had, and
-    another EtudeError when the work failed.
+    Everything goes into `folder` (absolute; empty or new): the project's files, a tiny model, the run and the
+    trained model. Raises RequestError if this is impossible, or if the model is not available. Raises another
+    EtudeError if the work fails.
     """
     started = time.monotonic()
     require_local_extra()
     if name == PRETRAINED:
-        # Made by `make real-model`, it is taken without asking the hub.
+        # If `make real-model` has made it, the hub is not asked.
         source = str(packaged_folder()) if packaged_folder().is_dir() else PACKAGED
         locate(source)
         write_starter(folder, PRETRAINED, source)
@@ -121,7 +121,7 @@ async def run_demo(
         phases = ["warm-up/0"] if config.finetuning.warm_ups else []
         phases += [f"validation/{epoch}" for epoch in (validations[0].epoch, validations[-1].epoch)]
         async with _runtime_of(config, run, trained, progress) as runtime:
-            # These were measured while training, and are only read back.
+            # Training measured these already, so they are only read back.
             quiet, examples = replace(runtime, progress=Progress()), runtime.validation_examples
             before, *between, after = [
                 await measure(quiet, examples, model=str(trained), phase=phase) for phase in phases
@@ -145,11 +145,11 @@ async def run_demo(
 
 
 def examples_folder() -> Path:
-    """The folder with an example for each task: in the installed package, or in the checkout.
+    """Return the folder with an example for each task, in the installed package or the checkout.
 
-    Raises RequestError when there is none.
+    Raises RequestError if there is none.
     """
-    # In a wheel they are part of the package; in a checkout they lie beside `src`.
+    # A wheel has them inside the package; a checkout has them next to `src`.
     for folder in (_PACKAGE / "examples", _PACKAGE.parents[1] / "examples"):
         if folder.is_dir():
             return folder
@@ -159,21 +159,20 @@ def examples_folder() -> Path:
 def copy_example(task: str, folder: Path) -> None:
     """Copy an example's code, config and README into a new folder.
 
-    Raises RequestError for an unknown task, or when the folder has files in it, StoreError when it
-    cannot be written.
+    Raises RequestError for an unknown task or a folder with files, and StoreError if it cannot be written.
     """
     source = examples_folder() / task
     if not source.is_dir():
         raise RequestError(f"there is no example '{task}' in {source.parent}; install etude again")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder} is there already and not empty; name another folder with --out")
-    shared = examples_folder() / "warm_up.py"  # It makes the tiny models of all of them.
+    shared = examples_folder() / "warm_up.py"  # It makes the tiny models of all examples.
     files = sorted(file for file in (*source.iterdir(), shared) if file.is_file())
     write_new_files(folder, {file.name: file.read_text(encoding="utf-8") for file in files})
 
 
 async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
-    """Have the example make its base model and its examples."""
+    """Let the example make its base model and its examples."""
     make_importable(folder)
     build_base: Callable[..., Awaitable[Any]] = import_object("base:build_base")
     progress.message("making a base model from scratch, and warming it up until it speaks the format")
@@ -189,7 +188,7 @@ async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
 async def _runtime_of(
     config: Config, run: RunFolder, version: RunVersion, progress: Progress
 ) -> AsyncIterator[Runtime]:
-    """A runtime whose agent samples from a version of the trained model."""
+    """Open a runtime whose agent samples from `version` of the trained model."""
     model = str(config.finetuning.target_model)
     engine = await engine_of(config, model, version)
     try:
@@ -202,7 +201,7 @@ async def _runtime_of(
 def _shown_episodes(
     journal: Journal, phases: tuple[str, str], before: Evaluation, after: Evaluation, seed: int
 ) -> list[Shown]:
-    """Three examples with their episodes in both phases: those first that training helped most."""
+    """Return three examples with their episodes in both phases, with the largest improvements first."""
     earlier, later = _scores(before), _scores(after)
     names = [name for name in earlier if name in later]
     generator(seed, "shown").shuffle(names)
@@ -224,7 +223,7 @@ def _scores(evaluation: Evaluation) -> dict[str, float | None]:
 
 
 def episode_in_words(record: EpisodeRecord, score: float | None) -> list[str]:
-    """All that was said up to the last answer, a line each, and how the episode was scored."""
+    """Return the messages up to the last answer, a line each, and the reward."""
     said: list[Message] = []
     if record.calls:
         last = record.calls[-1]
@@ -248,6 +247,6 @@ def _in_words(message: Message) -> Iterator[str]:
 
 
 def _short(text: str) -> str:
-    """One line of a terminal, without what would move its cursor."""
+    """Return one line for a terminal, without characters that move its cursor."""
     line = "".join(letter if letter.isprintable() else "·" for letter in " ".join(text.split()))
     return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"

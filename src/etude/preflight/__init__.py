@@ -1,1 +1,1 @@
-"""Before anything is bought: would this config run here, and what would it take?"""
+"""Preflight: checks that a config would run here, and estimates of its cost."""

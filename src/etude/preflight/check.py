@@ -1,4 +1,4 @@
-"""Checking a config: everything that training would need, without sampling or loading weights."""
+"""The check of a config: everything that training needs, without sampling or loading weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from etude.wire.forms import FORM_FIELDS
 from etude.wire.sampling import SAMPLING_NAMES
 
 _SHAPING = {*FORM_FIELDS, *SAMPLING_NAMES, "tool_choice"} - {"max_tokens", "stop", "seed", "stop_token_ids"}
-"""Fields of a request that change the distribution that its answer is sampled from."""
+"""Fields of a request that change the distribution an answer is sampled from."""
 
 
 @dataclass
@@ -58,18 +58,18 @@ class CheckReport:
 
     findings: Findings = field(default_factory=Findings)
     estimate: Estimate | None = None
-    """None when something is wrong."""
+    """None if there is an error."""
     trains: bool = False
-    """Whether a run would train on anything: it is enabled, and not every epoch would be skipped."""
+    """Whether a run would train: training is enabled, and some epoch would not be skipped."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing is wrong; warnings may be there."""
+        """Whether there are no errors; there may be warnings."""
         return not self.findings.of("error")
 
 
 class _NoEngine:
-    """Stands where a model of this process would be. It samples nothing."""
+    """A stand-in for a model of this process. It samples nothing."""
 
     version = 0
 
@@ -84,7 +84,7 @@ class _NoEngine:
 
 
 class _DryBuilder(Builder):
-    """Builds everything but the models of this process, which may be large."""
+    """A builder of everything except the models of this process, which may be large."""
 
     async def get_llm(self, name: str) -> Engine:
         if isinstance(self.config.llms.get(name), LocalLlmConfig):
@@ -93,15 +93,14 @@ class _DryBuilder(Builder):
 
 
 async def check_config(config: Config, *, play: int = 0) -> CheckReport:
-    """Look at the agent, examples, evaluators, models, templates and capabilities that a config names.
+    """Check the agent, examples, evaluators, models, templates and capabilities that a config names.
 
-    So many episodes are played, where nothing is wrong, to estimate what the run takes.
-
-    Nothing raises: what is wrong is among the findings.
+    If nothing is wrong, `play` episodes are played to estimate the run. Problems become findings and never
+    raise.
     """
     report = CheckReport()
     findings, finetuning = report.findings, config.finetuning
-    # A run folder for the duration: components may ask for theirs when they are built.
+    # A temporary run folder: components may ask for theirs when they are built.
     with (
         tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
         RunFolder.create(Path(folder), "check") as run,
@@ -145,7 +144,7 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
 
 
 def _check_cluster(config: Config, findings: Findings) -> None:
-    """Whether the agent can be built in other processes, and where these and learners would be placed."""
+    """Check that the agent can be built in other processes, and where they and learners would be placed."""
     cluster, general = config.cluster, config.eval.general
     on_cluster = cluster is not None and cluster.runners > 0
     if on_cluster or general.isolation == "process":
@@ -170,7 +169,7 @@ def _check_cluster(config: Config, findings: Findings) -> None:
 
 
 async def _check_workflow(builder: Builder, findings: Findings) -> Any:
-    """The agent's function; None where it cannot be used."""
+    """Return the agent's function, or None if it cannot be used."""
     with findings.of_errors("workflow"):
         workflow = await builder.get_workflow()
         workflow.check(complete=True)
@@ -184,7 +183,7 @@ async def _check_workflow(builder: Builder, findings: Findings) -> Any:
 
 
 async def _open_tools(tools: ToolSet, findings: Findings) -> None:
-    """Open a set of tools, as an episode would. Raises ToolError."""
+    """Open a set of tools as an episode would. Raises ToolError."""
     async with tools.source.open() as session:
         offered = ", ".join(tool["function"]["name"] for tool in session.tools)
     findings.ok(f"tools {tools.name}", offered or "the server offers none")
@@ -203,7 +202,7 @@ async def _examples(builder: Builder, source: Any, what: str, findings: Findings
 
 
 async def _held_out(builder: Builder, examples: Sequence[Example], findings: Findings) -> list[Example]:
-    """The validation examples; none when there is no such dataset."""
+    """Load the validation examples; none without such a dataset."""
     source, what = builder.config.finetuning.run_configuration.validation_dataset, "validation"
     if source is None:
         findings.warn(
@@ -218,7 +217,7 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
     if common:
         findings.warn(what, f"{common} of {count} examples are also trained on: they are not held out")
     if 0 < count < 50:  # Fewer leave an interval wider than ±0.14.
-        # Half of the 95 % interval where half of so many examples go well.
+        # Half of the 95 % interval if half of the examples succeed.
         even = estimate([float(index % 2) for index in range(count)])
         precision = (even.high - even.low) / 2
         findings.warn(what, f"only {count} examples: a reward of 0.5 is known to ±{precision:.2f}")
@@ -244,7 +243,7 @@ async def _check_evaluators(builder: Builder, findings: Findings) -> None:
 
 
 async def _check_models(builder: Builder, examples: Sequence[Example], findings: Findings) -> float:
-    """Look at all models; the tokens of an example's text for those that are trained here, 0 without any."""
+    """Check all models. Return the tokens of an example's text for the models trained here, 0 without any."""
     prompt_tokens: dict[str, float] = {}
     config = builder.config
     blocks = blocks_of(config.finetuning).values()
@@ -294,9 +293,9 @@ def _adapter_of(config: Config, block: FinetuneConfig) -> Any:
 async def _check_training(
     builder: Builder, what: str, block: FinetuneConfig, examples: Sequence[Example], findings: Findings
 ) -> None:
-    """Build what trains, and compare what is asked for with what the adapter can do.
+    """Build the parts that train, and check that the adapter can do what the config asks.
 
-    An algorithm of the user's own is tried on made-up episodes on the examples, where there are any.
+    A user's own algorithm is tried on made-up episodes if there are examples.
     """
     with findings.of_errors(what):
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
@@ -312,7 +311,7 @@ async def _check_training(
         check_tokens(backend, capabilities, trajectories.methods, builder.config.llms[target], target)
         check_opponents(backend, capabilities, builder.config.llms, target)
         _check_shape(what, target, builder.config.llms[target], trajectories.methods, findings)
-        # A copy: whatever it writes there, the config stays as it was loaded.
+        # Give it a copy, so that it cannot change the loaded config.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
         if examples and is_own(settings):
@@ -321,7 +320,7 @@ async def _check_training(
 
 
 def _check_shape(what: str, name: str, llm: Any, methods: Collection[Method], findings: Findings) -> None:
-    """Warn of fields that change what is sampled behind the back of what trains."""
+    """Warn of fields that change the distribution of answers without the trainer's knowledge."""
     fields = llm.extra_body if isinstance(llm, OpenAiLlmConfig) else {}
     shaping = [field for field in fields if field in _SHAPING]
     if shaping and any(kind_of(method) != "imitation" for method in methods):
@@ -336,7 +335,7 @@ def _check_shape(what: str, name: str, llm: Any, methods: Collection[Method], fi
 def _check_hosted(
     config: Config, what: str, block: FinetuneConfig, examples: int, findings: Findings
 ) -> bool:
-    """Warn of what a hosted backend does differently; whether it would train on anything."""
+    """Warn of differences at a hosted backend. Return whether it would train on anything."""
     adapter = _adapter_of(config, block)
     if not isinstance(adapter, JobsConfig):
         return True
@@ -367,7 +366,7 @@ async def _capabilities(builder: Builder, block: FinetuneConfig) -> Capabilities
     if not isinstance(adapter, LocalAdapterConfig):
         capabilities: Capabilities = (await builder.get_trainer_adapter(name)).capabilities()
         return capabilities
-    # Building it would load the model.
+    # Building the adapter would load the model.
     require_local_extra()
     llm = builder.config.llms[target]
     if not isinstance(llm, LocalLlmConfig):

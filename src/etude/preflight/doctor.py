@@ -1,6 +1,6 @@
-"""The state of the installation and the machine: the first look when something does not work.
+"""The doctor: the state of the installation and the machine, to look at first if something fails.
 
-And the whole loop on a tiny model: a run that is killed half-way, goes on, and ends with other weights.
+It also tries the whole loop on a tiny model: a run is killed half-way, resumed, and checked at the end.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ EXTRAS = {
 }
 
 _FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
-"""With 1, torch computes on the CPU what Apple's GPUs cannot."""
+"""If set to 1, torch computes operations on the CPU that Apple's GPUs lack."""
 _KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
 
 
 def examine(folder: Path) -> Findings:
-    """Look at Python, packages, extras, device, threads, memory and the disk of `folder`."""
+    """Examine Python, packages, extras, device, threads, memory and the disk of `folder`."""
     findings = Findings()
     findings.ok("etude", f"{importlib.metadata.version('etude')} in {_PACKAGE}")
     findings.ok("python", f"{platform.python_version()} at {sys.executable}, {platform.platform()}")
@@ -71,7 +71,7 @@ def examine(folder: Path) -> Findings:
 
 
 def can_try_loop(findings: Findings) -> bool:
-    """Whether a model can be trained in this process; if not, that is a finding."""
+    """Return whether a model can be trained in this process. If not, add a finding."""
     try:
         require_local_extra()
     except MissingExtraError as error:
@@ -81,7 +81,7 @@ def can_try_loop(findings: Findings) -> bool:
 
 
 def conflicts(name: str) -> Iterator[str]:
-    """Each requirement of a package, or of what it needs, that is missing or of a wrong version."""
+    """Yield each requirement of a package, or of its dependencies, that is missing or has a wrong version."""
     waiting, seen = [name], {name}
     while waiting:
         package = waiting.pop()
@@ -116,7 +116,7 @@ def _extra(extra: str, use: str, findings: Findings) -> None:
 
 
 def _requirements(package: str, extra: str = "") -> list[Requirement]:
-    """The requirements of a package on this machine; of an extra, only those that it adds."""
+    """Return the requirements of a package on this machine. With `extra`, only the ones it adds."""
 
     def is_needed(requirement: Requirement, extra: str) -> bool:
         return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
@@ -128,7 +128,7 @@ def _requirements(package: str, extra: str = "") -> list[Requirement]:
 
 
 def installed(package: str) -> str | None:
-    """The version of an installed package, or None."""
+    """Return the version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -181,13 +181,13 @@ def _memory_and_disk(folder: Path, findings: Findings) -> None:
 
 _RUN = "trial"
 _EPOCHS, _EPISODES = 3, 16
-"""Of the project in `starter_files/trial`: all epochs, and the episodes of each."""
+"""All epochs of the project in `starter_files/trial`, and the episodes of each."""
 _SECONDS = 150.0
-"""That one of the two processes may take; on two idle cores each takes about ten."""
+"""Time limit for each of the two processes. On two idle cores each takes about ten seconds."""
 
 
 def try_loop(findings: Findings) -> None:
-    """Train a tiny model in processes of their own, kill the first one, and have the second go on."""
+    """Train a tiny model in a process, kill the process, and resume the run in a second one."""
     from etude.models.tiny import build_policy, build_tokenizer
 
     folder, begun = Path(tempfile.mkdtemp(prefix="etude-doctor-")), time.monotonic()
@@ -209,7 +209,7 @@ def _try(folder: Path, findings: Findings) -> None:
     run = folder / "runs" / _RUN
     with _started(folder, "train", "config.yml", "--name", _RUN) as process:
         _wait_for_epoch(process, folder, run)
-        # Without a warning, as when power is lost.
+        # SIGKILL gives no warning, like a power cut.
         process.send_signal(signal.SIGKILL)
         process.wait(_SECONDS)
     before = _steps(run)
@@ -239,7 +239,7 @@ def _try(folder: Path, findings: Findings) -> None:
 
 
 def _wait_for_epoch(process: subprocess.Popen[bytes], folder: Path, run: Path) -> None:
-    """Return in the middle of the second epoch."""
+    """Wait until the metrics of the first epoch are written, which is during the second epoch."""
     begun, epochs = time.monotonic(), run / "training_metrics.jsonl"
     while not (epochs.is_file() and epochs.read_text(encoding="utf-8").endswith("\n")):
         if process.poll() is not None:
@@ -253,7 +253,7 @@ def _wait_for_epoch(process: subprocess.Popen[bytes], folder: Path, run: Path) -
 
 @contextlib.contextmanager
 def _started(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in a process of its own, which has ended after the block."""
+    """Run a command in a separate process, which has ended after the block."""
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "etude", *words],
@@ -270,12 +270,12 @@ def _started(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _said(folder: Path) -> str:
-    """The end of what the last command printed."""
+    """Return the end of the last command's output."""
     text = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
     return masked("\n".join(text.splitlines()[-12:]))
 
 
 def _steps(run: Path) -> dict[str, str]:
-    """The calls, episodes and scores of training, by their keys."""
+    """Return the calls, episodes and scores of training, by their keys."""
     with Journal(run / DATABASE, read_only=True) as journal:
         return {key: json.dumps(value) for key, value in journal.scan() if key.startswith("train/")}

@@ -1,4 +1,4 @@
-"""The tokens and the money that a run would take, assumed, or measured on a few episodes that are played."""
+"""The tokens and money that a run would take, assumed, or measured on a few played episodes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from etude.store.episodes import iter_episodes, read_episode, stored_episodes
 from etude.store.run_folder import RunFolder
 
 _LOOKED_AT = 64
-"""Episodes of a run that are looked at, for how far they are apart."""
+"""The spread is measured on at most this number of a run's episodes."""
 _DEFAULT_PROMPT, _DEFAULT_COMPLETION = 200.0, 128.0
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A figure with its 95 % interval, whose end is infinite where it is not known."""
+    """A figure with its 95 % interval. The upper end is infinite if the spread is unknown."""
 
     mean: float
     low: float
@@ -48,41 +48,41 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class PerEpisode:
-    """All that an episode takes on average: its calls, and those of judges and others about it."""
+    """The average usage of an episode: its own calls, and calls about it, such as judges'."""
 
     episodes: int = 1
-    """Those that this was measured on."""
+    """The number of episodes that this was measured on."""
     is_assumed: bool = False
-    """Whether it was measured on none."""
+    """Whether the figures are assumed and not measured."""
     lines: tuple[Line, ...] = ()
-    """By model, the sums of these episodes."""
+    """The sums over these episodes by model."""
     spread: float = math.nan
-    """The standard deviation of the episodes' tokens by their mean; NaN where it is not known."""
+    """The standard deviation of the episodes' tokens divided by their mean; NaN if unknown."""
     assumptions: tuple[str, ...] = field(default=())
 
     def of_one(self, name: str) -> float:
-        """The `calls`, `prompt_tokens` or `completion_tokens` of all models."""
+        """Return the `calls`, `prompt_tokens` or `completion_tokens` of one episode over all models."""
         return float(sum(getattr(line, name) for line in self.lines)) / self.episodes
 
     def tokens_of(self, model: str | None) -> float:
-        """Those of one model."""
+        """Return the average tokens of an episode for one model."""
         own = [line for line in self.lines if line.model == model]
         return sum(line.prompt_tokens + line.completion_tokens for line in own) / self.episodes
 
     def usd(self, config: Config) -> dict[str, float]:
-        """The money for one episode, by model, of those that have a price."""
+        """Return the cost of one episode by model, for models with a price."""
         prices = prices_of(config)
         costs: dict[str, float] = {}
         for line in self.lines:
             usage = Usage(line.prompt_tokens, line.completion_tokens, line.cached_tokens)
-            if line.usd:  # As it was charged: trained versions may cost more.
+            if line.usd:  # As charged: trained versions may cost more.
                 costs[line.model] = line.usd / self.episodes
             elif line.model in prices:
                 costs[line.model] = prices[line.model].of_call(usage, 0) / self.episodes
         return costs
 
     def of(self, each: float, episodes: int) -> Range:
-        """The sum over so many further episodes of what one takes, `each`."""
+        """Return the sum over `episodes` further episodes, with its interval, if one takes `each`."""
         total, freedom = each * episodes, min(self.episodes, _LOOKED_AT) - 1
         if freedom < 1 or math.isnan(self.spread):
             return Range(total, 0.0, math.inf)
@@ -91,7 +91,7 @@ class PerEpisode:
 
 
 def measured(run: RunFolder) -> PerEpisode | None:
-    """All that the episodes of a run took so far; None where none has ended."""
+    """Return the average usage of a run's episodes so far, or None if none has ended."""
     keys = [key for key, _ in stored_episodes(run.journal)]
     lines = Bill(tuple(each for each in bill_of(run.journal).lines if each.role != "training")).by("model")
     if not keys or not lines:
@@ -105,7 +105,7 @@ def measured(run: RunFolder) -> PerEpisode | None:
 
 
 def check_spending(config: Config, findings: Findings) -> None:
-    """Whether the limits of the budget can be kept, and what each model costs, or that it is not known."""
+    """Check that the budget's limits can be kept, and report the price of each model or its absence."""
     with findings.of_errors("budget"):
         require_bounded(config)
         for name, price in prices_of(config).items():
@@ -118,13 +118,13 @@ def check_spending(config: Config, findings: Findings) -> None:
 
 def _spread(values: Sequence[float]) -> float:
     if len(values) < 2 or min(values) == max(values):
-        return math.nan  # Values that are all equal tell nothing about how far others spread.
+        return math.nan  # Equal values say nothing about the spread of others.
     return statistics.stdev(values) / statistics.fmean(values)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A rough estimate of a run, and how it was made."""
+    """A rough estimate of a run, with its assumptions."""
 
     training_episodes: int
     validation_episodes: int
@@ -134,22 +134,22 @@ class Estimate:
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     training_usd: float | None = None
-    """Price of hosted training, at most; None when there is none, or it is not known."""
+    """The highest price of hosted training; None if there is none or it is unknown."""
     tokens: Range | None = None
-    """Those of all calls, judges' and others' included."""
+    """The tokens of all calls, including calls of judges and other models."""
     usd: Range | None = None
-    """The money for these calls; None where no model has a price."""
+    """The price of these calls; None if no model has a price."""
     usd_by_model: Mapping[str, float] = field(default_factory=dict)
     measured_on: int = 0
-    """The episodes that tokens and money were measured on; 0 where they are assumed."""
+    """The number of episodes that tokens and money were measured on; 0 if they are assumed."""
 
 
 def estimate_run(
     config: Config, examples: int, held_out: int, example_tokens: float, played: PerEpisode | None = None
 ) -> Estimate:
-    """Of the training that a config describes, on so many examples with a text of `example_tokens` each.
+    """Estimate a training run on `examples` examples with texts of `example_tokens` each.
 
-    `played` is what episodes took that were played to measure it.
+    `played` is the measured usage of played episodes, if there are any.
     """
     training, validation = episode_counts(config, examples, held_out)
     episodes = training + validation
@@ -182,20 +182,20 @@ def estimate_run(
 
 
 def blocks_of(finetuning: FinetuneConfig) -> dict[str | None, FinetuneConfig]:
-    """The `finetuning` block of each target; the block itself, by None, where it trains one model."""
+    """Return the `finetuning` block of each target. Without targets, the whole block is under None."""
     by_target = {name: finetuning.for_target(name) for name in finetuning.targets}
     return dict(by_target.items()) or {None: finetuning}
 
 
 def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, int]:
-    """Episodes for training and for validation, over all epochs, when none stops early."""
+    """Return the episodes of training and of validation over all epochs, if none stops early."""
     finetuning = config.finetuning
     # Several targets share the episodes of an epoch.
     builder: Any = config.trajectory_builders.get(_first_block(config).trajectory_builder or "")
     each = getattr(builder, "examples_per_epoch", None) or examples
     training = finetuning.num_epochs * min(each, examples) * getattr(builder, "num_generations", 1)
     interval = finetuning.run_configuration.validation_interval
-    # Before training, of the base model and after a warm-up, and after epochs.
+    # Validations come before training, after a warm-up, and after epochs.
     start = 2 if _first_block(config).warm_ups else 1
     validations = start + finetuning.num_epochs // interval + (finetuning.num_epochs % interval != 0)
     return training, validations * held_out
@@ -224,10 +224,10 @@ def _assumed(config: Config, example_tokens: float) -> PerEpisode:
 
 
 def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[float | None, tuple[str, ...]]:
-    """USD for the jobs of a run at OpenAI, and how that was come by.
+    """Return the USD for a run's jobs at OpenAI, with the assumptions.
 
-    None when nothing is trained there, or a price is not known. All of the model's tokens in the episodes are
-    taken to be trained on, so it is the most that it should be.
+    None if nothing is trained there, or if a price is unknown. All tokens of the model in the episodes count
+    as trained on, so this is an upper bound.
     """
     total, assumptions = 0.0, []
     for block in blocks_of(config.finetuning).values():
@@ -251,9 +251,9 @@ def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[flo
 
 
 async def play_some(config: Config, episodes: int, findings: Findings) -> PerEpisode:
-    """The averages of so many episodes of training, played and scored in a folder that is deleted.
+    """Play and score episodes of training in a temporary folder, and return their average usage.
 
-    Raises what a run does: also where no call in them is by a target function.
+    Raises the errors of a run, and RequestError if no model or no target function was called.
     """
     config = config.model_copy(update={"storage": None, "metrics": None})
     with (
@@ -262,7 +262,7 @@ async def play_some(config: Config, episodes: int, findings: Findings) -> PerEpi
     ):
         async with open_runtime(config, run) as runtime:
             own = [each for each in config.trajectory_builders.values() if is_own(each)]
-            # A user's own algorithm is tried on them: it compares several of an example.
+            # A user's own algorithm compares several episodes of an example, so it needs them together.
             together = min(episodes, max((each.num_generations for each in own), default=1))
             examples = runtime.examples[: -(-episodes // together)]
             generations = -(-episodes // max(len(examples), 1))
@@ -287,9 +287,9 @@ async def play_some(config: Config, episodes: int, findings: Findings) -> PerEpi
 async def _try_algorithm(
     builder: Builder, block: FinetuneConfig, runtime: Runtime, output: EvaluationRunOutput
 ) -> None:
-    """Have a user's own algorithm make samples of what was played, and a step's loss of them.
+    """Try a user's own algorithm on the played episodes: its samples, and a step's loss on them.
 
-    Raises RequestError that names what it raised or returned.
+    Raises RequestError that names the error or the wrong return value.
     """
     collecting = await builder.get_trajectory_builder(str(block.trajectory_builder))
     if not isinstance(collecting, CollectingBuilder) or not is_own(collecting.algorithm):
@@ -306,7 +306,7 @@ async def _try_algorithm(
     except Exception as error:
         raise fault_of(collecting.algorithm, error) from error
     groups: list[list[SampleOrPair]] = []
-    with suppress(EtudeError):  # Texts without tokens: where these are needed is looked at elsewhere.
+    with suppress(EtudeError):  # Texts may lack tokens. Another check looks at whether they are needed.
         groups = groups_of(collection, collecting.algorithm)
     try_loss(collecting.algorithm, groups)
 
@@ -314,12 +314,12 @@ async def _try_algorithm(
 def _check_targets(
     config: Config, target: str | None, block: FinetuneConfig, run: RunFolder, findings: Findings
 ) -> None:
-    """Raise RequestError where no call in the episodes of a run is one that a target is trained on."""
+    """Raise RequestError if no call in a run's episodes is one that the target is trained on."""
     warnings: list[str] = []
     watch = TargetWatch(block.target_functions, str(block.target_model), warnings.append, target)
     for episode in iter_episodes(run.journal):
         watch.saw(episode)
-    # A builder of one's own may train on other calls.
+    # A custom builder may train on other calls.
     builder = config.trajectory_builders[str(block.trajectory_builder)]
     watch.epoch_over(is_empty=isinstance(builder, Collecting))
     for warning in warnings:

@@ -1,4 +1,4 @@
-"""Findings: things that were looked at, each with its status."""
+"""Findings: the results of checks, each with a status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Status = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     status: Status
@@ -23,30 +23,30 @@ class Finding:
 
 @dataclass
 class Findings:
-    """All of them, in the order in which they were looked at."""
+    """All findings, in the order of the checks."""
 
     items: list[Finding] = field(default_factory=list)
 
     def ok(self, what: str, detail: str) -> None:
-        """Nothing is wrong with it."""
+        """Add a finding that nothing is wrong."""
         self.items.append(Finding(what, "ok", detail))
 
     def warn(self, what: str, detail: str) -> None:
-        """It works, and may not be what was meant."""
+        """Add a finding that something works, but may not be intended."""
         self.items.append(Finding(what, "warning", detail))
 
     def fail(self, what: str, error: EtudeError | str) -> None:
-        """It does not work."""
+        """Add a finding that something does not work."""
         self.items.append(Finding(what, "error", str(error)))
 
     @contextmanager
     def of_errors(self, what: str) -> Iterator[None]:
-        """An EtudeError within does not raise, and is a finding about `what`."""
+        """Turn an EtudeError in the block into a finding about `what`."""
         try:
             yield
         except EtudeError as error:
             self.fail(what, error)
 
     def of(self, status: Status) -> list[Finding]:
-        """Those of one status."""
+        """Return the findings of one status."""
         return [finding for finding in self.items if finding.status == status]

@@ -1,4 +1,4 @@
-"""Looking at a local model through its config and tokenizer; its weights stay on the disk."""
+"""The check of a local model from its config and tokenizer, without loading its weights."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def check_local_model(
     examples: Sequence[Example],
     findings: Findings,
 ) -> float:
-    """Look at a model's chat template, LoRA setting, memory and context; the tokens of an example's text.
+    """Check a model's chat template, LoRA setting, memory and context. Return the tokens of an example.
 
-    They are those of one user message, in the median, and 0 where there is no text. `base` is the folder or
-    name of the weights, `adapter` is what is to train them. Raises RequestError when it cannot be used.
+    They are the median over one user message each, or 0 if there is no text. `base` is the folder or name of
+    the weights, and `adapter` trains them. Raises RequestError if the model cannot be used.
     """
     device = choose_device(llm.device)
     if llm.quantization is not None:
@@ -79,23 +79,23 @@ def check_local_model(
 
 
 def outline(source: str) -> Policy:
-    """The model without its weights, which are held to its config as far as they are here.
+    """Load a model without its weights. Weight files on this machine are checked against its config.
 
-    Raises RequestError when there is none, it cannot chat, or its weights are not those of its config.
+    Raises RequestError if there is none, it cannot chat, or its weights do not match its config.
     """
     from transformers import GenerationConfig
 
     with loading(source) as (location, file, config):
         tokenizer = load_tokenizer(location, file)
         model = load_outline(config, location, **file)
-    # Most models have one; those without name their end of turn elsewhere.
+    # Most models have one. The others name their end of turn elsewhere.
     with contextlib.suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(location)
     return Policy(model, tokenizer, source, torch.device("meta"))
 
 
 def _check_template(what: str, policy: Policy, options: Mapping[str, Any], findings: Findings) -> None:
-    """Whether the template knows its options and shows tools, and conversations go on token for token."""
+    """Check that the template knows its options, shows tools, and extends conversations token for token."""
     question = {"role": "user", "content": "Two?"}
     turns = [question, {"role": "assistant", "content": "2"}]
     try:
@@ -126,7 +126,7 @@ def _check_template(what: str, policy: Policy, options: Mapping[str, Any], findi
 
 
 def _prompt_lengths(policy: Policy, examples: Sequence[Example], options: Mapping[str, Any]) -> list[int]:
-    """Tokens of examples as one user message each: an agent's own prompt comes on top."""
+    """Return the tokens of each example as one user message, without the agent's own prompt."""
     step = max(1, len(examples) // _SAMPLE)
     texts = ["\n".join(_texts(example.inputs)) for example in examples[::step][:_SAMPLE]]
     asked = [({"role": "user", "content": text},) for text in texts if text]
@@ -172,7 +172,7 @@ def _check_memory(
     adapter: LocalAdapterConfig | None,
     findings: Findings,
 ) -> None:
-    """Whether the weights fit, and a training on one sequence, or as many as `token_budget` has if less."""
+    """Check that the weights fit in memory, with training on one sequence or the smaller `token_budget`."""
     needed = int(parameters * (dtype.itemsize if llm.quantization is None else 0.5))
     free = available_memory(device.type)
     use = "needs"
@@ -224,13 +224,13 @@ VALUES: Mapping[str, tuple[tuple[Mapping[str, Any], Any], ...]] = {
     ),
     "no arguments": (),
 }
-"""Values of arguments with their JSON schemas, by what they are called."""
+"""Values of arguments with their JSON schemas, by kind."""
 
 
 def unread_values(template: ChatTemplate) -> list[str]:
-    """The kinds of values that do not come back, in a call or in two at once, after a thought or without.
+    """Return the kinds of values that change when the template writes a tool call and parses it.
 
-    Only calls are looked at that the template writes at all, and thoughts that may follow its prompt.
+    Tries one call and two, with and without a thought before, if the template can write them.
     """
     written = template.family().written
     if "a call" not in written:
@@ -250,7 +250,7 @@ def unread_values(template: ChatTemplate) -> list[str]:
 
 
 def _comes_back(template: ChatTemplate, kinds: Iterable[str], thought: str, calls: int) -> bool:
-    """Whether calls with all values of some kinds are read from what the template writes of them."""
+    """Return whether calls with all values of some kinds parse to the same calls."""
     values = [value for kind in kinds for value in VALUES[kind]]
     arguments = {f"value_{number}": value for number, (_, value) in enumerate(values)}
     # Some templates refuse tools and arguments without a description.

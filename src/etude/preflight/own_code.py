@@ -1,6 +1,6 @@
-"""A user's own code before a run: the inputs that it reads, as far as its source says.
+"""The check of a user's own code before a run: the inputs that its source reads.
 
-And an algorithm, tried: what it raises, and what it returns, is seen before a run.
+It also tries an algorithm, so that its errors and wrong return values show before a run.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ _BRANCHES = (
     *(ast.If, ast.IfExp, ast.BoolOp, ast.Match, ast.Try, ast.For, ast.AsyncFor, ast.While),
     *(ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.comprehension),
 )
-"""In these it is not sure that something is read, or that its error is not caught."""
+"""Inside these nodes a read may not happen, or its error may be caught."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An input that is read by its name."""
+    """An input that code reads by name."""
 
     name: str
     where: str
-    """`file:line`."""
+    """The place as `file:line`."""
     is_certain: bool
-    """Whether every call reads it, and raises where an example does not have it."""
+    """Whether every call reads it and fails if an example lacks it."""
 
 
 async def check_inputs(
     builder: Builder, agent: Any, datasets: Mapping[str, Sequence[Example]], findings: Findings
 ) -> None:
-    """Whether the examples of each dataset have the inputs that the agent and the evaluators read."""
+    """Check that the examples of each dataset have the inputs that the agent and the evaluators read."""
     functions = {"workflow": agent}
     for name in builder.config.eval.evaluators:
-        with suppress(EtudeError):  # Which is a finding already.
+        with suppress(EtudeError):  # This error is a finding already.
             functions[f"evaluator {name}"] = getattr(await builder.get_evaluator(name), "fn", None)
     for what, fn in functions.items():
         for kind, examples in datasets.items():
@@ -70,7 +70,7 @@ async def check_inputs(
 
 def _check_reads(what: str, reads: Sequence[Read], examples: Sequence[Example], findings: Findings) -> None:
     names, count = sorted({name for example in examples for name in example.inputs}), len(examples)
-    # Of several reads of an input, one that is certain counts.
+    # Among several reads of an input, a certain one counts.
     for read in {read.name: read for read in sorted(reads, key=lambda read: read.is_certain)}.values():
         lacking = sum(read.name not in example.inputs for example in examples)
         if not lacking:
@@ -89,10 +89,10 @@ def _check_reads(what: str, reads: Sequence[Read], examples: Sequence[Example], 
 
 
 def inputs_read(fn: Callable[..., Any]) -> list[Read]:
-    """The inputs that a function reads of its first argument, an example: `example.inputs["question"]`.
+    """Return the inputs that a function reads from its first argument, as in `example.inputs["question"]`.
 
-    Not those that it asks for whether they are there, or sets itself. Nothing where there is no source, or it
-    is Etude's own.
+    Inputs that the function tests for or sets are left out. Empty without source, and for Etude's own
+    functions.
     """
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -122,18 +122,18 @@ def inputs_read(fn: Callable[..., Any]) -> list[Read]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Goes through a function, whose inputs are called as it says."""
+    """A visitor of a function body, in which the inputs have a given name."""
 
     def __init__(self, inputs: str) -> None:
         self.reads: list[tuple[str, int, bool]] = []
-        """The name, the line, and whether every call comes there."""
+        """The name, the line, and whether every call reaches it."""
         self.tried: set[str] = set()
-        """Names that the code asks for whether they are there, or sets itself."""
+        """Names that the code tests for or sets."""
         self._inputs = inputs
         self._is_certain = True
 
     def visit(self, node: ast.AST) -> None:
-        """Know what is not sure to happen."""
+        """Visit a node, and track whether every call reaches it."""
         outside = self._is_certain
         is_suppressing = isinstance(node, ast.With) and "suppress" in ast.unparse(node.items[0])
         self._is_certain = outside and not isinstance(node, _BRANCHES) and not is_suppressing
@@ -146,7 +146,7 @@ class _Reader(ast.NodeVisitor):
             case ast.Compare(ast.Constant(str(name)), _, others) if any(map(self._are_inputs, others)):
                 self.tried.add(name)
         self.generic_visit(node)
-        # What may have returned leaves it open whether the rest happens.
+        # After a possible return, the rest may not run.
         is_open = isinstance(node, ast.If) and any(isinstance(each, ast.Return) for each in ast.walk(node))
         self._is_certain = outside and not is_open
 
@@ -158,21 +158,21 @@ T = TypeVar("T")
 
 
 def is_own(algorithm: object) -> TypeGuard[Algorithm]:
-    """Whether an algorithm is a user's."""
+    """Return whether an algorithm is a user's own."""
     return isinstance(algorithm, Algorithm) and not type(algorithm).__module__.startswith("etude.")
 
 
 def try_algorithm(algorithm: Algorithm, examples: Sequence[Example]) -> None:
-    """Make samples of made-up episodes on these examples, and a step's loss of them.
+    """Make samples from made-up episodes on these examples, and a step's loss on them.
 
-    Raises RequestError that names what an own method raised or returned.
+    Raises RequestError that names the method and its error or wrong return value.
     """
     episodes = [_group(example) for example in examples[:2] or (Example("made-up-1"), Example("made-up-2"))]
     try:
         made = _tried(algorithm, lambda: algorithm.groups(episodes, Collected(0, 0, Tally())))
     except RequestError as error:
         if isinstance(error.__cause__, RequestError):
-            return  # It wants plays of a protocol, or scores of agents: `--play` has those.
+            return  # It needs episodes of a protocol, or scores of agents, which `--play` has.
         raise
     kind = Pair if algorithm.kind == "pairs" else Sample
     for unit in (unit for group in made for unit in group.units):
@@ -182,9 +182,9 @@ def try_algorithm(algorithm: Algorithm, examples: Sequence[Example]) -> None:
 
 
 def try_loss(algorithm: Algorithm, groups: Sequence[Sequence[SampleOrPair]]) -> None:
-    """Give samples or pairs their advantages, and make a step's loss and its gradient.
+    """Compute the advantages of samples or pairs, a step's loss and its gradient.
 
-    Raises RequestError as `try_algorithm`.
+    Raises RequestError as `try_algorithm` does.
     """
 
     def divergences(samples: Sequence[Sample]) -> list[list[float]]:
@@ -214,7 +214,7 @@ def try_loss(algorithm: Algorithm, groups: Sequence[Sequence[SampleOrPair]]) -> 
 
 
 def _tried(algorithm: Algorithm, call: Callable[[], T]) -> T:
-    """The result of a call into an algorithm. Raises RequestError for whatever it raises."""
+    """Return the result of a call into an algorithm. Any error becomes a RequestError."""
     try:
         return call()
     except Exception as error:
@@ -222,7 +222,7 @@ def _tried(algorithm: Algorithm, call: Callable[[], T]) -> T:
 
 
 def fault_of(algorithm: Algorithm, error: Exception) -> RequestError:
-    """The error with the line of the algorithm's file, or with its methods, one of which returned it."""
+    """Return the error with its line in the algorithm's file, or with the methods if a result was bad."""
     if isinstance(error, EtudeError):
         return RequestError(f"{_name(algorithm)}: {error}")
     file, told = inspect.getsourcefile(type(algorithm)), where_raised(error)
@@ -246,7 +246,7 @@ def _name(algorithm: Algorithm) -> str:
 
 
 def _group(example: Example) -> list[ScoredEpisode]:
-    """Episodes of one answer each, with different rewards."""
+    """Make episodes of one answer each, with different rewards."""
     question: Message = {"role": "user", "content": "What is 1 + 1?"}
     group = []
     for generation, reward in enumerate((0.0, 1.0, 0.5, 0.25)):
@@ -264,7 +264,7 @@ def _group(example: Example) -> list[ScoredEpisode]:
 def _micro_batch(
     algorithm: Algorithm, units: Sequence[Sequence[Sample]], factors: Sequence[Sequence[float]]
 ) -> tuple[torch.Tensor, MicroBatch]:
-    """Logprobs as of a policy that has learnt a little since it sampled, with gradient, and all else."""
+    """Make a batch with logprobs that have a gradient, from a policy slightly trained since it sampled."""
     import torch
 
     from etude.learner.objective import MicroBatch

@@ -1,4 +1,4 @@
-"""The services that a config names: each is asked for the least that shows that it works, with its key."""
+"""The check of a config's services: each gets a minimal request, with its key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from etude.store.run_folder import RunFolder
 
 
 async def examine_services(config: Config, findings: Findings) -> None:
-    """Have each model behind an address say something, and ask backends and the storage how they are."""
+    """Ask each model behind an address for an answer, and check backends and the storage."""
     for name, llm in config.llms.items():
         if isinstance(llm, OpenAiLlmConfig):
             await _ask_addresses(f"model {name}", llm, findings)
@@ -39,7 +39,7 @@ async def examine_services(config: Config, findings: Findings) -> None:
 
 
 async def _ask_addresses(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
-    """Ask each address of a model for the list of its models; nothing is sampled."""
+    """Ask each address of a model for the list of its models. Nothing is sampled."""
     from etude.inference.http_addresses import HttpAddresses
 
     with findings.of_errors(what):
@@ -58,7 +58,7 @@ async def _ask_addresses(what: str, llm: OpenAiLlmConfig, findings: Findings) ->
 
 
 async def _try_model(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
-    """One short answer, without retries."""
+    """Ask for one short answer, without retries."""
     seconds = min(30.0, llm.request_timeout)
     engine = OpenAiEngine(llm.model_copy(update={"max_retries": 0, "request_timeout": seconds}))
     # Some endpoints refuse fewer tokens.

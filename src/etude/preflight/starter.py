@@ -1,4 +1,4 @@
-"""Writing the files of a new project."""
+"""The files of a new project."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from etude.models.source import PACKAGED
 from etude.store.files import write_new_files
 
 FILES = Path(__file__).parent / "starter_files"
-"""A folder for each task, and for the trial of `etude doctor`: files, each with `.txt` after its name."""
+"""A folder for each task, and for the trial run of `etude doctor`. Each file's name ends in `.txt`."""
 
 
 def write_starter(folder: Path, task: str, model: str = PACKAGED) -> list[Path]:
-    """Write a task's files, examples and config.yml into `folder`; what was written.
+    """Write a task's files, examples and config.yml into `folder`, and return their paths.
 
-    Raises RequestError when one of them is there already, StoreError when they cannot be written.
+    Raises RequestError if one of them exists already, and StoreError if they cannot be written.
     """
     files = {file.stem: file.read_text(encoding="utf-8") for file in sorted((FILES / task).glob("*.txt"))}
     config = files.pop("config.yml").replace("{model}", json.dumps(model))

@@ -1,10 +1,10 @@
-"""The files of a run, written from its history after every epoch, so that no line is there twice.
+"""The metrics files of a run, written from its history after every epoch, so that no line repeats.
 
-training_metrics.jsonl   every number of every epoch, a line each, and the alarms that hold
-reward_history.json      the rewards of the epochs' episodes, and what each evaluator gave
-validation_history.json  the same on the validation examples
-curriculum_state.json    the curriculum after the last epoch, when there is one
-reward_plot.png          the rewards, drawn now and then and at the end; needs matplotlib, the extra `plots`
+training_metrics.jsonl:   all metrics of every epoch, a line each, with the active alarms
+reward_history.json:      the rewards of the epochs' episodes, and the results of each evaluator
+validation_history.json:  the same on the validation examples
+curriculum_state.json:    the curriculum after the last epoch, if there is one
+reward_plot.png:          the rewards, drawn now and then and at the end; needs matplotlib, the extra `plots`
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _REWARDS = ["avg_reward", "min_reward", "max_reward", "reward_low", "reward_high
 
 
 class RunReport:
-    """Writes the metrics files each time it is called, and the plot now and then and at the end.
+    """A writer of the metrics files at each call, and of the plot now and then and at the end.
 
-    A run may have thousands of epochs: each is encoded once.
+    A run may have thousands of epochs, so each is encoded only once.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RunReport:
         clock: Callable[[], float] = time.monotonic,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Drawing takes about a second of CPU; hence not every time. `tell` is told why there is no plot."""
+        """Drawing takes about a second of CPU, so it is rare. `tell` gets the reason for a missing plot."""
         self._between = seconds_between_plots
         self._clock = clock
         self._tell = tell
@@ -58,9 +58,9 @@ class RunReport:
         self._texts: dict[tuple[Path, int], tuple[Entry, str]] = {}
 
     def __call__(self, history: History, folder: Path, final: bool = False) -> None:
-        """Bring the files in `folder` up to the history, each whole at any instant.
+        """Bring the files in `folder` up to date with the history. Each file is always whole.
 
-        Raises StoreError when one cannot be written.
+        Raises StoreError if one cannot be written.
         """
         file = folder / "training_metrics.jsonl"
         lines = self._encoded(
@@ -93,10 +93,10 @@ class RunReport:
         write_atomically(file, f"[\n{text}\n]\n" if text else "[]\n", exact=True)
 
     def _encoded(self, file: Path, entries: Iterable[E], encode: Callable[[E], str]) -> Iterable[str]:
-        """The text of each entry in one of the files."""
+        """Yield the text of each entry in one of the files."""
         for entry in entries:
             known = self._texts.get((file, entry.epoch))
-            # A frozen entry: another one takes its place where something of it changes.
+            # Entries are frozen, so a changed entry is a new object.
             if known is None or known[0] is not entry:
                 known = self._texts[file, entry.epoch] = entry, masked(encode(entry))
             yield known[1]
@@ -106,7 +106,7 @@ def _epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
     head = {"epoch": entry.epoch, "timestamp": entry.timestamp, "run_id": run_id}
     curriculum = entry.curriculum_state if _has_curriculum(entry) else None
     more = {"skipped": entry.skipped, "resting": entry.resting, "curriculum_state": curriculum}
-    line = {**head, **entry.metrics, **head}  # A trainer may log an epoch of its own counting.
+    line = {**head, **entry.metrics, **head}  # A trainer may log its own count of epochs.
     return line | {key: value for key, value in more.items() if value is not None} | _alarms(entry)
 
 
@@ -116,7 +116,7 @@ def _rewards(entry: Entry, more: Iterable[str]) -> dict[str, Any]:
 
 
 def _alarms(entry: Entry) -> dict[str, Any]:
-    """The alarms that hold for an entry, and the version that was gone back to; nothing where all is well."""
+    """Return the alarms of an entry, and the version that the run went back to; empty without either."""
     line: dict[str, Any] = {}
     if entry.alarms:
         line["alarms"] = [event.model_dump(mode="json") for event in entry.alarms]
@@ -134,14 +134,14 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def render_reward_plot(history: History) -> bytes:
-    """The rewards over the epochs, as the bytes of a PNG of 1500 by 840 pixels.
+    """Draw the rewards over the epochs, and return a PNG of 1500 by 840 pixels.
 
-    The x axis counts the epochs that the weights had trained for, so that the episodes of an epoch and the
-    validation before it stand above each other. Raises MissingExtraError without matplotlib.
+    The x axis counts the epochs that the weights had trained for. So the episodes of an epoch share their
+    place with the validation before it. Raises MissingExtraError without matplotlib.
     """
     if find_spec("matplotlib") is None:
         raise MissingExtraError("drawing the plot of the rewards", "plots")
-    # Imported here, because drawing is the only thing that needs it; no pyplot, so no global state.
+    # Only drawing needs these imports. Without pyplot there is no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -175,7 +175,7 @@ def render_reward_plot(history: History) -> bytes:
         axes.text(0.5, 0.5, "no rewards yet", transform=axes.transAxes, ha="center", color=_MUTED)
     buffer = BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of letters that its font lacks: they are boxes.
+        warnings.simplefilter("ignore")  # About letters missing from its font, which appear as boxes.
         figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
@@ -200,7 +200,7 @@ def _draw_validation(axes: Any, history: History) -> None:
     if all(len(bounds) == len(points) for bounds in ends):
         label = "validation, 95 % interval"
         lengths = [[abs(a[1] - b[1]) for a, b in zip(bounds, points, strict=True)] for bounds in ends]
-    # A line from one validation to the next is no measurement, so it is a faint one.
+    # The line between validations measures nothing, so it is faint.
     axes.plot(*zip(*points, strict=True), color=_VALIDATION, linewidth=1.2, linestyle=":", alpha=0.6)
     style = {"fmt": "o", "markersize": 6, "elinewidth": 2.2, "capsize": 4, "zorder": 5, "label": label}
     axes.errorbar(*zip(*points, strict=True), yerr=lengths, color=_VALIDATION, **style)
@@ -210,7 +210,7 @@ def _draw_validation(axes: Any, history: History) -> None:
 
 
 def _points(entries: Sequence[Entry], key: str) -> Points:
-    """By the epochs that the weights had trained for that an entry is a figure of."""
+    """Return the values of a metric by the number of epochs that the weights had trained for."""
     return [
         (float(entry.epoch - isinstance(entry, EpochEntry)), float(value))
         for entry in entries

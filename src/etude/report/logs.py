@@ -1,4 +1,4 @@
-"""Python's `logging` in Etude's processes: what user code says is shown, beside the progress."""
+"""Python's `logging` in Etude's processes: records of user code are shown next to the progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 class LogLevel(StrEnum):
-    """The least level of log lines that are shown."""
+    """The lowest level of log lines that are shown."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -25,30 +25,30 @@ class LogLevel(StrEnum):
 
 
 class LogLines(logging.Handler):
-    """Writes records to standard error, a line each, with the time.
+    """A handler that writes records to standard error, a line each, with the time.
 
-    Records of user code and of Etude are shown from `shown` on; those of other packages from warnings
-    on, unless their logger was given a level of its own, which whoever did that meant.
+    Records of user code and of Etude are shown from the level `shown` on. Records of other packages are shown
+    from warnings on, unless somebody gave their logger a level.
     """
 
     def __init__(self, shown: LogLevel) -> None:
         super().__init__()
-        # Not the handler's own level, which would hide what a logger was given a level for.
+        # The handler's own level would also hide records of loggers with a lower level.
         self._least = logging.getLevelNamesMapping()[shown.name]
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is shown."""
+        """Return whether to show the record."""
         file = record.pathname
-        # Made by user code, or by Etude.
+        # The record comes from user code or from Etude.
         is_own = file.startswith(_PACKAGE) or not is_installed(file) or is_user_module(record.name)
         least = self._least if is_own else max(self._least, logging.WARNING)
         return super().filter(record) is not False and (record.levelno >= least or _has_level(record.name))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record, above the live panel where there is one."""
+        """Write the record, above the live panel if there is one."""
         try:
             stream = sys.stderr
-            # While its panel is drawn, rich has standard error go there, also one that is a file.
+            # While its panel is drawn, rich redirects standard error to it, even if that is a file.
             real: TextIO = getattr(stream, "rich_proxied_file", stream)
             at_terminal = real.isatty()
             formatter = logging.Formatter(_FORMAT, datefmt="%H:%M:%S" if at_terminal else None)
@@ -69,7 +69,7 @@ def show_logs(level: LogLevel) -> None:
 
 
 def _has_level(name: str) -> bool:
-    """Whether the logger, or one above it but the root, was given a level."""
+    """Return whether the logger, or one above it except the root, was given a level."""
     logger = logging.getLogger(name)
     while logger.level == logging.NOTSET and logger.parent is not None:
         logger = logger.parent

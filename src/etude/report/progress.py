@@ -1,4 +1,4 @@
-"""Progress of a run: its events summed up, and shown as lines, as JSON, or live on a terminal."""
+"""The progress of a run: its events, summed up and shown as lines, as JSON, or live on a terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from etude.store.figures import failed_counts
 
 
 class RunState(Progress):
-    """Sums up the events of a run. Displays are subclasses that show it."""
+    """The sums of a run's events so far. Displays are subclasses that show them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -35,19 +35,19 @@ class RunState(Progress):
         self.run_id = ""
         self.facts: dict[str, Any] = {}
         self.epoch: int | None = None
-        """From 0; None before the first."""
+        """Counts from 1; None before the first epoch."""
         self.num_epochs = 0
         RunState.phase(self, "starting")
         self.rewards: dict[str, list[float]] = {}
-        """Average reward of each epoch's episodes, by target; under "" where one model is trained."""
+        """The average reward of each epoch's episodes, by target. The key is "" if one model is trained."""
         self.validations: dict[str, list[Mapping[str, Any]]] = {}
-        """By target."""
+        """The metrics of validations, by target."""
         self.skips = 0
         self.skip_reason = ""
-        """Why the last epoch was skipped, said in full the first time."""
+        """Why the last epoch was skipped. Repeated reasons are shortened."""
         self._skip_said = ""
         self.spending = ""
-        """How much is spent, where the run has a budget or costs money."""
+        """The amount spent, if the run has a budget or costs money."""
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         self.run_id, self.num_epochs, self.facts = run_id, num_epochs, dict(facts)
@@ -104,12 +104,12 @@ class RunState(Progress):
 
 
 def of_target(metrics: Mapping[str, Any]) -> str:
-    """The target's name with a space before it, where there are several; else nothing."""
+    """Return the target's name after a space, if there are several targets."""
     return f" {metrics['target']}" if metrics.get("target") else ""
 
 
 def shown_spending(figures: Mapping[str, Any]) -> str:
-    """The money that the run has spent, and of each limit how much is used; empty where there is neither."""
+    """Return the money spent and the used part of each limit; empty without either."""
     limits = [
         f"{key.removeprefix('budget.')} {_shown(used)} of {_shown(most)}"
         for key, (used, most) in figures["limits"].items()
@@ -123,7 +123,7 @@ def _shown(amount: float) -> str:
 
 
 def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:
-    """A validation in one line."""
+    """Return a validation as one line."""
     entry = ValidationEntry(epoch=epoch, metrics=dict(metrics))
     n = metrics.get("num_examples")
     return f"{entry}{of_target(metrics)}: reward {entry.reward}, n={n}{_best(metrics)}"
@@ -135,7 +135,7 @@ def _best(metrics: Mapping[str, Any]) -> str:
 
 
 class LineProgress(RunState):
-    """A line for each thing that matters, and a sign of life while episodes run."""
+    """A display of lines: one for each important event, and signs of life while episodes run."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class LineProgress(RunState):
 
 
 class JsonProgress(Progress):
-    """One JSON object on a line for each event: its name under `event`, and what came with it."""
+    """A display of JSON lines: an object for each event, with its name under `event`, and its data."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -267,13 +267,13 @@ class JsonProgress(Progress):
 
 
 _LEAST, _MOST = 20, 100
-"""Columns of the panel."""
+"""Bounds on the width of the panel, in columns."""
 _KEYS = 8
-"""Columns that stay free at its right."""
+"""Free columns to the right of the panel."""
 
 
 class LiveProgress(RunState):
-    """A panel that is drawn over itself. Use it as a context manager; messages scroll by above it."""
+    """A panel that redraws itself. Use it as a context manager. Messages scroll by above it."""
 
     def __init__(self, console: Console | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -301,7 +301,7 @@ class LiveProgress(RunState):
         self._console.print(Text(text, style="yellow" if warning else "dim"))
 
     def render(self) -> RenderableType:
-        """The panel as it is now."""
+        """Return the panel in its current state."""
         rows = Table.grid(expand=True)
         row = Table.grid(expand=True)
         row.add_column()
@@ -339,8 +339,8 @@ class LiveProgress(RunState):
             title=title,
             title_align="left",
             border_style="blue",
-            # Room for what a terminal writes when keys are pressed: `^C` after a full line begins a new one,
-            # and the panel would then be taken away a line too low.
+            # Leave room for characters that a terminal writes for keys. `^C` after a full line would begin a
+            # new line, and the panel would then be erased one line too low.
             width=max(_LEAST, min(self._console.width - _KEYS, _MOST)),
         )
 
@@ -348,9 +348,9 @@ class LiveProgress(RunState):
 def progress_for(
     *, json: bool = False, stream: TextIO | None = None
 ) -> LiveProgress | LineProgress | JsonProgress:
-    """A progress display, to be used as a context manager.
+    """Return a progress display, to be used as a context manager.
 
-    JSON lines when asked for, a live panel on a terminal, plain lines with the time into anything else.
+    It writes JSON lines if `json` is set, a live panel on a terminal, and lines with the time elsewhere.
     `stream` is standard output by default.
     """
     stream = stream or sys.stdout

@@ -1,4 +1,4 @@
-"""A run in words: its state, how far it is, what was measured before and after, and its versions."""
+"""A run in words: its state, its progress, its measurements and its versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VALIDATION_KEY = "finetuning.run_configuration.validation_dataset"
 
 
 def shown_state(facts: RunFacts) -> str:
-    """Whether it goes on, is over, or cannot be read and why."""
+    """Return whether the run is active, finished or unfinished, or why it cannot be read."""
     if facts.in_use_by is not None:
         return f"running (process {facts.in_use_by})"
     if facts.problem is not None:
@@ -27,16 +27,16 @@ def shown_state(facts: RunFacts) -> str:
 
 
 def shown_epochs(facts: RunFacts) -> str | None:
-    """`3/10`; None of an evaluation, which has none."""
+    """Return the epochs as `3/10`; None for an evaluation, which has none."""
     if facts.kind != "train" or facts.state == "unreadable":
         return None
     return f"{facts.epochs_done}/{facts.num_epochs or '?'}"
 
 
 def shown_ends(facts: RunFacts) -> list[str | None]:
-    """The first and the last reward: of validations, or else of epochs, which say that they are.
+    """Return the first and last reward, from validations or else from epochs, which the text then says.
 
-    Of an evaluation only the last.
+    An evaluation has only the last.
     """
     if facts.kind == "evaluate":
         result = facts.result or {}
@@ -60,7 +60,7 @@ def _ends_of(summary: Summary, *, short: bool = False) -> list[str | None]:
 
 
 def imported_lines(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The counts of an imported log, as labels and texts."""
+    """Return the counts of an imported log, as labels and texts."""
     failed = f", {counts['failed']} of them ended in an error" if counts["failed"] else ""
     scores = ", ".join(f"{name} ({count})" for name, count in counts["scores"].items())
     several = f"{counts['compared']} with several chats"
@@ -72,7 +72,7 @@ def imported_lines(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
-    """Rows of what was measured in the runs: before and after training, the reward and each evaluator."""
+    """Return rows that compare runs: the reward and each evaluator, before and after training."""
     columns = [_columns(run) for run in facts]
     labels = list(dict.fromkeys(label for column in columns for label in column))
     return [(label, *(column.get(label) for column in columns)) for label in labels]
@@ -97,8 +97,7 @@ def _columns(facts: RunFacts) -> dict[str, str]:
 
 
 def figure_lines(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Labels and texts of one model's summary: its rewards, the other evaluators, and its best and last
-    version."""
+    """Yield labels and texts of one model's summary: its rewards, other evaluators, best and last version."""
     if (warm_up := summary.warm_up) is not None:
         version = "" if warm_up.version is None else f": v{warm_up.version}"
         value = "" if warm_up.loss is None else f", loss {warm_up.loss:.3f}"
@@ -132,13 +131,13 @@ def figure_lines(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def evaluators_in(figures: Sequence[Figure | Entry]) -> list[str]:
-    """The evaluators of the figures; none where there is only the one that is the reward."""
+    """Return the evaluators of the figures, or none if the reward is the only one."""
     names = list(dict.fromkeys(name for figure in figures for name in figure.evaluators))
     means = [score.mean for figure in figures for score in figure.evaluators.values()]
     return [] if len(names) == 1 and means == [figure.reward.mean for figure in figures] else names
 
 
 def _location(version: ModelVersion) -> str:
-    """The name that a backend has for a version; nothing for one whose weights are in the run folder."""
+    """Return the backend's name for a version; empty if its weights are in the run folder."""
     is_here = "checkpoints" in Path(version.location).parts or not version.number
     return "" if is_here else f"  {version.location}"

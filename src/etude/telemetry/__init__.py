@@ -1,1 +1,1 @@
-"""A run on its own account while it goes on: its status for other terminals, and metrics for Prometheus."""
+"""Telemetry of an active run: its status for other terminals, and metrics for Prometheus."""

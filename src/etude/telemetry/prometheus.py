@@ -1,4 +1,4 @@
-"""A run's status as metrics for Prometheus, at an address of its own."""
+"""The metrics server: a run's status as metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etude.core.errors import MissingExtraError, RequestError
 from etude.store.status import ModelStatus, RunStatus
 
 Values: TypeAlias = Callable[[RunStatus], float | Mapping[Any, float]]
-"""The value of a metric, or one for each value of its labels."""
+"""Returns the value of a metric, or a value for each set of labels."""
 
 
 def _of_models(value: Callable[[ModelStatus], float]) -> Values:
@@ -87,18 +87,18 @@ METRICS: tuple[tuple[Literal["counter", "gauge"], str, str, str, Values], ...] =
     ("gauge", "etude_journal_waiting", "", "Entries not on the disk yet.", lambda s: s.journal.waiting),
     ("gauge", "etude_status_seconds", "", "When these figures were so; Unix seconds.", lambda s: s.at),
 )
-"""Of each its kind, its name, its labels but for the run, what it says, and its values."""
+"""The kind, name, labels (except the run), help text and values of each metric."""
 
 
 class MetricsServer:
-    """The latest status of a run, for a registry of Prometheus's client."""
+    """The latest status of a run, as a collector for a registry of Prometheus's client."""
 
     def __init__(self) -> None:
         self.status: RunStatus | None = None
         self.address = ""
 
     def collect(self) -> Iterator[Any]:
-        """The metrics; none before the first status."""
+        """Yield the metrics; none before the first status."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         status = self.status
@@ -113,9 +113,9 @@ class MetricsServer:
 
 @contextmanager
 def served(config: MetricsConfig | None) -> Iterator[MetricsServer | None]:
-    """A server of metrics for the duration, where the config asks for one.
+    """Serve metrics during the block, if the config asks for it.
 
-    Raises MissingExtraError, and RequestError where the address cannot be had.
+    Raises MissingExtraError, and RequestError if the address is not available.
     """
     if config is None:
         yield None

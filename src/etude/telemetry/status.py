@@ -1,4 +1,4 @@
-"""A run as it is now, published in its folder and for Prometheus for as long as it goes on."""
+"""The current status of a run, published in its folder and for Prometheus while the run is active."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from etude.telemetry.prometheus import MetricsServer, served
 
 
 class RunCounts(Progress):
-    """Counts the events of a run, and hands each on to the display."""
+    """The counts of a run's events. Each event is passed on to the display."""
 
     def __init__(self, display: Progress) -> None:
         self.display = display
-        # These are nothing to count.
+        # Nothing is counted in these events.
         self.message = display.message  # type: ignore[method-assign]
         self.alarm = display.alarm  # type: ignore[method-assign]
         self.finished = display.finished  # type: ignore[method-assign]
@@ -50,12 +50,12 @@ class RunCounts(Progress):
         self.num_epochs = 0
         self.phase_name = "starting"
         self.expected: int | None = None
-        """Episodes of this phase."""
+        """Episodes expected in this phase."""
         self.phase_since = time.monotonic()
         self.episodes = 0
-        """That ended in this phase."""
+        """Episodes that ended in this phase."""
         self.rewards: dict[str, float] = {}
-        """The mean of the last epoch's episodes, by target; under "" where one model is trained."""
+        """The mean reward of the last epoch's episodes, by target. The key is "" if one model is trained."""
         self.validation: dict[str, float] = {}
         self.totals = Totals()
 
@@ -110,9 +110,9 @@ def _note_reward(rewards: dict[str, float], metrics: Mapping[str, Any]) -> None:
 
 _SECONDS = 1.0
 _MOST_TIME = 0.02
-"""The share of its time that the head may spend on looking, where it has many runners."""
+"""The largest share of its time that the head spends on status, which matters with many runners."""
 _COLLECTING = ("collecting", "validating", "evaluating")
-"""Phases in which episodes say what is waited for."""
+"""Phases in which the episodes show what the run waits for."""
 
 
 @dataclass(frozen=True)
@@ -123,17 +123,17 @@ class Parts:
     counts: RunCounts
     collector: Collector
     pool: RunnerPool | None
-    """The runners; None where the head plays the episodes itself."""
+    """The runners; None if the head plays the episodes itself."""
     engines: Mapping[str, Engine]
     dashboard: str | None = None
-    """That of the cluster, where it has one."""
+    """The address of the cluster's dashboard, if it has one."""
 
 
 @asynccontextmanager
 async def published(parts: Parts, metrics: MetricsConfig | None) -> AsyncIterator[None]:
-    """Within the block the run's status is in its folder, and at its metrics' address where it has one.
+    """Publish the run's status during the block: in its folder, and at its metrics address if it has one.
 
-    Raises RequestError where that address cannot be had.
+    Raises RequestError if that address is not available.
     """
     with served(metrics) as server:
         publishing = asyncio.ensure_future(_publish(parts, server))
@@ -159,7 +159,7 @@ async def _publish(parts: Parts, server: MetricsServer | None) -> None:
         try:
             await asyncio.shield(writing)
         except StoreError:
-            pass  # A full disk is told of by the journal.
+            pass  # The journal reports a full disk.
         finally:
             # A thread cannot be cancelled, and must not write once the status is deleted.
             await asyncio.gather(writing, return_exceptions=True)
@@ -167,13 +167,13 @@ async def _publish(parts: Parts, server: MetricsServer | None) -> None:
 
 
 def _write(path: Path, status: RunStatus) -> None:
-    """In full or not at all; not synced, for what is lost with the machine is of no use after it."""
+    """Write the status atomically. It is not synced: a status is useless after a power cut."""
     with draft_of(path, sync=False) as draft:
         draft.write_text(masked(status.model_dump_json(indent=1)) + "\n", encoding="utf-8")
 
 
 def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatus:
-    """The run as it is now. `since` is when its process began, in Unix seconds."""
+    """Return the current status of the run. `since` is the start of its process, in Unix seconds."""
     counts, pool = parts.counts, parts.pool
     begun = parts.collector.playing if pool is None else pool.playing
     unfinished = None if counts.expected is None else max(0, counts.expected - counts.episodes)
@@ -217,7 +217,7 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
 
 
 def _models(parts: Parts) -> list[ModelStatus]:
-    """Calls as the processes know them that make them."""
+    """Return the calls of each model, as counted by the processes that make them."""
     calls = [parts.collector.calls_under_way()]
     if parts.pool is not None:
         runners = [place.runner for place in parts.pool.places if place.runner is not None]
@@ -244,7 +244,7 @@ def _waits(
     models: list[ModelStatus],
     journal: JournalStatus,
 ) -> list[Wait]:
-    """All that keeps the run from going on now, the longest wait first."""
+    """Return everything that the run waits for now, the longest wait first."""
     waits = [
         Wait(
             what=f"runner {each.number} to start"

@@ -1,7 +1,7 @@
-"""The watchdog: when nothing in a run moves, it says what the run waits for, and ends it at last.
+"""The watchdog: if a run makes no progress, it says what the run waits for, and at last ends the run.
 
-It looks at what any progress leaves behind: events, entries of the journal, tokens, versions. `faulthandler`
-writes down where the threads are when the event loop itself does not turn any more.
+It looks for traces of progress: events, entries of the journal, tokens, versions. `faulthandler` writes the
+stacks of all threads if the event loop itself is blocked.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from etude.store.status import RunStatus
 from etude.telemetry.status import Parts, snapshot
 
 STACKS = "stalls.txt"
-"""In the run folder: where tasks and threads were each time that nothing moved."""
+"""In the run folder: the stacks of tasks and threads each time that the run stalled."""
 
 _LOOKS = 20
-"""In the time after which something is said."""
+"""The number of looks during `say_after`."""
 _LEAST_EPISODES = 2.0
-"""A run is not ended for want of progress before so many times the seconds that an episode may take."""
+"""A stalled run is not ended before this multiple of an episode's `timeout`."""
 
 
 class Watchdog:
-    """Watches a run. While a training job is waited for, the job's own limit counts in its place."""
+    """The watchdog of a run. During a training job, the job's own limit applies instead."""
 
     def __init__(self, parts: Parts, config: StallConfig) -> None:
         self._parts = parts
@@ -44,12 +44,12 @@ class Watchdog:
         self._pulse: object = None
         self._moved = time.monotonic()
         self._said = 0
-        """How often since something moved."""
+        """The number of warnings since the last progress."""
         self._diagnosis = ""
 
     @contextmanager
     def waiting_for_job(self) -> Iterator[None]:
-        """A training job is waited for in the block: there may be nothing to see of it for hours."""
+        """Mark that the block waits for a training job, which may show nothing for hours."""
         self._jobs += 1
         try:
             yield
@@ -59,7 +59,7 @@ class Watchdog:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Watch while the block goes on. Raises StalledError when it is ended, for want of any progress."""
+        """Watch the run during the block. Raises StalledError if the run is ended for lack of progress."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -78,7 +78,7 @@ class Watchdog:
             ) from error
 
     async def _look(self, limit: asyncio.Timeout) -> None:
-        """Look again and again; the limit is over when the run is to end."""
+        """Look periodically, and expire `limit` to end the run."""
         pause, after = self._config.say_after / _LOOKS, self._config.say_after
         with self._stacks.open("a", encoding="utf-8") as file:
             try:
@@ -86,7 +86,7 @@ class Watchdog:
                     faulthandler.dump_traceback_later(after, file=file)
                     asleep = time.monotonic()
                     await asyncio.sleep(pause)
-                    # A stopped process waits for nothing, nor does one whose event loop was blocked.
+                    # Waiting does not count while the process was stopped or its event loop blocked.
                     late = time.monotonic() - asleep - pause
                     self._moved += late
                     if late >= after:
@@ -101,9 +101,9 @@ class Watchdog:
                     self._stacks.unlink()
 
     def _is_to_end(self, file: TextIO) -> bool:
-        """Say what is waited for, where nothing has moved for long; whether it is the last time."""
+        """Warn if nothing has progressed for long. Return whether to end the run."""
         status = snapshot(self._parts, self._since)
-        # Another one whenever the run has come on.
+        # It changes whenever the run makes progress.
         pulse = (
             status.phase,
             status.epoch,
@@ -121,7 +121,7 @@ class Watchdog:
             return False
         silent, episode = time.monotonic() - self._moved, self._parts.collector.timeout
         ends = self._config.end_after
-        if ends is not None:  # A run whose episodes may take for ever is never ended so.
+        if ends is not None:  # A run without an episode timeout is never ended.
             ends = None if episode is None else max(ends, _LEAST_EPISODES * episode)
         is_over = ends is not None and silent >= ends
         if is_over or silent >= self._config.say_after * 2**self._said:
@@ -145,7 +145,7 @@ class Watchdog:
         self._moved, self._said = time.monotonic(), 0
 
     def _outlook(self, status: RunStatus, ends: float | None) -> str:
-        """When the waiting ends, if nothing else ends it."""
+        """Return when the waiting ends at the latest."""
         bounds = []
         episode = self._parts.collector.timeout
         if status.playing and episode is not None:
@@ -156,7 +156,7 @@ class Watchdog:
 
 
 def task_stacks() -> str:
-    """Where the tasks of this event loop wait, with counts; `faulthandler` knows threads alone."""
+    """Return where the tasks of this event loop wait, with counts. `faulthandler` knows only threads."""
     stacks = Counter(_stack(task) for task in asyncio.all_tasks() if task is not asyncio.current_task())
     return "\n".join(f"{count} of these tasks:\n{stack}" for stack, count in stacks.most_common())
 

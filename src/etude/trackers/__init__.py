@@ -1,1 +1,1 @@
-"""Where a run is shown while it goes on: readers of its journal, each on a thread of its own."""
+"""Trackers: readers of a run's journal that show the run elsewhere, each on a separate thread."""

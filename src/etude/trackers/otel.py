@@ -1,4 +1,4 @@
-"""OpenTelemetry: episodes as spans, sent to a collector by OTLP when their epoch or validation is over."""
+"""The OpenTelemetry tracker: episodes as OTLP spans, sent when their epoch or validation is over."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from etude.store.run_folder import RunFolder
 from etude.trackers.record import RunRecord, State, TrackedRun, require_package
 
 _AT_ONCE = 512
-"""Spans of one request."""
+"""Spans in one request."""
 _PARTS = {
     "warm_up": "warm-up",
     "epoch": "train/{epoch}",
     "validation": "validation/{epoch}",
     "evaluation": EVALUATION,
 }
-"""How the ids begin of the episodes that a record of a kind is about."""
+"""The beginning of the ids of a record's episodes, by the kind of the record."""
 
 
 class OtelConfig(TrackerConfig, name="otel"):
-    """Spans of episodes and all that happens in them, for any collector that takes OTLP over HTTP.
+    """Spans of episodes and everything in them, for any collector that takes OTLP over HTTP.
 
-    Headers, seconds and the name of the service are those of OpenTelemetry's own variables:
-    OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TIMEOUT and OTEL_SERVICE_NAME.
+    Headers, timeout and service name come from OpenTelemetry's own variables: OTEL_EXPORTER_OTLP_HEADERS,
+    OTEL_EXPORTER_OTLP_TIMEOUT and OTEL_SERVICE_NAME.
     """
 
     endpoint: str | None = None
-    """The collector, as `http://localhost:4318`; left out: as OTEL_EXPORTER_OTLP_ENDPOINT says, or that."""
+    """The collector. By default OTEL_EXPORTER_OTLP_ENDPOINT, or else `http://localhost:4318`."""
     content: bool = False
-    """Whether messages, arguments and results are sent too; secrets are masked in them."""
+    """Set it to true to send messages, arguments and results too. Secrets in them are masked."""
 
     def destination(self) -> str:
         return self.endpoint or ""
 
 
 class OtelTracker:
-    """Sends the spans of episodes."""
+    """A tracker that sends the spans of episodes."""
 
     _run: TrackedRun
     _exporter: Any = None
@@ -55,7 +55,7 @@ class OtelTracker:
         self._config = config
 
     def open(self, run: TrackedRun) -> str:
-        """Make a client of the collector; nothing is sent by that."""
+        """Make a client of the collector. Nothing is sent yet."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
 
@@ -89,7 +89,7 @@ class OtelTracker:
             self._exporter = None
 
     def _of_record(self, journal: Journal, record: RunRecord) -> Iterator[Any]:
-        # Several models train on the same episodes.
+        # Several models may train on the same episodes, which are sent once.
         first = next(iter(histories(journal, "")))
         part = _PARTS.get(record.kind, "").format(epoch=record.step)
         if part and (record.kind == "warm_up" or record.target in (None, first)):
@@ -100,6 +100,6 @@ class OtelTracker:
 
 @register_tracker(config_type=OtelConfig)
 async def otel(config: OtelConfig, builder: Builder) -> AsyncIterator[OtelTracker]:
-    """Raises MissingExtraError."""
+    """Build the tracker. Raises MissingExtraError."""
     require_package("opentelemetry.exporter.otlp.proto.http", "otel")
     yield OtelTracker(config)

@@ -1,7 +1,7 @@
-"""The seam of trackers: what they are given of a run, read from its journal, and the methods that one has.
+"""The interface of trackers: the records that they get from a run's journal, and their methods.
 
-A tracker never sees the run itself. All that it gets was read from the journal, so that nothing is lost while
-it is away, and a tracker of one's own has the same guarantees as those that ship.
+A tracker never sees the run itself. It gets only data from the journal, so nothing is lost while it is away.
+A custom tracker has the same guarantees as the built-in ones.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from etude.store.stored_config import RESULT
 
 Kind: TypeAlias = Literal["warm_up", "validation", "epoch", "evaluation", "finished"]
 State: TypeAlias = Literal["finished", "failed", "stopped"]
-"""How a process ended its part of a run. `stopped`: it may be resumed."""
+"""The end of a process's part of a run. A `stopped` run may be resumed."""
 
 SECONDS_TO_ANSWER = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One thing that has happened in a run, once and for all."""
+    """One event of a run: a finished warm-up, epoch, validation or evaluation, or the end."""
 
     key: str
-    """The same for the same record, whenever it is read."""
+    """The same whenever the same record is read."""
     kind: Kind
     step: int
-    """Epochs that were over with it."""
+    """The number of epochs finished, including its own."""
     at: float
-    """When it happened; Unix seconds."""
+    """When it happened, in Unix seconds."""
     metrics: Mapping[str, float]
-    """By names such as `train/avg_reward`, `learner/loss`, `validation/reward_low`."""
+    """Values under names such as `train/avg_reward`, `learner/loss`, `validation/reward_low`."""
     target: str | None = None
-    """Of several models the one that it is about."""
+    """The model that it is about, if the run trains several."""
     alarms: tuple[str, ...] = ()
     """The alarms that ring in it, a sentence each."""
     number: int = 0
-    """How many other records the tracker was sent before."""
+    """The number of records that the tracker was sent before."""
 
     def logged(self, api: Any) -> dict[str, Any]:
-        """The record as W&B's API, or one like it, logs it: its metrics, and a table of the alarms."""
+        """Return the metrics and a table of the alarms, for W&B's API or a similar one."""
         data: dict[str, Any] = {**self.metrics}
         if self.alarms:
             data["alarms"] = api.Table(columns=["alarm"], data=[[text] for text in self.alarms])
@@ -73,26 +73,26 @@ class TrackedRun:
     name: str
     folder: Path
     token: str
-    """A word of letters and digits for this run at this tracker, kept in the journal: a resumed run has it
-    again, and no other run has it."""
+    """Letters and digits that identify this run at this tracker. The journal keeps them, so a resumed run has
+    the same ones."""
     config: Mapping[str, Any]
-    """The config as the run folder has it, without secrets."""
+    """The config as in the run folder, without secrets."""
     environment: Mapping[str, Any]
     """Versions of Python, Etude and all packages, the machine, and the `git` commit."""
 
     @property
     def unique_name(self) -> str:
-        """A name of letters, digits, `.`, `_` and `-` that no other run has, as `one-4f2c1a`."""
+        """A unique name of letters, digits, `.`, `_` and `-`, such as `one-4f2c1a`."""
         return re.sub(r"[^\w.-]", "-", f"{self.name}-{self.token[:6]}", flags=re.ASCII)
 
     @property
     def flat_config(self) -> dict[str, str]:
-        """The config as texts by dotted names: `{"llms.policy.model": "Qwen/Qwen3-0.6B"}`."""
+        """The config as text by dotted names: `{"llms.policy.model": "Qwen/Qwen3-0.6B"}`."""
         return _flattened(self.config)
 
     @property
     def code(self) -> dict[str, str]:
-        """The code that it was made with: `etude`, `python`, and the `git` commit of the user's folder."""
+        """The versions of the code: `etude`, `python`, and the `git` commit of the user's folder."""
         known = self.environment
         versions = {name: str(known[name]) for name in ("etude", "python") if known.get(name)}
         if git := known.get("git"):
@@ -101,28 +101,28 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Shows a run elsewhere. All methods are called from one thread, and may wait and raise.
+    """The interface that shows a run elsewhere. One thread calls all methods, which may wait and raise.
 
-    After one has raised, `open` is called again some time later, and then `send` with the same record. Each
-    record is sent at least once: again, with the same `key` and `number`, where the process was killed before
-    the journal had it that the record was sent.
+    After an error, `open` is called again some time later, and then `send` with the same record. Each record
+    is sent at least once. It is sent again, with the same `key` and `number`, if the process was killed
+    before the journal noted it as sent.
     """
 
     def open(self, run: TrackedRun) -> str:
-        """Begin to show a run, or go on with what `run.token` was shown under before.
+        """Begin to show a run, or continue the view of `run.token` from before.
 
-        Gives where it can be looked at, in a few words or as an address; empty for nowhere.
+        Return where to look at it, as a few words or an address; empty for nowhere.
         """
 
     def send(self, record: RunRecord) -> None:
-        """Show a record. When this has returned it counts as shown."""
+        """Show a record. It counts as shown once this has returned."""
 
     def close(self, state: State) -> None:
-        """The process that shows the run ends; it may be opened again by another one."""
+        """End this process's part. Another process may open the tracker again."""
 
 
 def require_package(module: str, extra: str) -> None:
-    """Raise MissingExtraError where a module is not installed."""
+    """Raise MissingExtraError if a module is not installed."""
     try:
         is_there = find_spec(module) is not None
     except ModuleNotFoundError:
@@ -132,11 +132,11 @@ def require_package(module: str, extra: str) -> None:
 
 
 def require_server(url: str) -> None:
-    """Raise EtudeError where nobody answers at an address of HTTP: packages would try for minutes."""
-    import httpx  # Only here: most runs have no such tracker.
+    """Raise EtudeError if no server answers at an HTTP address: packages would try for minutes."""
+    import httpx  # Imported here because most runs have no such tracker.
 
     try:
-        httpx.head(url, timeout=SECONDS_TO_ANSWER, verify=False)  # Nothing is sent, and nothing believed.
+        httpx.head(url, timeout=SECONDS_TO_ANSWER, verify=False)  # No data is sent or believed.
     except httpx.TransportError as error:
         raise EtudeError(f"nobody answers at {url}: {first_line(error)}") from error
 
@@ -155,12 +155,12 @@ def _flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 _LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}
-"""Metrics that are no figures of an epoch, or have names without end."""
+"""Metrics that are not figures of an epoch, or have an unlimited number of names."""
 
 
 def records_of(run: RunFolder, sent: Collection[str] = ()) -> Iterator[RunRecord]:
-    """All that has happened in a run by now, in order, without what was sent. Raises StoreError."""
-    # Before the histories, which are whole where these are there.
+    """Yield all records of a run so far, in order, except the sent ones. Raises StoreError."""
+    # Read these first: if they exist, the histories below are complete.
     result, is_over = run.read_json(RESULT), run.read_json(SUMMARY) is not None
     by_target, bill = histories(run.journal, run.name), bill_of(run.journal)
     for target, history in by_target.items():
@@ -208,7 +208,7 @@ def _of_epoch(entry: EpochEntry, prefix: str, bill: Bill, has_episodes: bool) ->
     if tokens and seconds:
         metrics[f"{prefix}train/tokens_per_second"] = tokens / seconds
     if has_episodes:
-        # What those of several models took is theirs together, and told with the first one.
+        # The first model reports the cost of episodes that several models share.
         phase = re.compile(rf"train/{entry.epoch}(?!\d)")
         lines = [line for line in bill.lines if phase.match(line.phase)]
         metrics |= {f"cost/{name}": value for name, value in _spent(total(lines)).items()}
@@ -219,7 +219,7 @@ def _of_epoch(entry: EpochEntry, prefix: str, bill: Bill, has_episodes: bool) ->
 
 
 def figures(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """All numbers in metrics, by their path; what is no number has no place in a plot."""
+    """Return all numbers in the metrics by their paths. Other values cannot be plotted."""
     return {
         f"{prefix}{'/'.join(map(str, path))}": float(value)
         for path, value in leaves(metrics)
@@ -232,10 +232,10 @@ def _spent(line: Line) -> dict[str, float]:
 
 
 class FunctionTrackerConfig(TrackerConfig, name="function"):
-    """A function of yours that is called with each record of the run, or an `etude.Tracker` of yours."""
+    """Your function that is called with each record of the run, or your own `etude.Tracker`."""
 
     function: str
-    """Its import path, `module:name`."""
+    """The import path, as `module:name`."""
 
     def destination(self) -> str:
         return self.function
@@ -253,13 +253,13 @@ class LiveTrackerConfig(TrackerConfig, name="live"):
 
 
 class FunctionTracker:
-    """Calls a function, plain or async, with each record."""
+    """A tracker that calls a function, plain or async, with each record."""
 
     def __init__(self, function: Callable[[RunRecord], Any]) -> None:
         self._function = function
 
     def open(self, run: TrackedRun) -> str:
-        """There is nothing to begin."""
+        """Do nothing."""
         return ""
 
     def send(self, record: RunRecord) -> None:
@@ -269,11 +269,11 @@ class FunctionTracker:
             asyncio.run(result)
 
     def close(self, state: State) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
 
 def as_tracker(value: Any) -> Tracker:
-    """A function, or an object with the methods of a tracker, or a class of such, as a tracker.
+    """Return a tracker for a function, an object with a tracker's methods, or a class of such objects.
 
     Raises RequestError for anything else.
     """
@@ -288,7 +288,7 @@ def as_tracker(value: Any) -> Tracker:
 
 
 def live_tracker_config(value: Any) -> LiveTrackerConfig:
-    """The config of a tracker that a program gives. Raises RequestError for what is none."""
+    """Return the config of a tracker that a program gave. Raises RequestError if it is no tracker."""
     as_tracker(value)
     return LiveTrackerConfig(name=getattr(value, "__name__", type(value).__name__), value=value)
 
@@ -300,7 +300,7 @@ register_tracker(config_type=FunctionTrackerConfig)(
 
 @register_tracker(config_type=LiveTrackerConfig)
 async def live_tracker(config: LiveTrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
-    """The function; where its program is not running, what says so as soon as it is needed."""
+    """Yield the function. If its program is not running, the first record raises RequestError."""
 
     def missing(record: RunRecord) -> None:
         run = "run" if builder.run is None else str(builder.run.path)

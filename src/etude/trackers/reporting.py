@@ -1,8 +1,8 @@
-"""A run with its trackers, each on a thread of its own that reads the run's journal and sends what is new.
+"""The trackers of a run: each has a thread that reads the journal and sends new records.
 
-Trackers are woken when something is journalled, and waited for at the end of the run. A record is noted in
-the journal when it has been sent: one that was under way when the process was killed is sent again. A tracker
-that is away is tried again after growing pauses, and holds up nobody.
+Trackers are woken when something is journalled, and awaited at the end of the run. The journal notes a record
+once it has been sent. A record that was being sent when the process was killed is sent again. An unreachable
+tracker is tried again after growing pauses, and delays nothing else.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from etude.trackers.record import (
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
 _SECONDS_AFTER_STOP = 2.0
-"""Who has stopped a run does not want to wait for its trackers."""
+"""A user who has stopped a run does not want to wait for its trackers."""
 _SECONDS_TO_STORE = 60.0
 
 
 class TrackerReader:
-    """Serves one tracker until it is closed."""
+    """The thread that serves one tracker until it is closed."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class TrackerReader:
         put: Callable[[str, Json], None],
         tell: Callable[[str, bool], None],
     ) -> None:
-        """`put` journals an entry, and returns when that is on the disk. `tell` gets sentences, and whether
-        they are warnings. Both are called from the thread."""
+        """`put` journals an entry and returns when it is on disk. `tell` gets a sentence, and whether it is a
+        warning. Both are called from the thread."""
         self.config = config
         to = config.destination()
         self.title = f"{config.type_name} ({to})" if to else config.type_name
         self.error = ""
-        """Why the last try to send anything failed; empty where it did not."""
+        """The error of the last attempt to send; empty if it succeeded."""
         self.over = threading.Event()
         """Set when the thread has ended, after `close`."""
         self._key = f"report/{config.type_name}-{content_hash(to)[:8]}"
@@ -79,24 +79,24 @@ class TrackerReader:
         return self._thread is not None
 
     def wake(self) -> None:
-        """Have it look for new records; the first time, begin."""
+        """Look for new records. The first call starts the thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=f"etude-{self.title}", daemon=True)
             self._thread.start()
         self._wake.set()
 
     def close(self, state: State) -> None:
-        """Send what is left, and end; `over` says when that is done."""
+        """Send the remaining records and end. `over` is set when that is done."""
         self._state = state
         self.wake()
 
     def abandon(self) -> None:
-        """End without waiting for the tracker any more."""
+        """End without waiting for the tracker."""
         self._is_abandoned = True
         self._wake.set()
 
     def counts(self) -> tuple[int, int]:
-        """How many records were sent, by the journal, and how many the run has. Raises StoreError."""
+        """Return the number of records that were sent, and of all records. Raises StoreError."""
         with RunFolder.read(self._run) as run:
             keys = {record.key for record in records_of(run)}
             return len(self._sent(run) & keys), len(keys)
@@ -152,7 +152,7 @@ class TrackerReader:
             self._say_once(f"{self.title}: {where}")
 
     def _sent(self, run: RunFolder) -> set[str]:
-        """The keys of the records that were sent, those of epochs that the run has gone back from too."""
+        """Return the keys of the records that were sent, including epochs undone by a rollback."""
         prefix = f"{self._key}/sent/"
         return {key.removeprefix(prefix) for key, row in run.journal.scan(prefix) if row["sent"]}
 
@@ -183,22 +183,22 @@ class Reporting:
     def __init__(
         self, config: Config, run: RunFolder, progress: Progress, *, patience: float | None = None
     ) -> None:
-        """`patience` takes the place of that of each tracker."""
+        """`patience` replaces the patience of each tracker."""
         self._config, self._run, self._progress = config, run, progress
         self._patience = patience
         self._readers: list[TrackerReader] = []
         self._exits = AsyncExitStack()
         self.outcomes: list[dict[str, Any]] = []
-        """Of each `tracker`, once the block is over: the `records` of the run, how many were `sent`, and the
-        `error` that kept the others, where that is known."""
+        """After the block, for each `tracker`: the `records` of the run, the number `sent`, and any `error`
+        that kept back the others."""
 
     def wake(self) -> None:
-        """Have the trackers look for what is new in the journal; returns at once."""
+        """Let the trackers look for new records in the journal. Returns at once."""
         for reader in self._readers:
             reader.wake()
 
     async def __aenter__(self) -> Self:
-        """Build the trackers. Raises RequestError for one that cannot be, such as for want of its extra."""
+        """Build the trackers. Raises RequestError if one cannot be built, for example without its extra."""
         loop = asyncio.get_running_loop()
         builder = await self._exits.enter_async_context(Builder(self._config, self._run))
         journal = self._run.journal
@@ -209,7 +209,7 @@ class Reporting:
             asyncio.run_coroutine_threadsafe(journal.put(key, value), loop).result(timeout=_SECONDS_TO_STORE)
 
         def tell(text: str, warning: bool) -> None:
-            # A closed loop has nobody left who listens.
+            # Nobody listens on a closed loop.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(lambda: self._progress.message(text, warning=warning))
 
@@ -222,7 +222,7 @@ class Reporting:
     ) -> None:
         is_stop = not isinstance(error, Exception) or isinstance(error, RunPaused | BudgetReached)
         state: State = "finished" if error is None else "stopped" if is_stop else "failed"
-        # Of what failed before anything was journalled there is nothing to show.
+        # A run that failed before anything was journalled has nothing to show.
         readers = [reader for reader in self._readers if error is None or reader.is_started]
         try:
             for reader in readers:
@@ -250,9 +250,9 @@ class Reporting:
 
 
 def with_trackers(config: Config, report: Any) -> Config:
-    """The config with trackers that a program gives: functions, trackers, or what a config may say.
+    """Return the config with trackers that a program gives: functions, trackers, or entries of a config.
 
-    They take the place of those that a program gave when the run began. Raises ConfigError.
+    They replace the trackers that a program gave when the run began. Raises ConfigError.
     """
     if report is None:
         return config
@@ -271,9 +271,9 @@ def with_trackers(config: Config, report: Any) -> Config:
 
 
 def report_config(run: RunFolder, overrides: Sequence[str]) -> Config:
-    """The `report` block of a stored run alone, as it is with these overrides: no agent or model is needed.
+    """Return only the `report` block of a stored run, with these overrides: it needs no agent or model.
 
-    Raises ConfigError, and StoreError where the run's config is not what was written.
+    Raises ConfigError, and StoreError if the run's config was changed or damaged.
     """
     stored = stored_data(run.path)
     settings = (stored.get("finetuning") or {}).get("run_configuration") or {}

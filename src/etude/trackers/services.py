@@ -1,4 +1,4 @@
-"""Where runs are shown: MLflow, TensorBoard, Trackio, and Weights & Biases."""
+"""The trackers for MLflow, TensorBoard, Trackio, and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 _STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-_UNNAMED = re.compile(r"[^\w\-. :/]")  # What the name of a metric cannot have.
+_UNNAMED = re.compile(r"[^\w\-. :/]")  # Characters that the name of a metric cannot have.
 
 
 class _ServiceTracker:
-    """Holds what a package has open of a run."""
+    """A tracker that holds an open object of a package."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
         self._held: Any = None
 
     def close(self, state: State) -> None:
-        """End it as far as this process goes, once all of it is sent or on the disk."""
+        """End this process's part of the run, once everything is sent or on disk."""
         if self._held is not None:
             held, self._held = self._held, None
             self._end(held, state)
@@ -52,12 +52,12 @@ class _ServiceTracker:
 
 
 class MlflowConfig(TrackerConfig, name="mlflow"):
-    """A run of MLflow. Users, passwords and tokens are those of MLflow's own environment variables."""
+    """A run of MLflow. Users, passwords and tokens come from MLflow's own environment variables."""
 
     tracking_uri: str | None = None
-    """The server, as `http://mlflow:5000`, or a folder or database; left out: as MLFLOW_TRACKING_URI says."""
+    """The server, such as `http://mlflow:5000`, a folder or a database; by default MLFLOW_TRACKING_URI."""
     experiment: str = "etude"
-    """Its experiment, which is made where there is none."""
+    """The experiment. It is created if it does not exist."""
 
     @field_validator("tracking_uri")
     @classmethod
@@ -70,17 +70,17 @@ class MlflowConfig(TrackerConfig, name="mlflow"):
 
 
 class MlflowTracker(_ServiceTracker):
-    """Logs the records of a run. A database of MLflow's keeps a metric once that is sent twice."""
+    """The tracker for MLflow. If a metric is sent twice, MLflow's database keeps it once."""
 
     _config: MlflowConfig
     _id = ""
 
     def open(self, run: TrackedRun) -> str:
-        """Find the run by its tag, or create it. Raises EtudeError where there is no server."""
+        """Find the run by its tag, or create it. Raises EtudeError if there is no server."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        # It prints the address, also into the JSON of a command.
+        # Otherwise MLflow prints the address, also into the JSON of a command.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         client = MlflowClient(tracking_uri=self._config.tracking_uri)
         if (uri := str(client.tracking_uri)).startswith("http"):
@@ -101,7 +101,7 @@ class MlflowTracker(_ServiceTracker):
         return f"{uri}/#/experiments/{number}/runs/{self._id}" if uri.startswith("http") else ""
 
     def send(self, record: RunRecord) -> None:
-        """Log its metrics with its own time, and the alarms as a text."""
+        """Log the metrics with the record's own time, and the alarms as text."""
         from mlflow.entities import Metric
 
         at, step, client = int(record.at * 1000), record.step, self._held
@@ -116,10 +116,10 @@ class MlflowTracker(_ServiceTracker):
 
 
 class TensorBoardConfig(TrackerConfig, name="tensorboard"):
-    """Event files for TensorBoard; `tensorboard --logdir` shows those of all runs below a folder."""
+    """Event files for TensorBoard. `tensorboard --logdir` shows all runs below a folder."""
 
     folder: Path | None = None
-    """The folder of folders, one for each run; left out: `tensorboard/` in the run's own folder."""
+    """The folder with a folder for each run; by default `tensorboard/` in the run's own folder."""
 
     @field_validator("folder")
     @classmethod
@@ -131,7 +131,7 @@ class TensorBoardConfig(TrackerConfig, name="tensorboard"):
 
 
 class TensorBoardTracker(_ServiceTracker):
-    """Writes the records of a run as events."""
+    """The tracker for TensorBoard, which writes records as events."""
 
     _config: TensorBoardConfig
 
@@ -149,7 +149,7 @@ class TensorBoardTracker(_ServiceTracker):
         return f"tensorboard --logdir {place}"
 
     def send(self, record: RunRecord) -> None:
-        """Add its event, with the means and the alarms."""
+        """Add an event with the metrics and the alarms."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         numbers = sorted(record.metrics.items())
@@ -167,32 +167,32 @@ class TensorBoardTracker(_ServiceTracker):
 
 
 _KEY = "record"
-"""A value of each log, which names its record."""
+"""A value in each log that names its record."""
 _SECONDS_TO_STORE = 60.0
-"""Trackio stores logs from a thread of its own, about half a second later."""
+"""Trackio stores logs from its own thread, about half a second later."""
 
 
 class TrackioConfig(TrackerConfig, name="trackio"):
     """A run of Trackio; `trackio show` opens its dashboard."""
 
     project: str = "etude"
-    """Its project."""
+    """The project."""
 
     def destination(self) -> str:
         return f"project {self.project}"
 
 
 class TrackioTracker(_ServiceTracker):
-    """Logs the records of a run."""
+    """The tracker for Trackio."""
 
     _config: TrackioConfig
 
     def open(self, run: TrackedRun) -> str:
-        """Begin the run, or go on with it by its name."""
+        """Begin the run, or continue the run with its name."""
         import trackio
 
         self.close("stopped")
-        with redirect_stdout(sys.stderr):  # It prints where it keeps things, also into a command's JSON.
+        with redirect_stdout(sys.stderr):  # It prints its location, also into a command's JSON.
             self._held = trackio.init(
                 project=self._config.project,
                 name=run.unique_name,
@@ -205,7 +205,7 @@ class TrackioTracker(_ServiceTracker):
         return f"trackio show --project {self._config.project}"
 
     def send(self, record: RunRecord) -> None:
-        """Log it, and wait until it is in the local store."""
+        """Log the record, and wait until it is in the local store."""
         import trackio
 
         self._held.log({**record.logged(trackio), _KEY: record.key}, step=record.step)
@@ -227,30 +227,30 @@ class TrackioTracker(_ServiceTracker):
 
 
 class WandbConfig(TrackerConfig, name="wandb"):
-    """A run of Weights & Biases. `wandb login` or WANDB_API_KEY says whose."""
+    """A run of Weights & Biases, in the account of `wandb login` or WANDB_API_KEY."""
 
     project: str = "etude"
-    """Its project, which is made where there is none; its owner is the account's, or WANDB_ENTITY."""
+    """The project. It is created if it does not exist. Its owner is your account, or WANDB_ENTITY."""
     mode: Literal["online", "offline"] | None = None
-    """`offline` keeps it in the run folder, for `wandb sync`; left out: as WANDB_MODE says, or online."""
+    """Set `offline` to keep it in the run folder, for `wandb sync`. By default WANDB_MODE, or else online."""
 
     def destination(self) -> str:
         return f"project {self.project}" + (", offline" if self.mode == "offline" else "")
 
 
 class WandbTracker(_ServiceTracker):
-    """Logs the records of a run."""
+    """The tracker for Weights & Biases."""
 
     _config: WandbConfig
 
     def open(self, run: TrackedRun) -> str:
-        """Begin the run, or go on with it. Raises EtudeError where there is no server."""
+        """Begin the run, or continue it. Raises EtudeError if there is no server."""
         import wandb
 
         self.close("stopped")
         config, settings = self._config, wandb.setup().settings
         if (config.mode or settings.mode) == "online":
-            # It tries for a minute itself, and no program ends meanwhile.
+            # W&B itself would try for a minute, during which no program can end.
             require_server(settings.base_url)
         self._held = wandb.init(
             project=config.project,
@@ -261,7 +261,7 @@ class WandbTracker(_ServiceTracker):
             dir=str(run.folder),
             config={**run.config, "code": run.code},
             allow_val_change=True,
-            # A run of the user's own, in the same process, is left as it is.
+            # Do not touch the user's own W&B run in the same process.
             reinit="create_new",
             settings=wandb.Settings(
                 console="off",
@@ -289,7 +289,7 @@ class WandbTracker(_ServiceTracker):
 
 def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker]) -> None:
     async def made(config: TrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
-        """Raises MissingExtraError."""
+        """Build the tracker. Raises MissingExtraError."""
         require_package(config.type_name, config.type_name)
         yield tracker(config)
 

@@ -1,7 +1,7 @@
-"""An episode as spans of OpenTelemetry's semantic conventions for generative AI, v0.1.0.
+"""An episode as spans in OpenTelemetry's semantic conventions for generative AI, v0.1.0.
 
-Spans have the times that things had. The ids of a span follow from what it is of, so that one that is sent
-twice is the same one. What the conventions have no name for is `etude.…`.
+Spans have the times of the recorded events. A span's ids follow from its subject, so a span that is sent
+twice is the same one. Attributes that the conventions lack are named `etude.…`.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from etude.store.episodes import scores_of
 from etude.store.journal import Journal
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
-"""Fields of a request that are sent where they are set."""
+"""Fields of a request that are sent if they are set."""
 
 _Told: TypeAlias = tuple[str, dict[str, Any], tuple[str, str] | None]
-"""The name of a span, its attributes, and the kind and the text of what went wrong."""
+"""The name of a span, its attributes, and the kind and text of its error."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpans:
-    """Makes the spans of the episodes of one run."""
+    """A maker of spans for the episodes of one run."""
 
     token: str
-    """Tells the run apart from all others."""
+    """Identifies the run among all others."""
     models: Mapping[str, Any]
     """The entries of `llms`."""
     resource: Resource
     content: bool
-    """Whether messages, arguments and results are in them; secrets are masked."""
+    """Whether spans have messages, arguments and results. Secrets are masked."""
 
     def of(self, journal: Journal, episode: EpisodeRecord) -> Iterator[ReadableSpan]:
-        """The spans of a finished episode: its own, which comes first, and those of all within it."""
+        """Yield the spans of a finished episode: its own span first, then its calls and tools."""
         ended = journal.times(episode.id)[episode.id]
-        # An episode that is played again is another one.
+        # An episode that is played again has other spans.
         place = f"{episode.id} of {ended}"
         uses = [event.tool for event in episode.events if event.tool is not None]
         happened: tuple[Call | ToolUse, ...] = (*episode.calls, *uses)
@@ -67,7 +67,7 @@ class EpisodeSpans:
             yield self._span(told, f"{place}/{number}", parent, each.began, each.began + each.seconds)
 
     def _scores(self, journal: Journal, episode: str) -> Iterator[Event]:
-        """The scores of an episode, as events of its span."""
+        """Yield the scores of an episode as events of its span."""
         times = journal.times(f"{episode}/score/")
         for name, row in scores_of(journal, episode).items():
             facts = {"gen_ai.evaluation.name": name}
@@ -140,7 +140,7 @@ class EpisodeSpans:
         )
 
     def _number(self, place: str, size: int) -> int:
-        """The id of a span or a trace: the same for the same thing of the same run."""
+        """Return the id of a span or a trace, which is always the same for the same subject of a run."""
         digest = hashlib.blake2b(f"{self.token}/{place}".encode(), digest_size=size).digest()
         return int.from_bytes(digest) or 1
 
@@ -150,7 +150,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _parts(messages: Sequence[Mapping[str, Any]]) -> str:
-    """OpenAI's messages as the conventions write them: a role, and parts."""
+    """Convert OpenAI's messages to the form of the conventions: a role, and parts."""
     rows = []
     for message in messages:
         content = message.get("content")

@@ -1,1 +1,1 @@
-"""The glass box: runs, episodes and tokens in a browser, read from run folders while they are written."""
+"""The view: runs, episodes and tokens in a browser, read from run folders while they are written."""

@@ -1,7 +1,7 @@
-"""The view's application: which address shows what, who may look, and running it until it is stopped.
+"""The view's application: its addresses, its access control, and its server.
 
-The link that `etude view` prints has a key. Whoever opens it is given a cookie with the key, and the address
-without it.
+The link that `etude view` prints has a key. Opening it sets a cookie with the key, and leads to the address
+without the key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from etude.wire.http_server import (
 )
 
 KEY = "open"
-"""The parameter of the link that has the key. Output masks those that are called `key`."""
+"""The link's parameter with the key. A parameter called `key` would be masked in output."""
 
 _OPEN = frozenset({"/health"})
 _POLICY = (
@@ -48,16 +48,16 @@ HEADERS: Mapping[str, str] = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-"""Of every answer: no script, style or picture but the view's own, and no page around it."""
+"""Headers of every answer: only the view's own scripts, styles and pictures, and no page around it."""
 
 
 class Gate:
-    """ASGI middleware that lets in who has the key, and answers nothing but questions."""
+    """ASGI middleware that lets in requests with the key, and refuses everything except reading."""
 
     def __init__(self, app: ASGIApp, key: str, port: int) -> None:
         self._app = app
         self._key = key
-        # Cookies are not told apart by port: two views on one machine would take each other's.
+        # Cookies do not depend on the port: without it, two views on one machine would share theirs.
         self._cookie = f"etude-view-{port}"
         self._checked = RequestChecks(self._answer, self._check, max_body=lambda path: 0)
 
@@ -109,7 +109,7 @@ _PAGES: dict[str, Callable[[Request], Response]] = {
 
 
 def create_view(root: Path, key: str, *, port: int = 0) -> Gate:
-    """The view of the runs in a folder, behind its gate: who has the key may look."""
+    """Make the view of the runs in a folder, behind a gate that requires the key."""
     app = Starlette(
         routes=[
             Route("/health", lambda request: PlainTextResponse("ok\n")),
@@ -123,7 +123,7 @@ def create_view(root: Path, key: str, *, port: int = 0) -> Gate:
 
 
 def _problem(request: Request, error: Exception) -> Response:
-    """The page that says why nothing is shown."""
+    """Return the page that says why nothing is shown."""
     status, title, text = 404, "There is no such page", str(error)
     if isinstance(error, HTTPException):
         status, text = error.status_code, f"nothing is shown at {request.url.path}"
@@ -133,16 +133,16 @@ def _problem(request: Request, error: Exception) -> Response:
 
 
 PORT = 7331
-"""Taken where it is free, so that addresses stay the same from one day to the next."""
+"""Taken if it is free, so that addresses stay the same from day to day."""
 
 
 def serve_view(
     root: Path, on_ready: Callable[[str, str], None], *, run: str | None = None, port: int | None = None
 ) -> None:
-    """Show the runs in a folder on this machine until SIGINT or SIGTERM; `on_ready` gets the address, that
-    of a `run` where one is named, and the key.
+    """Show the runs in a folder on this machine until SIGINT or SIGTERM.
 
-    Raises RequestError for a port in use.
+    `on_ready` gets the address (of a `run` if one is named) and the key. Raises RequestError for a port in
+    use.
     """
     import uvicorn
 
@@ -158,7 +158,7 @@ def serve_view(
         path = url("runs", run) if run else "/"
 
         class Server(uvicorn.Server):
-            """Tells when it is ready."""
+            """A server that calls `on_ready` when it is ready."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)

@@ -1,4 +1,4 @@
-"""Episodes: the phases of a run, the groups of a phase, and one with its siblings, in turns or as a tree."""
+"""The pages of episodes: phases, their groups, and an episode with its siblings, as turns or as a tree."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from etude.store.run_folder import RunFolder
 from etude.view.pages import library_and_run, page
 
 GROUPS, EPISODES = 40, 100
-"""On one page."""
+"""The most on one page."""
 _SECONDS = 0.4
-"""That one page may look for episodes. Where it finds too few, the next page looks on."""
+"""Seconds that one page may search. If it finds too few, the next page continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,17 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """Of those that have one."""
+        """The rewards of the episodes that have one."""
         return [episode.reward for episode in self.episodes if episode.reward is not None]
 
     @property
     def failed(self) -> int:
-        """Episodes without an output."""
+        """The number of episodes without an output."""
         return sum(episode.failure is not None for episode in self.episodes)
 
 
 def phases_page(request: Request) -> Response:
-    """The phases of a run that have episodes; with a filter, what it finds in all of them."""
+    """Show the phases of a run that have episodes, or with a filter the matches in all phases."""
     library, path = library_and_run(request)
     query = request.query_params.get("q", "").strip()
     with RunFolder.read(path) as run:
@@ -67,7 +67,7 @@ def phases_page(request: Request) -> Response:
 
 
 def phase_page(request: Request) -> Response:
-    """The groups of a phase; with a filter, the episodes that it finds."""
+    """Show the groups of a phase, or with a filter the matching episodes."""
     library, path = library_and_run(request)
     phase, after = request.path_params["phase"], request.query_params.get("after", "")
     with RunFolder.read(path) as run:
@@ -97,14 +97,14 @@ def phase_page(request: Request) -> Response:
 
 
 def groups_of(journal: Journal, phase: str, reward: str | None, after: str = "") -> Iterator[Group]:
-    """The groups of a phase in the order of their examples' ids, after that of an episode."""
+    """Yield the groups of a phase in the order of their examples' ids, after the id `after`."""
     episodes = outlines(journal, f"{phase}/", reward, after=after)
     for example, own in groupby(episodes, lambda episode: episode.example):
         yield Group(example, sorted(own, key=lambda episode: episode.generation))
 
 
 def split_id(journal: Journal, id: str) -> tuple[str, str]:
-    """The phase, and what comes after it, of an address within a run. Raises RequestError."""
+    """Split an address within a run into the phase and the rest. Raises RequestError."""
     fits = [phase for phase in phases_of(journal) if id.startswith(f"{phase}/")]
     if not fits:
         raise RequestError(f"there is no phase that '{id}' begins with")
@@ -125,7 +125,7 @@ def _filtered_page(
 
 
 def _around(phases: Sequence[str], phase: str | None) -> dict[str, str | None]:
-    """The phases of the same kind before and after one, in time."""
+    """Return the previous and the next phase of the same kind."""
     kin = [each for each in phases if phase is not None and each.partition("/")[0] == phase.partition("/")[0]]
     at = kin.index(phase) if phase in kin else 0
     before = kin[at + 1] if phase is not None and at + 1 < len(kin) else None
@@ -133,13 +133,13 @@ def _around(phases: Sequence[str], phase: str | None) -> dict[str, str | None]:
 
 
 def _kin_of(phase: str) -> str:
-    """The phase without the label that tells some of an epoch's episodes from its others."""
+    """Return the phase without the label that divides an epoch's episodes."""
     epoch = epoch_of(phase)
     return phase if epoch is None else f"train/{epoch + 1}"
 
 
 def _entries(journal: Journal, run: str) -> dict[str, Entry]:
-    """By phase: the epoch or the validation that it was collected for."""
+    """Return the epoch or validation that each phase was collected for."""
     entries: dict[str, Entry] = {}
     for history in histories(journal, run).values():
         for entry in history.entries:
@@ -150,7 +150,7 @@ def _entries(journal: Journal, run: str) -> dict[str, Entry]:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One thing that was said or that happened."""
+    """One message or event of an episode."""
 
     kind: str
     """A role, `event` or `failure`."""
@@ -158,16 +158,16 @@ class Turn:
     text: str = ""
     thinking: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """Of each tool call `name` and `arguments`."""
+    """The `name` and `arguments` of each tool call."""
     call: int | None = None
-    """Index of the call that it is the answer of."""
+    """Index of the call that this answers."""
     marks: tuple[str, ...] = ()
     """Facts in a word or two."""
     is_bad: bool = False
 
 
 def turns_of(record: EpisodeRecord) -> list[Turn]:
-    """The turns of an episode. Of a call that goes on from an earlier one, only what is new."""
+    """Return the turns of an episode. A call that continues an earlier one adds only its new messages."""
     turns = [_event(event) for event in record.events if event.after_call < 0]
     for position, call in enumerate(record.calls):
         turns += _call(call, record.calls[:position])
@@ -239,12 +239,12 @@ _COLOURS = 6
 
 
 def shown_play(record: EpisodeRecord) -> dict[str, Any]:
-    """The play of an episode as a page shows it. Raises RequestError when its output is no tree.
+    """Return the play of an episode for a page. Raises RequestError if its output is no tree.
 
-    `values` are each agent's earnings in the whole play, `agents` the numbers of their colours, `ways` in how
-    many ways it went. Of an answer, `values` are what each agent earned from there on, on average over the
-    branches, `gain` by how much it was worth more to its own than its siblings (None without these), and
-    `heard_by` of a message the other agents in whose later prompts it stands.
+    `values` has each agent's mean reward in the whole play, `agents` the numbers of their colours, and `ways`
+    the number of leaves. An answer's `values` are the rewards from there on, averaged over its branches. Its
+    `gain` is its value to its agent minus the mean of its siblings' (None without siblings). A message's
+    `heard_by` lists the other agents with it in a later prompt.
     """
     tree = EpisodeTree.from_json(record.output)
     calls = {call.index: call for call in record.calls}
@@ -295,12 +295,12 @@ def _below(tree: EpisodeTree, node: Node) -> Iterator[Node]:
 
 
 _TURNS = 200
-"""On one page."""
+"""The most on one page."""
 _SIBLINGS = 16
 
 
 def episode_page(request: Request) -> Response:
-    """One episode."""
+    """Show one episode."""
     library, path = library_and_run(request)
     start = max(0, int(request.query_params.get("turn", "0") or 0))
     id, rewards = request.path_params["id"], library.rewards(path)
@@ -323,7 +323,7 @@ def episode_page(request: Request) -> Response:
 
 
 def group_page(request: Request) -> Response:
-    """The episodes of one example in a phase, side by side."""
+    """Show the episodes of one example in a phase next to each other."""
     library, path = library_and_run(request)
     with RunFolder.read(path) as run:
         phase, example = split_id(run.journal, request.path_params["id"])
@@ -345,7 +345,7 @@ def group_page(request: Request) -> Response:
 
 
 def read_record(run: RunFolder, id: str) -> EpisodeRecord:
-    """The episode of an id. Raises RequestError where there is none."""
+    """Read an episode by its id. Raises RequestError if there is none."""
     record = read_episode(run.journal, id)
     if record is None:
         raise RequestError(f"run {run.name} has no finished episode '{id}'")
@@ -353,7 +353,7 @@ def read_record(run: RunFolder, id: str) -> EpisodeRecord:
 
 
 def siblings_of(journal: Journal, phase: str, example: str, reward: str | None) -> list[EpisodeOutline]:
-    """The episodes of an example in a phase, in outline."""
+    """Return outlines of the episodes of an example in a phase."""
     episodes = outlines(journal, f"{phase}/{example}/", reward)
     return sorted((each for each in episodes if each.example == example), key=lambda each: each.generation)
 
@@ -363,7 +363,7 @@ def _play_of(record: EpisodeRecord) -> dict[str, Any] | None:
 
 
 def _scores(journal: Journal, id: str, rewards: Mapping[str | None, str]) -> list[dict[str, Any]]:
-    """The evaluators' scores of an episode, each with whose reward it is: ` of prover`; None for nobody's."""
+    """Return an episode's scores, each with whose reward it is: ` of prover`, or None if it is no reward."""
     scores = []
     for name, stored in scores_of(journal, id).items():
         targets = [target for target, reward in rewards.items() if reward == name]

@@ -1,4 +1,4 @@
-"""Pages: the runs that they show, templates, which escape everything, and the forms of numbers and times."""
+"""The parts of pages: the runs, templates that escape everything, and formats of numbers and times."""
 
 from __future__ import annotations
 
@@ -37,41 +37,41 @@ _State = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The runs in a folder. A run is read again only where its files have changed."""
+    """The runs in a folder. A run is read again only if its files have changed."""
 
     root: Path
 
     def find(self, name: str) -> Path:
-        """The folder of a run. Raises RequestError where there is none of that name."""
+        """Return the folder of a run. Raises RequestError if there is none."""
         path = self.root / name
         if name in ("", ".", "..") or "/" in name or "\\" in name or not is_run(path):
             raise RequestError(f"there is no run '{name}' in {self.root}")
         return path
 
     def listed(self) -> list[RunFacts]:
-        """All runs, the one changed last first."""
+        """Return all runs, the last changed one first."""
         return [self.facts(path) for path in list_runs(self.root)]
 
     def facts(self, path: Path) -> RunFacts:
-        """The facts of a run."""
+        """Return the facts of a run."""
         names = (DATABASE, f"{DATABASE}-wal", CONFIG, "evaluation.json", "summary.json")
         return _facts(path, _state(path, *names), locked_by(path / LOCK))
 
     def settings(self, path: Path) -> Mapping[str, Any]:
-        """The config of a run, without secrets."""
+        """Return the config of a run, without secrets."""
         return _settings(path, _state(path, CONFIG))
 
     def rewards(self, path: Path) -> dict[str | None, str]:
-        """The evaluators whose scores are rewards, by target."""
+        """Return the evaluators whose scores are rewards, by target."""
         return reward_names(self.settings(path))
 
     def reward(self, path: Path) -> str | None:
-        """The evaluator whose score is the reward in a run; of several targets, that of the first."""
+        """Return the evaluator whose score is the reward in a run; with several targets, the first one's."""
         return next(iter(self.rewards(path).values()), None)
 
 
 def _state(path: Path, *names: str) -> _State:
-    """When files were last written, and how large they are."""
+    """Return the time of the last change and the size of each file."""
     stats = [(path / name).stat() if (path / name).is_file() else None for name in names]
     return tuple((0, 0) if stat is None else (stat.st_mtime_ns, stat.st_size) for stat in stats)
 
@@ -87,13 +87,13 @@ def _facts(path: Path, state: _State, pid: int | None) -> RunFacts:
 
 
 def library_and_run(request: Request) -> tuple[Library, Path]:
-    """The library, and the folder of the run that a page is about. Raises RequestError without one."""
+    """Return the library and the folder of a page's run. Raises RequestError if there is no such run."""
     library: Library = request.app.state.library
     return library, library.find(request.path_params["run"])
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number as it is read: integers whole, small and great ones in powers of ten, nothing as a dash."""
+    """Format a number: integers in full, small and large ones as powers of ten, and none as a dash."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e9):
@@ -104,12 +104,12 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share in per cent."""
+    """Format a share in per cent."""
     return "–" if share is None else f"{100 * share:.{0 if share in (0, 1) else 1}f}\u202f%"
 
 
 def ago(seconds: float) -> str:
-    """How long ago a time (Unix seconds) is: `3 min ago`, or its date where that is more than a day."""
+    """Format a past time (Unix seconds) as `3 min ago`, or as a date after more than a day."""
     past = max(0.0, time.time() - seconds)
     if past > _DAY:
         return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
@@ -120,47 +120,47 @@ def ago(seconds: float) -> str:
 
 
 def stamp(seconds: float) -> str:
-    """A time (Unix seconds) as machines read it."""
+    """Format a time (Unix seconds) for machines."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def url(*parts: object, **query: object) -> str:
-    """An address within the view; each part is one segment or, with slashes in it, several."""
+    """Return an address within the view. A part is one segment, or several if it has slashes."""
     path = "/" + "/".join(quote(str(part), safe="/~") for part in parts)
     words = [f"{quote(name)}={quote(str(value))}" for name, value in query.items() if value not in (None, "")]
     return path + ("?" + "&".join(words) if words else "")
 
 
 def data(value: Any) -> str:
-    """A value as JSON for an attribute, which the template escapes."""
+    """Return a value as JSON for an attribute, which the template escapes."""
     return json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
 
 
 def shown(value: Any) -> str:
-    """Whatever an agent was given or gave: text as it is, anything else as JSON over several lines."""
+    """Format an agent's input or output: text as it is, anything else as JSON over several lines."""
     return value if isinstance(value, str) else json.dumps(jsonable(value), indent=1, ensure_ascii=False)
 
 
 def agent(function: str) -> str:
-    """The name of an agent, by the function that called the model."""
+    """Return the name of an agent, from the function that called the model."""
     return "the workflow" if function == WORKFLOW else function
 
 
 def in_one_line(value: Any, most: int = 160) -> str:
-    """The beginning of it, for a list."""
+    """Return the beginning of a value in one line, for a list."""
     text = value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)
     text = " ".join(text.split())
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def asked(inputs: Mapping[str, Any], most: int = 160) -> str:
-    """The question of an example in one line: its text, or all of its inputs where it begins with none."""
+    """Return an example's question in one line: its first input if that is text, or else all inputs."""
     first = question_of(inputs)
     return in_one_line(first if isinstance(first, str) else dict(inputs), most)
 
 
 def level(reward: float | None, rewards: Sequence[float | None]) -> int:
-    """How full the box of a reward is, from 0 to 8; the bounds are those of all `rewards`, and of 0 and 1."""
+    """Return how full the box of a reward is, from 0 to 8, between the bounds of `rewards`, 0 and 1."""
     known = [each for each in rewards if each is not None]
     low, high = min([0.0, *known]), max([1.0, *known])
     return 0 if reward is None else max(0, min(8, round(8 * (reward - low) / (high - low))))
@@ -179,6 +179,6 @@ _TEMPLATES.globals |= {"level": level, "url": url}
 
 
 def page(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
-    """The answer that a template makes."""
+    """Render a template into a response."""
     text = _TEMPLATES.get_template(template).render(request=request, **context)
     return HTMLResponse(text, status, {"cache-control": "no-store"})

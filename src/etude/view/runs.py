@@ -1,4 +1,4 @@
-"""The list of runs, and the overview of one with its charts: columns of data that the page draws."""
+"""The pages of runs: their list, and the overview of one with columns of data for its charts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from etude.view.pages import Library, library_and_run, page
 
 
 def list_page(request: Request) -> Response:
-    """All runs of the folder."""
+    """List all runs of the folder."""
     library: Library = request.app.state.library
     template = "runs_table.html" if request.query_params.get("part") == "table" else "runs.html"
     words: dict[str, Any] = {"state": shown_state, "epochs": shown_epochs, "ends": shown_ends}
@@ -41,26 +41,26 @@ def list_page(request: Request) -> Response:
 
 
 def run_page(request: Request) -> Response:
-    """The overview of a run: its figures, charts, epochs and bill."""
+    """Show the overview of a run: its figures, charts, epochs and bill."""
     library, path = library_and_run(request)
     template = "run_charts.html" if request.query_params.get("part") == "charts" else "run.html"
     return page(request, template, **overview(library, path))
 
 
 def now_page(request: Request) -> Response:
-    """The run's own word on its work and its waits; the line of it alone too."""
+    """Show the run's current work and waits, or only the line about them."""
     library, path = library_and_run(request)
     context = {"run": path.name, "tab": "Now", **_live(library, path)}
     if request.query_params.get("part") != "line":
         return page(request, "now.html", up=True, **context)
     answer = page(request, "live_line.html", **context)
     if request.query_params.get("done") != str(context["done"]):
-        answer.headers["hx-trigger"] = "epochs"  # An epoch is over: the charts are drawn anew.
+        answer.headers["hx-trigger"] = "epochs"  # An epoch is over, so the charts are drawn again.
     return answer
 
 
 def config_page(request: Request) -> Response:
-    """The run's config, as it was resolved, and what it ran on."""
+    """Show the run's resolved config and its environment."""
     _, path = library_and_run(request)
     config = path / CONFIG
     with RunFolder.read(path) as run:
@@ -72,7 +72,7 @@ def config_page(request: Request) -> Response:
 
 
 def overview(library: Library, path: Path) -> dict[str, Any]:
-    """All that the overview of a run shows."""
+    """Return everything that the overview of a run shows."""
     facts = library.facts(path)
     with RunFolder.read(path) as run:
         models = histories(run.journal, run.name)
@@ -129,7 +129,7 @@ def _start(entry: ValidationEntry, note: str) -> dict[str, Any]:
 
 
 def _rows(history: History, phases: Mapping[int, str]) -> list[dict[str, Any]]:
-    """The epochs, the latest first, and the validation after each."""
+    """Return rows of the epochs, the latest first, with the validation after each."""
     validations = {entry.epoch: entry for entry in history.validations}
     rows = []
     for entry in reversed(history.epochs):
@@ -160,12 +160,12 @@ def _rows(history: History, phases: Mapping[int, str]) -> list[dict[str, Any]]:
 
 Value: TypeAlias = float | None
 Bounds: TypeAlias = tuple[Value, Value, Value]
-"""A number and its interval, which need not be known."""
+"""A number and its interval; each may be unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart: a number for each x, and its interval where there is one."""
+    """One line of a chart: a number for each x, and its interval if there is one."""
 
     label: str
     values: list[Value]
@@ -185,7 +185,7 @@ class Chart:
 
     @property
     def in_words(self) -> str:
-        """The chart in words, for whoever does not see it."""
+        """The chart as text, for users who cannot see it."""
         ends = [
             f"{line.label}: {known[0]:.4g} to {known[-1]:.4g}"
             for line in self.lines
@@ -194,12 +194,12 @@ class Chart:
         return f"{self.title} over epochs. " + "; ".join(ends)
 
     def as_json(self) -> dict[str, Any]:
-        """For the script that draws it."""
+        """Return the chart for the script that draws it."""
         return asdict(self)
 
 
 def charts_of(history: History) -> dict[str, list[Chart]]:
-    """The charts by their groups, but for those that have no number other than 0."""
+    """Return the charts by group, without charts that have only zeros."""
     groups: dict[str, list[Chart | None]] = {
         "Rewards": [_measured(history, name) for name in (None, *_evaluators(history))],
         "Learning": [_metric(history, *each) for each in _LEARNING],
@@ -212,7 +212,7 @@ def charts_of(history: History) -> dict[str, list[Chart]]:
 
 
 def _of(*path: str) -> Callable[[EpochEntry], Value]:
-    """A metric, which may be whatever a user's adapter gives; numbers are drawn."""
+    """Return a reader of a metric. A custom adapter may give any value, and only numbers are drawn."""
 
     def number(entry: EpochEntry) -> Value:
         value = dig(entry.metrics, path)
@@ -233,7 +233,7 @@ def _share(name: str, of: str) -> Callable[[EpochEntry], Value]:
 
 
 def _staleness(entry: EpochEntry) -> Value:
-    """By how many updates the weights that sampled were behind those that learned, on average."""
+    """Return by how many updates the sampling weights were behind the learning ones, on average."""
     versions = {int(number): count for number, count in (entry.metrics.get("model_versions") or {}).items()}
     if entry.status is None or entry.version is None or not versions:
         return None
@@ -279,9 +279,9 @@ def _metric(history: History, title: str, value: Callable[[EpochEntry], Value], 
 
 
 def _measured(history: History, evaluator: str | None) -> Chart | None:
-    """The scores of an evaluator; None: the rewards.
+    """Chart the scores of an evaluator, or the rewards if it is None.
 
-    Training episodes stand over the epochs that the weights had trained for, beside the validations.
+    Training episodes stand at the epochs that their weights had trained for, like validations.
     """
 
     def bounds(entry: Entry) -> Bounds:
@@ -309,7 +309,7 @@ def _failures(history: History) -> list[Chart | None]:
 
 
 def _evaluators(history: History) -> list[str]:
-    """The evaluators; none where there is only the one that is the reward."""
+    """Return the evaluators, or none if the reward is the only one."""
     found = (name for entry in history.entries for name in entry.metrics.get("evaluators") or {})
     names = list(dict.fromkeys(found))
     return names if len(names) > 1 else []

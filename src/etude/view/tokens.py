@@ -1,4 +1,4 @@
-"""The tokens of an episode: the exact sequences, a chunk at a time, with all that is known of each token."""
+"""The page of tokens: an episode's exact sequences, in chunks, with all known facts of each token."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ COLOURS: Mapping[str, str] = {
     "ratios": "ratio to the sampler",
     "entropies": "entropy",
 }
-"""By what tokens can be coloured."""
+"""The quantities that tokens can be coloured by."""
 _KEPT = 6
 _DIGITS = 5
 
 
 def _sequences(run: RunFolder, id: str) -> list[TokenSequence]:
-    """The sequences of an episode: their chunks come one by one, and are read once. Raises RequestError."""
+    """Return the sequences of an episode, read once for all its chunks. Raises RequestError."""
     created = run.journal.select("SELECT created FROM steps WHERE key = ?", (id,))
     return _read_sequences(run.path, id, created[0][0] if created else 0.0, records_state(run.path))
 
@@ -54,7 +54,7 @@ def _read_sequences(path: Path, id: str, created: float, recorded: float) -> lis
 
 
 def tokens_page(request: Request) -> Response:
-    """The sequences of an episode: which there are, and the frame that their tokens are put in."""
+    """Show the list of an episode's sequences, and the frame for their tokens."""
     (library, path), id = library_and_run(request), request.path_params["id"]
     number, call = _whole(request, "sequence"), request.query_params.get("call")
     chosen, colour = _whole(request, "sample"), request.query_params.get("colour", "")
@@ -81,7 +81,7 @@ def tokens_page(request: Request) -> Response:
 
 
 def chunk_page(request: Request) -> Response:
-    """A chunk of a sequence's tokens, as JSON."""
+    """Return a chunk of a sequence's tokens as JSON."""
     (library, path), id = library_and_run(request), request.path_params["id"]
     start, sample = _whole(request, "from"), _whole(request, "sample")
     with RunFolder.read(path) as run:
@@ -91,11 +91,11 @@ def chunk_page(request: Request) -> Response:
 
 
 def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, Any]:
-    """The facts of a sequence that stand above its tokens."""
+    """Return the facts of a sequence that stand above its tokens."""
     samples = sequence.learned
     known = ["logprobs"] if any(span.logprobs for span in sequence.spans) else []
     known += [name for name in COLOURS if any(getattr(sample, name, None) for sample in samples)]
-    # Numbers that are not there because the loss takes none of them.
+    # Advantages that the loss does not take are not unknown.
     is_told = bool(samples) and not any(sample.source.backend for sample in samples)
     takes_none = is_told and all(sample.advantages is None for sample in samples)
     left_out = {*known, *(("advantages",) if takes_none else ())}
@@ -110,7 +110,7 @@ def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, An
 
 
 def source_notes(samples: Sequence[LearnedSample]) -> list[str]:
-    """Whose word it is what was trained on, and what that does not tell, in sentences."""
+    """Return sentences on the source of the training data, and on facts that the source lacks."""
     sources = list(dict.fromkeys(sample.source for sample in samples if sample.source.backend))
     if samples and not sources:
         is_without = all(sample.advantages is None for sample in samples)
@@ -131,9 +131,9 @@ def source_notes(samples: Sequence[LearnedSample]) -> list[str]:
 def chunk_of(
     sequence: TokenSequence, texts: TokenTexts, start: int, stop: int, sample: int = 0
 ) -> dict[str, Any]:
-    """The tokens from `start` to `stop`, as columns; a number that is not known is null.
+    """Return the tokens from `start` to `stop` as columns. An unknown number is null.
 
-    `spans` are the answers that reach into it; of several samples of the same tokens, `sample` is shown.
+    `spans` are the answers that overlap the chunk. If several samples share the tokens, `sample` is shown.
     """
     stop = min(stop, len(sequence.ids))
     ids = sequence.ids[start:stop]
@@ -165,7 +165,7 @@ def chunk_of(
 
 
 def _with_call(sequences: Sequence[TokenSequence], call: int) -> int:
-    """The number of the first sequence with the answer of a call. Raises RequestError without one."""
+    """Return the number of the first sequence that answers a call. Raises RequestError without one."""
     for number, sequence in enumerate(sequences):
         if any(span.call == call for span in sequence.spans):
             return number
@@ -187,7 +187,7 @@ _FILE = "tokenizer.json"
 
 
 class TokenTexts:
-    """Texts of tokens; those of a tokenizer that is not here are their ids."""
+    """The texts of tokens, or their ids if there is no tokenizer here."""
 
     def __init__(self, run: Path, settings: Mapping[str, Any], model: str) -> None:
         """`settings` is the run's config, and `model` an entry of its `llms`."""
@@ -202,7 +202,7 @@ class TokenTexts:
         return self._file is not None
 
     def of(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token; of one that is a part of a character, the sign for that."""
+        """Return the text of each token. Part of a character gives the replacement sign."""
         if self._file is None:
             return [f"⟨{id}⟩" for id in ids]
         texts: list[str] = _tokenizer(self._file).decode_batch(
@@ -212,7 +212,7 @@ class TokenTexts:
 
 
 def _tokenizer_file(run: Path, model: str, source: str) -> Path | None:
-    """Where the tokenizer of a model is, without asking the network."""
+    """Return where the tokenizer of a model is, without asking the network."""
     if find_spec("tokenizers") is None:
         return None
     # A tiny model is made in the run folder.
@@ -225,7 +225,7 @@ def _tokenizer_file(run: Path, model: str, source: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(source, _FILE)
-    except (ImportError, ValueError):  # The extra is not installed, or that is no name on the hub.
+    except (ImportError, ValueError):  # The extra is not installed, or the source is no name on the hub.
         return None
     return Path(cached) if isinstance(cached, str) else None
 
