@@ -90,7 +90,7 @@ def lora_exclusions(model: Any) -> list[str]:
     """Return the names of layers that cannot have LoRA weights, or where they would have no effect.
 
     State-space kernels read the weights of some layers, like convolutions, without calling them. Routers
-    return more than a product, some embeddings more than a row. Layers outside the language model see no text.
+    return more than a product, some embeddings more than a row. Vision and audio layers get no text.
     """
     within = {id(module) for part in language_parts(model) for module in part.modules()}
     excluded = []

@@ -30,7 +30,7 @@ def choose_device(wish: str = "auto") -> torch.device:
 
 def choose_dtype(wish: str, device: torch.device, parameters: int) -> torch.dtype:
     """Return the type of a model's weights. `auto` is bfloat16 on CUDA, and for models of at least 10 million
-    parameters on CPUs that multiply bfloat16. Elsewhere it is float32: bfloat16 is slower and less exact there.
+    parameters on CPUs that multiply bfloat16. Elsewhere it is float32, which is faster there and more exact.
 
     Raises RequestError for an unknown type.
     """

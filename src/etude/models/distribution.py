@@ -65,7 +65,7 @@ class Shaper:
         matcher: Any = None,
         allowed: Bits | None = None,
     ) -> None:
-        """`stop_ids` end the model's turns. `matcher` is llguidance's; `allowed` are its first allowed tokens."""
+        """`stop_ids` end the model's turns. `matcher` is llguidance's; `allowed` has its first tokens."""
         if (matcher is None) != (sampling.constraint is None):
             raise ValueError("a constraint needs a matcher, and a matcher a constraint")
         self.matcher = matcher
@@ -87,7 +87,7 @@ class Shaper:
 
     @classmethod
     def is_needed(cls, sampling: Sampling) -> bool:
-        """Return whether a token's distribution is more than the softmax of the logits (greedy counts as not)."""
+        """Return whether a distribution differs from the softmax of the logits, as a greedy one does not."""
         return sampling.shape() not in (_PLAIN, _GREEDY)
 
     def take(self, token: int) -> None:

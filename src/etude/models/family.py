@@ -53,7 +53,7 @@ class Family:
     reader: Reader
     extender: RendererReader | None
     extends_after: frozenset[str]
-    """The roles of new messages after which `extender` continues as the template does. Other roles, and models
+    """The roles of new messages that `extender` adds as the template does. Other roles, and models
     without an extender, use the difference between the template's renderings."""
     written: tuple[str, ...]
     """The kinds of probe answers that the template can write."""
@@ -234,7 +234,7 @@ def _compared(family: RendererReader, rendering: Rendering, options: Options) ->
 
 
 def _essence(message: Message) -> tuple[Any, ...]:
-    """Return the parts of a probe answer that must equal those of the message read from it."""
+    """Return the parts of a message that must be equal in a probe answer and in the message read from it."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [(function["name"], json.loads(function["arguments"])) for function in functions]
     return text_of(message), message.get("reasoning_content"), calls
