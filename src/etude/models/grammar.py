@@ -95,8 +95,7 @@ class Grammars:
     ) -> list[Shape] | None:
         """Return the shape of each token of a sampled answer. Raises errors as `shaper` does.
 
-        Returns None if the answer breaks its constraint. An answer from another engine may, for example in its
-        whitespace.
+        Returns None if the answer breaks its constraint, as another engine's may in its whitespace.
         """
         shaper = self.shaper(sampling, prompt) or Shaper(Sampling(), prompt)
         shapes: list[Shape] = []

@@ -160,7 +160,7 @@ class Roles:
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages, in the same order, with roles that the template writes; contents are text.
 
-        The role `developer` becomes `system`. If the template cannot write the system messages as they are,
+        The role `developer` becomes `system`. The template may not write all system messages as they are. Then
         the first ones become one message, or else the start of the user's turn. Later ones become `<system>`
         blocks in a user turn. Consecutive user turns become one.
         """

@@ -100,8 +100,8 @@ def not_loaded(source: str | Path, error: Exception) -> RequestError:
 def _require_path(source: str | Path) -> None:
     """Raise RequestError if `source` is meant as a path and there is no model.
 
-    It is one if it cannot be a name on the hub, if its first folder exists, or if it is nearly the name of
-    a model folder that exists.
+    A path is a source that cannot be a name on the hub, or whose first folder exists. A source that is
+    nearly the name of an existing model folder counts as one, too.
     """
     path, name = _expanded(source), str(source)
     first, slash, _ = name.partition("/")

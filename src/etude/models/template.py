@@ -196,7 +196,7 @@ class ChatTemplate:
         completion: Completion,
         longer: str,
     ) -> tuple[int, ...] | None:
-        """Return the earlier tokens plus those of the new messages, or None if the template cannot extend.
+        """Return the earlier tokens plus the new messages' tokens, or None if the template cannot extend.
 
         `messages` belong to the request and `longer` is their rendering; `completion` belongs to `call`.
         """

@@ -1,7 +1,7 @@
 """Tiny models, built from scratch in a second, for demos, examples and tests.
 
-A stock Llama of about 0.15 million parameters, and a byte-level tokenizer trained on the texts of its
-task, with a chat template that supports tools. Nothing is downloaded.
+The model is a stock Llama of about 0.15 million parameters. Its byte-level tokenizer is trained on the
+texts of its task, and its chat template supports tools. Nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _NAMED = "token_id:"
 
 _ROUNDING = 1e-4
 """Rounding error by which a logprob may exceed 0. In single precision, a logit minus a log-sum (both about
-30) is off by a few times 2e-6, and by more on servers that compute in lower precision."""
+30) is off by a few times 2e-6. Servers that compute in lower precision are off by more."""
 _LEAST = -1e5
 """Lowest logprob of a sampled token: OpenAI and vLLM write -9999 for probability 0."""
 _LARGEST_ID = 2**31 - 1

@@ -81,7 +81,7 @@ class InferenceBody(RequestBody):
     )
 
     def given(self) -> dict[str, Any]:
-        """Return the sampling parameters and the answer's constraint. Raises RequestError for two constraints."""
+        """Return the sampling parameters and the answer's constraint. Raises RequestError for two."""
         forms = (
             read_format(self.response_format, "response_format"),
             read_structured(self.structured_outputs),

@@ -182,7 +182,7 @@ def _message(wire: dict[str, Any]) -> Message:
         raise Impossible(f"choices[0].message.content is {content!r:.40}, and no text")
     message: Message = {"role": "assistant", "content": content}
     for name, value in wire.items():
-        # vLLM and OpenRouter name it `reasoning`; DeepSeek, SGLang and older versions of vLLM name it as we do.
+        # vLLM and OpenRouter name it `reasoning`; DeepSeek, SGLang and older vLLM versions name it as we do.
         own = "reasoning_content" if name == "reasoning" else name
         if own not in message and value not in (None, [], {}):
             message[own] = value
