@@ -72,7 +72,7 @@ def takes_key_value_slots(model: Any) -> bool:
 
 
 def logits_after(model: Any, ids_BT: torch.Tensor, positions_K: torch.Tensor) -> torch.Tensor:
-    """Return logits [B, K, V] of a plain forward pass at `positions_K`, which must be ascending."""
+    """Return logits [B, K, V] of a plain forward pass after the tokens at `positions_K` (ascending)."""
     if "logits_to_keep" in signature(without_lora(model).forward).parameters:
         return model(input_ids=ids_BT, use_cache=False, logits_to_keep=positions_K).logits  # type: ignore[no-any-return]
     return model(input_ids=ids_BT, use_cache=False).logits[:, positions_K]  # type: ignore[no-any-return]

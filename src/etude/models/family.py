@@ -202,7 +202,7 @@ def _score(reader: Reader, written: Sequence[WrittenAnswer]) -> int:
 
 def _compared(family: RendererReader, rendering: Rendering, options: Options) -> tuple[int, frozenset[str]]:
     """Compare a family with the template on the probe conversations. Return how many it writes alike, and the
-    roles after which it extends conversations alike, or also starts a new branch."""
+    roles after which it extends conversations, or starts anew, as the template does."""
     alike = 0
     agreed: set[str] = set()
     failed: set[str] = set()

@@ -160,9 +160,9 @@ class Roles:
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages, in the same order, with roles that the template writes; contents are text.
 
-        The role `developer` becomes `system`. The template may not write all system messages as they are. Then
-        the first ones become one message, or else the start of the user's turn. Later ones become `<system>`
-        blocks in a user turn. Consecutive user turns become one.
+        The role `developer` becomes `system`. Other changes are made only if the template cannot write the
+        messages as they are. The first system messages become one, or else the start of the user's turn.
+        Later ones become `<system>` blocks in a user turn. Consecutive user turns become one.
         """
         spoken = [message | {"role": "system"} if is_system(message) else message for message in messages]
         start = next((at for at, message in enumerate(spoken) if not is_system(message)), len(spoken))

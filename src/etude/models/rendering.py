@@ -26,7 +26,7 @@ _MARK = 73_019_000_000
 """A number as content, which templates write unchanged, however they transform words."""
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 INLINE = "content"
-"""Stands for a template that has thinking as part of the content, in `<think>` tags."""
+"""The `thinking_key` of templates with thinking inside the content, in `<think>` tags."""
 
 Options = Mapping[str, Any]
 """Template variables besides messages and tools, like `enable_thinking`."""
@@ -281,7 +281,7 @@ def _thought(key: str, thinking: str, content: str) -> Message:
 
 
 def _plain(message: Message) -> Message:
-    """Templates expect text content, and no fields that are null."""
+    """Convert a message's content to text. Raises ImpossibleCall if it has other parts."""
     if not is_text(message):
         raise ImpossibleCall(
             f"the model takes text only, and a message of the role {message.get('role')!r} has other parts",
@@ -291,7 +291,7 @@ def _plain(message: Message) -> Message:
 
 
 def _with_objects(message: Message) -> Message:
-    """Templates expect tool arguments as an object; OpenAI's format has JSON text."""
+    """Convert a message's tool arguments from OpenAI's JSON text to the objects that templates expect."""
     calls = []
     for call in message["tool_calls"]:
         arguments = call["function"].get("arguments")

@@ -100,8 +100,8 @@ def not_loaded(source: str | Path, error: Exception) -> RequestError:
 def _require_path(source: str | Path) -> None:
     """Raise RequestError if `source` is meant as a path and there is no model.
 
-    A path is a source that cannot be a name on the hub, or whose first folder exists. A source that is
-    nearly the name of an existing model folder counts as one, too.
+    A source is a path if it cannot be a name on the hub, or if its first folder exists. It also counts as
+    one if a model folder there has nearly the same name.
     """
     path, name = _expanded(source), str(source)
     first, slash, _ = name.partition("/")

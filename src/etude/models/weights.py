@@ -111,7 +111,7 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
 def load_outline(config: Any, location: str, gguf_file: str | None = None) -> Any:
     """Load the model without its values, on the device `meta`, and check its local files against its config.
 
-    A GGUF file is checked only when it is loaded. Raises errors as `load_model` does.
+    GGUF files and quantised models are checked only when they are loaded. Raises errors as `load_model` does.
     """
     if gguf_file is None and getattr(config, "quantization_config", None) is None:
         try:
@@ -140,7 +140,7 @@ def _require_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def _stored(location: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights in a model's files, if reading them takes no more than a second or two."""
+    """Yield the weights in a model's files, unless these exceed 4 GB, which takes a few seconds to read."""
     files = _weight_files(location)
     if sum(path.stat().st_size for path in files) > 4_000_000_000:
         return  # The run checks them when it loads them.

@@ -33,7 +33,7 @@ def require_asked(
     top: int = 0,
     prompt: bool = False,
 ) -> None:
-    """Raise ImpossibleCall that names the first requested field missing from an answer with tokens."""
+    """Raise ImpossibleCall for the first requested field that is missing; empty answers need no logprobs."""
     if prompt and len(completion.prompt_ids or ()) != len(completion.prompt_logprobs) + 1:
         missing = "prompt_logprobs"
     elif completion.usage.completion_tokens == 0:

@@ -18,7 +18,7 @@ LOWEST_LOGPROB = -9999.0
 
 
 class ChatDialect(Dialect):
-    """`POST /chat/completions`: messages are not translated, so no translation needs to be stored."""
+    """`POST /chat/completions`: messages are not translated, so answers need not be remembered."""
 
     error_event = None
     names: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys(

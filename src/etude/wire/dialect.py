@@ -1,4 +1,4 @@
-"""The base of a dialect: one agent-facing API, translated to and from recorded calls; and its streams."""
+"""Base classes for dialects (one agent-facing API, translated to and from recorded calls) and streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request's wishes for its answer, in any API's format: structured output, tools, and thinking.
+"""The parts of a request that shape its answer, in any API's format: output, tools and thinking.
 
 Tools of the Responses API may be in namespaces; Codex offers its tools so. A chat has no namespaces: a
 function in one is offered as `namespace__function`, and calls of it get both names back.

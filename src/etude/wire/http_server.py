@@ -145,8 +145,8 @@ def shown_key(headers: Mapping[str, str]) -> str:
 def require_own_name(headers: Headers, host: str = "") -> None:
     """Raise ApiError 403 for requests that a web page may have sent to a server without a key.
 
-    The request then has a host name of the page's that resolves to this machine, or an origin header. `host`
-    is the address that the server listens on.
+    Such a request uses the page's own host name, which resolves to this machine, or has headers that tell
+    its origin. `host` is the address that the server listens on.
     """
     named = headers.get("host", "")
     try:

@@ -87,7 +87,7 @@ def note_retries(causes: Mapping[str, int], waited: float = 0.0) -> None:
 class ending_where_a_model_is_out(Within[RetryCount]):
     """Raise, at the end of the block, a ModelOut that an engine raised in it, even if code there caught it.
 
-    The block shares an outer retry count, so an outer block that counts in it raises the ModelOut, too.
+    The block shares an outer block's count, and so also raises a ModelOut that was recorded there.
     """
 
     __slots__ = ()
@@ -187,8 +187,8 @@ class RetryPolicy:
     def wait(self, number: int, asked: float | None, spread: random.Random) -> float:
         """Return the seconds to wait before the `number`-th retry; `asked` is the server's own request.
 
-        The wait is uniform between 0 and the maximum ("full jitter"). Clients that failed together then
-        return evenly spread, with the least total work (Brooker, "Exponential Backoff And Jitter", AWS, 2015).
+        The wait is uniform between 0 and the maximum ("full jitter"): clients that failed together return
+        evenly spread, with the least total work (Brooker, "Exponential Backoff And Jitter", AWS, 2015).
         """
         if asked is not None:
             # Clients wait at least as long as asked, and not all until the same moment.
