@@ -1,4 +1,4 @@
-"""The facts about a model's architecture that others rely on."""
+"""Properties of a model's architecture: layer kinds, LoRA targets, and whether Etude can use it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 _TRIAL = 12
-"""Tokens that a model is tried on."""
+"""Number of tokens in a trial sequence."""
 _AHEAD = {torch.float32: 1e-4}
 _AHEAD_IN_HALF = 1e-2
-"""Share of the largest logit that rounding does not make up, for a token."""
+"""Largest difference, as a share of the largest logit, that rounding explains for a typical token."""
 _ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-4}
 _ROUNDING_IN_HALF = 0.15
-"""The same for the worst of many tokens. In bfloat16 SmolLM2-135M's are off by 0.02 on a token tree, and by
-0.06 once it was trained for 20 epochs; in float32 both by less than 1e-5."""
+"""The same for the worst of many tokens. In bfloat16, SmolLM2-135M's logits differ by 0.02 on a token tree,
+and by 0.06 after 20 epochs of training; in float32 both differ by less than 1e-5."""
 _LORA_KINDS = torch.nn.Linear, torch.nn.Embedding, torch.nn.modules.conv._ConvNd, torch.nn.MultiheadAttention
-"""Layers of torch that peft puts LoRA weights on."""
+"""Torch layers that peft can add LoRA weights to."""
 _UNCALLED = "conv1d", "dt_proj", "out_proj"
-"""Layers of a state space (Mamba; Gu and Dao, 2023) whose weights its kernels take without calling them."""
+"""State-space layers (Mamba; Gu and Dao, 2023) whose weights the kernels read without calling the layer."""
 
 
 def model_class(config: Any) -> Any:
-    """The class of `transformers` that loads a language model, also one that can see.
+    """Return the `transformers` class that loads a language model with this config, multimodal ones included.
 
-    Raises ValueError for a config of other models.
+    Raises ValueError if the config belongs to another kind of model.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -41,17 +41,17 @@ def model_class(config: Any) -> Any:
 
 
 def text_config(model: Any) -> Any:
-    """The config of the language model, also where that is a part of a larger one."""
+    """Return the config of the language model, which may be part of a larger model's config."""
     return model.config.get_text_config()
 
 
 def without_lora(model: Any) -> Any:
-    """The model itself, whose linear layers may have LoRA weights."""
+    """Return the base model if peft wraps the model, or else the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def layer_kinds(model: Any) -> list[str]:
-    """For each layer its kind of attention: `full_attention`, `sliding_attention`, or something else."""
+    """Return the kind of attention of each layer: `full_attention`, `sliding_attention`, or another name."""
     config = text_config(model)
     count = config.num_hidden_layers
     if getattr(config, "layer_types", None):
@@ -63,23 +63,23 @@ def layer_kinds(model: Any) -> list[str]:
 
 
 def takes_key_value_slots(model: Any) -> bool:
-    """Whether the model attends to nothing but cached keys and values, under the mask that it is given.
+    """Return whether the model's only state is cached keys and values, and it uses the mask it is given.
 
-    Models that `transformers` has not moved to its attention interface make masks of their own.
+    Models that `transformers` has not moved to its attention interface build their own masks.
     """
     attends = bool(getattr(model, "_supports_attention_backend", False))
     return attends and set(layer_kinds(model)) <= {FULL, SLIDING}
 
 
 def logits_after(model: Any, ids_BT: torch.Tensor, positions_K: torch.Tensor) -> torch.Tensor:
-    """Logits [B, K, V] of a plain forward pass after the tokens at `positions_K` (in rising order)."""
+    """Return logits [B, K, V] of a plain forward pass after the tokens at `positions_K` (ascending)."""
     if "logits_to_keep" in signature(without_lora(model).forward).parameters:
         return model(input_ids=ids_BT, use_cache=False, logits_to_keep=positions_K).logits  # type: ignore[no-any-return]
     return model(input_ids=ids_BT, use_cache=False).logits[:, positions_K]  # type: ignore[no-any-return]
 
 
 def language_parts(model: Any) -> list[torch.nn.Module]:
-    """The modules that read and write text: all of a model, unless it sees or hears as well."""
+    """Return the modules that read and write text: the whole model, unless it also has vision or audio."""
     plain = without_lora(model)
     if plain.config is text_config(plain):
         return [plain]
@@ -87,10 +87,10 @@ def language_parts(model: Any) -> list[torch.nn.Module]:
 
 
 def lora_exclusions(model: Any) -> list[str]:
-    """Names of layers that LoRA weights cannot go on, or would have no effect on.
+    """Return the names of layers that cannot have LoRA weights, or where they would have no effect.
 
-    Kernels of state spaces take the weights of some without calling them, of convolutions too. Routers give
-    more than a product, and some embeddings more than a row. Layers outside the language model see no text.
+    State-space kernels read the weights of some layers, like convolutions, without calling them. Routers
+    return more than a product, some embeddings more than a row. Vision and audio layers get no text.
     """
     within = {id(module) for part in language_parts(model) for module in part.modules()}
     excluded = []
@@ -103,16 +103,16 @@ def lora_exclusions(model: Any) -> list[str]:
 
 
 def _is_more(module: Any) -> bool:
-    """Whether a layer is more than its matrix, of which LoRA weights change nothing else."""
+    """Return whether a layer computes more than its matrix does, which LoRA weights cannot change."""
     if isinstance(module, torch.nn.Embedding):
-        # What peft knows of others is that their rows are scaled.
+        # peft supports one special embedding: the one with scaled rows.
         is_scaled = hasattr(module, "embed_scale")
         return not is_scaled and type(module).forward is not torch.nn.Embedding.forward
     return not isinstance(module, torch.nn.Linear) or "Router" in type(module).__name__
 
 
 def parameters_of(config: Any) -> int:
-    """How many parameters a model of this config has. Raises ValueError as `model_class` does."""
+    """Count the parameters of a model with this config. Raises ValueError as `model_class` does."""
     with torch.device("meta"):
         model = model_class(config).from_config(config)
     return sum(value.numel() for value in model.parameters())
@@ -120,10 +120,10 @@ def parameters_of(config: Any) -> int:
 
 @torch.no_grad()
 def why_unusable(model: Any) -> str | None:
-    """Why a model cannot be sampled and trained token by token, as the end of a sentence; None if it can.
+    """Return why a model cannot be sampled and trained token by token, as the end of a sentence, or None.
 
-    It is seen by trying: the model must run on this machine, and what comes later in a sequence must not
-    change the logits before it.
+    The check runs the model: it must work on this machine, and later tokens in a sequence must not change
+    the logits of earlier ones.
     """
     device, size = next(model.parameters()).device, text_config(model).vocab_size
     ids_2T = torch.arange(_TRIAL, device=device).mul(7).remainder(size).repeat(2, 1)
@@ -135,7 +135,7 @@ def why_unusable(model: Any) -> str | None:
         reason = str(error).strip().splitlines() or [""]
         return f"it does not run here ({type(error).__name__}: {reason[0]})"
     difference_K = (logits_2KV[0] - logits_2KV[1]).abs().amax(dim=-1) / logits_2KV.abs().amax()
-    # The median: rounding may route a token to other experts.
+    # The median, because rounding may route a token to other experts.
     if float(difference_K.median()) > _AHEAD.get(next(model.parameters()).dtype, _AHEAD_IN_HALF):
         return (
             "it looks ahead: later tokens change what it says of earlier ones, so it cannot be sampled from"
@@ -144,15 +144,15 @@ def why_unusable(model: Any) -> str | None:
 
 
 def off_by(logits: torch.Tensor, plain: torch.Tensor, dtype: torch.dtype) -> str | None:
-    """By how much of the largest logit `logits` are off, if that is more than rounding; None if not.
+    """Return how far `logits` are off, as a share of the largest logit; None if rounding explains it.
 
-    `dtype` is that of the model, whose logits may be in another.
+    `dtype` is the model's type; the logits may have another.
     """
     difference = float((plain.float() - logits.float()).abs().max() / plain.abs().max())
     within = difference <= _ROUNDING.get(dtype, _ROUNDING_IN_HALF)
-    return None if within else f"{difference:.1g}"  # Nor is not-a-number within.
+    return None if within else f"{difference:.1g}"  # NaN is not within either.
 
 
 def base_layer(layer: Any) -> Any:
-    """A layer without its LoRA weights."""
+    """Return a layer without its LoRA weights."""
     return getattr(layer, "base_layer", layer)

@@ -1,10 +1,10 @@
-"""The syntaxes in which models write thinking and tool calls, and the arguments of calls in them.
+"""The syntaxes in which models write thinking and tool calls, and parsers for tool-call arguments.
 
-Response templates of `transformers` serve where the `renderers` package does not know better. The format is
-described in https://huggingface.co/docs/transformers/chat_response_parsing. What is in no other field is
-content. Every syntax here was written from the chat templates of the families that are named. Some write
-values without types, like `<parameter=on>True</parameter>`: the tool's schema says what such a text stands
-for.
+`transformers` parses answers with these response templates where the `renderers` package has no parser
+for the family. The format: https://huggingface.co/docs/transformers/chat_response_parsing. Text outside all
+other fields is content. Each syntax follows the chat templates of the families in its comment. Some
+families write values without types, like `<parameter=on>True</parameter>`; the tool's schema then gives
+the type.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ TAGGED = {
     "muse-glimmer": r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>'
     r"(?=\s*(?:<atem:parameter name=|\Z))",
 }
-"""Arguments in tags, by the syntax: each ends where another follows, or nothing."""
+"""Patterns for arguments in tags, by syntax. An argument ends where another follows, or at the end."""
 _THINK = {"open": "<think>", "close": "</think>"}
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 _NAMED_JSON = {"repeats": True, "content": "json", "transform": _NAMED}
 _JSON_CALLS = _NAMED_JSON | {"transform": {"type": "function", "function": "{content}"}}
 _PYTHON_CALLS = {"repeats": True, "open": "<|tool_call_start|>", "close": "<|tool_call_end|>"}
 RAW_STRINGS = frozenset({"lfm-2.5"})
-"""The syntaxes of Python calls in whose strings nothing is escaped."""
+"""The syntaxes with Python calls whose strings are not escaped."""
 
 
 def _syntax(*, content: str = "(?!)", **fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A response template; `content` is a pattern of marks between pieces of content, which are left out."""
+    """Return a response template. `content` matches markers between pieces of content, which are dropped."""
     piece = {"close_pattern": content, "repeats": True, "join": "", "content_args": {"strip": False}}
-    # The reader hands over what the prompt wrote of the answer, and no more: there is nothing to search for.
+    # The reader passes only the prompt's part of the answer, so there is no anchor to find.
     return {"start_anchor_pattern": r"(?!)", "fields": {**fields, "content": piece}}
 
 
 def _tagged_calls(begin: str, end: str, *, before_end: str) -> dict[str, Any]:
-    """Calls between the patterns `begin` and `end`, whose arguments are in tags.
+    """Return the field for calls between the patterns `begin` and `end`, with arguments in tags.
 
-    A call ends after an argument, or where it has none: the text of an argument may have its end, too.
+    A call ends only after an argument, or after its name: the text of an argument may contain `end`.
     """
     return {
         "open_pattern": begin,
@@ -65,10 +65,10 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
         reasoning_content=_THINK,
         tool_calls=_JSON_CALLS | {"open": "<tool_call>", "close": "</tool_call>"},
     ),
-    # [add(a=1, b='two')]: the text is read as Python.
+    # [add(a=1, b='two')], parsed as Python.
     "lfm-2": _syntax(reasoning_content=_THINK, tool_calls=_PYTHON_CALLS),
     "lfm-2.5": _syntax(reasoning_content=_THINK, tool_calls=_PYTHON_CALLS),
-    # <tool_call>, <function=add>, <parameter=a> and so on, each on a line; Nemotron 3 writes so, too.
+    # <tool_call>, <function=add>, <parameter=a> and so on, each on its own line; also Nemotron 3.
     "qwen-3.5": _syntax(
         reasoning_content=_THINK,
         tool_calls=_tagged_calls(
@@ -95,7 +95,7 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
         },
         tool_calls=_NAMED_JSON
         | {
-            # The template writes the recipient before the channel, the models mostly after it.
+            # The template writes the recipient before the channel; models mostly write it after.
             "open_pattern": r"(?:<\|start\|>assistant)?"
             r"(?: to=functions\.(?P<name>[\w.-]+)<\|channel\|>commentary"
             r"|<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[\w.-]+))"
@@ -105,7 +105,7 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
     ),
     "deepseek-v3": _syntax(
         content=r"<｜tool▁calls▁(?:begin|end)｜>",
-        # Its prompts open a thought. A call ends it.
+        # Prompts open the thought; a call ends it.
         reasoning_content={"open": "<think>", "close_pattern": r"</think>|(?=<｜tool▁calls▁begin｜>)"},
         tool_calls=_NAMED_JSON
         | {
@@ -114,7 +114,7 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
             "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>\s*",
         },
     ),
-    # Mistral's tokenizers from version 11 on: [TOOL_CALLS]name[ARGS]{…}.
+    # Mistral's tokenizers from version 11: [TOOL_CALLS]name[ARGS]{…}.
     "mistral": _syntax(
         reasoning_content={"open": "[THINK]", "close": "[/THINK]"},
         tool_calls=_NAMED_JSON
@@ -123,7 +123,7 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
             "close_pattern": r"(?=\[TOOL_CALLS\])|\Z",
         },
     ),
-    # Those before: [TOOL_CALLS] and a list of all calls.
+    # Mistral's earlier tokenizers: [TOOL_CALLS] and a list of all calls.
     "mistral-v3": _syntax(
         tool_calls={
             "open": "[TOOL_CALLS]",
@@ -168,17 +168,17 @@ _PATTERNS = {name: re.compile(pattern, re.DOTALL) for name, pattern in TAGGED.it
 _BEGINNINGS = {
     "qwen-3.5": re.compile(r"\s*<function=[^>\n]+>"),
     "glm-4.5": re.compile(r"\s*[^\s<>{}\"]+\s*(?=<arg_key>)"),
-    # Where there is one call between its marks.
+    # Only if there is one call between the markers.
     "minimax-m2": re.compile(r'\s*<invoke name="[^"\n]+">(?!.*<invoke name=)', re.DOTALL),
 }
 _TAG = re.compile(r"</?(?:atem:)?(?:parameter|arg_key|arg_value)\b|<tool_call>")
 _QUOTE = '<|"|>'
 _BARE = re.compile(r"([^\s{}\[\],:][^{}\[\],:]*)(:?)")
-"""A key, or a value that is no string, as the Gemma 4 write them."""
+"""A key, or a value that is not a string, in Gemma 4's syntax."""
 _RAW_STRING = re.compile(r"(?<==)'(.*?)'(?=,\s*\w+=|\)(?:,\s*[\w.-]+\(|\]\s*\Z))", re.DOTALL)
-"""An argument as the LFM 2.5 write it, up to where another argument, another call or the end follows."""
+"""A string argument in LFM 2.5's syntax, up to the next argument, the next call or the end."""
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
-"""In JSON and in Python."""
+"""Constants of JSON and Python."""
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
@@ -189,13 +189,13 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 _DEEPEST = 32
-"""Schemas in one another that are looked into."""
+"""Maximum depth of nested schemas to check."""
 
 
 def written_arguments(raw: str, name: str, tools: Sequence[Tool]) -> dict[str, Any] | None:
-    """The arguments of a call by its text, without the marks around it; None where they are plain JSON.
+    """Parse the arguments of a call from its text without markers. Return None if they are plain JSON.
 
-    Raises ValueError where the text is not whole.
+    Raises ValueError if the text is incomplete.
     """
     if raw.startswith("call:"):
         value = read_json(_gemma_json(raw.partition("{")[2]))
@@ -209,7 +209,7 @@ def written_arguments(raw: str, name: str, tools: Sequence[Tool]) -> dict[str, A
 
 
 def tagged(body: str, syntax: str, name: str, tools: Sequence[Tool]) -> dict[str, Any]:
-    """The arguments of a call whose syntax has them in tags. Raises ValueError where one is not whole."""
+    """Parse the arguments of a call whose syntax has them in tags. Raises ValueError if one is incomplete."""
     pattern = _PATTERNS[syntax]
     if _TAG.search(pattern.sub("", body)):
         raise ValueError("an argument is not whole")
@@ -217,9 +217,9 @@ def tagged(body: str, syntax: str, name: str, tools: Sequence[Tool]) -> dict[str
 
 
 def typed(arguments: Mapping[str, Any], name: str, tools: Sequence[Tool]) -> dict[str, Any]:
-    """The arguments of a call of a tool, each text as the value that it stands for by the tool's schema.
+    """Convert each text among a call's arguments to the type in the tool's schema.
 
-    Those of a tool that is none of these stay texts.
+    If no tool has this name, the texts stay texts.
     """
     function = next((tool["function"] for tool in tools if tool["function"]["name"] == name), None)
     if function is None:
@@ -234,12 +234,12 @@ def typed(arguments: Mapping[str, Any], name: str, tools: Sequence[Tool]) -> dic
 
 
 def _value(text: str, schema: Any, root: Any) -> Any:
-    """The value that the schema allows and the text may stand for; the text where there is no other."""
+    """Return the value that the text can stand for and the schema allows, or else the text."""
     return next((value for value in _readings(text.strip()) if _fits(value, schema, root)), text)
 
 
 def _readings(text: str) -> Iterator[Any]:
-    """The values that a text may stand for, but for a string."""
+    """Yield the non-string values that a text may stand for."""
     if text in _WORDS:
         yield _WORDS[text]
         return
@@ -256,7 +256,7 @@ def _readings(text: str) -> Iterator[Any]:
 
 
 def _fits(value: Any, schema: Any, root: Any, depth: int = 0) -> bool:
-    """Whether a schema allows values of this kind. Its bounds are for the tool to look at."""
+    """Return whether a schema allows values of this type. The tool itself checks bounds."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return schema is not False
     kinds, deeper = schema.get("type"), depth + 1
@@ -275,12 +275,12 @@ def _fits(value: Any, schema: Any, root: Any, depth: int = 0) -> bool:
 
 
 def _list(value: Any) -> list[Any]:
-    """The value of a keyword, or an empty list where a schema with a fault has something else."""
+    """Return the value of a keyword, or an empty list if a malformed schema has another type there."""
     return value if isinstance(value, list) else []
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """The value of a keyword, or an empty object where a schema with a fault has something else."""
+    """Return the value of a keyword, or an empty object if a malformed schema has another type there."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -292,7 +292,7 @@ def _is_a(kind: str, value: Any) -> bool:
 
 
 def _referred(reference: Any, root: Any) -> Any:
-    """The part of the schema that `#/$defs/Place` names; one that allows all where there is none."""
+    """Return the part of the schema that `#/$defs/Place` names, or a schema that allows everything."""
     part = root
     for key in str(reference).removeprefix("#").split("/")[1:]:
         part = part.get(key.replace("~1", "/").replace("~0", "~"), {}) if isinstance(part, Mapping) else {}
@@ -300,12 +300,12 @@ def _referred(reference: Any, root: Any) -> Any:
 
 
 def json_text(arguments: Any) -> str:
-    """Arguments of a call as JSON text, which they may be already."""
+    """Return a call's arguments as JSON text, unless they are text already."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def python_calls(text: str, *, raw_strings: bool) -> list[tuple[str, str]]:
-    """The calls of `[add(a=1, b='two')]`, in whose strings nothing is escaped where they are raw.
+    """Parse calls like `[add(a=1, b='two')]`; with `raw_strings`, string contents are not escaped.
 
     Raises ValueError or SyntaxError for anything else.
     """
@@ -321,7 +321,7 @@ def python_calls(text: str, *, raw_strings: bool) -> list[tuple[str, str]]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal, in which JSON's names for constants may stand, too."""
+    """Return the value of a Python literal that may also contain JSON's constants."""
 
     class Constants(ast.NodeTransformer):
         def visit_Name(self, name: ast.Name) -> ast.expr:
@@ -331,7 +331,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _gemma_json(body: str) -> str:
-    """The JSON of `text:<|"|>a<|"|>,count:1}`, in which Python's names for constants may stand, too."""
+    """Convert `text:<|"|>a<|"|>,count:1}` to JSON; Python's constants are allowed."""
 
     def bare(match: re.Match[str]) -> str:
         word = match[1].strip()

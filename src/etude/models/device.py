@@ -1,4 +1,4 @@
-"""Where a model runs."""
+"""The device, data type and threads that a model runs with."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from etude.core.errors import RequestError
 
 
 def choose_device(wish: str = "auto") -> torch.device:
-    """The device for `auto`, `cpu`, `cuda`, `cuda:1`, `mps`: the best there is, or the one wished for.
+    """Return the device for `auto` (the best available), `cpu`, `cuda`, `cuda:1` or `mps`.
 
-    Raises RequestError when the wished-for device is not there.
+    Raises RequestError if the requested device is not available.
     """
     if wish == "auto":
         if torch.cuda.is_available():
@@ -29,10 +29,10 @@ def choose_device(wish: str = "auto") -> torch.device:
 
 
 def choose_dtype(wish: str, device: torch.device, parameters: int) -> torch.dtype:
-    """The type of a model's weights: `auto` is bfloat16 on CUDA, and on CPUs that multiply it for a model of
-    10 million parameters or more. Elsewhere it is float32: bfloat16 is slower there and less exact.
+    """Return the type of a model's weights. `auto` is bfloat16 on CUDA, and for models of at least 10 million
+    parameters on CPUs that multiply bfloat16. Elsewhere it is float32, which is faster there and more exact.
 
-    Raises RequestError for a type that is not known.
+    Raises RequestError for an unknown type.
     """
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wish == "auto":
@@ -44,44 +44,44 @@ def choose_dtype(wish: str, device: torch.device, parameters: int) -> torch.dtyp
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of plain memory on a device, without a wait for what CUDA was asked for before.
+    """Copy a tensor from ordinary memory to a device, without waiting for CUDA's queued work.
 
-    CUDA takes the numbers of memory that is not pinned before the call is over; Metal may do so later.
+    CUDA reads unpinned memory before the call returns; Metal may read it later, so there the copy waits.
     """
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name that `choose_dtype` knows a type by."""
+    """Return the type's name, as `choose_dtype` accepts it."""
     return str(dtype).removeprefix("torch.")
 
 
 def is_large(parameters: int) -> bool:
-    """Whether a CPU spends its time on what a model computes, and not on calls.
+    """Return whether computation, and not call overhead, dominates this model's time on a CPU.
 
-    It is faster then in bfloat16, where it has that, and with all of its cores.
+    Such models run faster with all cores, and with bfloat16 if the CPU supports it.
     """
     return parameters >= 10_000_000
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for it (AVX512-BF16 or AMX), and so is faster than in float32."""
+    """Return whether this CPU has bfloat16 instructions (AVX512-BF16, AMX), which are faster than float32."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # Since torch 2.11.
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def limit_threads(parameters: int = 0) -> None:
-    """Let torch use one core, or all for a large model, unless the user's environment says otherwise.
+    """Let torch use one core, or all cores for a large model, unless `OMP_NUM_THREADS` is set.
 
-    Small models lose more to OpenMP's busy waiting than a second thread gives, and with a busy
-    neighbour they lose all of it. A fixed count also makes sums come out the same every time.
+    Small models lose more to OpenMP's busy waiting than a second thread gains, and on a busy machine they
+    lose all of it. A fixed count also makes the results of sums repeat exactly.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(usable_cores() if is_large(parameters) else 1)

@@ -1,6 +1,6 @@
-"""From a model's logits to the distribution that a token is drawn from: one way, to sample and to learn.
+"""The distribution that a token is drawn from, computed from logits, shared by sampling and learning.
 
-The engine draws from it, and the learner forms it again for each sampled token, with a gradient. The
+The engine draws from it, and the learner computes it again for each sampled token, with a gradient. The
 order is vLLM's: constraint, `min_tokens`, `logit_bias`, penalties, temperature, `min_p`, `top_k`, `top_p`.
 """
 
@@ -18,44 +18,44 @@ from torch import Tensor
 from etude.core.call import Sampling
 
 Bits: TypeAlias = np.ndarray
-"""A bit for each token of the vocabulary, lowest first, as uint32: those that are set are allowed."""
+"""One bit per token of the vocabulary, lowest first, as uint32: set bits are allowed tokens."""
 _Entries: TypeAlias = tuple[Sequence[int], Sequence[float]]
-"""Token ids, each once, and a number for each."""
+"""Distinct token ids, and a number for each."""
 
 _LIKELIEST = 1024
-"""Tokens among which those are looked for first that truncation leaves."""
+"""Truncation first searches this many of the likeliest tokens."""
 _PLAIN, _GREEDY = Sampling(), Sampling(temperature=0.0)
 _NOTHING: _Entries = ((), ())
 _NO_SHAPE = {"constraint", "max_tokens", "stop", "seed", "stop_token_ids"}
-"""Parameters that leave the distributions as they are, but for a constraint's mask."""
+"""Parameters that do not change the distributions, except for a constraint's mask."""
 
 
 class Shape(NamedTuple):
-    """How the distribution of one token differs from the model's own."""
+    """The changes to the model's own distribution for one token."""
 
     sampling: Sampling = _PLAIN
     bias: _Entries = _NOTHING
     repeated: Sequence[int] = ()
     """Tokens under the repetition penalty."""
     penalties: _Entries = _NOTHING
-    """Added to logits, too: less than nothing where tokens are punished."""
+    """Numbers that are added to the logits; negative for penalised tokens."""
     allowed: Bits | None = None
     barred: tuple[int, ...] = ()
 
     @property
     def temperature(self) -> float:
-        """Of the distribution that logprobs are under: 1 for greedy answers."""
+        """Temperature of the distribution that logprobs refer to: 1 for greedy answers."""
         return self.sampling.temperature or 1.0
 
     @property
     def is_tempered(self) -> bool:
-        """Whether the temperature is all that there is to it."""
+        """Whether the shape is only a temperature."""
         moved = any(map(len, (self.bias[0], self.repeated, self.penalties[0], self.barred)))
         return not moved and self.allowed is None and not _cuts(self.sampling)
 
 
 class Shaper:
-    """The shape of each token of an answer in turn, given those before it."""
+    """The shape of each token of an answer in turn, given the tokens before it."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class Shaper:
         matcher: Any = None,
         allowed: Bits | None = None,
     ) -> None:
-        """`stop_ids` end the model's turns; `matcher` is llguidance's, and `allowed` what it begins with."""
+        """`stop_ids` end the model's turns. `matcher` is llguidance's; `allowed` has its first tokens."""
         if (matcher is None) != (sampling.constraint is None):
             raise ValueError("a constraint needs a matcher, and a matcher a constraint")
         self.matcher = matcher
         self.fault = ""
-        """Why the answer cannot go on."""
+        """Why the answer cannot continue."""
         self._sampling = sampling
         self._ends = tuple(sorted({*stop_ids, *sampling.stop_token_ids}))
         self._length = 0
@@ -80,18 +80,18 @@ class Shaper:
         self._counts: Counter[int] | None = Counter() if counts else None
         self._bias = _entries(sampling.logit_bias) if sampling.logit_bias else _NOTHING
         self.allowed = allowed
-        """The bits of what the grammar allows now."""
+        """The tokens that the grammar allows next."""
         self._is_mask = matcher is not None and sampling.changed().keys() <= _NO_SHAPE
         self._constant = not (repeats or counts or sampling.min_tokens or matcher)
         self._last: Shape | None = None
 
     @classmethod
     def is_needed(cls, sampling: Sampling) -> bool:
-        """Whether a token's distribution is not just the softmax of the logits, as that of greedy ones is."""
+        """Return whether a distribution differs from the softmax of the logits, as a greedy one does not."""
         return sampling.shape() not in (_PLAIN, _GREEDY)
 
     def take(self, token: int) -> None:
-        """Go on by a sampled token; what the grammar allows then is put into `allowed`."""
+        """Add a sampled token. The caller then sets `allowed` to the tokens that the grammar allows next."""
         self._length += 1
         if self._seen is not None:
             self._seen.add(token)
@@ -99,7 +99,7 @@ class Shaper:
             self._counts[token] += 1
 
     def shape(self) -> Shape:
-        """Of the next token."""
+        """Return the shape of the next token."""
         if self._constant and self._last is not None:
             return self._last
         sampling, counts = self._sampling, self._counts
@@ -108,7 +108,7 @@ class Shaper:
             others = allowed.copy()
             tokens = np.asarray(barred)
             np.bitwise_and.at(others, tokens >> 5, ~(np.uint32(1) << (tokens & 31).astype(np.uint32)))
-            # Where the form leaves only the end, the form decides.
+            # If the grammar allows only the end, it takes precedence over `min_tokens`.
             allowed, barred = (others if others.any() else allowed), ()
         penalties = _NOTHING
         if counts:
@@ -122,7 +122,7 @@ class Shaper:
         return self._last
 
     def mask(self) -> Bits | None:
-        """The bits of what the grammar allows, where that is all that there is to the shape; else None."""
+        """Return the tokens that the grammar allows, if the shape has no other changes, or else None."""
         return self._next_allowed() if self._is_mask else None
 
     def _next_allowed(self) -> Bits | None:
@@ -135,7 +135,7 @@ class Shaper:
 
 
 def masked(logits_BV: Tensor, shapers: Sequence[Shaper | None]) -> Tensor | None:
-    """The logits of `shaped`, in a fraction of the time, of rows that are only masked; None for others."""
+    """Return the logits of `shaped` much faster, if all rows are only masked, or else None."""
     masks = list[Bits]()
     for shaper in shapers:
         mask = None if shaper is None else shaper.mask()
@@ -147,11 +147,10 @@ def masked(logits_BV: Tensor, shapers: Sequence[Shaper | None]) -> Tensor | None
 
 
 def shaped(logits_BV: Tensor, shapes: Sequence[Shape | None], kept_B: Tensor | None = None) -> Tensor:
-    """Logits [B, V] in float32 whose softmax are the distributions of the shapes; with their gradient.
+    """Return logits [B, V] in float32, with a gradient, whose softmax are the distributions of the shapes.
 
-    Rows without a shape are as they were, to the last bit. Tokens that cannot be drawn have minus infinity.
-    The tokens `kept_B` stay among the likeliest, whatever top_k, top_p and min_p say of them now: they were
-    drawn.
+    Rows without a shape are unchanged, to the last bit. Tokens that cannot be drawn have minus infinity.
+    The tokens `kept_B` were drawn, so truncation (top_k, top_p, min_p) never removes them.
     """
     logits_BV = logits_BV.float()
     rows = {row: shape for row, shape in enumerate(shapes) if shape is not None}
@@ -192,7 +191,7 @@ def _shaped(logits_BV: Tensor, shapes: Sequence[Shape], kept_B: Tensor | None) -
 
 
 def words_of(vocabulary: int) -> int:
-    """Numbers of 32 bits that the bits of all tokens take."""
+    """Return the number of 32-bit words that hold one bit per token."""
     return -(-vocabulary // 32)
 
 
@@ -206,13 +205,13 @@ def _entries(values: Collection[tuple[int, float]]) -> _Entries:
 
 
 def _places(tokens: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows [N] and tokens [N] of all entries."""
+    """Return the rows [N] and tokens [N] of all entries."""
     rows = [row for row, own in enumerate(tokens) for _ in own]
     return torch.tensor(rows, device=device), torch.tensor([*chain.from_iterable(tokens)], device=device)
 
 
 def _moved(logits_BV: Tensor, entries: Sequence[_Entries], device: torch.device) -> Tensor:
-    """The logits with numbers added to some of them."""
+    """Add each row's numbers to the logits of its tokens."""
     if not any(len(tokens) for tokens, _ in entries):
         return logits_BV
     places = _places([tokens for tokens, _ in entries], device)
@@ -221,7 +220,7 @@ def _moved(logits_BV: Tensor, entries: Sequence[_Entries], device: torch.device)
 
 
 def _allowed(shapes: Sequence[Shape], vocabulary: int) -> Tensor:
-    """Which tokens can be drawn [B, V]."""
+    """Return which tokens can be drawn [B, V]."""
     every = np.full(words_of(vocabulary), 0xFFFFFFFF, np.uint32)
     bits = np.stack([every if shape.allowed is None else shape.allowed for shape in shapes])
     allowed_BV = _tensor(bits, vocabulary)
@@ -232,13 +231,13 @@ def _allowed(shapes: Sequence[Shape], vocabulary: int) -> Tensor:
 
 
 def _tensor(bits: Bits, vocabulary: int) -> Tensor:
-    """The bits [B, words] as booleans [B, V]."""
+    """Convert bits [B, words] to booleans [B, V]."""
     numbers = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
     return torch.from_numpy(numbers.view(np.bool_))
 
 
 def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Which tokens `min_p`, `top_k` and `top_p` leave out, in that order [B, V]; of equals the first stay.
+    """Return the tokens that `min_p`, `top_k` and `top_p` remove, in that order [B, V]; earlier ids win ties.
 
     The nucleus is the smallest set of tokens with the mass top_p (Holtzman et al., 2020).
     """
@@ -246,7 +245,7 @@ def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     limits = [(each.min_p, each.top_k or vocabulary, each.top_p) for each in samplings]
     min_p_B1, top_k_B1, top_p_B1 = torch.tensor(limits, device=logits_BV.device).T[:, :, None]
     probs_BV = torch.softmax(logits_BV, dim=-1)
-    # To sort the whole vocabulary takes many times as long as to make its logits.
+    # Sorting the whole vocabulary takes many times as long as computing its logits.
     fewer = min(max(_LIKELIEST, *(each.top_k for each in samplings)), vocabulary)
     for size in (fewer, vocabulary):
         ordered_BN = _largest(probs_BV, size)
@@ -258,11 +257,11 @@ def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         if any(each.min_p for each in samplings):
             possible_BV = probs_BV.masked_fill(probs_BV < least_B1, 0.0)
         possible_B1 = possible_BV.sum(dim=-1, keepdim=True)
-        # Running sums do not depend on how many tokens are looked at, and so not on the other rows.
+        # Running sums do not depend on `size`, and so not on the other rows.
         running_BN = ordered_BN.cumsum(dim=-1)
         mass_B1 = torch.where(top_k_B1 < vocabulary, running_BN[:, -1:], possible_B1)
         before_BN = running_BN - ordered_BN
-        # The likeliest stays, also where top_p is 0 in this precision.
+        # The likeliest token stays, even if top_p rounds to 0 in this precision.
         kept_BN &= (top_p_B1 >= 1) | (before_BN < top_p_B1 * mass_B1) | (rank_N == 0)
         if not bool(kept_BN[:, -1].any()):
             break
@@ -277,10 +276,10 @@ def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _largest(numbers_BV: Tensor, count: int) -> Tensor:
-    """The largest numbers of each row in falling order [B, count]."""
+    """Return the largest numbers of each row in descending order [B, count]."""
     if numbers_BV.device.type != "cpu":
         return numbers_BV.topk(count).values
-    # torch orders places along with the numbers, which takes up to twenty times as long.
+    # topk also sorts the indices, which takes up to twenty times as long.
     places = numbers_BV.shape[1] - count
     largest = np.partition(numbers_BV.numpy(), places, axis=1)[:, places:]
     return torch.from_numpy(np.sort(largest, axis=1)[:, ::-1].copy())

@@ -1,8 +1,8 @@
-"""How a model's family writes its answers, found out from its chat template and not from its name.
+"""A model's family: how it writes answers, detected from its chat template and not from its name.
 
-The template writes probe answers, and the reader that makes the same messages of them is taken: a family of
-the `renderers` package, or a known syntax. A family of `renderers`
-that goes on with conversations as the template does also extends them.
+The template writes probe answers. The family's reader is the one that reads the same messages back: from
+the `renderers` package, or for a known syntax. A family of `renderers` that extends conversations as the
+template does also extends prompts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from etude.models.rendering import INLINE, Options, Rendering
 from etude.models.reply import Reader, RendererReader, TemplateReader
 
 _LEFT_OUT = {"auto", "default", "custom", "gpt-oss"}
-"""Of the package's renderers: no families, and one that downloads its vocabulary when it is made."""
+"""Renderers that are not families, and one that downloads its vocabulary when it is created."""
 _TAGGED = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
 
 
@@ -34,13 +34,13 @@ class WrittenAnswer:
     tools: tuple[Tool, ...]
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
-    """Of the answer, without its end of turn."""
+    """The answer's tokens, without the end of turn."""
 
     def is_read_by(self, reader: Reader) -> bool:
-        """Whether the reader makes the same message of it."""
+        """Return whether the reader reads the same message from these tokens."""
         with suppress(ValueError):
             read = _essence(reader.read(self.prompt_ids, self.ids, self.tools).message(0))
-            # Beside a call, gpt-oss has no place for text but among the thinking.
+            # In gpt-oss, text next to a call can only be written as thinking.
             moved = {**self.message, "content": "", "reasoning_content": text_of(self.message)}
             return read == _essence(self.message) or (bool(self.tools) and read == _essence(moved))
         return False
@@ -53,8 +53,8 @@ class Family:
     reader: Reader
     extender: RendererReader | None
     extends_after: frozenset[str]
-    """The roles of new messages with which the extender goes on as the template does. For others, and where
-    there is no extender, the difference of the template's renderings extends."""
+    """The roles of new messages that `extender` adds as the template does. Other roles, and models
+    without an extender, use the difference between the template's renderings."""
     written: tuple[str, ...]
     """The kinds of probe answers that the template can write."""
 
@@ -65,7 +65,7 @@ class Family:
         messages: Sequence[Message],
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | None:
-        """The prompt that goes on from tokens with messages; None where that is left to the template."""
+        """Return the prompt that extends the tokens with messages, or None if the template has to do it."""
         if self.extender is None or not {message["role"] for message in messages} <= self.extends_after:
             return None
         extended = self.extender.extend(prompt_ids, completion_ids, messages, tools)
@@ -74,9 +74,9 @@ class Family:
 
 
 def find_family(rendering: Rendering, options: Options, names: Sequence[str] = ()) -> Family:
-    """The family whose answers the template writes under these options.
+    """Return the family whose answers the template writes under these options.
 
-    With `names` of families of `renderers` only those are tried.
+    If `names` has families of `renderers`, only those are tried.
     """
     written = tuple(written_answers(rendering, options))
     text_reader = max(_text_readers(rendering), key=lambda each: _score(each, written))
@@ -84,13 +84,13 @@ def find_family(rendering: Rendering, options: Options, names: Sequence[str] = (
     extender, roles = None, frozenset[str]()
     added = set(rendering.tokenizer.get_added_vocab().values())
     if _score(reader, written) < len(written) or any(added.intersection(each.ids) for each in written):
-        # Where all of the syntax is plain characters, no family of `renderers` would find its tokens.
+        # If the whole syntax is plain text, `renderers` would find no special tokens to parse.
         tried = list(_renderers(rendering, options, names, written))
         best = max(tried, key=lambda each: (each.score, each.alike, len(each.extends_after)), default=None)
         if best is not None and best.score >= _score(reader, written):
             if all(answer.is_read_by(reader) for answer in written if answer.tools):
                 best.reader.fallback = text_reader
-                # The special tokens that stand in answers with calls alone.
+                # Special tokens that appear only in answers with calls.
                 with_calls, without = (
                     {token for answer in written if bool(answer.tools) == has_calls for token in answer.ids}
                     for has_calls in (True, False)
@@ -105,26 +105,26 @@ def find_family(rendering: Rendering, options: Options, names: Sequence[str] = (
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """How well a family of `renderers` fits."""
+    """How well a family of `renderers` fits the template."""
 
     reader: RendererReader
     score: int
-    """How many of the written answers it understands."""
+    """The number of written answers that it reads correctly."""
     alike: int
-    """How many conversations it writes as the template does."""
+    """The number of conversations that it writes as the template does."""
     extends_after: frozenset[str]
 
 
 def _renderers(
     rendering: Rendering, options: Options, names: Sequence[str], written: Sequence[WrittenAnswer]
 ) -> Iterator[_Tried]:
-    """The families of the package whose special tokens the tokenizer has."""
+    """Yield the families of `renderers` that the tokenizer supports."""
     from renderers import RendererConfig
 
     known = [config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])]
     for family in names or [name for name in known if name not in _LEFT_OUT]:
         for default in ({}, {"enable_thinking": False}):
-            # Made with the tokenizer of another family, it may raise anything.
+            # A renderer may raise any exception when the tokenizer belongs to another family.
             with suppress(Exception):
                 reader = RendererReader(family, rendering.tokenizer, {**default, **options})
                 alike, roles = _compared(reader, rendering, options)
@@ -132,21 +132,21 @@ def _renderers(
 
 
 def _text_readers(rendering: Rendering) -> Iterator[TemplateReader]:
-    """The readers of text, in order of trust: of those that are equally good, the first is taken."""
+    """Yield the readers of text, most trusted first: among equally good ones, the first wins."""
     tokens = set(rendering.tokenizer.get_added_vocab())
-    # A template may show tools and yet not write calls: then the tokens tell what the model writes.
+    # A template may show tools and not write calls; then the tokens tell which syntax the model writes.
     for name in sorted(
         SYNTAXES, key=lambda name: SYNTAXES[name]["fields"]["tool_calls"].get("open") not in tokens
     ):
         fields = SYNTAXES[name]["fields"]
         if rendering.thinking_key is None:
-            # Tags that the model was only asked for in the prompt are a part of its text.
+            # Without a thinking key, tags that only the prompt asked for are part of the text.
             fields = {field: spec for field, spec in fields.items() if field != "reasoning_content"}
         yield TemplateReader(name, rendering.decode, {**SYNTAXES[name], "fields": fields})
 
 
 def written_answers(rendering: Rendering, options: Options) -> Iterator[WrittenAnswer]:
-    """The probe answers that the template can write."""
+    """Yield the probe answers that the template can write."""
     shows_thinking = False
     for kind, message in PROBES.items():
         turn = probed_turn(rendering, message, options)
@@ -160,13 +160,13 @@ def written_answers(rendering: Rendering, options: Options) -> Iterator[WrittenA
             "text", {"role": "assistant", "content": _TAGGED}, (), *rendering.ids_of([asked, _TAGGED])
         )
     elif not shows_thinking and rendering.thinking_key == INLINE:
-        # A template that drops thinking at once does not show how it is written; its prompt may open it.
+        # A template that drops thinking at once does not show its syntax; its prompt may open the thought.
         text = _TAGGED.removeprefix("<think>\n") if asked.rstrip().endswith("<think>") else _TAGGED
         yield WrittenAnswer("thinking", PROBES["thinking"], (), *rendering.ids_of([asked, text]))
 
 
 def probed_turn(rendering: Rendering, answer: Message, options: Options) -> tuple[str, str] | None:
-    """A question's prompt and the text in which the template answers it; as `written_turn`."""
+    """Return a question's prompt and the text of the template's answer, as `written_turn` does."""
     tools = [TOOL] if answer.get("tool_calls") else []
     return written_turn(rendering, [QUESTION], answer, tools, options)
 
@@ -178,10 +178,10 @@ def written_turn(
     tools: Sequence[Tool],
     options: Options,
 ) -> tuple[str, str] | None:
-    """The prompt of messages and the text in which the template answers them, without the end of the turn.
+    """Return the prompt of messages and the template's text for the answer, without the end of the turn.
 
-    None where the template refuses the answer. What a prompt writes and the answer leaves out, like an open
-    `<think>`, is not in this one.
+    Returns None if the template refuses the answer. A part of the prompt that the answer's rendering leaves
+    out, like an open `<think>`, is not in the returned prompt.
     """
     asked = rendering.text_or_none(messages, tools, options, ask=True)
     closed = rendering.text_or_none([*messages, answer], tools, options)
@@ -196,13 +196,13 @@ def written_turn(
 
 
 def _score(reader: Reader, written: Sequence[WrittenAnswer]) -> int:
-    """How many of the answers the reader understands."""
+    """Count the answers that the reader reads correctly."""
     return sum(answer.is_read_by(reader) for answer in written)
 
 
 def _compared(family: RendererReader, rendering: Rendering, options: Options) -> tuple[int, frozenset[str]]:
-    """How many of the probe conversations a family writes as the template does, and the roles after which it
-    extends them as the template does, or begins anew as that."""
+    """Compare a family with the template on the probe conversations. Return how many it writes alike, and the
+    roles after which it extends conversations, or starts anew, as the template does."""
     alike = 0
     agreed: set[str] = set()
     failed: set[str] = set()
@@ -227,14 +227,14 @@ def _compared(family: RendererReader, rendering: Rendering, options: Options) ->
         if extended is None:
             continue
         new = len(extended) - len(prompt) - len(completion)
-        # Where tools were called, a template may still rewrite an empty thought: no reason to begin anew.
+        # After tool calls a template may still rewrite an empty thought; that needs no new branch.
         is_right = extended == expected or (more["role"] == "tool" and extended[-new:] == expected[-new:])
         (agreed if is_right else failed).add(more["role"])
     return alike, frozenset(agreed - failed)
 
 
 def _essence(message: Message) -> tuple[Any, ...]:
-    """The parts that must be equal in a probe answer and in the message that is read from it."""
+    """Return the parts of a message that must be equal in a probe answer and in the message read from it."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [(function["name"], json.loads(function["arguments"])) for function in functions]
     return text_of(message), message.get("reasoning_content"), calls

@@ -17,40 +17,39 @@ from etude.core.json_text import read_json
 from etude.models.distribution import Bits, Shape, Shaper, words_of
 
 _WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
-"""Between the parts of JSON: a model that is not sure of itself could go on with blanks forever."""
+"""Whitespace between parts of JSON, limited because an uncertain model could write it forever."""
 _THINK = ("<think>", "</think>")
-"""The tags that models write their thoughts between, before the answer that has a form."""
+"""The tags around a model's thoughts, which come before the constrained answer."""
 _ONE_BY_ONE = 1 << 14
-"""Tokens of a vocabulary up to which the masks of a step are made one after the other: to share them out
-among threads, or to make them in one while the model reads, takes more CPU time than it saves (two thirds
-more for 64 rows and 512 or 8192 tokens)."""
+"""Vocabulary size up to which a step's masks are computed one by one. Threads, or a batch while the model
+runs, take more CPU time there than they save: two thirds more for 64 rows and 512 or 8192 tokens."""
 _SCHEMA_ERROR = re.compile(r"failed to compile JSON schema: (.*)")
 FORM = "response_format"
-"""The field of a request that asks for a form, whichever of them it is."""
+"""The request field that asks for a constraint, whatever its kind."""
 
 _EXACT = 2**53
-"""llguidance reads numbers as 64-bit floats, which have all whole numbers below it."""
+"""llguidance reads numbers as 64-bit floats, which represent all integers below this one."""
 _LARGEST, _FARTHEST = 2**63 - 1, 2**63 - 1024
-"""It holds whole numbers to no bounds beyond the first; the second is the largest of such floats within."""
+"""llguidance ignores integer bounds beyond `_LARGEST`; `_FARTHEST` is the largest float below it."""
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _LABELS = ("binary", "password", "path", "file-path", "directory-path", "new-path")
-"""Formats that any text has, which pydantic and OpenAPI write; the grammar knows none of them."""
+"""Formats that any text satisfies. pydantic and OpenAPI write them; llguidance knows none of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Grammars:
-    """The grammars of a model's answers."""
+    """Compiles the grammars of a model's answers."""
 
     tokenizer: Any
     stop_ids: Collection[int]
-    """The tokens that end an answer, where its grammar may end."""
+    """The tokens that may end an answer, where its grammar allows an end."""
     vocabulary: int
 
     def shaper(self, sampling: Sampling, prompt: Sequence[int]) -> Shaper | None:
-        """The shapes of an answer's tokens after a prompt; None where they are the model's own.
+        """Return the shaper of an answer to a prompt, or None if the model's own distributions apply.
 
-        Raises ImpossibleCall, with the reason, for a constraint that cannot be kept, and for tokens that the
-        model does not have.
+        Raises ImpossibleCall, with the reason, for a constraint that cannot be satisfied, and for tokens that
+        the model does not have.
         """
         named = {
             "stop_token_ids": sampling.stop_token_ids,
@@ -71,19 +70,19 @@ class Grammars:
         return Shaper(sampling, prompt, self.stop_ids, first.deep_copy(), allowed)
 
     def text(self, constraint: Constraint, prompt: Sequence[int]) -> str:
-        """The Lark grammar of all answers to a prompt, thoughts before and the end after included.
+        """Return the Lark grammar of all answers to a prompt, including thoughts before and the end after.
 
-        Another engine that reads it by llguidance, as vLLM does, draws from the distributions of `shaper`.
-        Raises ImpossibleCall as that does.
+        Another engine that uses llguidance, such as vLLM, draws from the distributions of `shaper` with it.
+        Raises ImpossibleCall as `shaper` does.
         """
         text, before, after, rules = lark_of(constraint), "", "", []
         if self._think_ids is not None:
             begin, end = self._think_ids
-            # A prompt may end in a thought that the answer is to go on with.
+            # A prompt may end inside a thought that the answer continues.
             marks = (token == begin for token in reversed(prompt) if token in (begin, end))
             before = "thought " if next(marks, False) else f"(<[{begin}]> thought)? "
             rules = [f"thought: THOUGHT <[{end}]> /\\s*/", f"THOUGHT: {without(_THINK[1])}"]
-        # Other engines know of one token that ends an answer, which is the tokenizer's own.
+        # Other engines know only one token that ends an answer, the tokenizer's own.
         if ends := sorted({*self.stop_ids} - {self.tokenizer.eos_token_id}):
             after = f" ({' | '.join(f'<[{token}]>' for token in ends)})?"
         if before or after:
@@ -94,10 +93,9 @@ class Grammars:
     def replayed(
         self, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
     ) -> list[Shape] | None:
-        """The shape of each token of an answer that was sampled; raises as `shaper`.
+        """Return the shape of each token of a sampled answer. Raises errors as `shaper` does.
 
-        None where the answer breaks the form that it is said to have, as one that another engine sampled may
-        in its blanks.
+        Returns None if the answer breaks its constraint, as another engine's may in its whitespace.
         """
         shaper = self.shaper(sampling, prompt) or Shaper(Sampling(), prompt)
         shapes: list[Shape] = []
@@ -112,17 +110,17 @@ class Grammars:
 
     @cached_property
     def _think_ids(self) -> tuple[int, int] | None:
-        """The tokens that thoughts stand between; None where the model has none."""
+        """The tokens around thoughts, or None if the model has none."""
         added = self.tokenizer.get_added_vocab()
         return (added[_THINK[0]], added[_THINK[1]]) if all(sign in added for sign in _THINK) else None
 
     @cached_property
     def _compiled(self) -> Any:
-        # The calls of an agent have the same few.
+        # An agent's calls repeat a few constraints.
         return lru_cache(maxsize=256)(self._compile)
 
     def _compile(self, text: str, kind: str) -> tuple[Any, Bits]:
-        """A matcher at the start of an answer, and the bits of the tokens that it can begin with."""
+        """Return a matcher at the start of an answer, and the tokens that may come first."""
         from llguidance import LLMatcher, LLParserLimits
 
         refused = f"the answer cannot be held to its {kind}"
@@ -153,7 +151,7 @@ class Grammars:
 
 
 def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
-    """Go on by a sampled token each, and find out what grammars allow then."""
+    """Add one sampled token to each shaper, and compute the tokens that its grammar allows next."""
     for shaper, token in shapers:
         shaper.take(token)
     bound = [(shaper, token) for shaper, token in shapers if shaper.matcher is not None]
@@ -175,14 +173,14 @@ def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
 
 
 def _bits(matcher: Any, vocabulary: int) -> Bits:
-    """Of the tokens that a matcher allows next."""
+    """Return the tokens that a matcher allows next."""
     bits = np.empty(words_of(vocabulary), np.uint32)
     matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
     return bits
 
 
 def lark_of(constraint: Constraint) -> str:
-    """A constraint as a Lark grammar of llguidance's. Raises ImpossibleCall for a text not of its kind."""
+    """Convert a constraint to llguidance's Lark. Raises ImpossibleCall if its text does not fit its kind."""
     text = constraint.text
     match constraint.kind:
         case "json_object":
@@ -214,9 +212,9 @@ def _parsed(constraint: Constraint) -> Any:
 
 
 def json_rule(schema: dict[str, Any] | bool, param: str = FORM, *, lenient: bool = False) -> str:
-    """JSON of a schema, in a Lark grammar; `lenient` leaves out what cannot be kept of it.
+    """Return a Lark rule for JSON of a schema; `lenient` drops the parts that cannot be enforced.
 
-    Raises ImpossibleCall for numbers that cannot be; `param` is the request's field that has the schema.
+    Raises ImpossibleCall for numbers that cannot be enforced. `param` is the request field with the schema.
     """
     fields = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
     kept = _kept(fields, param, lenient)
@@ -225,10 +223,10 @@ def json_rule(schema: dict[str, Any] | bool, param: str = FORM, *, lenient: bool
 
 
 def _kept(schema: Any, param: str, lenient: bool, path: str = "", *, is_named: bool = False) -> Any:
-    """A schema without formats that bind nothing, and with numbers that an answer keeps.
+    """Return a schema without formats that enforce nothing, and with numbers that llguidance enforces.
 
-    `lenient` leaves keywords out whose numbers would be taken for others; otherwise ImpossibleCall is raised,
-    with the place of the number. With `is_named` the keys are names of schemas, and no keywords.
+    Numbers that llguidance would misread raise ImpossibleCall with their place; `lenient` drops their
+    keywords instead. With `is_named`, the keys are names of schemas and not keywords.
     """
     if isinstance(schema, list):
         return [_kept(each, param, lenient, f"{path}[{index}]") for index, each in enumerate(schema)]
@@ -266,17 +264,17 @@ def _is_number(value: Any) -> bool:
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of a Lark grammar."""
+    """Return a text as a Lark literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def without(text: str) -> str:
-    """A terminal of a Lark grammar: any text in which `text` does not appear."""
+    """Return a Lark terminal for any text that does not contain `text`."""
     return f"/(?s:.*)/ & ~{_regex(f'(?s:.*){re.escape(text)}(?s:.*)')}"
 
 
 def _regex(pattern: str) -> str:
-    """A regular expression as a terminal of a Lark grammar."""
+    """Convert a regular expression to a Lark terminal."""
     from llguidance import LLMatcher
 
     body = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]

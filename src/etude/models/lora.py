@@ -1,4 +1,4 @@
-"""LoRA weights: which layers of a model take them, and how they become a part of it; bases of four bits."""
+"""LoRA weights: adding them to a model and merging them into it; base models quantised to four bits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from etude.core.errors import MissingExtraError, RequestError, first_line
 from etude.models.architecture import base_layer, lora_exclusions, text_config, without_lora
 
 _TIED = "Model has `tie_word_embeddings=True`"
-"""How a warning of peft begins: it would merge LoRA weights into a shared weight, and `merged` does not."""
+"""The start of a peft warning about merging LoRA weights into a shared weight, which `merged` avoids."""
 
 
 def with_lora(model: Any, config: Any) -> Any:
-    """Put LoRA weights on a model, by a `LoraConfig` of peft.
+    """Add LoRA weights to a model, as peft's `LoraConfig` says.
 
-    Raises RequestError for names of no layer that takes them, and for a layer whose weight others share.
+    Raises RequestError if a name fits no layer that can have LoRA weights, or if layers share their weight.
     """
     from peft import get_peft_model
 
@@ -35,7 +35,7 @@ def with_lora(model: Any, config: Any) -> Any:
             model = get_peft_model(model, config)
     except ValueError as error:
         why = first_line(error)
-    # peft has taken out the names of experts that transformers holds as one tensor.
+    # peft has already removed the names of experts that transformers stores as one tensor.
     names = sorted(config.target_modules) if is_named else []
     if why := _why_not(layers, names, excluded) or why or _why_shared(model):
         raise RequestError(f"LoRA weights do not fit this model: {why}")
@@ -43,9 +43,9 @@ def with_lora(model: Any, config: Any) -> Any:
 
 
 def merged(model: Any) -> Any:
-    """A copy of a model with LoRA weights that has these in its own.
+    """Return a copy of a model, with its LoRA weights merged into its own weights.
 
-    Where the head is the embedding and one of the two has LoRA weights, the copy has a head of its own.
+    If head and embedding share a weight and one of them has LoRA weights, the copy gets a separate head.
     """
     model = copy.deepcopy(model)
     plain = without_lora(model)
@@ -59,7 +59,7 @@ def merged(model: Any) -> Any:
 
 
 def _why_not(layers: Mapping[str, Any], names: Sequence[str], excluded: Set[str]) -> str | None:
-    """Why LoRA weights cannot be put on layers with these names, or ends of names; None if they can."""
+    """Return why layers with these names, or name endings, cannot have LoRA weights; None if they can."""
     from transformers.pytorch_utils import Conv1D
 
     able = {
@@ -80,9 +80,9 @@ def _why_not(layers: Mapping[str, Any], names: Sequence[str], excluded: Set[str]
 
 
 def _why_shared(model: Any) -> str | None:
-    """Why LoRA weights on a model cannot be merged; None if they can.
+    """Return why a model's LoRA weights cannot be merged, or None if they can.
 
-    A weight may be that of several layers. Head and embedding can be made two.
+    Layers that share a weight are the reason, except for head and embedding: `merged` separates these.
     """
     plain, paths = without_lora(model), defaultdict(list)
     ends = {id(base_layer(end)) for end in (plain.get_output_embeddings(), plain.get_input_embeddings())}
@@ -98,7 +98,7 @@ def _why_shared(model: Any) -> str | None:
 
 
 def require_four_bits(device: torch.device) -> None:
-    """Raise RequestError where there are no such weights, and MissingExtraError without bitsandbytes."""
+    """Raise RequestError if the device has no four-bit weights, MissingExtraError without bitsandbytes."""
     if device.type != "cuda":
         raise RequestError(
             f"quantization '4bit' needs a CUDA device, and the model is to run on '{device.type}': leave "
@@ -109,7 +109,7 @@ def require_four_bits(device: torch.device) -> None:
 
 
 def four_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that quantise a model as it is loaded, onto a device."""
+    """Return the arguments of `from_pretrained` that quantise a model to four bits while loading it."""
     from transformers import BitsAndBytesConfig
 
     config = BitsAndBytesConfig(
@@ -122,9 +122,9 @@ def four_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
 
 
 def dequantised() -> dict[str, Any]:
-    """Arguments of `from_pretrained` that make a plain model of a GGUF file."""
+    """Return the arguments of `from_pretrained` that load a GGUF file as a dequantised model."""
     import transformers
 
-    # Before there was that class, it was always so.
+    # Versions of transformers without this class always dequantise.
     kind = getattr(transformers, "GgufConfig", None)
     return {} if kind is None else {"quantization_config": kind(dequantize=True)}

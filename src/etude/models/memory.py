@@ -1,4 +1,4 @@
-"""How much memory there is, and how much is free: of the machine, a container or a GPU."""
+"""The total and free memory of the machine, a container or a GPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory(device: str = "cpu") -> int | None:
-    """Free memory of a device, as `cuda:1`, in bytes; None where nobody says.
+    """Return the free memory of a device, such as `cuda:1`, in bytes; None if it is unknown.
 
-    What torch holds of a GPU and does not use counts as free.
+    GPU memory that torch has reserved and does not use counts as free.
     """
     if device.startswith("cuda"):
         import torch
@@ -26,7 +26,7 @@ def available_memory(device: str = "cpu") -> int | None:
 
 
 def total_memory() -> int | None:
-    """Memory of the machine, or of the container that this is, in bytes; None where nobody says."""
+    """Return the memory of the machine, or of this process's container, in bytes; None if unknown."""
     try:
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -35,13 +35,13 @@ def total_memory() -> int | None:
 
 
 def give_back_freed() -> None:
-    """Have the C library return what was freed to the system. glibc keeps it, for each thread apart."""
+    """Make the C library return freed memory to the system, which glibc otherwise keeps for each thread."""
     with suppress(AttributeError, OSError, TypeError):  # Other libraries have no such function.
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def shown_bytes(count: float) -> str:
-    """`1.5 GB`, in powers of 1000."""
+    """Format a number of bytes, in powers of 1000: `1.5 GB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
@@ -59,7 +59,7 @@ def _unused_memory() -> int | None:
 
 
 def _cgroup_number(name: str) -> int | None:
-    """The number in a file of the container that this is in; None outside of one, and where there is none."""
+    """Read a number from a file of this process's cgroup; None outside a container or without a number."""
     try:
         text = (_CGROUP / name).read_text(encoding="ascii").strip()
     except OSError:

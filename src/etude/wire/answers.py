@@ -1,4 +1,4 @@
-"""Answers, and their tokens with logprobs: as an endpoint gives them, and as an API presents them."""
+"""Answers and their tokens with logprobs: read from an endpoint, and presented by an API."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from etude.core.errors import ImpossibleCall
 from etude.core.message import text_of
 
 _NAMED = "token_id:"
-"""How vLLM names a token by its id."""
+"""vLLM's prefix for a token that is named by its id."""
 
 _ROUNDING = 1e-4
-"""By which a logprob may lie above 0: a logit less the logarithm of a sum, both about 30 in single precision,
-is wrong by a few times 2e-6, and by more where servers calculate in lower precisions."""
+"""Rounding error by which a logprob may exceed 0. In single precision, a logit minus a log-sum (both about
+30) is off by a few times 2e-6. Servers that compute in lower precision are off by more."""
 _LEAST = -1e5
-"""OpenAI and vLLM write -9999 where the probability is 0."""
+"""Lowest logprob of a sampled token: OpenAI and vLLM write -9999 for probability 0."""
 _LARGEST_ID = 2**31 - 1
 
 
 class Impossible(ValueError):
-    """A value in an answer that cannot be; the text names its field."""
+    """An impossible value in an answer; the text names its field."""
 
 
 def require_asked(
@@ -33,7 +33,7 @@ def require_asked(
     top: int = 0,
     prompt: bool = False,
 ) -> None:
-    """Raise ImpossibleCall, with its name, for what was asked for and is not in an answer that has tokens."""
+    """Raise ImpossibleCall for the first requested field that is missing; empty answers need no logprobs."""
     if prompt and len(completion.prompt_ids or ()) != len(completion.prompt_logprobs) + 1:
         missing = "prompt_logprobs"
     elif completion.usage.completion_tokens == 0:
@@ -52,9 +52,9 @@ def require_asked(
 
 
 def require_logprobs(values: Sequence[Any], field: str, least: float = _LEAST) -> tuple[float, ...]:
-    """The logprobs in a list of an answer. Raises Impossible for what is none.
+    """Return the logprobs in a list of an answer. Raises Impossible for an invalid value.
 
-    `field` is the name of the values' field, with `#` in the place of their index.
+    `field` is the name of the values' field, with `#` for their index.
     """
     for index, value in enumerate(values):
         if type(value) not in (float, int) or value == -math.inf or not least <= value <= _ROUNDING:
@@ -65,7 +65,7 @@ def require_logprobs(values: Sequence[Any], field: str, least: float = _LEAST) -
 
 
 def require_ids(ids: Sequence[Any], vocabulary: int | None, field: str) -> tuple[int, ...]:
-    """The token ids in a list of an answer. Raises Impossible for what is none of a vocabulary of that size.
+    """Return the token ids in a list of an answer. Raises Impossible for an id outside the vocabulary.
 
     `field` is the name of the ids' field.
     """
@@ -80,9 +80,9 @@ def require_ids(ids: Sequence[Any], vocabulary: int | None, field: str) -> tuple
 def read_prompt_logprobs(
     rows: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int] | None, count: int
 ) -> list[tuple[float, TopLogprobs]]:
-    """From vLLM's `prompt_logprobs`, of each token but the first: its own logprob, and the likeliest ones.
+    """Read vLLM's `prompt_logprobs`: for each token but the first its logprob, and the likeliest tokens.
 
-    Raises KeyError, TypeError and ValueError for what is none.
+    Raises KeyError, TypeError or ValueError for an invalid value.
     """
     scores: list[tuple[float, TopLogprobs]] = []
     for token, row in zip(ids[1:], rows[1:], strict=True) if rows and ids is not None else ():
@@ -98,25 +98,25 @@ def read_prompt_logprobs(
 
 
 def likeliest(values: Mapping[Token, float], count: int) -> TopLogprobs:
-    """The likeliest tokens, best first; vLLM adds the one that is there, where it is not among them."""
+    """Return the `count` likeliest tokens, best first; vLLM adds the actual one if it is not among them."""
     return tuple(sorted(values.items(), key=lambda pair: -pair[1])[:count])
 
 
 def named_ids(tokens: Any) -> tuple[int, ...] | None:
-    """The ids in tokens like `token_id:42`; None where the tokens are called by their text."""
+    """Return the ids of tokens like `token_id:42`, or None if the tokens are named by their text."""
     named = [_token(str(token.get("token", ""))) for token in tokens]
     ids = tuple([token for token in named if isinstance(token, int)])
     return ids if ids and len(ids) == len(named) else None
 
 
 def texts_of(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The text of each token; none where the endpoint tells none."""
+    """Return the text of each token, or nothing if the endpoint gives no texts."""
     texts = tuple([str(token.get("token", "")) for token in tokens])
     return texts if any(texts) else ()
 
 
 def tops_of(tokens: Sequence[Mapping[str, Any]], count: int) -> tuple[TopLogprobs, ...]:
-    """Of each token the likeliest ones, by their ids where they are named so; none where there are none."""
+    """Return each token's likeliest alternatives, by id if named so, or nothing if there are none."""
     tops = [token.get("top_logprobs") or () for token in tokens]
     if not any(tops):
         return ()
@@ -135,10 +135,10 @@ def _token(name: str) -> Token:
 
 
 TokenBytes: TypeAlias = Callable[[int], bytes | None]
-"""The bytes of a token; None where its tokenizer is not here."""
+"""Returns the bytes of a token, or None if its tokenizer is not available here."""
 
 TokenLogprob: TypeAlias = tuple[Token, float, TopLogprobs]
-"""A sampled token, its logprob, and the most likely ones with theirs."""
+"""A sampled token, its logprob, and the likeliest tokens with theirs."""
 
 
 _REPLACEMENT = "\ufffd"
@@ -146,20 +146,20 @@ _REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The facts of an answer that are known before there is any."""
+    """The facts about an answer that are known before its first token."""
 
     id: str
     model: str
     bytes_of: TokenBytes = lambda token: None
     tokens_as_ids: bool = False
-    """Whether the tokens of logprobs are called by their ids, as those without known bytes always are."""
+    """Whether logprobs name tokens by their ids; tokens without known bytes are always named so."""
 
     def id_as(self, prefix: str) -> str:
-        """The id, as an API calls things of a kind."""
+        """Return the id with an API's prefix for a kind of object."""
         return prefix + self.id.removeprefix("chatcmpl-")
 
     def called(self, token: Token) -> str:
-        """A token's name: its text, or vLLM's `token_id:7`."""
+        """Return a token's name: its text, or vLLM's `token_id:7`."""
         if isinstance(token, str):
             return token
         if token < 0:
@@ -168,16 +168,16 @@ class Heading:
         return f"token_id:{token}" if known is None else known.decode(errors="replace")
 
     def bytes(self, token: Token) -> list[int] | None:
-        """A token's bytes, whatever it is called; None where they are not known."""
+        """Return a token's bytes, however it is named, or None if they are unknown."""
         if isinstance(token, int):
             known = self.bytes_of(token) if token >= 0 else None
         else:
-            # An endpoint that tells no ids calls a part of a character by the sign for what is none.
+            # An endpoint without ids writes a replacement character for part of a character.
             known = None if _REPLACEMENT in token else token.encode()
         return None if known is None else [*known]
 
     def recorded(self, completion: Completion) -> RecordedCompletion:
-        """The answer that it is about."""
+        """Return the answer with this heading."""
         return RecordedCompletion(
             self.id, self.model, self.bytes_of, self.tokens_as_ids, completion=completion
         )
@@ -185,22 +185,22 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCompletion(Heading):
-    """A completion that was recorded, as an API presents it."""
+    """A recorded completion, as an API presents it."""
 
     completion: Completion = field(kw_only=True)
 
     @property
     def tokens(self) -> list[TokenLogprob]:
-        """The sampled tokens with their logprobs; none where the engine cannot tell."""
+        """The sampled tokens with their logprobs; none if the engine does not give them."""
         return tokens_of(self.completion)
 
 
 def tokens_of(source: Completion | Delta) -> list[TokenLogprob]:
-    """The tokens of an answer, or a piece of it, each with its logprob and the alternatives to it."""
+    """Return the tokens of an answer or a piece of it, each with its logprob and alternatives."""
     ids: Sequence[Token] | None
     if isinstance(source, Completion):
         ids, tops = source.completion_ids, source.top_logprobs
-        # An endpoint may give logprobs without the tokens' ids.
+        # An endpoint may give logprobs without token ids.
         ids = (source.token_texts or None) if ids is None else ids
     else:
         ids, tops = source.ids, source.top
@@ -212,24 +212,24 @@ def tokens_of(source: Completion | Delta) -> list[TokenLogprob]:
 
 @dataclass(slots=True)
 class Said:
-    """The part of one answer that a stream has given out."""
+    """The part of an answer that a stream has sent."""
 
     content: str = ""
     reasoning: str = ""
     tokens: int = 0
-    """Tokens that came, given out or waiting."""
+    """Number of tokens received, sent or waiting."""
     waiting: list[TokenLogprob] = field(default_factory=list)
-    """Those whose text was not given out yet."""
+    """Tokens whose text has not been sent yet."""
 
     def take(self, delta: Delta) -> None:
-        """Note a piece."""
+        """Record a piece."""
         self.content += delta.content
         self.reasoning += delta.reasoning
         self.tokens += len(delta.ids)
         self.waiting += tokens_of(delta)
 
     def take_rest(self, completion: Completion) -> Delta:
-        """Note the end, and get what was not given out of the text."""
+        """Record the end of the answer, and return the text that has not been sent."""
         message, tokens = completion.message, tokens_of(completion)
         self.waiting += tokens[self.tokens :]
         self.tokens = len(tokens)
@@ -239,11 +239,11 @@ class Said:
         return Delta(content, reasoning)
 
     def taken(self) -> list[TokenLogprob]:
-        """The tokens that waited."""
+        """Remove and return the waiting tokens."""
         tokens, self.waiting = self.waiting, []
         return tokens
 
 
 def rest_of(text: str, given: str) -> str:
-    """The part of a text that comes after what was given out of it."""
+    """Return the part of a text after its sent beginning `given`; empty if it does not begin so."""
     return text[len(given) :] if text.startswith(given) else ""

@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's requests for tokens, with vLLM's additions: chat completions and completions."""
+"""Request bodies of OpenAI's chat completions and completions, with vLLM's additions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from etude.wire.forms import (
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody
 
 _MOST_ANSWERS = 4096
-"""To one request."""
+"""Maximum number of answers to one request."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -31,7 +31,7 @@ TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
 
 
 class StreamOptions(BaseModel, extra="forbid"):
-    """Additions to a stream, whose usage comes at its end. Its pieces are not padded to hide their length."""
+    """Options of a stream. Usage comes at its end; its pieces are not padded to hide their length."""
 
     include_usage: Flag = False
     include_obfuscation: Literal[False] | None = None
@@ -48,7 +48,7 @@ class InferenceBody(RequestBody):
         "echo": (False,),
         "suffix": ("",),
         "skip_special_tokens": (False,),
-        # Only tokenizers of another kind have a choice.
+        # Only tokenizers of another kind offer a choice.
         "spaces_between_special_tokens": (True, False),
         "add_special_tokens": (False,),
         "ignore_eos": (False,),
@@ -81,7 +81,7 @@ class InferenceBody(RequestBody):
     )
 
     def given(self) -> dict[str, Any]:
-        """The parameters of sampling, the form of the answer among them. Raises RequestError for two."""
+        """Return the sampling parameters and the answer's constraint. Raises RequestError for two."""
         forms = (
             read_format(self.response_format, "response_format"),
             read_structured(self.structured_outputs),
@@ -98,7 +98,7 @@ class InferenceBody(RequestBody):
         return self
 
     def request(self, **fields: Any) -> ChatBody:
-        """The request without its prompts."""
+        """Return the request without its prompts."""
         shared = {
             "prompt_logprobs": self.prompt_logprobs,
             "n": self.n or 1,
@@ -140,12 +140,12 @@ class ChatCompletionBody(InferenceBody):
         return self
 
     def given(self) -> dict[str, Any]:
-        """The parameters of sampling; `max_completion_tokens` is the newer name of `max_tokens`."""
+        """Return the sampling parameters; `max_completion_tokens` is the newer name of `max_tokens`."""
         newer = {"max_tokens": self.max_completion_tokens} if self.max_completion_tokens else {}
         return super().given() | newer
 
     def request(self, **fields: Any) -> ChatBody:
-        """The request with its messages and tools."""
+        """Return the request with its messages and tools."""
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
         tools, tool_choice = choose_tools(tuple(self.tools or ()), self.tool_choice)
         return super().request(
@@ -169,11 +169,11 @@ class CompletionBody(InferenceBody):
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
 
     def given(self) -> dict[str, Any]:
-        """The parameters of sampling. The API's own default is a short answer."""
+        """Return the sampling parameters. The API's default is 16 tokens."""
         return {"max_tokens": 16} | super().given()
 
     def request(self, **fields: Any) -> ChatBody:
-        """The request with its prompts, which are texts or token ids."""
+        """Return the request with its prompts, which are texts or token ids."""
         prompt: Any = self.prompt
         alone = isinstance(prompt, str) or isinstance(prompt[0], int)
         prompts = [prompt] if alone else prompt
@@ -192,9 +192,9 @@ class CompletionBody(InferenceBody):
 
 
 def plain_messages(messages: Any) -> tuple[Message, ...]:
-    """Copies of the messages as plain dicts, whatever SDK objects they were; unset fields are dropped.
+    """Copy messages to plain dicts from any SDK's objects, without unset fields.
 
-    Raises RequestError when they are not a list of messages.
+    Raises RequestError if they are not a list of messages.
     """
     if not isinstance(messages, list | tuple):
         raise RequestError(f"messages must be a list, found {messages!r:.80}")
@@ -211,16 +211,16 @@ def plain_messages(messages: Any) -> tuple[Message, ...]:
 
 
 def as_message(prompt: str | Sequence[int]) -> tuple[Message, ...]:
-    """A message that stands for a prompt without any, for whoever reads the record of the call."""
+    """Return a message that represents a prompt without messages in the record of the call."""
     text = prompt if isinstance(prompt, str) else f"({len(prompt)} token ids)"
     return ({"role": "user", "content": text},)
 
 
 def without_unset(message: Message) -> Message:
-    """The message as the model is shown it.
+    """Return the message as the model sees it.
 
-    SDK objects spell out fields that are not set. Without those, a message that comes back from a client is
-    the message that went out. Thoughts may be called as vLLM calls them, `reasoning`.
+    SDK objects include unset fields. Without them, a message that a client sends back equals the one that it
+    received. vLLM's field `reasoning` becomes `reasoning_content`.
     """
     if None not in message.values() and "reasoning" not in message:
         return message
@@ -231,7 +231,7 @@ def without_unset(message: Message) -> Message:
 
 
 def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
-    """Raise RequestError for messages and tools that are none, and for results that no call asked for."""
+    """Raise RequestError for invalid messages and tools, and for results that no call asked for."""
     called: set[Any] = set()
     for index, message in enumerate(messages):
         where = f"messages[{index}]"

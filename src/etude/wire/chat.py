@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, and its completions of prompts as they stand: requests in, answers out."""
+"""OpenAI's chat completions, and its completions of raw prompts: requests in, answers out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from etude.wire.forms import FORM_FIELDS
 from etude.wire.sampling import validated
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have, in the API."""
+"""The API's value for minus infinity, which JSON does not have."""
 
 
 class ChatDialect(Dialect):
-    """`POST /chat/completions`: messages are not translated, and so need not be remembered."""
+    """`POST /chat/completions`: messages are not translated, so answers need not be remembered."""
 
     error_event = None
     names: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys(
@@ -30,7 +30,7 @@ class ChatDialect(Dialect):
         return validated(ChatCompletionBody, body, model="").request()
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
-        """The `chat.completion` object."""
+        """Return the `chat.completion` object."""
         first = answers[0].completion
         reply = {
             "id": answers[0].id_as("chatcmpl-"),
@@ -45,7 +45,7 @@ class ChatDialect(Dialect):
         return reply | ({"prompt_token_ids": first.prompt_ids} if asked.return_token_ids else {})
 
     def stream(self, asked: ChatBody) -> Stream:
-        """`chat.completion.chunk` objects."""
+        """Return a stream of `chat.completion.chunk` objects."""
         return _ChatStream(asked)
 
 
@@ -62,7 +62,7 @@ def _choice(index: int, answer: RecordedCompletion, asked: ChatBody) -> dict[str
 
 
 class ChunkStream(Stream):
-    """A stream of chunks of one kind, with the usage at the end where that is asked for."""
+    """A stream of chunks of one kind, with the usage at its end if requested."""
 
     kind, prefix = "chat.completion.chunk", "chatcmpl-"
 
@@ -71,18 +71,18 @@ class ChunkStream(Stream):
         self._head: dict[str, Any] = {"object": self.kind, "created": asked.created}
 
     def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
-        """Take the id and model of the first answer of which there is anything."""
+        """Take the id and model from the first answer that starts."""
         if len(self.said) == 1:
             self._head = {"id": heading.id_as(self.prefix), "model": heading.model} | self._head
         yield from ()
 
     def chunk(self, choice: dict[str, Any], **more: Any) -> Event:
-        """A chunk with a piece of one choice."""
+        """Return a chunk with a piece of one choice."""
         usage: dict[str, Any] = {"usage": None} if self.asked.include_usage else {}
         return None, {**self._head, "choices": [choice], **usage, **more}
 
     def end(self, reply: dict[str, Any]) -> Iterator[Event]:
-        """The usage, and `[DONE]`."""
+        """Yield the usage if requested, and `[DONE]`."""
         if self.asked.include_usage:
             yield None, {**self._head, "choices": [], "usage": reply["usage"]}
         yield None, "[DONE]"
@@ -115,7 +115,7 @@ class _ChatStream(ChunkStream):
     def _piece(
         self, index: int, heading: Heading, delta: dict[str, Any], finish_reason: str | None = None
     ) -> Event:
-        """A chunk, with the tokens that its text was made of."""
+        """Return a chunk with the tokens of its text."""
         tokens = self.said[index].taken()
         logprobs = logprobs_object(tokens, heading) if tokens and self.asked.logprobs else None
         choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
@@ -129,19 +129,19 @@ def _text_fields(delta: Delta) -> dict[str, Any]:
 
 
 def usage_of(answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, int]:
-    """OpenAI's `usage` of answers; a prompt that has several is counted once."""
+    """Return OpenAI's `usage` of answers; a prompt with several answers is counted once."""
     prompts = sum(answer.completion.usage.prompt_tokens for answer in answers[:: asked.n])
     sampled = sum(answer.completion.usage.completion_tokens for answer in answers)
     return {"prompt_tokens": prompts, "completion_tokens": sampled, "total_tokens": prompts + sampled}
 
 
 def ids_of(tokens: Iterable[TokenLogprob]) -> list[int]:
-    """The ids of tokens that have one."""
+    """Return the ids of tokens that have one."""
     return [token for token, _, _ in tokens if isinstance(token, int)]
 
 
 def logprobs_object(tokens: Iterable[TokenLogprob], heading: Heading) -> dict[str, Any]:
-    """The `logprobs` of a choice."""
+    """Return the `logprobs` of a choice."""
 
     def entry(token: Token, logprob: float) -> dict[str, Any]:
         name, bytes = heading.called(token), heading.bytes(token)
@@ -156,9 +156,9 @@ def logprobs_object(tokens: Iterable[TokenLogprob], heading: Heading) -> dict[st
 
 
 def prompt_logprobs_object(answer: RecordedCompletion) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: for each of the prompt's tokens it and the likeliest ones, by their ids.
+    """Return vLLM's `prompt_logprobs`: for each prompt token itself and the likeliest ones, by id.
 
-    Of the first nothing is known.
+    The first token has none.
     """
     completion = answer.completion
     rows: list[dict[str, Any] | None] = [None]
@@ -180,7 +180,7 @@ def prompt_logprobs_object(answer: RecordedCompletion) -> list[dict[str, Any] | 
 
 
 def finite(logprob: float) -> float:
-    """The logprob as JSON can have it."""
+    """Return the logprob, with -9999 for minus infinity, which JSON does not have."""
     return max(logprob, LOWEST_LOGPROB)
 
 
@@ -188,7 +188,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class CompletionsDialect(Dialect):
-    """`POST /completions`: an answer for each prompt and repetition."""
+    """`POST /completions`: one answer for each prompt and repetition."""
 
     error_event = None
     names: ClassVar[Mapping[str, Sequence[str]]] = {**ChatDialect.names, "messages": ("prompt",)}
@@ -198,7 +198,7 @@ class CompletionsDialect(Dialect):
         return validated(CompletionBody, body, model="").request()
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
-        """The `text_completion` object."""
+        """Return the `text_completion` object."""
         choices = []
         for index, answer in enumerate(answers):
             completion = answer.completion
@@ -219,7 +219,7 @@ class CompletionsDialect(Dialect):
         }
 
     def stream(self, asked: ChatBody) -> Stream:
-        """Pieces of `text_completion` objects."""
+        """Return a stream of `text_completion` objects."""
         return _TextStream(asked)
 
 
@@ -248,7 +248,7 @@ def _text_choice(
     finish_reason: str | None,
     offset: int = 0,
 ) -> dict[str, Any]:
-    """A choice, or a piece of it whose text begins at `offset`."""
+    """Return a choice, or a piece of it whose text begins at `offset`."""
     logprobs = _logprobs(heading, tokens, offset) if asked.logprobs else None
     choice = {"index": index, "text": text, "finish_reason": finish_reason, "logprobs": logprobs}
     return choice | ({"token_ids": ids_of(tokens)} if asked.return_token_ids else {})
@@ -270,7 +270,7 @@ def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob], offset: int) -> 
 
 
 def _name(heading: Heading, token: Token) -> str:
-    """A token's name; `bytes:\\xf0\\x9f` for a part of a character, as the API has no field for its bytes."""
+    """Return a token's name; `bytes:\\xf0\\x9f` for part of a character: the API has no field for bytes."""
     name, bytes = heading.called(token), heading.bytes(token)
     if _REPLACEMENT not in name or bytes is None or name.encode() == bytearray(bytes):
         return name
@@ -278,7 +278,7 @@ def _name(heading: Heading, token: Token) -> str:
 
 
 def _by_name(heading: Heading, top: TopLogprobs) -> dict[str, float]:
-    """The likeliest tokens; a second one of the same text is named by its id."""
+    """Map the likeliest tokens by name; a second token with the same text is named by its id."""
     named: dict[str, float] = {}
     for token, logprob in top:
         name = _name(heading, token)

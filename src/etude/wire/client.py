@@ -1,9 +1,9 @@
-"""OpenAI's chat completions, spoken to an endpoint: requests out, completions in.
+"""The client side of OpenAI's chat completions: encodes requests, and parses completions.
 
 Token ids travel in the fields that vLLM added to the protocol: `return_token_ids` in the request,
-`prompt_token_ids` in the answer and `token_ids` in its choice. Servers that name the tokens of the
-logprobs by their ids instead (`return_tokens_as_token_ids`) are understood as well. vLLM's other fields are
-those of its `ChatCompletionRequest` and `CompletionRequest` (0.12 and later).
+`prompt_token_ids` in the answer and `token_ids` in its choice. Servers may instead name the tokens of
+logprobs by their ids (`return_tokens_as_token_ids`). vLLM's other fields come from its
+`ChatCompletionRequest` and `CompletionRequest` (0.12 and later).
 """
 
 import json
@@ -27,12 +27,12 @@ from etude.wire.dialect import tool_call
 from etude.wire.retries import Disturbed, Refused, error_text
 
 _MOST_TOKENS = 2**31
-"""That one call can have used."""
+"""Maximum number of tokens that one call can have used."""
 _LOGPROB = "choices[0].logprobs.content[#].logprob"
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    """A body as JSON. Raises Refused when a message holds something that JSON cannot."""
+    """Encode a body as JSON. Raises Refused if a message contains a value that JSON cannot represent."""
     try:
         return to_json(body)
     except ValueError as error:
@@ -48,13 +48,13 @@ def parse_completion(
     prompt_top: int = 0,
     model: str | None = None,
 ) -> Completion:
-    """The completion in the body of a 200 answer.
+    """Parse the completion in the body of a 200 answer.
 
-    `top` and `prompt_top` are how many of the likeliest tokens were asked for. `model` is the only name that
-    the answer may have for its model, where it has one.
+    `top` and `prompt_top` are the requested numbers of likeliest tokens. If the answer names its model, the
+    name must be `model`, unless that is None.
 
-    Raises Disturbed when the body is not one: broken JSON, no choices, fields of the wrong type, as many
-    logprobs as there are not tokens, numbers that cannot be. Raises Refused when a content filter cut it.
+    Raises Disturbed if the body is invalid: broken JSON, no choices, fields of the wrong type, different
+    numbers of logprobs and tokens, impossible numbers. Raises Refused if a content filter cut the answer.
     """
     try:
         reply = from_json(data, allow_inf_nan=False, cache_strings="keys")
@@ -97,7 +97,7 @@ def parse_completion(
 def sampled(
     choice: Mapping[str, Any], tokens: Any, vocabulary: int | None
 ) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-    """The ids of the sampled tokens, and their logprobs; None for what the endpoint does not tell."""
+    """Return the sampled tokens' ids and logprobs, each None if the endpoint does not give it."""
     values = None if tokens is None else [token["logprob"] for token in tokens]
     logprobs = None if values is None else require_logprobs(values, _LOGPROB)
     ids = _ids(choice.get("token_ids"), vocabulary, "choices[0].token_ids")
@@ -110,12 +110,12 @@ def sampled(
 
 
 def _of_prompt(name: str, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Any:
-    """A field about the prompt, which chat completions have outside of the choice and completions inside."""
+    """Return a field about the prompt; chat completions have it outside the choice, completions inside."""
     return reply.get(f"prompt_{name}") or choice.get(f"prompt_{name}")
 
 
 def as_chat(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """A choice of the completions API as one of chat completions."""
+    """Convert a choice of the completions API to one of chat completions."""
     wire = choice.get("logprobs")
     logprobs = None
     if wire is not None:
@@ -134,7 +134,7 @@ def as_chat(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def charged_for(data: bytes) -> Usage:
-    """The tokens that the body of a 200 answer says were used, whatever else is wrong with it."""
+    """Return the tokens used according to the body of a 200 answer, even if the rest is invalid."""
     try:
         return _usage(from_json(data)["usage"])
     except (KeyError, TypeError, ValueError):
@@ -153,7 +153,7 @@ def _usage(wire: Any) -> Usage:
 
 
 def _count(wire: Mapping[str, Any], name: str) -> int:
-    """A number of tokens. Raises Impossible for what is none."""
+    """Return a number of tokens. Raises Impossible for an invalid value."""
     value = wire.get(name)
     if value is None:
         return 0
@@ -174,7 +174,7 @@ def _only_choice(reply: Any) -> dict[str, Any]:
 
 
 def _message(wire: dict[str, Any]) -> Message:
-    """The assistant message, without the fields that say nothing."""
+    """Return the assistant message, without empty fields."""
     content = wire.get("content")
     if isinstance(content, list):
         content = "".join(part["text"] for part in content if part["type"] == "text")
@@ -182,7 +182,7 @@ def _message(wire: dict[str, Any]) -> Message:
         raise Impossible(f"choices[0].message.content is {content!r:.40}, and no text")
     message: Message = {"role": "assistant", "content": content}
     for name, value in wire.items():
-        # vLLM and OpenRouter say `reasoning`; DeepSeek, SGLang and earlier versions of vLLM as we do.
+        # vLLM and OpenRouter name it `reasoning`; DeepSeek, SGLang and older vLLM versions name it as we do.
         own = "reasoning_content" if name == "reasoning" else name
         if own not in message and value not in (None, [], {}):
             message[own] = value
@@ -225,7 +225,7 @@ def _finish_reason(wire: Any, message: Message) -> str:
 
 
 _SEED_SHIFT = 32
-"""Keys have 63 bits; some servers take only 31 for a seed."""
+"""Keys have 63 bits; some servers accept only 31 for a seed."""
 
 _PLAIN = ("top_k", "min_p", "min_tokens", "stop_token_ids", "repetition_penalty")
 _PENALTIES = ("frequency_penalty", "presence_penalty")
@@ -234,17 +234,17 @@ VLLM_FIELDS = frozenset({*_PLAIN, "structured_outputs", "chat_template_kwargs", 
 """Fields that vLLM added to OpenAI's."""
 
 USUAL_FIELDS = frozenset({"messages", "prompt", "temperature", "top_p", "seed", "max_tokens", "stop"})
-"""Fields that every endpoint takes, for every model."""
+"""Fields that every endpoint accepts for every model."""
 
 
 def request_fields(
     request: ChatRequest, more: Collection[str] = (), thinking: str | None = "reasoning_content"
 ) -> dict[str, Any]:
-    """The request's own fields of a chat completions body; of a completions body where it has a prompt.
+    """Return the request's own fields of a chat completions body, or of a completions body for a prompt.
 
-    `more` are those of `VLLM_FIELDS` that the endpoint takes; `thinking` is its name for what a model
-    thought, in messages that are sent back to it; without one it is not sent. Raises Refused for what is
-    asked for in a field that the endpoint does not take.
+    `more` are the `VLLM_FIELDS` that the endpoint accepts. `thinking` is its field for a model's thoughts
+    in messages that are sent back; None leaves them out. Raises Refused if the request needs a field that
+    the endpoint does not accept.
     """
     sampling = request.sampling
     asked: dict[str, Any] = (
@@ -295,7 +295,7 @@ def request_fields(
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """The parameters beyond temperature, top_p and length that are not at their defaults, in vLLM's words."""
+    """Return parameters beyond temperature, top_p and length that differ from their defaults, as vLLM's."""
     changed = sampling.changed()
     fields = {name: changed[name] for name in (*_PENALTIES, *_PLAIN) if name in changed}
     if sampling.logit_bias:

@@ -1,4 +1,4 @@
-"""A dialect: one API that agents speak, translated to and from the calls that are recorded; its streams."""
+"""Base classes for dialects (one agent-facing API, translated to and from recorded calls) and streams."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 Event = tuple[str | None, Any]
-"""A server-sent event: its name, where the dialect names events, and its data; a text stays as it is."""
+"""A server-sent event: its name, if the dialect names events, and its data; text is sent unchanged."""
 
 
 ERROR_HEADER = "x-etude-error"
-"""Response header: the class of the error that is behind a status of 400 or more."""
+"""Response header: the class of the error that caused a status of 400 or more."""
 
 _KEPT_CONVERSATIONS = 4096
-"""Of all clients of a server together."""
+"""Maximum number of stored conversations of all clients of a server."""
 
 
 _ERROR_TYPES = {
@@ -39,52 +39,52 @@ _ERROR_TYPES = {
 }
 
 RAW = "raw_arguments"
-"""Stands for the arguments of a tool call that are no JSON object, where an API takes only objects."""
+"""Key for a tool call's arguments that are not a JSON object, in APIs that accept only objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatBody:
-    """A request for a completion, taken apart."""
+    """A parsed request for completions."""
 
     model: str
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """The sampling parameters that the request gave, under the names of `Sampling`."""
+    """The sampling parameters in the request, with the names of `Sampling`."""
     stream: bool = False
     include_usage: bool = False
-    """Whether a stream ends with a chunk that holds the usage."""
+    """Whether a stream ends with a chunk that contains the usage."""
     logprobs: bool = False
     top_logprobs: int = 0
-    """How many of the most likely tokens come with each sampled one."""
+    """Number of likeliest tokens to return with each sampled one."""
     prompt_logprobs: int | None = None
     """As in `ChatRequest`."""
     return_token_ids: bool = False
     tokens_as_ids: bool = False
-    """Whether the tokens of logprobs are named by their ids."""
+    """Whether logprobs name tokens by their ids."""
     n: int = 1
-    """Completions of each prompt."""
+    """Number of completions of each prompt."""
     choice: int = 0
-    """Which of the `n` is asked for."""
+    """Index of the requested completion among the `n`."""
     tool_choice: str = "auto"
     """As in `ChatRequest`."""
     parallel_tool_calls: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
     prompts: tuple[str | tuple[int, ...], ...] = ()
-    """Texts or token ids to go on from, where there are no messages."""
+    """Texts or token ids to continue, instead of messages."""
     prompt: str | tuple[int, ...] | None = None
-    """The one of them that is asked for."""
+    """The one of `prompts` that this request is for."""
     function: str | None = None
-    """The function of the agent that asks, when the request's headers name one."""
+    """The agent's function that makes the request, if the request's headers name one."""
     body: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """The request as it came."""
+    """The request as received."""
     created: int = field(default=0, compare=False)
-    """When that was, in Unix seconds."""
+    """Time of the request, in Unix seconds."""
     on_delta: Callable[[Heading, Delta], None] | None = field(default=None, compare=False)
-    """Called with each piece of the answer, by whoever can give any."""
+    """Called with each piece of the answer, if the engine can stream."""
 
     def each(self) -> list[ChatBody]:
-        """A request for each answer that is asked for."""
+        """Return one request for each requested answer."""
         if self.n == 1 and not self.prompts:
             return [self]
         prompts = self.prompts or (None,)
@@ -92,42 +92,42 @@ class ChatBody:
 
 
 class AnswerMemory:
-    """The model's messages in an episode as it wrote them, by all forms in which clients send them back.
+    """The model's messages in an episode as it wrote them, found by the forms that clients send back.
 
-    A translation back and forth loses details (spaces in a tool call's arguments, fields that an API
-    does not have). With the message as it was, the prompt extends the tokens that were sampled.
+    Translating back and forth loses details: whitespace in a tool call's arguments, fields that an API does
+    not have. With the original message, the prompt extends the sampled tokens.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
-        """With `shared` clients are strangers to each other: an answer is known to those who know its name,
-        and only the latest are kept."""
+        """With `shared`, the clients are unrelated: an answer is found only by its name, and only the latest
+        conversations are kept."""
         self._shared = shared
         self._messages: dict[str, Message] = {}
         self.conversations: dict[str, ChatBody] = {}
-        """The requests up to an answer, and the answer, by the answer's name."""
+        """The request and answer of each conversation, by the answer's name."""
 
     def add(self, message: Message) -> None:
-        """Remember a message of the model."""
+        """Store a message of the model."""
         if not self._shared:
             self._messages[_key(message)] = self._messages[_key(message, thinking=True)] = message
 
     def keep(self, name: str, conversation: ChatBody) -> None:
-        """Remember a conversation up to the answer of that name."""
+        """Store a conversation up to the answer called `name`."""
         self.conversations[name] = replace(conversation, body={}, on_delta=None)
         if self._shared and len(self.conversations) > _KEPT_CONVERSATIONS:
             del self.conversations[next(iter(self.conversations))]
 
     def conversation(self, name: str | None, param: str) -> ChatBody:
-        """The conversation up to an answer. Raises RequestError, with the field that has the name."""
+        """Return the conversation up to an answer. Raises RequestError that names the field `param`."""
         if (known := self.conversations.get(name or "")) is None:
             unknown = f"{param} {name!r:.80} is not known here; send the whole conversation"
             raise RequestError(unknown, param=param)
         return known
 
     def restored(self, messages: Iterable[Message]) -> tuple[Message, ...]:
-        """The messages, with each of the assistant's that is known as the model wrote it.
+        """Replace each known assistant message by the one that the model wrote.
 
-        Clients may leave its thinking out.
+        Clients may have left out its thinking.
         """
         return tuple(
             self._messages.get(_key(message, thinking="reasoning_content" in message), message)
@@ -138,12 +138,12 @@ class AnswerMemory:
 
 
 class Dialect(ABC):
-    """Reads requests and writes answers. An instance serves one episode, whose answers it remembers."""
+    """Reads requests and writes answers. An instance serves one episode, and remembers its answers."""
 
     error_event: ClassVar[str | None] = "error"
-    """The name of the event of a stream that failed half-way, where events have names."""
+    """The event's name for a stream that failed half-way, in APIs that name events."""
     names: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """The API's own names of the fields of a chat completion's request, where it has others."""
+    """The API's names for fields of a chat completion's request, if they differ."""
 
     def __init__(self, memory: AnswerMemory) -> None:
         self._memory = memory
@@ -152,52 +152,52 @@ class Dialect(ABC):
     def parse(self, body: Any) -> ChatBody:
         """Read the JSON of a request.
 
-        Raises RequestError for what is missing or malformed, and for parameters that would have to be
-        ignored: a request is honoured as it stands or refused.
+        Raises RequestError for missing or malformed fields, and for parameters it would have to ignore: a
+        request is honoured completely or refused.
         """
 
     def own_name(self, field: str | None, body: Mapping[str, Any]) -> str | None:
-        """The API's name of a field that is at fault: of several, the one that the body has."""
+        """Return the API's name of a field at fault; if it has several names, the one in the body."""
         own = self.names.get(field or "", (field,))
         return next((name for name in own if name in body), own[0])
 
     @abstractmethod
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
-        """The reply to a request."""
+        """Return the reply to a request."""
 
     @abstractmethod
     def stream(self, asked: ChatBody) -> Stream:
-        """A new stream that says the same as a reply."""
+        """Return a new stream with the same content as a reply."""
 
     @staticmethod
     def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
-        """The error object of a response with that status; `param` is the field of the request at fault.
+        """Return the error object for a response's status; `param` is the request's field at fault.
 
-        Here it is OpenAI's.
+        The default is OpenAI's error object.
         """
         kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class Stream(ABC):
-    """The events of one streamed reply, made as its answers come.
+    """The events of one streamed reply, created as its answers arrive.
 
-    Pieces of text come first, where the engine gives any; whatever they left out, at an answer's end.
+    Pieces of text come first, if the engine streams; the rest follows at the end of each answer.
     """
 
     def __init__(self, asked: ChatBody) -> None:
         self.asked = asked
         self.said: dict[int, Said] = {}
-        """By the number of the answer."""
+        """The sent part of each answer, by its index."""
 
     def add(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
-        """The events of a piece of an answer."""
+        """Yield the events of a piece of an answer."""
         yield from self._begun(index, heading, delta)
         self.said[index].take(delta)
         yield from self.pieces(index, heading, delta)
 
     def finish(self, index: int, answer: RecordedCompletion) -> Iterator[Event]:
-        """The events of what is missing of an answer now that it is there."""
+        """Yield the events of the rest of an answer that is complete."""
         yield from self._begun(index, answer, answer.completion)
         yield from self.last(index, answer, self.said[index].take_rest(answer.completion))
 
@@ -208,40 +208,40 @@ class Stream(ABC):
 
     @abstractmethod
     def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
-        """The events before anything of an answer."""
+        """Yield the events before an answer's first piece."""
 
     @abstractmethod
     def pieces(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
-        """The events of a piece of text; `said` has it, and the tokens that wait."""
+        """Yield the events of a piece of text; `said` already contains it and the waiting tokens."""
 
     @abstractmethod
     def last(self, index: int, answer: RecordedCompletion, rest: Delta) -> Iterator[Event]:
-        """The events at the end of an answer, with the rest of its text."""
+        """Yield the events at the end of an answer, with the rest of its text."""
 
     @abstractmethod
     def end(self, reply: dict[str, Any]) -> Iterator[Event]:
-        """The last events, once all answers are there."""
+        """Yield the last events, once all answers are complete."""
 
 
 def server_sent(data: Any, name: str | None = None) -> bytes:
-    """A server-sent event; its data are JSON, but for a text."""
+    """Encode a server-sent event; its data become JSON unless they are text."""
     text = data if isinstance(data, str) else json.dumps(data)
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {text}\n\n".encode()
 
 
 def as_parts(content: Any) -> Any:
-    """Content in parts; a text is short for one of them."""
+    """Return content as a list of parts; text becomes a single part."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A tool call of a message, `arguments` as JSON text."""
+    """Return a message's tool call, with `arguments` as JSON text."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """The arguments of a tool call as an object; under `raw_arguments` where they are none."""
+    """Return a tool call's arguments as an object; invalid ones under the key `raw_arguments`."""
     try:
         value = read_json(arguments, unique_keys=False)
     except ValueError:
@@ -250,7 +250,7 @@ def arguments_object(arguments: str) -> dict[str, Any]:
 
 
 def arguments_text(arguments: dict[str, Any]) -> str:
-    """The reverse of `arguments_object`, but for spaces."""
+    """Reverse `arguments_object`, except for whitespace."""
     raw = arguments.get(RAW)
     return raw if len(arguments) == 1 and isinstance(raw, str) else json.dumps(arguments, ensure_ascii=False)
 
@@ -265,33 +265,33 @@ def _key(message: Message, *, thinking: bool = False) -> str:
 
 
 Kind: TypeAlias = Literal["reasoning", "content"]
-"""Of a block of text."""
+"""The kind of a block of text."""
 
 
 class BlockStream(Stream):
-    """Opens and closes blocks; a subclass has the words for it. Such APIs give one answer at a time."""
+    """A stream that opens and closes blocks, whose events a subclass defines; such APIs give one answer."""
 
     def __init__(self, asked: ChatBody) -> None:
         super().__init__(asked)
         self.number = -1
-        """Of the block that is open, or was open last."""
+        """Index of the block that is open, or was open last."""
         self._open: Kind | None = None
 
     @abstractmethod
     def opened(self, kind: Kind) -> Iterator[Event]:
-        """The events at the beginning of the block `number`."""
+        """Yield the events at the start of the block `number`."""
 
     @abstractmethod
     def piece(self, kind: Kind, text: str) -> Iterator[Event]:
-        """The events of a piece of its text; `said` has the tokens that wait."""
+        """Yield the events of a piece of its text; `said` has the waiting tokens."""
 
     @abstractmethod
     def closed(self, kind: Kind, text: str) -> Iterator[Event]:
-        """The events at its end, with all of its text."""
+        """Yield the events at its end, with its whole text."""
 
     @abstractmethod
     def calls(self, answer: RecordedCompletion) -> Iterator[Event]:
-        """The events of the answer's calls of tools."""
+        """Yield the events of the answer's tool calls."""
 
     def last(self, index: int, answer: RecordedCompletion, rest: Delta) -> Iterator[Event]:
         yield from self.pieces(index, answer, rest)
@@ -325,20 +325,20 @@ _JSON = {"content-type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, whole or piece by piece."""
+    """An HTTP response, whole or streamed."""
 
     status: int
     headers: Mapping[str, str]
     content: bytes | AsyncIterator[bytes]
 
     def as_httpx(self) -> httpx.Response:
-        """As a client of httpx gets it from its transport."""
+        """Return the response for an httpx transport."""
         import httpx
 
         return httpx.Response(self.status, headers=self.headers, content=self.content)
 
     def as_starlette(self) -> Response:
-        """As a server sends it."""
+        """Return the response for a Starlette server."""
         from starlette.responses import Response, StreamingResponse
 
         if isinstance(self.content, bytes):
@@ -347,6 +347,6 @@ class Reply:
 
 
 def json_reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
-    """The JSON text of a value."""
-    # A fifth of the time that httpx's `json=` takes.
+    """Return a response with a value as JSON text."""
+    # Takes a fifth of the time of httpx's `json=`.
     return Reply(status, {**_JSON, **headers} if headers else _JSON, to_json(value))

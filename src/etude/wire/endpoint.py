@@ -1,4 +1,4 @@
-"""A loopback HTTP endpoint that records: for agents in another process or language."""
+"""A loopback HTTP endpoint that records calls, for agents in another process or language."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _WRONG_KEY = "the API key is not that of a running episode; use the base_url and
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to send requests so that they are recorded into one episode.
+    """The address to which an agent sends requests to record them into one episode.
 
-    Chat completions, completions, the Responses API, and Anthropic's messages, with streams; the models,
-    and counting their tokens.
+    It serves chat completions, completions, the Responses API and Anthropic's messages, all with streams,
+    and also the list of models and token counts.
     """
 
     base_url: str
-    """Ends in `/v1`, as the OpenAI SDKs want it."""
+    """Ends in `/v1`, as the OpenAI SDKs expect."""
     api_key: str = field(repr=False)
 
     @property
     def anthropic_base_url(self) -> str:
-        """The same without `/v1`, as the Anthropic SDKs want it."""
+        """The base URL without `/v1`, as the Anthropic SDKs expect."""
         return self.base_url.removesuffix("/v1")
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which the OpenAI and Anthropic SDKs in another process find the endpoint."""
+        """Environment variables that point the OpenAI and Anthropic SDKs of another process here."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,
@@ -50,7 +50,7 @@ class Endpoint:
 
 
 class EndpointServer:
-    """One HTTP server on the loopback interface; each episode has a key of its own."""
+    """One HTTP server on the loopback interface; each episode has its own key."""
 
     def __init__(self, *, port: int = 0) -> None:
         """Port 0 lets the system choose a free one."""
@@ -61,14 +61,14 @@ class EndpointServer:
 
     @property
     def base_url(self) -> str:
-        """The address, once `start` was called."""
+        """The server's address; requires an earlier call of `start`."""
         assert self._socket is not None, "the endpoint has not been started"
         return f"http://{_HOST}:{self._socket.getsockname()[1]}/v1"
 
     def start(self) -> None:
         """Listen, and serve on the running event loop. Connections are accepted when this returns.
 
-        Does nothing when it is listening already. Raises RequestError when the port is in use.
+        Does nothing if it is already listening. Raises RequestError if the port is in use.
         """
         if self._socket is not None:
             return
@@ -80,9 +80,9 @@ class EndpointServer:
     def open(
         self, handler: Handler, memory: AnswerMemory | None = None, readers: Readers | None = None
     ) -> Endpoint:
-        """A new key; requests that bear it are answered by `handler`. Starts the server.
+        """Create a key; `handler` answers requests with it. Starts the server.
 
-        `memory` holds the answers that the episode's other clients were given; `readers` are the models.
+        `memory` has the answers to the episode's other clients; `readers` are the models.
         """
         from etude.wire.gateway import Gateway
 
@@ -96,7 +96,7 @@ class EndpointServer:
         self._gateways.pop(endpoint.api_key.split("-")[1], None)
 
     async def close(self) -> None:
-        """Stop listening and end the requests under way. Calling it twice is fine."""
+        """Stop listening and end the requests in progress. A second call does nothing."""
         if self._server is not None:
             await self._server.close()
             self._server = self._socket = None
@@ -116,10 +116,10 @@ class EndpointServer:
         return RequestChecks(record)
 
     def _gateway(self, headers: Headers) -> Gateway:
-        """The gateway that a request's key gives access to. Raises ApiError."""
+        """Return the gateway for a request's key. Raises ApiError for a wrong key."""
         from etude.wire.http_server import ApiError, is_key, shown_key
 
-        # The name only finds the entry; whether the secret is right must not show in the time it takes.
+        # The name only finds the entry; comparing the secret takes the same time, right or wrong.
         name, _, secret = shown_key(headers).removeprefix("etude-").partition("-")
         expected, gateway = self._gateways.get(name, ("", None))
         if gateway is None or not is_key(secret, expected):

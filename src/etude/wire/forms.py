@@ -1,7 +1,7 @@
-"""The form that a request wants of its answer, in any API's words: typed output, tools, and thinking.
+"""The parts of a request that shape its answer, in any API's format: output, tools and thinking.
 
-Tools of the Responses API may be in namespaces, as Codex offers its own. A chat has none: a function of one
-is offered as `namespace__function`, and a call of it has both names again.
+Tools of the Responses API may be in namespaces; Codex offers its tools so. A chat has no namespaces: a
+function in one is offered as `namespace__function`, and calls of it get both names back.
 """
 
 import json
@@ -19,18 +19,18 @@ Wish: TypeAlias = str | dict[str, Any]
 """A parameter that is a word, or an object with a `type`."""
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model may be asked to think, by all APIs together."""
+"""The levels of reasoning effort in all APIs."""
 
 _FORMAT_FIELDS = {"type", "json_schema", "schema", "name", "description", "strict"}
 
 FORM_FIELDS = ("response_format", "structured_outputs")
-"""Fields of a request that give its answer a form, OpenAI's and vLLM's."""
+"""Request fields that constrain the answer, OpenAI's and vLLM's."""
 
 
 def read_format(value: Wish | None, param: str) -> Constraint | None:
-    """The constraint of a `response_format`; None where any text will do.
+    """Return the constraint of a `response_format`, or None if any text is allowed.
 
-    A schema binds whether it is `strict` or not. Raises RequestError for other formats.
+    A schema is enforced whether it is `strict` or not. Raises RequestError for other formats.
     """
     match _known_fields(value, param):
         case None | {"type": "text"}:
@@ -49,9 +49,9 @@ def read_format(value: Wish | None, param: str) -> Constraint | None:
 
 
 def _known_fields(value: Any, param: str) -> Any:
-    """A form without what is not set. Raises RequestError for a field that none has, or not one of its type.
+    """Return a format without unset fields. Raises RequestError for a field that its type does not have.
 
-    Name and description of a schema are labels, and a schema binds whether it is `strict` or not.
+    A schema's name and description are only labels, and it is enforced whether it is `strict` or not.
     """
     if not isinstance(value, dict):
         return value
@@ -63,7 +63,7 @@ def _known_fields(value: Any, param: str) -> Any:
 
 
 def read_structured(value: Mapping[str, Any] | None) -> Constraint | None:
-    """The constraint of vLLM's `structured_outputs`, which has one kind at a time. Raises RequestError."""
+    """Return the constraint of vLLM's `structured_outputs`. Raises RequestError unless it has one kind."""
     param = "structured_outputs"
     asked = {name: form for name, form in (value or {}).items() if form is not None and form is not False}
     match list(asked.items()):
@@ -88,7 +88,7 @@ def read_structured(value: Mapping[str, Any] | None) -> Constraint | None:
 
 def _of_schema(schema: dict[str, Any], param: str) -> Constraint:
     try:
-        # The order is kept: an answer's fields come in the order in which the schema has them.
+        # The order is kept, because an answer's fields follow the schema's order.
         return Constraint("json_schema", json.dumps(schema, allow_nan=False))
     except RecursionError as error:
         raise RequestError(f"{param}: the schema is nested too deeply", param=param) from error
@@ -97,7 +97,7 @@ def _of_schema(schema: dict[str, Any], param: str) -> Constraint:
 
 
 def only_one(constraints: Sequence[Constraint | None]) -> dict[str, Constraint]:
-    """The one that is set, as a parameter of sampling. Raises RequestError where two of them are."""
+    """Return the only set constraint as a sampling parameter. Raises RequestError for two of them."""
     asked = [constraint for constraint in constraints if constraint is not None]
     if len(asked) > 1:
         raise RequestError(
@@ -107,10 +107,10 @@ def only_one(constraints: Sequence[Constraint | None]) -> dict[str, Constraint]:
 
 
 def choose_tools(tools: tuple[Tool, ...], value: Wish | None) -> tuple[tuple[Tool, ...], str]:
-    """The tools of a request, and its `tool_choice`, OpenAI's or Anthropic's, as in `ChatRequest`.
+    """Return a request's tools, and its `tool_choice` (OpenAI's or Anthropic's) as in `ChatRequest`.
 
-    Tools that are not among the allowed ones are left out: the model does not know them. Raises RequestError
-    for what is no choice, and for tools that the request does not have.
+    Tools that are not allowed are left out, so the model does not know them. Raises RequestError for an
+    invalid choice, and for a choice of tools that the request does not have.
     """
     if value is None:
         return tools, "auto"
@@ -120,7 +120,7 @@ def choose_tools(tools: tuple[Tool, ...], value: Wish | None) -> tuple[tuple[Too
         if name not in offered:
             raise RequestError(f"tool_choice: there is no tool '{name}' in tools", param="tool_choice")
     if choice == "none":
-        # The tools stay in the prompt, which goes on from an earlier one that had them.
+        # The tools stay in the prompt, which extends an earlier one with them.
         return tools, "none" if offered else "auto"
     if choice == "required" and not offered:
         raise RequestError("tool_choice: there are no tools to call", param="tool_choice")
@@ -130,7 +130,7 @@ def choose_tools(tools: tuple[Tool, ...], value: Wish | None) -> tuple[tuple[Too
 
 
 def _read_choice(value: Wish) -> tuple[str, list[str] | None]:
-    """`auto`, `none`, `required` or `function`, and the names of the tools that may be called, if not all."""
+    """Return `auto`, `none`, `required` or `function`, and the names of the allowed tools; None for all."""
     match value:
         case "auto" | "none" | "required":
             return value, None
@@ -159,7 +159,7 @@ _KINDS = ("function", "namespace")
 
 
 class FunctionTool(BaseModel, extra="forbid"):
-    """A function that the agent runs itself, is always shown, and is called by the model alone."""
+    """A function that the agent runs, that is always visible, and that only the model calls."""
 
     type: Literal["function"]
     name: str
@@ -170,7 +170,7 @@ class FunctionTool(BaseModel, extra="forbid"):
     allowed_callers: list[Literal["direct"]] | None = None
 
     def as_chat(self, namespace: str | None = None) -> Iterator[Tool]:
-        """The tool as chat completions have it."""
+        """Yield the tool in the format of chat completions."""
         named = {"name": chat_name(self.name, namespace)}
         shown = {"name", "description", "parameters", "strict"}
         function = self.model_dump(include=shown, exclude_none=True) | named
@@ -186,13 +186,13 @@ class Namespace(BaseModel, extra="forbid"):
     tools: list[FunctionTool]
 
     def as_chat(self) -> Iterator[Tool]:
-        """Its functions, each by both names."""
+        """Yield its functions, named by namespace and function."""
         for tool in self.tools:
             yield from tool.as_chat(self.name)
 
 
 def _known(value: Any) -> Any:
-    """Raises RequestError for a tool that the agent does not run: an API of OpenAI's runs it."""
+    """Raise RequestError for a tool that only OpenAI's own API can run."""
     for index, tool in enumerate(value if isinstance(value, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind not in _KINDS:
@@ -210,12 +210,12 @@ ResponseTools: TypeAlias = Annotated[
 
 
 def chat_name(name: str, namespace: str | None) -> str:
-    """The name of a function in a chat."""
+    """Return the name of a function in a chat."""
     return f"{namespace}__{name}" if namespace else name
 
 
 def names_of_calls(tools: Any) -> Mapping[str, dict[str, str]]:
-    """The fields by which a call names each function of a namespace in `tools`, by its name in a chat."""
+    """Map the chat name of each function in a namespace to the fields that name it in a call."""
     return {
         chat_name(function["name"], tool["name"]): {"name": function["name"], "namespace": tool["name"]}
         for tool in tools or ()

@@ -1,4 +1,4 @@
-"""The APIs that agents speak, over a callable that makes and records the calls, and clients for them.
+"""The agent-facing APIs on top of a callable that makes and records the calls, and clients for them.
 
 The clients are real OpenAI clients whose requests never leave the process.
 """
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
 Handler: TypeAlias = Callable[[ChatBody], Awaitable[RecordedCompletion]]
-"""Makes and records the call that a request asks for. Raises RequestError when the request is wrong,
-EngineError when the model has no answer, another EtudeError when no calls may be made any more."""
+"""Makes and records a requested call. Raises RequestError if the request is wrong, EngineError if the
+model has no answer, and another EtudeError once no more calls are allowed."""
 
 
 RunOnLoop: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
-"""Runs a coroutine on the event loop, and waits for it."""
+"""Runs a coroutine on the event loop, and waits for its result."""
 
 FUNCTION_HEADER = "x-etude-function"
-"""Request header: the function of the agent that makes the call."""
+"""Request header: the agent's function that makes the call."""
 
 _DIALECTS: Mapping[str, type[Dialect]] = {
     "/chat/completions": ChatDialect,
@@ -44,7 +44,7 @@ _DIALECTS: Mapping[str, type[Dialect]] = {
     "/responses": ResponsesDialect,
     "/messages": MessagesDialect,
 }
-"""By the path of their requests without `/v1`."""
+"""The dialect of each request path, without `/v1`."""
 
 
 _SETTINGS: dict[str, Any] = {
@@ -53,14 +53,14 @@ _SETTINGS: dict[str, Any] = {
     "max_retries": 0,
     "timeout": None,
 }
-"""The engine behind the handler retries, and the episode's timeout ends a request."""
+"""No client retries or timeouts: the handler's engine retries, and the episode's timeout ends a request."""
 
 
 class Gateway:
-    """Chat completions, the Responses API and Anthropic's messages for one episode.
+    """Serves chat completions, the Responses API and Anthropic's messages to one episode.
 
-    It remembers the episode's answers, so that a conversation that comes back in an API's own words is
-    the one that was recorded.
+    It remembers the episode's answers, so that a conversation that comes back in an API's format maps to the
+    recorded one.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class Gateway:
         defaults: Callable[[str], Mapping[str, Any]] = lambda model: {},
         finishes: bool = True,
     ) -> None:
-        """`memory` is shared by all gateways of an episode. `readers` are for `/models` and counting tokens.
+        """All gateways of an episode share `memory`; `readers` serve `/models` and token counts.
 
-        `defaults` are the parameters of requests to a model, where they do not have them. `finishes` tells
-        whether an answer is sampled to its end when its client has hung up.
+        `defaults` returns the default request parameters for a model. `finishes` says whether an answer is
+        sampled to its end after its client has hung up.
         """
         self._handler = handler
         self._readers = readers
@@ -88,8 +88,8 @@ class Gateway:
     async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         """Answer one HTTP request.
 
-        All errors come back as the API's error object, and tell its client not to retry: what could be
-        retried has been retried by the engine.
+        Every error becomes the API's error object, and tells the client not to retry, because the engine has
+        already retried.
         """
         try:
             return await self.respond(method, path, headers, body)
@@ -97,7 +97,7 @@ class Gateway:
             return error_response(path, _status_of(error), str(error), code=code_of(error), cause=error)
 
     async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        """The same, for callers with error responses of their own. Raises EtudeError."""
+        """Answer a request, for callers with custom error responses. Raises EtudeError."""
         path = _plain_path(path)
         if (refusal := self._refusal(method, path)) is not None:
             return refusal
@@ -124,7 +124,7 @@ class Gateway:
         return json_reply(dialect.reply(answers, asked))
 
     def _read(self, dialect: Dialect, body: bytes) -> ChatBody:
-        """The request of a body. Raises RequestError."""
+        """Parse the request in a body. Raises RequestError."""
         data = _value(body)
         if isinstance(data, dict):
             given = {name: value for name, value in data.items() if value is not None}
@@ -132,14 +132,14 @@ class Gateway:
         return replace(dialect.parse(data), body=data, created=int(time.time()))
 
     async def _answered(self, asked: ChatBody) -> RecordedCompletion:
-        """One answer. Raises as the handler does, and ImpossibleCall where it lacks what was asked for."""
+        """Return one answer. Raises the handler's errors, and ImpossibleCall for missing fields."""
         answer = await self._handler(asked)
         top, prompt = asked.top_logprobs, asked.prompt_logprobs is not None
         require_asked(answer.completion, logprobs=asked.logprobs, top=top, prompt=prompt)
         return answer
 
     async def _streamed(self, dialect: Dialect, asked: ChatBody) -> Reply:
-        """A stream, once there is something to put into it: before that, a failure has a status."""
+        """Start a stream once its first piece is available: a failure before that can still have a status."""
         news: asyncio.Queue[_News] = asyncio.Queue()
         sampling = asyncio.create_task(_listen(self._answered, asked.each(), news))
         self._under_way.add(sampling)
@@ -165,7 +165,7 @@ class Gateway:
         return Reply(200, _STREAM_HEADERS, sent())
 
     def _refusal(self, method: str, path: str) -> Reply | None:
-        """The answer to a request that there is no answer to; None where there may be one."""
+        """Return the error response to a wrong path or method, or None if the request may be served."""
         has_models = self._readers is not None
         is_models = has_models and (path == "/models" or path.startswith("/models/"))
         known = [*_DIALECTS, *(TOKEN_PATHS if has_models else ())]
@@ -181,7 +181,7 @@ class Gateway:
 
 
 _News: TypeAlias = tuple[int, Heading, Delta] | Exception | None
-"""A piece of an answer, or the answer in place of a heading; an error; or that there is no more."""
+"""A piece of an answer, or the whole answer as the heading; an error; or None at the end."""
 
 _STREAM_HEADERS = {
     "content-type": "text/event-stream",
@@ -193,7 +193,7 @@ _STREAM_HEADERS = {
 async def _events(
     dialect: Dialect, asked: ChatBody, item: _News, news: asyncio.Queue[_News]
 ) -> AsyncIterator[bytes]:
-    """The events of a stream: those of `item`, of all that comes after it, and of the end."""
+    """Yield a stream's events: for `item`, for the items that follow in `news`, and at the end."""
     answers: dict[int, RecordedCompletion] = {}
     stream = dialect.stream(asked)
     while item is not None:
@@ -223,8 +223,8 @@ def _value(body: bytes) -> Any:
 
 
 async def _all(handler: Handler, requests: Sequence[ChatBody]) -> list[RecordedCompletion]:
-    """All answers, in order. When one fails or the caller is cancelled, all are given up."""
-    if len(requests) == 1:  # Without a task of its own.
+    """Return all answers, in order. If one fails or the caller is cancelled, cancel all."""
+    if len(requests) == 1:  # Needs no separate task.
         return [await handler(requests[0])]
     tasks = [asyncio.ensure_future(handler(request)) for request in requests]
     try:
@@ -235,7 +235,7 @@ async def _all(handler: Handler, requests: Sequence[ChatBody]) -> list[RecordedC
 
 
 async def _listen(handler: Handler, requests: Sequence[ChatBody], news: asyncio.Queue[_News]) -> None:
-    """Put all pieces of all answers into the queue as they come."""
+    """Put all pieces of all answers into the queue as they arrive."""
 
     async def answer(index: int, request: ChatBody) -> None:
         def on_delta(heading: Heading, delta: Delta) -> None:
@@ -249,7 +249,7 @@ async def _listen(handler: Handler, requests: Sequence[ChatBody], news: asyncio.
             for index, request in enumerate(requests):
                 group.create_task(answer(index, request))
     except* Exception as errors:  # noqa: BLE001
-        # Whatever it is, somebody waits for it: a server's handler raises errors of its own.
+        # The reader of the queue must get any error: a server's handler raises its own kinds.
         first: Exception = errors
         while isinstance(first, ExceptionGroup):
             first = first.exceptions[0]
@@ -266,7 +266,7 @@ def error_response(
     code: str | None = None,
     cause: EtudeError | None = None,
 ) -> Reply:
-    """The error object of the API that a path belongs to, with its status."""
+    """Return an error response in the format of the path's API."""
     headers = {"x-should-retry": "false"}
     if cause is not None:
         headers[ERROR_HEADER] = type(cause).__name__
@@ -278,13 +278,13 @@ def error_response(
 
 
 def dialect_of(path: str) -> type[Dialect]:
-    """The dialect that the errors of a path are written in."""
+    """Return the dialect for a path's error responses."""
     path = _plain_path(path)
     return MessagesDialect if path.startswith("/messages") else _DIALECTS.get(path, ChatDialect)
 
 
 def code_of(error: EtudeError) -> str | None:
-    """OpenAI's code for an error, where it has one."""
+    """Return OpenAI's code for an error, or None if it has none."""
     if isinstance(error, PromptTooLong):
         return "context_length_exceeded"
     return "invalid_value" if isinstance(error, RequestError | ImpossibleCall) else None
@@ -297,34 +297,34 @@ def _status_of(error: EtudeError) -> int:
 
 
 def _plain_path(path: str) -> str:
-    """The path without `/v1`, however often clients put it before."""
+    """Return the path without any leading `/v1`; some clients add it twice."""
     while path.startswith("/v1/"):
         path = path.removeprefix("/v1")
     return path
 
 
 class RecordingTransport(httpx.AsyncBaseTransport):
-    """Hands each request to a handler and gives back the response. No socket is opened."""
+    """Passes each request to a handler and returns its response, without a socket."""
 
     def __init__(self, handler: Handler, memory: AnswerMemory | None = None) -> None:
         self._gateway = Gateway(handler, memory)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request of httpx's."""
+        """Answer an httpx request."""
         body = await request.aread()
         reply = await self._gateway.answer(request.method, request.url.path, request.headers, body)
         return reply.as_httpx()
 
 
 class BlockingRecordingTransport(httpx.BaseTransport):
-    """The same for clients without asyncio: `run` runs a coroutine on the event loop and waits."""
+    """A `RecordingTransport` for clients without asyncio: `run` waits for coroutines on the event loop."""
 
     def __init__(self, handler: Handler, run: RunOnLoop, memory: AnswerMemory | None = None) -> None:
         self._gateway = Gateway(handler, memory)
         self._run = run
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request of httpx's."""
+        """Answer an httpx request."""
         body = request.read()
         reply: Reply = self._run(
             self._gateway.answer(request.method, request.url.path, request.headers, body)
@@ -342,16 +342,16 @@ class BlockingRecordingTransport(httpx.BaseTransport):
 
 
 def recording_client(handler: Handler, memory: AnswerMemory | None = None) -> AsyncOpenAI:
-    """An `AsyncOpenAI` whose chat completions and responses are made and recorded by `handler`."""
+    """Return an `AsyncOpenAI` client whose calls are made and recorded by `handler`."""
     from openai import AsyncOpenAI
 
-    # Version 3 of the SDK is annotated with httpx2, and takes a client of httpx all the same.
+    # Version 3 of the SDK is annotated with httpx2, but also accepts an httpx client.
     http_client: Any = httpx.AsyncClient(transport=RecordingTransport(handler, memory))
     return AsyncOpenAI(**_SETTINGS, http_client=http_client)
 
 
 def blocking_recording_client(handler: Handler, run: RunOnLoop, memory: AnswerMemory | None = None) -> OpenAI:
-    """An `OpenAI` client for functions without asyncio; see `recording_client`."""
+    """Return an `OpenAI` client for functions without asyncio; see `recording_client`."""
     from openai import OpenAI
 
     http_client: Any = httpx.Client(transport=BlockingRecordingTransport(handler, run, memory))

@@ -1,4 +1,4 @@
-"""Limits to the answers of HTTP servers: their size, and the time they take."""
+"""Limits on the size and duration of HTTP answers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import httpx
 from etude.wire.retries import USUAL_MEGABYTES
 
 UNCOMPRESSED = {"accept-encoding": "identity"}
-"""Headers of a client of httpx's whose answers are limited: it expands them without a limit."""
+"""Headers for httpx clients with limited answers, because httpx decompresses without a limit."""
 
 
 class AnswerTooLarge(httpx.RequestError):
-    """An answer is larger than the limit; the connection is given up."""
+    """An answer is larger than the limit; its connection is closed."""
 
 
 async def limited(
@@ -26,9 +26,9 @@ async def limited(
     megabytes: float,
     setting: str,
 ) -> AsyncIterator[bytes]:
-    """The bytes of an answer. Raises AnswerTooLarge, in which `setting` is the name of the limit.
+    """Yield the bytes of an answer. Raises AnswerTooLarge, which names the limit's `setting`.
 
-    `request` makes what errors are about.
+    `request` creates the request for that error.
     """
     length, most = headers.get("content-length", ""), megabytes * 2**20
     size = int(length[:20]) if length.isdecimal() else 0
@@ -45,9 +45,9 @@ async def limited(
 
 
 async def limit_answer(response: httpx.Response) -> None:
-    """An event hook for the responses of an `httpx.AsyncClient` that asks for them `UNCOMPRESSED`.
+    """Limit the size of a response: an event hook of an `httpx.AsyncClient` that requests `UNCOMPRESSED`.
 
-    Reading an answer raises as `limited` does, and httpx.DecodingError for one that is compressed.
+    Reading the answer raises errors as `limited` does. Raises httpx.DecodingError if it is compressed.
     """
     stream, encoding = response.stream, response.headers.get("content-encoding", "identity")
     if encoding != "identity":
@@ -72,18 +72,18 @@ class _Limited(httpx.AsyncByteStream):
 
 
 SLOWEST_BYTES = 32 * 1024
-"""A request has a second more for each so many bytes of its body."""
+"""Each request gets one more second for this many bytes of its body."""
 
 
 class MalformedAnswer(httpx.RequestError):
-    """A good answer by its status, and none to what was asked."""
+    """The status reports success, but the answer does not fit the request."""
 
 
 class WholeAnswers(httpx.AsyncClient):
-    """Limits the whole of a request with its answer, where httpx limits the time between two pieces.
+    """An httpx client that limits the total time of a request; httpx limits the time between two pieces.
 
-    A request may take `seconds`, and one more for each `SLOWEST_BYTES` of its body; then httpx.ReadTimeout
-    is raised. `problem_of` says what is wrong with a good answer, which then raises MalformedAnswer.
+    A request may take `seconds`, plus one for each `SLOWEST_BYTES` of its body, before httpx.ReadTimeout.
+    `problem_of` returns the fault of a successful answer, if any, which then raises MalformedAnswer.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class WholeAnswers(httpx.AsyncClient):
         self._problem_of = problem_of
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        """As httpx.AsyncClient.send; answers that are streamed are not looked at."""
+        """Send a request as httpx.AsyncClient.send does; streamed answers are not checked."""
         length = int(request.headers.get("content-length", 0))
         try:
             async with asyncio.timeout(self._seconds + length / SLOWEST_BYTES):

@@ -1,4 +1,4 @@
-"""Every HTTP server of Etude: an application on a listening socket, the checks of requests, and errors."""
+"""The common part of Etude's HTTP servers: sockets, request checks, keys, and error responses."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class ApiError(HTTPException):
         code: str | None = None,
         retry_after: float | None = None,
     ) -> None:
-        """`param` is the field that is wrong; `retry_after` the seconds until another try may do better."""
+        """`param` is the wrong field; `retry_after` the seconds after which a retry may succeed."""
         headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
         super().__init__(status, message, headers)
         self.param = param
         self.code = code
 
     def response(self, path: str = "") -> JSONResponse:
-        """The answer to a request for a path, in the words of its API."""
+        """Return the response to a request for a path, in the format of its API."""
         content = dialect_of(path).error(self.status_code, str(self.detail), param=self.param, code=self.code)
         return JSONResponse(content, self.status_code, dict(self.headers or {}))
 
@@ -58,13 +58,13 @@ _LOG = logging.getLogger("etude.http")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 Check = Callable[[Scope, Headers], None]
-"""Raises ApiError for a request that is not let in."""
+"""Raises ApiError for a request without access."""
 
 
 class RequestChecks:
-    """ASGI middleware that refuses requests, limits their bodies, and answers what fails.
+    """ASGI middleware that refuses requests, limits their bodies, and answers failures.
 
-    A failure of the application is an error object and one line in the log.
+    A failure of the application becomes an error object and one line in the log.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RequestChecks:
         *,
         max_body: Callable[[str], int] = lambda path: 32 * 2**20,
     ) -> None:
-        """`max_body` gives the most bytes that the body of a request to a path may have."""
+        """`max_body` returns the maximum size in bytes of a request body, by path."""
         self._app = app
         self._check = check
         self._max_body = max_body
@@ -87,7 +87,7 @@ class RequestChecks:
         is_started, seen, limit = False, 0, self._max_body(scope["path"])
 
         async def receive_some() -> Message:
-            """A piece of the body, unless it is too large: its length need not be said before."""
+            """Receive a piece of the body, if not too large: clients need not declare the length."""
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
@@ -109,7 +109,7 @@ class RequestChecks:
             return
         except ApiError as error:
             answer = error
-        except Exception as error:  # noqa: BLE001  whatever it is, the client is told that it was no answer
+        except Exception as error:  # noqa: BLE001  the client gets an error response for any failure
             _LOG.error("%s %s failed: %s", scope["method"], scope["path"], in_one_line(error))
             answer = ApiError(500, "the server failed at this request; its log has the reason")
         if not is_started:
@@ -118,20 +118,20 @@ class RequestChecks:
 
 def _check_size(size: int, limit: int) -> None:
     if size > limit:
-        # uvicorn takes the rest of the body and forgets it, so that the client can read the answer.
+        # uvicorn reads and drops the rest of the body, so that the client can read the answer.
         raise ApiError(413, f"the request is larger than {limit} bytes", code="request_too_large")
 
 
 def is_key(shown: str, expected: str) -> bool:
-    """Whether that is the key, in a time that tells nothing."""
+    """Return whether a key is right, in constant time."""
     return hmac.compare_digest(shown.encode("utf-8", "replace"), expected.encode())
 
 
 def shown_key(headers: Mapping[str, str]) -> str:
-    """The key that a request bears, empty without one.
+    """Return a request's key, or an empty string.
 
-    In `Authorization: Bearer`; in `x-api-key` where Anthropic's clients have it; or as the password of an
-    address `http://any:key@host`, which is all that some clients can send.
+    Read from `Authorization: Bearer`; from `x-api-key`, as Anthropic's clients send it; or from the password
+    in an address `http://any:key@host`, because some clients can send nothing else.
     """
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
@@ -143,10 +143,10 @@ def shown_key(headers: Mapping[str, str]) -> str:
 
 
 def require_own_name(headers: Headers, host: str = "") -> None:
-    """Raise ApiError 403 for what a web page may have sent to a server without a key.
+    """Raise ApiError 403 for requests that a web page may have sent to a server without a key.
 
-    A page reaches it under a name of the page's own that leads to this machine, or says where it comes from.
-    `host` is the address that the server listens at.
+    Such a request uses the page's own host name, which resolves to this machine, or has headers that tell
+    its origin. `host` is the address that the server listens on.
     """
     named = headers.get("host", "")
     try:
@@ -168,7 +168,7 @@ def require_own_name(headers: Headers, host: str = "") -> None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error with the innermost places that it came through."""
+    """Format an error with the innermost places of its traceback."""
     frames = traceback.extract_tb(error.__traceback__)[-4:]
     places = " < ".join(f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in reversed(frames))
     text = " ".join(str(error).split())[:500]
@@ -176,11 +176,11 @@ def in_one_line(error: BaseException) -> str:
 
 
 MOST_CONNECTIONS = 8192
-"""Of a server that is not told how many: agents of one run may be thousands, each with a pool of them."""
+"""Default limit of a server: a run may have thousands of agents, each with a connection pool."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises RequestError when that is not possible."""
+    """Return a listening socket; port 0 takes a free port. Raises RequestError if that fails."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=512)
@@ -189,15 +189,15 @@ def listen(host: str, port: int) -> socket.socket:
         other = f"cannot listen on {host}:{port}: {error.strerror}"
         reason = in_use if error.errno == errno.EADDRINUSE else other
         raise RequestError(f"{reason}, or choose another port (0 takes a free one)") from error
-    # Connections inherit it. asyncio would set it only where the socket was made with IPPROTO_TCP, and an
-    # answer whose head and body are two writes waits 40 ms for the client's delayed acknowledgement.
+    # Connections inherit the option. asyncio sets it only on sockets made with IPPROTO_TCP. Without it, a
+    # response with separate writes for head and body waits 40 ms for the client's delayed acknowledgement.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listening.setblocking(False)
     return listening
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server on `host`."""
+    """Return whether only this machine can reach a server on `host`."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -205,9 +205,9 @@ def is_loopback(host: str) -> bool:
 
 
 def server_config(app: ASGIApp, *, connections: int = MOST_CONNECTIONS, **options: Any) -> uvicorn.Config:
-    """uvicorn's config for an application that is within `RequestChecks`.
+    """Return uvicorn's config for an application inside `RequestChecks`.
 
-    Where there are more than so many `connections`, idle ones among them, a request is answered with 503.
+    With more than `connections` connections, idle ones included, requests are answered with 503.
     """
     import uvicorn
 
@@ -224,18 +224,18 @@ def server_config(app: ASGIApp, *, connections: int = MOST_CONNECTIONS, **option
 
 
 class BackgroundServer:
-    """A server beside other work of the running event loop; signals are not for it."""
+    """A server next to other work of the running event loop; it does not handle signals."""
 
     def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
-        """Answers from now on; `app` is within `RequestChecks`."""
+        """Start answering; `app` must be inside `RequestChecks`."""
         import uvicorn
 
         self._server = uvicorn.Server(server_config(app, log_level="error"))
-        # It leaves signals to whom they are for.
+        # The program around it handles signals.
         self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
 
     async def close(self) -> None:
-        """Stop listening and end the requests under way."""
+        """Stop listening and end the requests in progress."""
         self._server.should_exit = True
         await self._task

@@ -1,4 +1,4 @@
-"""Anthropic's messages, as agents speak it: requests in, answers out."""
+"""Anthropic's messages API for agents: requests in, answers out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Text(BaseModel):
 
 
 class _Thinking(BaseModel):
-    """Whether later prompts have it is up to the model's template."""
+    """Thinking in an earlier answer; the model's template decides whether later prompts have it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -70,7 +70,7 @@ class _ToolResult(BaseModel):
     type: Literal["tool_result"]
     tool_use_id: str
     content: _Texts | None = None
-    """May be left out, for a tool that returns nothing."""
+    """Optional, for a tool that returns nothing."""
 
 
 _Block: TypeAlias = Annotated[
@@ -91,7 +91,7 @@ class _Message(BaseModel):
         return self
 
     def as_chat(self) -> Iterator[Message]:
-        """The chat messages that stand for it: a user's results of tools are each a message of its own."""
+        """Yield the chat messages for this message; each tool result of a user becomes its own message."""
         texts = [block for block in self.content if isinstance(block, _Text)]
         if self.role == "assistant":
             uses = [block for block in self.content if isinstance(block, _ToolUse)]
@@ -114,7 +114,7 @@ def _text(blocks: Iterable[_Text]) -> str:
 
 
 class _Tool(BaseModel, extra="forbid"):
-    """A tool of the agent's; those that the API runs are of other types."""
+    """A tool that the agent runs; tools that the API runs have other types."""
 
     type: Literal["custom"] | None = None
     name: str
@@ -127,7 +127,7 @@ class _Tool(BaseModel, extra="forbid"):
     eager_input_streaming: Any = None
 
     def as_chat(self) -> Tool:
-        """The tool in OpenAI's format."""
+        """Return the tool in OpenAI's format."""
         described = {"description": self.description} if self.description else {}
         strict = {"strict": True} if self.strict else {}
         function = {"name": self.name, "parameters": self.input_schema or {}, **described, **strict}
@@ -135,18 +135,18 @@ class _Tool(BaseModel, extra="forbid"):
 
 
 class _Thought(BaseModel, extra="forbid"):
-    """A wish for thinking. A budget is a target that a model may miss, as it may with Anthropic's own."""
+    """A setting for thinking. A budget is a target that a model may miss, as with Anthropic's models."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Integer | None = Field(default=None, ge=0)
     display: Literal["summarized", "omitted"] | None = None
-    """Thoughts that are to be summarised come whole."""
+    """Thoughts to be summarised are returned whole."""
 
 
 class _Thread(BaseModel):
-    """A conversation that the server keeps, so that requests have only what is new.
+    """A conversation that the server stores, so that requests have only the new messages.
 
-    The SDK's `tool_runner` asks for one. What a thread was created with, tools and system prompt, stays.
+    The SDK's `tool_runner` asks for one. Its tools and system prompt stay as they were when it was created.
     """
 
     type: Literal["create", "continue"]
@@ -154,7 +154,7 @@ class _Thread(BaseModel):
 
 
 class _Output(BaseModel, extra="forbid"):
-    """The form of an answer, and the effort to be made for it."""
+    """The format of an answer, and the reasoning effort for it."""
 
     effort: Effort | None = None
     format: dict[str, Any] | None = None
@@ -166,7 +166,7 @@ class MessagesBody(RequestBody):
     free = frozenset(
         {
             *("metadata", "cache_control", "user_profile_id", "workspace_id"),
-            "diagnostics",  # Of a cache of prompts.
+            "diagnostics",  # For a prompt cache.
         }
     )
     neutral: ClassVar[Neutral] = {
@@ -174,7 +174,7 @@ class MessagesBody(RequestBody):
         "speed": ("standard",),
         "inference_geo": ("global",),
         "mcp_servers": ([],),
-        # The last is Claude Code's: that no thinking is cleared.
+        # The last one is Claude Code's: clear no thinking.
         "context_management": ({}, {"edits": []}, {"edits": [_KEEP_THINKING]}),
     }
 
@@ -194,16 +194,16 @@ class MessagesBody(RequestBody):
         return self
 
     def given(self) -> dict[str, Any]:
-        """The parameters of sampling, the form of the answer among them."""
+        """Return the sampling parameters, with the answer's constraint."""
         output = self.output_config or _Output()
         return super().given() | only_one([read_format(output.format, "output_config.format")])
 
     def request(self, **fields: Any) -> ChatBody:
-        """The request, its system prompt as the first message."""
+        """Return the request, with its system prompt as the first message."""
         system = _text(self.system or ())
         messages = [chat for message in self.messages for chat in message.as_chat()]
         effort = self.output_config.effort if self.output_config else None
-        wish = self.thinking.type if self.thinking else "adaptive"  # Which leaves it to the model.
+        wish = self.thinking.type if self.thinking else "adaptive"  # The model decides.
         thinking = {} if wish == "adaptive" else {"enable_thinking": wish == "enabled"}
         return super().request(
             messages=(*([{"role": "system", "content": system}] if system else []), *messages),
@@ -215,10 +215,10 @@ class MessagesBody(RequestBody):
 
 
 class MessagesDialect(Dialect):
-    """`POST /messages`, for agents that are written for Anthropic's client."""
+    """`POST /messages`, for agents that use Anthropic's client."""
 
     def parse(self, body: Any) -> ChatBody:
-        """Read a request. Raises RequestError for blocks and tools too that a chat has no place for."""
+        """Read a request. Raises RequestError for blocks and tools that a chat cannot represent."""
         known = validated(MessagesBody, body)
         asked = known.request()
         if known.thread is not None and known.thread.type == "continue":
@@ -230,7 +230,7 @@ class MessagesDialect(Dialect):
         return replace(asked, messages=messages, tools=tools, tool_choice=tool_choice)
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
-        """The `message` object."""
+        """Return the `message` object."""
         [answer] = answers
         completion = answer.completion
         self._memory.add(completion.message)
@@ -245,22 +245,22 @@ class MessagesDialect(Dialect):
         }
 
     def stream(self, asked: ChatBody) -> Stream:
-        """The message, block by block."""
+        """Return a stream of the message's blocks."""
         return _MessageStream(asked)
 
     @staticmethod
     def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
-        """Anthropic's error object, which has no place for the field; the message names it."""
+        """Return Anthropic's error object, which has no field for `param`; the message names it."""
         kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        # By this the SDK knows to send the whole conversation.
+        # This code makes the SDK send the whole conversation.
         details = {"details": {"error_code": "thread_not_found"}} if param == _THREAD else {}
         if code == "context_length_exceeded":
-            message = f"prompt is too long: {message}"  # By these words Claude Code knows it.
+            message = f"prompt is too long: {message}"  # Claude Code recognises these words.
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
 def _message(heading: Heading) -> dict[str, Any]:
-    """A message without content."""
+    """Return a message without content."""
     return {
         "id": heading.id_as("msg_"),
         "type": "message",

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, as agents speak it: requests in, answers out."""
+"""OpenAI's Responses API for agents: requests in, answers out."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,11 +27,11 @@ from etude.wire.sampling import BOOKKEEPING, Flag, Integer, Neutral, RequestBody
 
 _LOGPROBS = "message.output_text.logprobs"
 _REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens", "reasoning")
-"""Fields of a request that its response has too."""
+"""Request fields that the response repeats."""
 
 
 def _as_items(value: Any) -> Any:
-    """The input as items: a text is a message of the user's, and so are items without a type."""
+    """Return the input as items: text is a user message, and items without a type are messages."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list):
@@ -73,7 +73,7 @@ class _ReasoningPart(BaseModel):
 
 
 class _Reasoning(BaseModel):
-    """Thoughts. Whether later prompts have them is up to the model's template."""
+    """Thoughts of an earlier answer; the model's template decides whether later prompts have them."""
 
     type: Literal["reasoning"]
     content: list[_ReasoningPart] | None = None
@@ -83,14 +83,14 @@ _Item: TypeAlias = Annotated[_Message | _Call | _CallOutput | _Reasoning, Field(
 
 
 class _TextConfig(BaseModel, extra="forbid"):
-    """The form of an answer. Verbosity is a setting of OpenAI's own models, and changes no other."""
+    """The format of an answer. Verbosity is a setting of OpenAI's own models and has no effect here."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
 class _ReasoningConfig(BaseModel, extra="forbid"):
-    """How much to think. Thoughts come whole; which of them later turns see is up to the template."""
+    """Reasoning settings. Thoughts are returned whole; the template decides which ones later turns have."""
 
     effort: Effort | None = None
     summary: str | None = None
@@ -115,7 +115,7 @@ class ResponsesBody(RequestBody):
     previous_response_id: str | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
-    """Of the text's tokens, where `include` asks for logprobs at all."""
+    """Likeliest tokens for each token of the text, if `include` asks for logprobs."""
     tools: ResponseTools | None = None
     tool_choice: Wish | None = None
     parallel_tool_calls: Flag | None = None
@@ -126,13 +126,13 @@ class ResponsesBody(RequestBody):
     max_tokens: Integer | None = Field(default=None, alias="max_output_tokens", ge=1)
 
     def given(self) -> dict[str, Any]:
-        """The parameters of sampling, the form of the answer among them."""
+        """Return the sampling parameters, with the answer's constraint."""
         return super().given() | only_one(
             [read_format(self.text.format if self.text else None, "text.format")]
         )
 
     def request(self, **fields: Any) -> ChatBody:
-        """The request, its instructions as the first message."""
+        """Return the request, with its instructions as the first message."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         asked = self.reasoning.effort if self.reasoning else None
         effort = {"reasoning_effort": asked} if asked else {}
@@ -152,7 +152,7 @@ class ResponsesBody(RequestBody):
 
 
 class ResponsesDialect(Dialect):
-    """`POST /responses`. An answer can be gone on from with `previous_response_id`."""
+    """`POST /responses`. A request continues from an earlier answer with `previous_response_id`."""
 
     names: ClassVar[Mapping[str, Sequence[str]]] = {
         "messages": ("input",),
@@ -162,7 +162,7 @@ class ResponsesDialect(Dialect):
     }
 
     def parse(self, body: Any) -> ChatBody:
-        """Read a request. Raises RequestError for items and tools too that a chat has no place for."""
+        """Read a request. Raises RequestError for items and tools that a chat cannot represent."""
         known = validated(ResponsesBody, body)
         asked = known.request()
         name, head = known.previous_response_id, 1 if known.instructions else 0
@@ -179,12 +179,12 @@ class ResponsesDialect(Dialect):
         return replace(asked, messages=messages)
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
-        """The `response` object, which is remembered by its name."""
+        """Return the `response` object, and store its conversation by its id."""
         [answer] = answers
         completion = answer.completion
         self._memory.add(completion.message)
         response = _response(answer, asked)
-        # Instructions are of one request; the API does not carry them over.
+        # Instructions apply to one request; the API does not carry them over.
         own = asked.messages[1 if asked.body.get("instructions") else 0 :]
         if response["store"]:
             self._memory.keep(response["id"], replace(asked, messages=(*own, completion.message)))
@@ -203,18 +203,18 @@ class ResponsesDialect(Dialect):
         }
 
     def stream(self, asked: ChatBody) -> Stream:
-        """The response item by item, the events numbered in order."""
+        """Return a stream of the response's items, with numbered events."""
         return _ResponseStream(asked)
 
 
 def _messages(items: Iterable[_Item]) -> list[Message]:
-    """The chat messages of the input: items of one turn of the assistant are one message."""
+    """Convert the input to chat messages; items of one assistant turn become one message."""
     messages: list[Message] = []
     is_open = False
     thoughts = ""
     for item in items:
         if isinstance(item, _Reasoning):
-            # Thoughts are those of the turn that they begin.
+            # Thoughts belong to the turn that follows them.
             thoughts, is_open = "".join(part.text for part in item.content or ()), False
             continue
         by_assistant = isinstance(item, _Call) or (isinstance(item, _Message) and item.role == "assistant")
@@ -239,7 +239,7 @@ def _text(parts: Iterable[_Part]) -> str:
 
 
 def _response(heading: Heading, asked: ChatBody) -> dict[str, Any]:
-    """A response without output. Its id is as much a function of the request as the completion's."""
+    """Return a response without output. Its id follows from the request, as the completion's does."""
     body = asked.body
     return {
         "id": heading.id_as("resp_"),
@@ -263,7 +263,7 @@ def _response(heading: Heading, asked: ChatBody) -> dict[str, Any]:
 
 
 def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, Any]]:
-    """The items of a response: its thoughts, its text, and a call of a tool each."""
+    """Yield the items of a response: its thoughts, its text, and each tool call."""
     completion = answer.completion
     message = completion.message
     status = "incomplete" if completion.finish_reason == "length" else "completed"
@@ -289,7 +289,7 @@ def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, A
 def _item(
     heading: Heading, kind: Kind, text: str, logprobs: Sequence[Any] = (), *, status: str
 ) -> dict[str, Any]:
-    """An item with one part of text."""
+    """Return an item with one part of text."""
     if kind == "reasoning":
         part: dict[str, Any] = {"type": "reasoning_text", "text": text}
         return {

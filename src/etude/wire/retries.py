@@ -1,4 +1,4 @@
-"""Asking something remote again: why an answer failed, whether and when another try is made, and counts."""
+"""Retries of remote requests: why an answer failed, whether and when to try again, and retry counts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 class Within(Generic[T]):
-    """`with Within(variable, value) as value:` sets a context variable, in tasks that the block starts too.
+    """`with Within(variable, value) as value:` sets a context variable for the block and the tasks it starts.
 
-    Several are entered with every call of a model: `contextlib.contextmanager` takes three times as long.
+    Every model call enters several such blocks, and `contextlib.contextmanager` takes three times as long.
     """
 
     __slots__ = ("_token", "_value", "_variable")
@@ -47,24 +47,24 @@ class Within(Generic[T]):
 
 @dataclass(slots=True)
 class RetryCount:
-    """The attempts that were made again so far."""
+    """The number of retries so far, by cause, and their cost."""
 
     causes: dict[str, int] = field(default_factory=dict)
-    """Attempts after the first, by why the one before gave nothing usable: `http_429`, `timeout`, …"""
+    """Retries by the cause of the preceding failure: `http_429`, `timeout`, …"""
     waited: float = 0.0
-    """Seconds between attempts."""
+    """Total seconds of waiting between attempts."""
     charged: Usage = NO_USAGE
-    """The tokens of attempts that were paid for and gave no usable answer."""
+    """Tokens of attempts that were charged but gave no usable answer."""
     model_out: ModelOut | None = None
-    """Why the run cannot go on, whatever the caller makes of the error."""
+    """Why the run cannot continue, even if the caller handles the error."""
 
     @property
     def retries(self) -> int:
-        """Attempts after the first."""
+        """The number of attempts after the first."""
         return sum(self.causes.values())
 
     def add(self, causes: Mapping[str, int], waited: float = 0.0) -> None:
-        """Count attempts that were made again elsewhere."""
+        """Add retries that were made elsewhere."""
         for cause, number in causes.items():
             self.causes[cause] = self.causes.get(cause, 0) + number
         self.waited += waited
@@ -74,20 +74,20 @@ _COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
 
 
 def counting_retries() -> Within[RetryCount]:
-    """Count the retries that are noted within the block, in tasks that it starts too."""
+    """Count the retries that are noted in the block and in tasks that it starts."""
     return Within(_COUNT, RetryCount())
 
 
 def note_retries(causes: Mapping[str, int], waited: float = 0.0) -> None:
-    """To be called before attempts after the first, with the seconds that are waited for them."""
+    """Record retries, before they start, and the seconds of waiting before them."""
     if count := _COUNT.get():
         count.add(causes, waited)
 
 
 class ending_where_a_model_is_out(Within[RetryCount]):
-    """Raise at the end of the block the ModelOut that an engine raised in it, where that was caught.
+    """Raise, at the end of the block, a ModelOut that an engine raised in it, even if code there caught it.
 
-    Retries are counted as around the block; with what is counted there too, it ends for that one's ModelOut.
+    The block shares an outer block's count, and so also raises a ModelOut that was recorded there.
     """
 
     __slots__ = ()
@@ -103,14 +103,14 @@ class ending_where_a_model_is_out(Within[RetryCount]):
 
 
 def note_model_out(error: ModelOut) -> ModelOut:
-    """To be called by an engine with the error that it raises because its model is out; gives it back."""
+    """Record the error that an engine raises because its model is out, and return it."""
     if count := _COUNT.get():
         count.model_out = error
     return error
 
 
 class counting_charges(Within[RetryCount]):
-    """Count the tokens that engines note within the block as lost; all else is counted around it, too."""
+    """Count the tokens that engines report as lost in the block; an outer count gets everything else."""
 
     __slots__ = ()
 
@@ -125,27 +125,27 @@ class counting_charges(Within[RetryCount]):
 
 
 def note_charged(usage: Usage) -> None:
-    """To be called by an engine for an answer that it cannot use, with the tokens that it says it took."""
+    """Record the tokens that an unusable answer reports as used. Engines call this."""
     if count := _COUNT.get():
         count.charged = count.charged.plus(usage)
 
 
 _LONGEST_RETRY_AFTER = 3600.0
-"""Seconds for which a server's word is taken; most policies wait less."""
+"""Maximum seconds to accept from a server's `Retry-After`; most policies wait less."""
 _NEVER_BETTER = frozenset({501, 505})
-"""Server errors that say that the server cannot do it at all."""
+"""Server errors that mean that the server cannot serve the request at all."""
 _LATER_BETTER = frozenset({408, 409, 425, 429})
 
 
 def is_worth_retrying(status: int) -> bool:
-    """Whether the same request may have a better answer than one of this HTTP status."""
+    """Return whether a retry of a request that failed with this HTTP status may succeed."""
     return status in _LATER_BETTER or (status >= 500 and status not in _NEVER_BETTER)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that an answer asks to wait, an hour at most; None where it says nothing that can be meant.
+    """Return the seconds that an answer asks to wait, at most an hour, or None if it does not say.
 
-    `Retry-After` holds seconds or a date, and `retry-after-ms`, which OpenAI sends too, milliseconds.
+    `Retry-After` has seconds or a date. `retry-after-ms`, which OpenAI also sends, has milliseconds.
     """
     for name, factor in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         value = headers.get(name)
@@ -161,7 +161,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _seconds_until(date: str) -> float:
-    """Seconds until an HTTP date; NaN for what is none. Dates that no clock reaches are far away."""
+    """Return the seconds until an HTTP date: NaN if it is invalid, infinity if it is out of range."""
     try:
         parsed = parsedate_to_datetime(date)
         return (parsed.replace(tzinfo=parsed.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
@@ -173,44 +173,44 @@ def _seconds_until(date: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and after which waits, a request is sent again that may do better later."""
+    """The number of retries of a request, and the waits before them."""
 
     retries: int = 4
     """Attempts after the first."""
     first_wait: float = 0.5
-    """Seconds: the longest wait before the first retry; twice as long before each further one."""
+    """Maximum seconds before the first retry; doubles before each further retry."""
     longest_wait: float = 30.0
-    """Seconds: the longest wait of all, also where the server asks for more."""
+    """Maximum seconds before any retry, even if the server asks for more."""
     deadline: float = 600.0
-    """Seconds since the first attempt began, after which no other is begun."""
+    """Seconds since the start of the first attempt after which no attempt may start."""
 
     def wait(self, number: int, asked: float | None, spread: random.Random) -> float:
-        """Seconds before the `number`-th retry that waits; `asked` are those that the server asked for.
+        """Return the seconds to wait before the `number`-th retry; `asked` is the server's own request.
 
-        Any time up to the longest is as likely ("full jitter"): clients that failed together then come back
-        evenly spread, with the least work for all (Brooker, "Exponential Backoff And Jitter", AWS, 2015).
+        The wait is uniform between 0 and the maximum ("full jitter"): clients that failed together return
+        evenly spread, with the least total work (Brooker, "Exponential Backoff And Jitter", AWS, 2015).
         """
         if asked is not None:
-            # Not before the time that was asked for, and not all at once after it.
+            # Clients wait at least as long as asked, and not all until the same moment.
             return min(asked + spread.uniform(0.0, self.first_wait), self.longest_wait)
         return spread.uniform(0.0, min(self.longest_wait, self.first_wait * 2.0 ** min(number - 1, 64)))
 
 
 USUAL = RetryPolicy()
 USUAL_MEGABYTES = 32.0
-"""Of one answer: that of 16,000 tokens with the 20 likeliest in the place of each takes less."""
+"""Default size limit of an answer; 16,000 tokens, each with the 20 likeliest ones, take less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """An attempt that gave nothing usable and is worth another."""
+    """The reason for another attempt, after one that gave nothing usable."""
 
     cause: str
-    """In a word, as metrics count it: `http_503`, `timeout`, `connection`, …"""
+    """One word for metrics: `http_503`, `timeout`, `connection`, …"""
     retry_after: float | None = None
     """Seconds that the server asked to wait."""
     is_elsewhere: bool = False
-    """Whether the next attempt goes to another server, which need not be waited for."""
+    """Whether the next attempt uses another server, which needs no wait."""
 
 
 async def retried(
@@ -219,11 +219,11 @@ async def retried(
     policy: RetryPolicy = USUAL,
     spread: random.Random | None = None,
 ) -> T:
-    """The result of `attempt`, which is made again by the policy; each retry is counted.
+    """Return the result of `attempt`, retried according to the policy; each retry is counted.
 
-    `again` says whether an error is worth another attempt, where the error does not say so itself: None
-    raises it. An attempt that makes something has to look first for what an earlier one made. Raises the last
-    error when the policy is spent.
+    `again` returns the reason to retry after an error, or None to raise it; by default, the error's own
+    `again`. An attempt with side effects must first check for an earlier attempt's. Raises the last
+    error after the policy's last attempt.
     """
     spread, began = spread or random.Random(), time.monotonic()
     retries = waits = 0
@@ -244,12 +244,12 @@ async def retried(
 
 
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNSUPPORTED_PROTOCOL", "RECORD_LAYER_FAILURE")
-"""OpenSSL's reasons where what comes is no TLS."""
+"""OpenSSL's reasons when the other side does not speak TLS."""
 WRITE_HTTP = "the server speaks plain HTTP: write http:// in place of https:// in the address"
 
 
 def reason_of(error: httpx.RequestError) -> str:
-    """The error in words, with what to change where it is known."""
+    """Describe the error, with a remedy where one is known."""
     import httpx
 
     if isinstance(error, httpx.UnsupportedProtocol):
@@ -265,8 +265,8 @@ def reason_of(error: httpx.RequestError) -> str:
 
 
 def is_plain_http(error: httpx.RequestError) -> bool:
-    """Whether the address is one of https, and what answered there is not TLS."""
-    # Those of aiohttp's that are SSLErrors may have no reason; the error behind them has one.
+    """Return whether an https address was answered without TLS."""
+    # aiohttp's SSLErrors may have no reason; the error that caused them has one.
     return any(getattr(each, "reason", None) in _NOT_TLS for each in _chain(error))
 
 
@@ -282,14 +282,14 @@ _REQUEST_AT_FAULT = frozenset({400, 413, 422})
 
 
 _WRONG_SCHEME = ("http request to an https server", "http request was sent to https port")
-"""How Go's servers and nginx say, by status 400, that they were not spoken to in TLS."""
+"""The texts with which Go's servers and nginx report, with status 400, plain HTTP on a TLS port."""
 
 
 _SHOWN_CHARACTERS = 300
 
 
 class Refused(Exception):
-    """The endpoint will not answer this request, however often it is asked."""
+    """The endpoint will never answer this request; retries are useless."""
 
     def __init__(
         self,
@@ -302,23 +302,23 @@ class Refused(Exception):
     ) -> None:
         super().__init__(reason)
         self.cause = cause
-        """In a word: `http_401`, …"""
+        """One word: `http_401`, …"""
         self.impossible = impossible
-        """Whether the request is at fault: not the key, the address or the account."""
+        """Whether the request itself is at fault, not the key, the address or the account."""
         self.param = param
-        """The field of the request that is, where the endpoint says so."""
+        """The field of the request at fault, if the endpoint names it."""
         self.is_too_long = is_too_long
         """Whether the prompt leaves no room for an answer."""
 
     def error(self, reason: str) -> EngineError:
-        """The same for whoever asked; `reason` says where, too."""
+        """Convert to an error for the caller; `reason` also names the place."""
         if not self.impossible:
             return EngineError(reason)
         return PromptTooLong(reason) if self.is_too_long else ImpossibleCall(reason, param=self.param)
 
 
 class Disturbed(Exception):
-    """There is no usable answer this time; another attempt may get one."""
+    """This attempt gave no usable answer; a retry may."""
 
     def __init__(
         self,
@@ -330,11 +330,11 @@ class Disturbed(Exception):
     ) -> None:
         super().__init__(reason)
         self.cause = cause
-        """In a word, as retries are counted by: `http_503`, `timeout`, `connection`, `malformed`, …"""
+        """One word for retry counts: `http_503`, `timeout`, `connection`, `malformed`, …"""
         self.retry_after = retry_after
-        """Seconds that the endpoint asked to wait, where it did."""
+        """Seconds that the endpoint asked to wait, if it did."""
         self.is_gone = is_gone
-        """Whether nothing is to be had there for now, whatever is asked."""
+        """Whether the endpoint is unavailable for now, whatever the request."""
 
     @property
     def again(self) -> Again:
@@ -343,7 +343,7 @@ class Disturbed(Exception):
 
 
 def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused | Disturbed:
-    """The meaning of an answer other than 200: worth another attempt or not."""
+    """Convert an answer with a status other than 200: Disturbed if a retry may succeed, else Refused."""
     try:
         body = from_json(data)
     except ValueError:
@@ -371,7 +371,7 @@ def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused 
 
 
 def error_text(body: Any) -> str:
-    """The sentence in an error body, wherever this kind of server puts it, cut to a readable length."""
+    """Return the message in any kind of server's error body, cut to a readable length."""
     while isinstance(body, dict):
         if isinstance(body.get("message"), str):
             code = body.get("code") or body.get("type")

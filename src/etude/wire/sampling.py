@@ -1,4 +1,4 @@
-"""The parameters of sampling: their limits, and changing how to sample within them."""
+"""Sampling parameters in requests: their limits, and changes within these limits."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ SAMPLING_NAMES = tuple(option.name for option in fields(Sampling))
 
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 Flag: TypeAlias = Annotated[bool, Strict()]
-"""A field that is true or false, and not a number or a word that could be taken for it."""
+"""A field that must be a boolean, not a number or a word that could be read as one."""
 Integer: TypeAlias = Annotated[int, Strict()]
-"""A field that is a whole number, and not a text or true or false."""
+"""A field that must be an integer, not a text or a boolean."""
 Stops: TypeAlias = Annotated[tuple[Text, ...], Field(max_length=128)]
 
 
 _BY_TOKEN = BeforeValidator(lambda bias: dict(bias) if isinstance(bias, tuple) else bias)
-"""A `logit_bias` as requests have it, also of one that `Sampling` keeps."""
+"""Converts `Sampling`'s form of `logit_bias` to the form in requests."""
 
 
 class SamplingFields(BaseModel):
-    """The fields of `Sampling` as requests give them."""
+    """The fields of `Sampling` in the form of requests."""
 
     temperature: Temperature | None = Field(default=None, strict=True)
     top_p: TopP | None = Field(default=None, strict=True)
@@ -55,13 +55,13 @@ class SamplingFields(BaseModel):
     logit_bias: Annotated[dict[Count, Bias], _BY_TOKEN] | None = None
 
     def given(self) -> dict[str, Any]:
-        """Those that are not None, as `Sampling` keeps them."""
+        """Return the fields that are not None, in `Sampling`'s form."""
         values = {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
         if isinstance(self.stop, str):
             values["stop"] = (self.stop,)
         if self.logit_bias is not None:
             values["logit_bias"] = tuple(sorted(self.logit_bias.items()))
-        if self.top_k == -1:  # As vLLM says "all".
+        if self.top_k == -1:  # vLLM's value for "all".
             values["top_k"] = 0
         return values
 
@@ -70,9 +70,9 @@ _FIELDS = tuple(SamplingFields.model_fields)
 
 
 def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
-    """`base` with the given fields of `Sampling` changed. None leaves a field as it is.
+    """Return `base` with the given fields of `Sampling` changed. None leaves a field unchanged.
 
-    Raises RequestError for an unknown name or an impossible value.
+    Raises RequestError for an unknown name or an invalid value.
     """
     if unknown := [name for name in changes if name not in SAMPLING_NAMES]:
         raise RequestError(
@@ -93,8 +93,8 @@ def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
 
 
 def with_checked(base: Sampling, given: Mapping[str, Any]) -> Sampling:
-    """`base` with what `SamplingFields` has checked and `given`. Raises RequestError where two of them
-    contradict each other."""
+    """Return `base` changed by `given`, which `SamplingFields` has validated. Raises RequestError if
+    `min_tokens` exceeds `max_tokens`."""
     changed = replace(base, **given)
     if changed.max_tokens is not None and changed.min_tokens > changed.max_tokens:
         raise RequestError(
@@ -110,15 +110,15 @@ BOOKKEEPING = frozenset(
         *("user", "metadata", "store", "safety_identifier", "thread", "prediction"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
         "request_id",
-        # Of OpenAI's own models, which were trained on it; no other model has such a setting.
+        # OpenAI's own models were trained for it; no other model has such a setting.
         "verbosity",
     }
 )
-"""Parameters of OpenAI's APIs, and of vLLM's, that change nothing about an answer."""
+"""Parameters of OpenAI's APIs and vLLM's that do not change an answer."""
 
 
 Neutral: TypeAlias = Mapping[str, tuple[Any, ...]]
-"""Values of parameters."""
+"""Allowed values by parameter."""
 
 
 B = TypeVar("B", bound=BaseModel)
@@ -127,26 +127,26 @@ B = TypeVar("B", bound=BaseModel)
 _TYPE_TAG = re.compile(
     r"(str|int|float|bool|constrained-\w+|(list|tuple|dict|literal|function-\w+|nullable)\[.*)$"
 )
-"""Pydantic puts the members of a union into an error's place; clients know no such fields."""
+"""Names of union members, which pydantic adds to an error's location; clients know no such fields."""
 
 
 class RequestBody(SamplingFields, extra="allow"):
-    """The body of a request, which is honoured as it stands or refused.
+    """The body of a request, which is honoured completely or refused.
 
-    No parameter is ignored that would change the answer.
+    No parameter that would change the answer is ignored.
     """
 
     model: str | None = None
     stream: Flag | None = None
 
     free: ClassVar[Collection[str]] = BOOKKEEPING
-    """Parameters that change nothing about an answer, beside the fields of the model."""
+    """Further parameters that do not change an answer."""
     neutral: ClassVar[Neutral] = {"service_tier": ("auto", "default", "flex"), "priority": (0,)}
-    """Parameters that cannot be honoured, and the values at which they change nothing."""
+    """Parameters that cannot be honoured, and their values that change nothing."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> RequestBody:
-        """Raises RequestError, which pydantic lets through, because it names the parameter."""
+        """Raise RequestError, which pydantic passes on, because it names the parameter."""
         for name, value in (self.model_extra or {}).items():
             if name in self.free or value is None:
                 continue
@@ -160,13 +160,13 @@ class RequestBody(SamplingFields, extra="allow"):
         return self
 
     def request(self, **fields: Any) -> ChatBody:
-        """The request, whatever API it came by, with the `fields` that are its body's own."""
+        """Return the request, for any API; `fields` come from the body's own API."""
         known: dict[str, Any] = {"model": self.model or "", "messages": (), "sampling": self.given()}
         return ChatBody(stream=bool(self.stream), **known | fields)
 
 
 def validated(kind: type[B], body: Any, **defaults: Any) -> B:
-    """A request by the model of its body. Raises RequestError with all that is wrong."""
+    """Validate a request's body. Raises RequestError that lists up to five problems."""
     if not isinstance(body, dict):
         raise RequestError("the request must be a JSON object")
     try:
@@ -177,7 +177,7 @@ def validated(kind: type[B], body: Any, **defaults: Any) -> B:
 
 
 def problems_of(errors: Iterable[Any]) -> tuple[str, str | None]:
-    """Pydantic's errors as a sentence, and the first field that is wrong: `messages[0].role`."""
+    """Return pydantic's errors as a sentence, and the first wrong field, like `messages[0].role`."""
     problems, first = [], None
     for error in errors:
         field = ""

@@ -1,4 +1,4 @@
-"""Requests about tokens and models that sample nothing: tokenize, detokenize, count tokens, models."""
+"""Requests about tokens and models, without sampling: tokenize, detokenize, count tokens, list models."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ TOKEN_PATHS = ("/tokenize", "/detokenize", "/messages/count_tokens")
 
 
 class Readers(Protocol):
-    """The models that a gateway is for, and how they read."""
+    """The models behind a gateway, and their tokenizers and templates."""
 
     def models(self) -> list[dict[str, Any]]:
-        """OpenAI's `model` object of each."""
+        """Return OpenAI's `model` object of each model."""
 
     def reader(self, model: str) -> AbstractAsyncContextManager[Any]:
-        """The `etude.models.speech.Speech` of a model, "" for the usual one. Raises EtudeError."""
+        """Open a model's `etude.models.speech.Speech`; "" names the default model. Raises EtudeError."""
 
 
 class TokenizeBody(BaseModel, extra="forbid"):
-    """The body of `POST /tokenize`, as vLLM has it: a prompt, or messages."""
+    """The body of vLLM's `POST /tokenize`: a prompt, or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -52,14 +52,14 @@ class TokenizeBody(BaseModel, extra="forbid"):
 
 
 class DetokenizeBody(BaseModel, extra="forbid"):
-    """The body of `POST /detokenize`, as vLLM has it."""
+    """The body of vLLM's `POST /detokenize`."""
 
     model: str | None = None
     tokens: TokenIds
 
 
 async def token_reply(path: str, body: Any, size: int, readers: Readers) -> dict[str, Any]:
-    """The reply to a request of so many bytes to one of `TOKEN_PATHS`. Raises EtudeError."""
+    """Return the reply to a request of `size` bytes to one of `TOKEN_PATHS`. Raises EtudeError."""
     if path == "/detokenize":
         detokenize = validated(DetokenizeBody, body)
         async with readers.reader(detokenize.model or "") as speech:
@@ -80,7 +80,7 @@ async def token_reply(path: str, body: Any, size: int, readers: Readers) -> dict
 
 
 def _tokenized(asked: TokenizeBody, speech: Any) -> dict[str, Any]:
-    """The reply to `POST /tokenize`, by the `Speech` of a model."""
+    """Return the reply to `POST /tokenize`, with a model's `Speech`."""
     if asked.messages is not None:
         options, tools = asked.chat_template_kwargs or {}, tuple(asked.tools or ())
         request = ChatRequest(tuple(asked.messages), tools, template_options=options)
@@ -93,7 +93,7 @@ def _tokenized(asked: TokenizeBody, speech: Any) -> dict[str, Any]:
 
 
 def models_reply(path: str, readers: Readers) -> dict[str, Any] | None:
-    """The reply to `GET /models`, or to that for one of them; None where there is no such model."""
+    """Return the reply to `GET /models` or `GET /models/NAME`, or None if there is no such model."""
     models, name = readers.models(), path.removeprefix("/models").removeprefix("/")
     if not name:
         return {"object": "list", "data": models, "has_more": False}
@@ -101,5 +101,5 @@ def models_reply(path: str, readers: Readers) -> dict[str, Any] | None:
 
 
 def model_object(name: str, created: float) -> dict[str, Any]:
-    """OpenAI's `model` object."""
+    """Return OpenAI's `model` object."""
     return {"id": name, "object": "model", "created": int(created), "owned_by": "etude"}
