@@ -272,8 +272,7 @@ class History(BaseModel, frozen=True):
         return sorted([*self.epochs, *self.validations], key=moment)
 
     def went_back(self, epoch: int) -> ModelVersion | None:
-        """Return the version that the model went back to after an epoch (from 1) or its validation, if
-        any."""
+        """Return the version that the model went back to after an epoch (from 1) or its validation."""
         made = self.validation(epoch), self.epoch(epoch)  # A validation comes after its epoch.
         return next((entry.back_to for entry in made if entry is not None and entry.back_to), None)
 
