@@ -141,7 +141,7 @@ class EvalConfig(BaseModel, extra="forbid", frozen=True):
 
 
 class MetricsConfig(BaseModel, extra="forbid", frozen=True):
-    """Where Prometheus finds the metrics of a running run."""
+    """Where Prometheus finds the metrics of a run while it runs."""
 
     port: Annotated[int, CHANGEABLE] = Field(ge=0, le=65535)
     """The port to listen on. 0 takes a free one, which `etude cluster status` shows."""
