@@ -71,7 +71,7 @@ class Builder:
         return self.run.checkpoints
 
     async def get(self, kind: Kind, name: str) -> Any:
-        """Return the component of that name. Raises RequestError if there is none, or it cannot be built."""
+        """Return a component by name. Raises RequestError if there is none, or it cannot be built."""
         entries = section(self.config, kind)
         if name not in entries:
             raise RequestError(f"there is no {NOUNS[kind]} '{name}'" + alternatives(name, entries))
@@ -106,8 +106,8 @@ class Builder:
         return await self._get_part("trainers", name, "Trainer")
 
     async def _get_part(self, kind: Kind, name: str, interface: str) -> Any:
-        """Return the component of that name. Raises EtudeError if it lacks the interface, which is known only
-        by name, since it is defined in a higher package."""
+        """Return a component by name. Raises EtudeError if it lacks the interface, which is known only by
+        name, since it is defined in a higher package."""
         part = await self.get(kind, name)
         if any(base.__name__ == interface for base in type(part).__mro__):
             if not hasattr(part, config := _CONFIGS[kind]):
@@ -123,8 +123,7 @@ class Builder:
         )
 
     async def get_workflow(self) -> Any:
-        """Return the agent, an `etude.rollout.workflow.Workflow`. Raises RequestError if the config has
-        none."""
+        """Return the agent, an `etude.rollout.workflow.Workflow`. Raises RequestError if there is none."""
         if self.config.workflow is None:
             raise RequestError("the config has no 'workflow'; add your agent: `workflow: my_agent:play`")
         return await self._once("workflow", "workflow", self.config.workflow)
@@ -196,8 +195,7 @@ _CONFIGS: dict[Kind, str] = {
     "trainer_adapters": "adapter_config",
     "trainers": "trainer_config",
 }
-"""The kinds that each target has its own parts of, and the attribute that their base class's constructor
-sets."""
+"""The kinds of a target's own parts, with the attribute that their base class's constructor sets."""
 
 
 class TargetBuilder(Builder):

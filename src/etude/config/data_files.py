@@ -105,8 +105,7 @@ def _fields(path: Path, file: Iterable[str], *, skip_blanks: bool) -> Iterator[t
 
 
 def read_parquet(path: Path) -> Iterator[Placed]:
-    """Yield the rows of a Parquet file. Raises DatasetError, and MissingExtraError without the extra
-    `data`."""
+    """Yield the rows of a Parquet file. Raises DatasetError, or MissingExtraError without `data`."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -129,7 +128,7 @@ def read_parquet(path: Path) -> Iterator[Placed]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Raises DatasetError where the file cannot be read."""
+    """Raise DatasetError if the file cannot be read in the block."""
     try:
         yield
     except OSError as error:

@@ -112,7 +112,7 @@ def load_config(path: Path | str, overrides: Iterable[Override] = ()) -> Config:
 
 
 def parse_config(data: Mapping[str, Any], overrides: Iterable[Override] = ()) -> Config:
-    """Validate a mapping like the content of a file for `load_config`; components may be config objects."""
+    """Like `load_config`, for a mapping with the content of a file. Its components may be config objects."""
     return _validated(Document(dict(data)), overrides)
 
 

@@ -218,8 +218,7 @@ def _check_agent(path: KeyPath, name: str, agents: Agents, problems: Problems) -
 
 
 def _check_trained(block: FinetuneConfig, agents: Agents, problems: Problems) -> None:
-    """Add problems for target functions without an agent, and for trained models that no agent samples
-    from."""
+    """Add problems for functions that no agent has, and trained models that no agent samples from."""
     shared = block.target_functions if "target_functions" in block.model_fields_set else []
     named: dict[KeyPath, Sequence[str]] = {("finetuning",): shared}
     trained: dict[KeyPath, FinetuneConfig] = {("finetuning", "target_model"): block}

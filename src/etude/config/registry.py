@@ -99,8 +99,7 @@ LIVE = "live"
 
 
 def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
-    """Yield the path and kind of each component in a config, in the order of `SINGLE`, `NAMED` and
-    `LISTED`."""
+    """Yield each component's path and kind, in the order of `SINGLE`, `NAMED` and `LISTED`."""
     yield from ((path, kind) for path, kind in SINGLE.items() if dig(data, path) is not None)
     for kind, section in NAMED.items():
         entries = dig(data, section)
@@ -123,14 +122,13 @@ def section(config: BaseModel, kind: Kind) -> Mapping[str, ComponentConfig]:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A component type: its name, the class of its config, and what builds it."""
+    """A component type: its name, its config class, and the factory that builds it."""
 
     name: str
     config_type: type[ComponentConfig]
     factory: Factory
     fault: str | None = None
-    """The reason why it cannot be used. It is raised on use, so that other components of its module still
-    work."""
+    """Why it cannot be used. It is raised on use, so that the rest of its module still works."""
 
 
 _registrations: dict[tuple[Kind, str], Registration] = {}
@@ -140,7 +138,7 @@ _unread_group: str | None = ENTRY_POINT_GROUP
 
 @contextlib.contextmanager
 def isolated(entry_points: str | None = None) -> Iterator[None]:
-    """An empty registry, with the entry points of that group, for the duration; for tests."""
+    """Use an empty registry in the block, with the entry points of a group; for tests."""
     global _registrations, _unread_group
     # A module is imported only once. Modules first imported in the block would be missing afterwards.
     load_entry_points()

@@ -1,4 +1,4 @@
-"""Slots: the types of config keys, their nesting, their descriptions in words, and what they accept.
+"""Slots: the types of config keys, with their nesting, accepted values and descriptions in words.
 
 `Problems` collects all errors of a config and reports them together.
 """
@@ -30,7 +30,7 @@ LISTS = (list, tuple, set, frozenset)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The type of a key, and what is said of it beside: bounds, references, a default."""
+    """The type of a key, with its bounds, references and default."""
 
     annotation: Any
     metadata: tuple[Any, ...] = ()
@@ -235,10 +235,10 @@ def changeable_keys(config: BaseModel) -> list[str]:
 
 @cache
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """The description of each field that has one: that of its `Field(...)`, or else its docstring.
+    """Return the description of each field: the one in its `Field(...)`, or else its docstring.
 
-    pydantic reads docstrings too (`use_attribute_docstrings`), for each class as it is made: a third of the
-    CPU time in which all configs are imported, in every command. Where there is no source there are none.
+    pydantic reads docstrings too (`use_attribute_docstrings`), but whenever a class is made. That takes a
+    third of the CPU time to import all configs, in every command. Without source code there are none.
     """
     classes = [cls for cls in reversed(model.__mro__) if issubclass(cls, BaseModel) and cls is not BaseModel]
     found = {name: text for cls in classes for name, text in _docstrings(cls).items()}
@@ -248,7 +248,7 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
 
 @cache
 def _docstrings(cls: type[BaseModel]) -> dict[str, str]:
-    """The docstrings below the fields that a class itself declares."""
+    """Return the docstrings below the fields that a class itself declares."""
     try:
         [tree] = ast.parse(dedent(inspect.getsource(cls))).body
     except (OSError, TypeError, SyntaxError):  # TypeError: the class's module is not loaded.
