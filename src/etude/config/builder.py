@@ -214,7 +214,7 @@ class TargetBuilder(Builder):
 
     @property
     def checkpoints(self) -> Path:
-        """A folder of the target's own, since versions of several models never share one."""
+        """The folder for this target's versions. Several models never share one."""
         # The name must stay within the parent folder, for any model name.
         name = quote(str(self.config.finetuning.target_model), safe=" +@=")
         folder = super().checkpoints / ("%2E" + name[1:] if name.startswith(".") else name)

@@ -110,7 +110,6 @@ class Delta:
 
     content: str = ""
     reasoning: str = ""
-    """A piece of the `reasoning_content`."""
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     top: tuple[TopLogprobs, ...] = ()

@@ -28,7 +28,6 @@ class Distribution(BaseModel, frozen=True):
 
     n: int
     best: float
-    """The highest reward."""
     best_count: int
     """The number of episodes with the highest reward."""
     full: float | None

@@ -23,7 +23,6 @@ class Example:
     becomes its text."""
 
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """The inputs of the agent, by column name."""
 
     expected: Any = None
     """The expected answer, or None if there is none."""
@@ -133,7 +132,6 @@ class Event:
     text: str = ""
     """A note, the reason for a number, or the end of a log."""
     name: str = ""
-    """The name of a score."""
     agent: str | None = None
     """The agent that gets the score or step reward; None for the whole episode."""
     tool: ToolUse | None = None
@@ -166,7 +164,6 @@ class EpisodeRecord:
     output: Any = None
     failure: Failure | None = None
     seconds: float = 0.0
-    """Wall time of the episode."""
 
     @property
     def usage(self) -> Usage:

@@ -188,9 +188,7 @@ class WarmUpJob(BaseModel, frozen=True):
     """One job of a warm-up, and the metrics measured after it."""
 
     stage: int
-    """Index of its stage."""
     steps: int
-    """Optimiser steps."""
     status: TrainingJobStatus
     """The result of the job."""
     metrics: dict[str, Any] = Field(default_factory=dict)
@@ -220,7 +218,7 @@ class Recovery(BaseModel, frozen=True):
 
     timestamp: str = Field(default_factory=_now)
     damage: tuple[str, ...]
-    """A clause for each damaged file."""
+    """The damage found, one clause per file."""
     lost: tuple[ModelVersion, ...]
     """The versions that are made again, oldest first."""
     back_to: ModelVersion | None = None

@@ -20,7 +20,7 @@ MASK = "**********"
 """The text that replaces a secret."""
 
 MIN_LENGTH, MIN_DECLARED = 8, 4
-"""The least characters of a secret from the environment, and of a declared one. Shorter values appear in too
+"""Minimum characters of a secret from the environment, and of a declared one. Shorter values appear in too
 many words. A declared secret under 8 characters is only masked as a whole word."""
 
 PLACEHOLDERS = {
@@ -106,7 +106,7 @@ def keep_secret(*values: str | None) -> None:
 
 
 def masked(text: str) -> str:
-    """Return the text with `MASK` in place of each secret."""
+    """Return the text with each secret replaced by `MASK`."""
     _look_around()
     if _kept:
         text = _pattern(tuple(_kept)).sub(MASK, text)

@@ -127,7 +127,6 @@ class Trajectory(DataModel):
     agent: str | None = None
     """The agent that gave these answers, in an episode with named agents."""
     tools: list[Tool] | None = None
-    """The tools that the model could call."""
     group_rewards: list[Number] | None = None
     """Rewards of all episodes of the group, also of those that are not trained on. The curriculum judges the
     group by them."""

@@ -46,7 +46,6 @@ class EvaluationRequest:
     phase: str
     """Part of the episodes' names, which distinguishes kinds of collections."""
     generations: int
-    """Episodes on each example."""
     sampling: Mapping[str, Any] | None
     """Fields of `Sampling` that override the models' own."""
     on_episode: OnEpisode | None
