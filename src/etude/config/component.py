@@ -198,7 +198,8 @@ class ClusterConfig(ComponentConfig):
     def check(self, folder: Path | None, *, on_gpus: bool = True) -> list[Placement]:
         """Return whether there is room for the processes, for `etude check`.
 
-        `folder` has the user's modules. `on_gpus`: learners use GPUs if there are any. Raises EtudeError.
+        `folder` has the user's modules. With `on_gpus`, learners use GPUs if there are any. Raises EtudeError
+        if the room is unknown.
         """
         counts = {"runners": self.runners, "learners": self.learners}
         return [Placement(what, f"{count} {what}") for what, count in counts.items() if count]
@@ -234,7 +235,7 @@ class TrackerConfig(ComponentConfig):
     """Shows a run elsewhere: an entry of `report`."""
 
     patience: float = Field(default=30.0, ge=0)
-    """Seconds that the end of the run waits for the last data to arrive. `etude report` sends the rest."""
+    """Most seconds to wait, at the end of the run, until all data arrived. `etude report` sends the rest."""
 
     def destination(self) -> str:
         """Return where it shows runs, in a few words. A tracker for another place gets all data anew."""

@@ -128,7 +128,10 @@ class Transcript:
 
 
 def read_transcripts(source: str, examples: Sequence[Example], seed: int) -> list[Transcript]:
-    """Read the conversations of a file or a function. Raises DatasetError that names a bad one's place."""
+    """Read the conversations of a file or a function.
+
+    Raises DatasetError, which names the line or number of an invalid conversation.
+    """
     if is_import_path(source):
         transcripts = [
             _transcript(f"{source}: transcript {n}", row) for n, row in _made(source, examples, seed)
@@ -244,8 +247,8 @@ SHIPPED = {"trainer": "epochs", "trajectory_builder": "grpo", "trainer_adapter":
 class FinetuneConfig(DataModel, revalidate_instances="always"):
     """The `finetuning` block.
 
-    If it is enabled, the components that it leaves out are the ones in `SHIPPED`. In a config whose sections
-    have other components, they are the only ones there.
+    If it is enabled, the components that it leaves out are the ones in `SHIPPED`. In a config file whose
+    section has one other component, that one is used instead.
     """
 
     enabled: bool = False

@@ -104,10 +104,11 @@ class Collected:
     def metrics(self) -> dict[str, Any]:
         """Return statistics of all episodes; each is None if no episode allows it.
 
-        `answer_tokens`: mean tokens of an answer. `sampled_entropy`: -1/N Σ log p over the N sampled tokens,
-        in nats: an unbiased estimate of the entropy of the sampling distributions. `repeated_share`: Σ (n -
-        d) / Σ (n - 1) over the examples with n ≥ 2 episodes, of which d differ word for word. It is 0 if all
-        differ, and 1 if all are the same.
+        `answer_tokens`: mean tokens of an answer.
+        `sampled_entropy`: -1/N Σ log p over the N sampled tokens, in nats: an unbiased estimate of the
+        entropy of the sampling distributions.
+        `repeated_share`: Σ (n - d) / Σ (n - 1) over the examples with n ≥ 2 episodes. Of these n, d differ
+        word for word. The share is 0 if all differ, and 1 if all are the same.
         """
         others = sum(len(group) - 1 for group in self.said.values())
         repeated = sum(len(group) - len(set(group)) for group in self.said.values())
@@ -219,7 +220,7 @@ def phase_name(stage: Stage, number: int, label: str = "") -> str:
     name = f"train/{number + 1}" if stage == "train" else f"{stage}/{number}"
     if label in ("", name):
         return name
-    return name + "-" + re.sub(r"[^\w~-]+", "-", label)  # A dot separates the number of `numbered`.
+    return name + "-" + re.sub(r"[^\w~-]+", "-", label)  # `numbered` puts its number after a dot.
 
 
 def numbered(phase: str, call: int) -> str:
