@@ -152,7 +152,7 @@ def _words(expected: Any) -> str:
 
 
 def _place(method: Callable[..., Any]) -> str:
-    """Return `parts.py:12: Mine.submit`."""
+    """Return the place of a method: `parts.py:12: Mine.submit`."""
     name = getattr(method, "__qualname__", repr(method)).rpartition("<locals>.")[2]
     code = getattr(inspect.unwrap(method), "__code__", None)
     return name if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name}"
