@@ -108,8 +108,6 @@ def _split_shared(config: Config) -> None:
 
 
 class _Names:
-    """Checks and completes the names of components in a config."""
-
     def __init__(self, config: Config, problems: Problems) -> None:
         self._config, self._finetuning, self._problems = config, config.finetuning, problems
 
