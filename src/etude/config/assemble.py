@@ -1,9 +1,9 @@
-"""From the mappings of a config to the config objects of its components.
+"""Builds the config objects of components from the mappings of a config.
 
-There are short ways to write one: `workflow: my_agent:play` is `{_type: function, function: my_agent:play}`,
-and `dataset: data/train.jsonl` is `{_type: jsonl, file_path: data/train.jsonl}`. Both may also stand as the
-`_type` of a mapping with more keys. `reward_collapse: stop` is `{_type: reward_collapse, action: stop}`,
-`{epochs: 3}` under the name of an alarm is one of that type, and `alarms: off` turns all of them off.
+Components have short forms: `workflow: my_agent:play` is `{_type: function, function: my_agent:play}`, and
+`dataset: data/train.jsonl` is `{_type: jsonl, file_path: data/train.jsonl}`. Both may also be the `_type` of
+a mapping with more keys. `reward_collapse: stop` is `{_type: reward_collapse, action: stop}`. `{epochs: 3}`
+under an alarm's name has this name as its type, and `alarms: off` turns all alarms off.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ FUNCTION_TYPES: dict[Kind, str] = {
 def build_components(
     data: dict[str, Any], problems: Problems, folders: Sequence[Path]
 ) -> dict[KeyPath, ComponentConfig]:
-    """Put config objects in the place of the components in `data`; those that are valid, by path.
+    """Replace the components in `data` by config objects, and return the valid ones by path.
 
-    Where one is not valid, the problem is noted and an empty config of its kind stands in for it.
-    `folders` are where the files that components name are looked for.
+    For an invalid one, a problem is added, and an empty config of its kind replaces it. Files that components
+    name are looked for in `folders`.
     """
     spell_out_alarms(data, problems)
     kinds, assembly = dict(components_in(data)), _Assembly(problems, folders)
-    # All import paths first: importing a module may register the types that other components name.
+    # All import paths first, because importing a module may register the types that other components name.
     spelled = {path: assembly.spell_out(path, kind, dig(data, path)) for path, kind in kinds.items()}
     for path in OTHER_DATASETS:
         if isinstance(second := spelled.get(path), dict) and isinstance(dig(data, path), str):
@@ -82,7 +82,7 @@ def build_components(
 def _supplied(
     data: dict[str, Any], workflow: ComponentConfig | None, assembly: _Assembly, problems: Problems
 ) -> dict[KeyPath, ComponentConfig]:
-    """Put what the workflow supplies into `data` where that names nothing; the components of it, by path."""
+    """Add the workflow's supplies to `data` where it names nothing, and return their components by path."""
     if not isinstance(workflow, WorkflowConfig):
         return {}
     try:
@@ -93,7 +93,7 @@ def _supplied(
     written: dict[KeyPath, tuple[Kind, Written]] = {}
     if supplies.dataset and dig(data, DATASET) is None and dig(data, OTHER_DATASETS[0]) is None:
         written[DATASET] = "datasets", supplies.dataset
-    # `null` is an answer: no validation.
+    # `null` is a valid value: no validation.
     if supplies.validation and not holds(dig(data, VALIDATION[:-1]), VALIDATION[-1]):
         written[VALIDATION] = "datasets", supplies.validation
     if supplies.evaluators and not dig(data, NAMED["evaluators"]):
@@ -110,7 +110,7 @@ def _supplied(
 
 
 def _choose_rewards(data: dict[str, Any], supplies: Supplies) -> None:
-    """Name the supplied reward of each model that is trained, where the config does not."""
+    """Set the supplied reward of each trained model, if the config names none."""
     block = data.get("finetuning")
     if not isinstance(block, dict) or block.get("reward_function") is not None:
         return
@@ -126,7 +126,7 @@ def _choose_rewards(data: dict[str, Any], supplies: Supplies) -> None:
 
 
 def parse_dataset(source: str, config: Config) -> DatasetConfig:
-    """The dataset config of a file or a function that takes the place of the config's own dataset.
+    """Return the dataset config for a file or function that replaces the config's own dataset.
 
     Raises ConfigError.
     """
@@ -135,7 +135,7 @@ def parse_dataset(source: str, config: Config) -> DatasetConfig:
 
 
 def parse_trackers(sources: Sequence[Any], config: Config) -> list[TrackerConfig]:
-    """The configs of trackers that a program names beside a config: types, import paths, mappings, configs.
+    """Return the configs of trackers that a program adds: types, import paths, mappings or configs.
 
     Raises ConfigError.
     """
@@ -144,11 +144,11 @@ def parse_trackers(sources: Sequence[Any], config: Config) -> list[TrackerConfig
 
 
 def _parsed(kind: Kind, sources: Mapping[KeyPath, Any], config: Config) -> list[ComponentConfig | None]:
-    """The components of a kind that are named beside a config. Raises ConfigError."""
+    """Return components of one kind that are not in the config itself. Raises ConfigError."""
     config_file = config.finetuning.run_configuration.config_file
     problems = Problems(Document({}))
     assembly = _Assembly(problems, [config_file.parent if config_file else Path(), Path()])
-    # All import paths first, as in a whole config.
+    # All import paths first, as for a whole config.
     spelled = {path: assembly.spell_out(path, kind, source) for path, source in sources.items()}
     for path, each in spelled.items():
         if kind == "datasets" and isinstance(each, dict):
@@ -159,7 +159,7 @@ def _parsed(kind: Kind, sources: Mapping[KeyPath, Any], config: Config) -> list[
 
 
 def _with_columns(spelled: dict[str, Any], first: Spelled) -> dict[str, Any]:
-    """A second file of examples has the columns of the first, where it does not say otherwise."""
+    """Copy the first file's column settings to a second file of examples, unless it has its own."""
     if "file_path" not in spelled or first is None:
         return spelled
     known = first.model_dump(exclude_unset=True) if isinstance(first, ComponentConfig) else first
@@ -168,13 +168,13 @@ def _with_columns(spelled: dict[str, Any], first: Spelled) -> dict[str, Any]:
 
 
 class _Assembly:
-    """Makes config objects of what a config holds, and notes the problems."""
+    """Makes config objects of a config's components, and adds the problems."""
 
     def __init__(self, problems: Problems, folders: Sequence[Path]) -> None:
         self._problems, self._folders = problems, folders
 
     def spell_out(self, path: KeyPath, kind: Kind, value: Any) -> Spelled:
-        """The component with its shorthand spelled out; None where that is not possible."""
+        """Return the component with its shorthand spelled out; None if that is not possible."""
         if isinstance(value, ComponentConfig):
             return value
         source = (*path, "_type") if isinstance(value, dict) else path
@@ -185,7 +185,7 @@ class _Assembly:
         except RequestError as error:
             self._problems.add(path, str(error), at=source)
             return None
-        # Written back are references to the environment, and the import path of a registered type.
+        # Keep references to the environment, and the import path of a registered type, to write them back.
         references = self._problems.references
         written = value.get("_type") if isinstance(value, dict) else value
         key = next((key for key in ("function", "file_path") if spelled.get(key) == written), "_type")
@@ -196,7 +196,7 @@ class _Assembly:
         return spelled
 
     def validate(self, path: KeyPath, kind: Kind, spelled: Spelled) -> ComponentConfig | None:
-        """The config object of a component that is spelled out; None where it is not valid."""
+        """Return the config object of a component that is spelled out; None if it is not valid."""
         if not isinstance(spelled, dict):
             return spelled
         keys = {key: value for key, value in spelled.items() if key != "_type"}
@@ -215,7 +215,7 @@ class _Assembly:
             hint = ". A Python function is written module:name" if kind in FUNCTION_TYPES else ""
             self._problems.add(path, f"{error}{hint}", at=type_path)
             return None
-        # Relative paths become absolute where the file exists; other text stays, as it may name a model.
+        # Relative paths become absolute if the file exists. Other text is kept, since it may name a model.
         for key, field in config_type.model_fields.items():
             takes_path = any(arm.holds(Path) for arm in Slot(field.annotation).arms())
             if takes_path and isinstance(keys.get(key), str | Path):
@@ -231,10 +231,10 @@ class _Assembly:
 
 
 def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
-    """A component as a mapping whose `_type` is a registered name, as far as there is one.
+    """Return a component as a mapping whose `_type` is a registered name, if there is one.
 
-    Imports what import paths name. Raises RequestError when that fails, for a file whose format is
-    not known by its suffix, and for a value that cannot be a component.
+    Imports the objects of import paths. Raises RequestError if that fails, for a file whose suffix has no
+    known format, and for a value that cannot be a component.
     """
     if not isinstance(value, str | dict):
         raise RequestError(f"expected a mapping with `_type`, or the type alone, found {shown(value)}")
@@ -272,13 +272,13 @@ ACTIONS: tuple[str, ...] = get_args(Action)
 
 
 def alarms_by_default() -> dict[str, type[AlarmConfig]]:
-    """The types of alarms that are on in a run whose config does not name them, by name."""
+    """Return the types of alarms that are on if the config does not name them, by name."""
     types = {name: registry.lookup("alarms", name).config_type for name in registry.names("alarms")}
     return {name: kind for name, kind in types.items() if issubclass(kind, AlarmConfig) and kind.by_default}
 
 
 def spell_out_alarms(data: dict[str, Any], problems: Problems) -> None:
-    """Write the alarms of `data` as components with a `_type`; what is no alarm is noted as a problem."""
+    """Rewrite the alarms of `data` as components with a `_type`, and add a problem for each invalid one."""
     section = NAMED["alarms"]
     entries = dig(data, section)
     if entries in (False, "off"):
@@ -295,7 +295,7 @@ def spell_out_alarms(data: dict[str, Any], problems: Problems) -> None:
             value = {"_type": name, **({"action": value} if value in ACTIONS else {})}
         elif isinstance(value, dict):
             kind = value.get("_type")
-            # An override of a threshold has made `_type` of what was written as an action alone.
+            # An override of a threshold turns an action written alone into the `_type`.
             action = {"action": kind} if kind in ACTIONS else {}
             value = {**action, **value, "_type": name if kind is None or action else kind}
         entries[name] = value

@@ -1,4 +1,4 @@
-"""The builder: turns the components of a config into living objects, each once."""
+"""The builder, which builds each component of a config once."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _in_the_making: ContextVar[str | None] = ContextVar("etude_in_the_making", defau
 
 
 class Builder:
-    """Builds components when they are first asked for, and closes them in reverse order.
+    """Builds components on first use, and closes them in reverse order.
 
-    `async with Builder(config) as builder:`. A component is built once; the generator that made it
-    goes on past its `yield` when the builder is left.
+    Use it as `async with Builder(config) as builder:`. A component is built once. The generator that made it
+    continues after its `yield` when the block is left.
     """
 
     target: str | None = None
-    """The target that components are built for; None where there is one for the whole run."""
+    """The target that components are built for; None if there is one for the whole run."""
 
     def __init__(
         self, config: Config, run: Run | None = None, given: Mapping[str, Engine] | None = None
     ) -> None:
-        """`given` are models that are not built, by their names in `llms`."""
+        """Set up a builder. The models in `given`, by their names in `llms`, are used and not built."""
         self.config = config
         self.run = run
         """The run that components are built for; None outside of a run."""
         self.wrap_llm: Callable[[str, Engine], Engine] = lambda name, engine: engine
-        """Makes of each engine that is built the one that everybody has."""
+        """Wraps each engine that is built, before anyone gets it."""
         self._exits = contextlib.AsyncExitStack()
         self._components: dict[str, Any] = {f"llms.{name}": each for name, each in (given or {}).items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -65,49 +65,49 @@ class Builder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the versions of the trained model are kept. Raises RequestError outside of a run."""
+        """The folder for versions of the trained model. Raises RequestError outside of a run."""
         if self.run is None:
             raise RequestError("training needs a run folder")
         return self.run.checkpoints
 
     async def get(self, kind: Kind, name: str) -> Any:
-        """The component of that name. Raises RequestError when there is none, or it cannot be built."""
+        """Return a component by name. Raises RequestError if there is none, or it cannot be built."""
         entries = section(self.config, kind)
         if name not in entries:
             raise RequestError(f"there is no {NOUNS[kind]} '{name}'" + alternatives(name, entries))
         return await self._once(kind, name, entries[name])
 
     async def get_llm(self, name: str) -> Engine:
-        """The engine of an entry of `llms`."""
+        """Return the engine of an entry of `llms`."""
         engine: Engine = await self.get("llms", name)
         return engine
 
     async def get_tools(self, name: str) -> ToolSet:
-        """An entry of `tools`."""
+        """Return an entry of `tools`."""
         source: ToolSource = await self.get("tools", name)
         return self.config.tools[name].tool_set(name, source, f"tools.{name}")
 
     async def get_evaluator(self, name: str) -> Evaluator:
-        """An entry of `eval.evaluators`."""
+        """Return an entry of `eval.evaluators`."""
         evaluator: Evaluator = await self.get("evaluators", name)
         return evaluator
 
     async def get_trajectory_builder(self, name: str) -> Any:
-        """An entry of `trajectory_builders`. Raises ConfigError for a config that could not be trained."""
+        """Return an entry of `trajectory_builders`. Raises ConfigError if the config could not be trained."""
         self.config.check_training()
         return await self._get_part("trajectory_builders", name, "TrajectoryBuilder")
 
     async def get_trainer_adapter(self, name: str) -> Any:
-        """An entry of `trainer_adapters`."""
+        """Return an entry of `trainer_adapters`."""
         return await self._get_part("trainer_adapters", name, "TrainerAdapter")
 
     async def get_trainer(self, name: str) -> Any:
-        """An entry of `trainers`; its builder and adapter are bound by whoever runs it."""
+        """Return an entry of `trainers`. Its caller binds its builder and adapter."""
         return await self._get_part("trainers", name, "Trainer")
 
     async def _get_part(self, kind: Kind, name: str, interface: str) -> Any:
-        """The component of that name. Raises EtudeError for what does not have the interface, which is of a
-        room above this one, and known by its name here."""
+        """Return a component by name. Raises EtudeError if it lacks the interface, which is known only by
+        name, since it is defined in a higher package."""
         part = await self.get(kind, name)
         if any(base.__name__ == interface for base in type(part).__mro__):
             if not hasattr(part, config := _CONFIGS[kind]):
@@ -123,38 +123,38 @@ class Builder:
         )
 
     async def get_workflow(self) -> Any:
-        """The agent, an `etude.rollout.workflow.Workflow`. Raises RequestError when the config has none."""
+        """Return the agent, an `etude.rollout.workflow.Workflow`. Raises RequestError if there is none."""
         if self.config.workflow is None:
             raise RequestError("the config has no 'workflow'; add your agent: `workflow: my_agent:play`")
         return await self._once("workflow", "workflow", self.config.workflow)
 
     async def get_cluster(self) -> Any:
-        """The `etude.runners.pool.Cluster` of the `cluster` block; None where there is none."""
+        """Return the `etude.runners.pool.Cluster` of the `cluster` block; None if there is none."""
         cluster = self.config.cluster
         return None if cluster is None else await self._once("cluster", "cluster", cluster)
 
     async def get_trackers(self) -> list[Any]:
-        """The `etude.Tracker` of each entry of `report`."""
+        """Return the `etude.Tracker` of each entry of `report`."""
         trackers = enumerate(self.config.report)
         return [await self._once("trackers", str(index), config) for index, config in trackers]
 
     async def get_dataset(self, source: DatasetConfig | Path | str | None = None) -> Dataset:
-        """The examples of a dataset config, or of a file; by default `eval.general.dataset`."""
+        """Return the examples of a dataset config, or of a file; by default `eval.general.dataset`."""
         source = source or self.config.eval.general.dataset
         if source is None:
             raise RequestError("the config has no dataset; add `eval: {general: {dataset: train.jsonl}}`")
         if not isinstance(source, DatasetConfig):
             source = parse_dataset(str(source), self.config)
-        # Rows that a program gave as an object are not in the dump.
+        # Rows that a program passed as an object are not in the dump.
         live = [id(getattr(source, key)) for key, each in type(source).model_fields.items() if each.exclude]
         name = content_hash([source.type_name, source.model_dump(mode="json", fallback=str), live])
         dataset: Dataset = await self._once("datasets", name, source)
         return dataset
 
     async def _once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
-        """Build a component unless it is built already; whoever comes meanwhile waits for it.
+        """Return a component, and build it if it is not built yet. Concurrent callers wait for it.
 
-        Raises RequestError where it needs the component that is being built, directly or not.
+        Raises RequestError if it needs the component that is being built, directly or not.
         """
         key, user = f"{kind}.{name}", _in_the_making.get()
         if user is not None:
@@ -195,14 +195,14 @@ _CONFIGS: dict[Kind, str] = {
     "trainer_adapters": "adapter_config",
     "trainers": "trainer_config",
 }
-"""The parts that a target has of its own, and the attribute that the constructor of their base class sets."""
+"""The kinds of a target's own parts, with the attribute that their base class's constructor sets."""
 
 
 class TargetBuilder(Builder):
-    """Hands out a target's own trajectory builder, adapter and trainer, and the run's models and evaluators.
+    """Provides a target's own trajectory builder, adapter and trainer, and the run's models and evaluators.
 
-    `config.finetuning` is the block as it would be if the target were the only one, so that a component
-    need not know whether it is. What is built here is closed with the run's builder.
+    `config.finetuning` is the block as if the target were the only one, so a component need not know about
+    other targets. Components built here are closed with the run's builder.
     """
 
     def __init__(self, builder: Builder, target: str) -> None:
@@ -214,8 +214,8 @@ class TargetBuilder(Builder):
 
     @property
     def checkpoints(self) -> Path:
-        """Versions of several models never share a folder."""
-        # A name that stays within its parent, whatever the model is called.
+        """The folder for this target's versions. Several models never share one."""
+        # The name must stay within the parent folder, for any model name.
         name = quote(str(self.config.finetuning.target_model), safe=" +@=")
         folder = super().checkpoints / ("%2E" + name[1:] if name.startswith(".") else name)
         folder.mkdir(0o700, exist_ok=True)
@@ -224,5 +224,5 @@ class TargetBuilder(Builder):
     async def _once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
         if kind not in _CONFIGS:
             return await self._shared._once(kind, name, config)
-        # A copy: trainers write the target's reward function into the configs.
+        # A copy, because trainers write the target's reward function into the configs.
         return await super()._once(kind, name, config.model_copy(deep=True))

@@ -1,6 +1,6 @@
-"""Typed component configs: the class behind every `_type` in a config file; prices and budgets of models.
+"""The base classes of component configs, one for each kind of `_type`; prices and budgets of models.
 
-And the parts that a workflow brings along, so that an environment is one line of a config.
+A workflow may also supply parts of a config, so that an environment needs only one line.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from etude.core.episode import ToolLimits, ToolSet, ToolSource
 from etude.core.history import Action
 
 CHANGEABLE = "changeable"
-"""Marks a key that `etude resume -o` may set: `timeout: Annotated[float, CHANGEABLE] = Field(...)`. Such are
-limits, patience, concurrency and memory; never what is trained."""
+"""Marks a key that `etude resume -o` may set: `timeout: Annotated[float, CHANGEABLE] = Field(...)`. These are
+limits, timeouts, concurrency and memory, never training settings."""
 
 Usd: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Amount: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -27,54 +27,54 @@ Count: TypeAlias = Annotated[int, Field(gt=0)]
 
 
 class TokenPrices(BaseModel, extra="forbid", frozen=True):
-    """Prices of tokens, in USD for a million."""
+    """Prices of tokens, in USD per million."""
 
     prompt: Usd
-    """Of the tokens of prompts."""
+    """Price of prompt tokens."""
     completion: Usd
-    """Of sampled tokens, those of thinking included."""
+    """Price of sampled tokens, thinking included."""
     cached: Usd | None = None
-    """Of tokens of prompts that the endpoint says it had in its cache; left out: as of others."""
+    """Price of prompt tokens that the endpoint reports as cached; by default the price `prompt`."""
 
     def usd(self, prompt: float, cached: float, completion: float) -> float:
-        """The price of so many tokens. `prompt` includes what was `cached`."""
+        """Return the price of these numbers of tokens. `prompt` includes the `cached` ones."""
         of_cached = self.prompt if self.cached is None else self.cached
         return ((prompt - cached) * self.prompt + cached * of_cached + completion * self.completion) / 1e6
 
 
 class ModelPrices(TokenPrices):
-    """Prices of a model, in USD for a million tokens."""
+    """Prices of a model, in USD per million tokens."""
 
     training: Usd | None = None
-    """Of trained tokens, those of each epoch of a job counted; left out: not known."""
+    """Price of trained tokens, counted in each epoch of a job; if left out, it is unknown."""
     fine_tuned: TokenPrices | None = None
-    """Of calls of versions that training made; left out: as of the base model."""
+    """Prices of calls of trained versions; by default the prices of the base model."""
 
     def of_call(self, usage: Usage, version: int) -> float:
-        """The price of a call of a version; 0 is the base model."""
+        """Return the price of a call of a version; 0 is the base model."""
         prices = self.fine_tuned if version and self.fine_tuned is not None else self
         return prices.usd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     def most_usd(self, usage: Usage) -> float:
-        """The highest price of a call, of whatever version, with nothing in a cache."""
+        """Return the highest price of a call, for any version and with nothing cached."""
         both = (self, self.fine_tuned or self)
         return max(each.usd(usage.prompt_tokens, 0, usage.completion_tokens) for each in both)
 
 
 class ModelBudget(BaseModel, extra="forbid", frozen=True):
-    """The most that one model may take in a run, whoever asks it, its training included."""
+    """The most that one model may consume in a run, by all callers, with its training."""
 
     usd: Amount | None = None
-    """US dollars."""
+    """Limit in US dollars."""
     tokens: Count | None = None
-    """Tokens of prompts and sampled ones, and those that a backend says it trained on."""
+    """Limit on prompt tokens, sampled tokens and the trained tokens that a backend reports, together."""
 
 
 class RunBudget(ModelBudget):
-    """The most that a run may take. At a limit it stops, with all it has; with a larger one it goes on."""
+    """The most that a run may consume. At a limit it stops and keeps all; with a larger one it resumes."""
 
     hours: Amount | None = None
-    """Hours that the run is at work, those of its earlier processes included."""
+    """Limit on the hours that the run works, in all its processes together."""
 
 
 Written: TypeAlias = Mapping[str, Any]
@@ -83,25 +83,25 @@ Written: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Supplies:
-    """Parts of a config that follow from its workflow. Each stands in only where the config names none."""
+    """Parts of a config that follow from its workflow. Each is used only if the config names none."""
 
     dataset: Written | None = None
-    """In place of `eval.general.dataset`."""
+    """Replaces a missing `eval.general.dataset`."""
     validation: Written | None = None
-    """In place of `finetuning.run_configuration.validation_dataset`."""
+    """Replaces a missing `finetuning.run_configuration.validation_dataset`."""
     evaluators: Mapping[str, Written] = field(default_factory=dict)
-    """In place of `eval.evaluators`, all of them together."""
+    """Replaces missing `eval.evaluators`, all of them together."""
     reward: str | None = None
-    """The one of them that is the reward where the config says nothing; needed where there are several."""
+    """The evaluator that is the reward if the config names none; needed if there are several."""
     reward_of_model: Mapping[str, str] = field(default_factory=dict)
-    """The same for models that have a reward of their own, by their names in `llms`."""
+    """The rewards of models that have their own, by the models' names in `llms`."""
 
 
 class ComponentConfig(DataModel):
-    """Base of all component configs. `class MyConfig(TrainerConfig, name="mine")` makes `_type: mine`.
+    """The base of all component configs. `class MyConfig(TrainerConfig, name="mine")` makes `_type: mine`.
 
-    Unknown keys are errors, and a key's docstring is its description. The harness hands the reward function
-    down by assignment.
+    Unknown keys are errors, and a key's docstring is its description. The harness sets the reward function by
+    assignment.
     """
 
     type_name: ClassVar[str] = ""
@@ -113,7 +113,7 @@ class ComponentConfig(DataModel):
             cls.type_name = name
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
-        """Takes `name` out of the class arguments; pydantic's own hook above stores it."""
+        """Take `name` out of the class arguments. pydantic's own hook above stores it."""
         super().__init_subclass__(**kwargs)
 
 
@@ -121,37 +121,37 @@ class LlmConfig(ComponentConfig):
     """A model that agents can call: an entry of `llms`."""
 
     prices: Annotated[ModelPrices | None, CHANGEABLE] = None
-    """The price of its tokens; left out: it is not known, and tokens alone are counted."""
+    """The prices of its tokens. If you leave them out, only tokens are counted."""
     budget: Annotated[ModelBudget | None, CHANGEABLE] = None
-    """The most that it may take in a run."""
+    """The most that the model may consume in a run."""
 
 
 class WorkflowConfig(ComponentConfig):
     """The user's agent: the `workflow` block."""
 
     target_functions: ClassVar[tuple[str, ...]] = ("<workflow>",)
-    """The default of `finetuning.target_functions`; `*` stands for all functions."""
+    """The default of `finetuning.target_functions`; `*` means all functions."""
 
     def agents(self) -> Mapping[str, str | None] | None:
-        """The agents, each with the entry of `llms` that it samples from (None: the default model).
+        """Return the agents, each with the entry of `llms` that it samples from (None: the default model).
 
-        A call of an agent is one of the function with its name. None where that is not known before the
-        workflow runs; then names of agents in the config are not checked. Raises EtudeError when the
+        A call of an agent is a call of the function with its name. Return None if the agents are unknown
+        before the workflow runs; then names of agents in the config are not checked. Raises EtudeError if the
         workflow cannot be made.
         """
         return None
 
     def supplies(self) -> Supplies:
-        """The dataset and the evaluators that follow from this block, for a config that names none.
+        """Return the dataset and the evaluators that follow from this block, for a config that names none.
 
-        Raises EtudeError when they cannot be told.
+        Raises EtudeError if they cannot be determined.
         """
         return Supplies()
 
     def missing(self) -> list[str]:
-        """Programs, keys and packages that it cannot run without and that are not there, for `etude check`.
+        """Return the missing programs, keys and packages that it cannot run without, for `etude check`.
 
-        A sentence each, with what to type. What shows when the workflow is built need not be named.
+        Each is a sentence that says what to type. Problems that appear when it is built need not be named.
         """
         return []
 
@@ -160,18 +160,18 @@ class ToolsConfig(ComponentConfig):
     """Tools that agents call: an entry of `tools`."""
 
     max_calls: Annotated[int, CHANGEABLE] = Field(default=100, ge=1)
-    """Calls of these tools in one episode. The model is told when there are no more."""
+    """Most calls of these tools in one episode. The model is told when it has used them up."""
     max_characters: int = Field(default=20_000, ge=1)
-    """Characters of one result. The rest is cut off, and the model is told so."""
+    """Most characters of one result. The rest is cut off, and the model is told."""
     call_timeout: Annotated[float, CHANGEABLE] = Field(default=30.0, gt=0)
     """Seconds that one call may take. An episode whose tool takes longer fails."""
     only: list[str] | None = Field(default=None, min_length=1)
-    """The tools that are offered; by default all."""
+    """The tools to offer; by default all."""
     prefix: str = Field(default="", pattern=r"^[A-Za-z0-9_-]*$")
-    """Put before the name of each tool, to tell apart those of two sets."""
+    """Put before the name of each tool, to distinguish the tools of two sets."""
 
     def tool_set(self, name: str, source: ToolSource, path: str) -> ToolSet:
-        """The tools of a source, as these keys bound them; `path` is where the keys stand."""
+        """Return a source's tools with these limits; `path` is the place of these keys in the config."""
         limits = ToolLimits(self.max_calls, self.max_characters, self.call_timeout)
         only = None if self.only is None else tuple(self.only)
         return ToolSet(name, source, limits, only, self.prefix, path)
@@ -179,7 +179,7 @@ class ToolsConfig(ComponentConfig):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Whether processes of one kind have room on a cluster."""
+    """Whether a cluster has room for the processes of one kind."""
 
     what: str
     """`runners` or `learners`."""
@@ -191,21 +191,22 @@ class ClusterConfig(ComponentConfig):
     """Machines that play the episodes, and train: the `cluster` block."""
 
     runners: int = Field(default=2, ge=0)
-    """Processes that play episodes and score them; 0: they are played as without a cluster."""
+    """Processes that play episodes and score them. With 0, episodes are played as without a cluster."""
     learners: int | None = Field(default=None, ge=1)
-    """Processes that train a job of the adapter `local` together; left out: the run's own process trains."""
+    """Processes that train a job of the adapter `local` together; by default the run's own process trains."""
 
     def check(self, folder: Path | None, *, on_gpus: bool = True) -> list[Placement]:
-        """Whether there is room for the processes, for `etude check`; `folder` has the user's modules.
+        """Return whether there is room for the processes, for `etude check`.
 
-        `on_gpus`: whether learners use GPUs where there are any. Raises EtudeError where nobody can say.
+        `folder` has the user's modules. With `on_gpus`, learners use GPUs if there are any. Raises EtudeError
+        if the room is unknown.
         """
         counts = {"runners": self.runners, "learners": self.learners}
         return [Placement(what, f"{count} {what}") for what, count in counts.items() if count]
 
 
 class DatasetConfig(ComponentConfig):
-    """Where examples come from."""
+    """The source of examples."""
 
 
 class EvaluatorConfig(ComponentConfig):
@@ -213,16 +214,16 @@ class EvaluatorConfig(ComponentConfig):
 
 
 class AlarmConfig(ComponentConfig):
-    """Looks out for what is wrong with a run: an entry of `finetuning.alarms`."""
+    """Watches a run for one problem: an entry of `finetuning.alarms`."""
 
     by_default: ClassVar[bool] = False
     """Whether it is on in runs whose config does not name it."""
 
     epochs: int = Field(default=1, ge=1)
-    """Epochs in a row, or validations, that must be wrong before it rings."""
+    """Consecutive epochs, or validations, with the problem before the alarm rings."""
     action: Action = "warn"
-    """The run's part when it rings. `pause` ends the process, and `etude resume` goes on; `stop` ends the run
-    early; `rollback` goes back to the best version, and on from there; `off`: it never rings."""
+    """The run's action when the alarm rings. `pause` ends the process, and `etude resume` continues; `stop`
+    ends the run early; `rollback` continues from the best version; `off`: it never rings."""
 
     @field_validator("action", mode="before")
     @classmethod
@@ -231,11 +232,11 @@ class AlarmConfig(ComponentConfig):
 
 
 class TrackerConfig(ComponentConfig):
-    """Shows a run to others: an entry of `report`."""
+    """Shows a run elsewhere: an entry of `report`."""
 
     patience: float = Field(default=30.0, ge=0)
-    """Seconds that the end of the run waits at most until all is there. `etude report` sends the rest."""
+    """Most seconds to wait, at the end of the run, until all data arrived. `etude report` sends the rest."""
 
     def destination(self) -> str:
-        """Where it shows runs, in a few words. One that goes elsewhere is another tracker, which gets all."""
+        """Return where it shows runs, in a few words. A tracker for another place gets all data anew."""
         return ""

@@ -1,6 +1,6 @@
-"""The files that rows come in: JSON, JSON Lines, CSV and Parquet.
+"""Readers of data files: JSON, JSON Lines, CSV and Parquet.
 
-Each row has the place where it stands. Whatever is wrong with a file is a DatasetError that names that place.
+Each row comes with its place. A problem with a file is a DatasetError that names the place.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from etude.core.errors import DatasetError, MissingExtraError
 from etude.core.json_text import JsonError, read_json, to_utf8
 
 MOST_VALUES = 100_000_000
-"""Of one JSON text in a file, which may be a single list."""
+"""Most values of one JSON text in a file, which may be a single list."""
 
 _WHOLE_LINES = "each line is one whole object, with no comma after it"
 
 Placed: TypeAlias = tuple[str, Any]
-"""`file:line`, or `file: row 3`, and the content."""
+"""A place, `file:line` or `file: row 3`, and the content."""
 
 
 def read_json_file(path: Path) -> Any:
-    """The value of a JSON file. Raises DatasetError."""
+    """Return the value of a JSON file. Raises DatasetError."""
     with readable(path):
         text = path.read_bytes()
     hint = "the file is one whole list; for one object on each line use the type jsonl"
@@ -33,8 +33,8 @@ def read_json_file(path: Path) -> Any:
 
 
 def read_jsonl(path: Path) -> Iterator[Placed]:
-    """The values of a JSON Lines file. Raises DatasetError."""
-    # Bytes that are not UTF-8 become half surrogates, which the reader of a line refuses.
+    """Yield the values of a JSON Lines file. Raises DatasetError."""
+    # Bytes that are not UTF-8 become half surrogates, which `json_value` refuses.
     with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -42,9 +42,9 @@ def read_jsonl(path: Path) -> Iterator[Placed]:
 
 
 def json_value(text: bytes | str, path: Path, first_line: int = 1, hint: str = "") -> Any:
-    """The value of a JSON text that begins at a line of a file. Raises DatasetError.
+    """Return the value of a JSON text that begins at a line of a file. Raises DatasetError.
 
-    `hint` says what to do about a text that is less or more than one value.
+    `hint` says what to do if the text is less or more than one value.
     """
     try:
         return read_json(text, most_values=MOST_VALUES)
@@ -57,10 +57,10 @@ def json_value(text: bytes | str, path: Path, first_line: int = 1, hint: str = "
 
 
 def read_csv(path: Path) -> Iterator[Placed]:
-    """The rows of a CSV file, as objects; its first line names the columns. Raises DatasetError.
+    """Yield the rows of a CSV file as objects. The first line names the columns. Raises DatasetError.
 
-    Blanks around the names are no part of them. Where the names have blanks after their commas, so have the
-    fields, and these are no part of them either.
+    Spaces around the names are dropped. If the names have spaces after the commas, spaces after the commas of
+    fields are dropped too.
     """
     with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = _fields(path, file, skip_blanks=False)
@@ -85,11 +85,11 @@ def read_csv(path: Path) -> Iterator[Placed]:
 
 
 def _fields(path: Path, file: Iterable[str], *, skip_blanks: bool) -> Iterator[tuple[str, list[str]]]:
-    """The fields of each line that has some. Raises DatasetError."""
+    """Yield the fields of each line that has some, with its place. Raises DatasetError."""
     reader = csv.reader(file, strict=True, skipinitialspace=skip_blanks)
     while True:
         try:
-            # The limit is the process's: others find it as they left it.
+            # The limit is global to the process, so it is restored for other code.
             limit = csv.field_size_limit(2**31 - 1)
             try:
                 fields = next(reader, None)
@@ -105,7 +105,7 @@ def _fields(path: Path, file: Iterable[str], *, skip_blanks: bool) -> Iterator[t
 
 
 def read_parquet(path: Path) -> Iterator[Placed]:
-    """The rows of a Parquet file. Raises DatasetError, and MissingExtraError without the extra `data`."""
+    """Yield the rows of a Parquet file. Raises DatasetError, or MissingExtraError without `data`."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -128,7 +128,7 @@ def read_parquet(path: Path) -> Iterator[Placed]:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Raises DatasetError where the file cannot be read."""
+    """Raise DatasetError if the file cannot be read in the block."""
     try:
         yield
     except OSError as error:

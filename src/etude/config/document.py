@@ -1,4 +1,4 @@
-"""A config as it is written: YAML with the position of each key, and overrides from the command line."""
+"""A config as written: YAML with the position of each key, and overrides from the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and list positions that lead to a value."""
 
 Override: TypeAlias = str | tuple[str, str]
-"""`a.b.c=value`, or the key and the value apart."""
+"""`a.b.c=value`, or a pair of key and value."""
 
 _HINTS = {
     "expected ',' or '}', but got '{'": "put a value that holds '${' in quotes",
@@ -31,17 +31,17 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The content of a config file, or of a mapping that took its place."""
+    """The content of a config file, or of a mapping that replaces a file."""
 
     data: dict[str, Any]
     path: Path | None = None
     marks: Mapping[KeyPath, tuple[int, int]] = field(default_factory=dict)
     """Line and column, from 1, of each key and list item."""
     overridden: tuple[KeyPath, ...] = ()
-    """Paths that the command line set in place of the file."""
+    """Paths that the command line set, which override the file."""
 
     def place(self, path: KeyPath) -> tuple[str | None, int | None, int | None]:
-        """Source, line and column of a key; of its nearest parent when it is not in the file itself."""
+        """Return source, line and column of a key, or of its nearest parent if the key is not in the file."""
         for depth in range(len(path), -1, -1):
             if path[:depth] in self.overridden:
                 return f"-o {dotted(path[:depth])}", None, None
@@ -54,12 +54,12 @@ class Document:
 
 
 def dotted(path: KeyPath) -> str:
-    """`a.b.0`: a path as people write it."""
+    """Return a path as people write it: `a.b.0`."""
     return ".".join(map(str, path))
 
 
 def dig(data: Any, path: KeyPath) -> Any:
-    """The value at a path, or None where there is nothing."""
+    """Return the value at a path, or None if there is none."""
     for key in path:
         if not holds(data, key):
             return None
@@ -68,14 +68,14 @@ def dig(data: Any, path: KeyPath) -> Any:
 
 
 def copied(data: Any) -> Any:
-    """Mappings and lists anew, also those that an alias put in two places; other values as they are."""
+    """Copy mappings and lists deeply, without sharing between aliases; other values are kept."""
     if isinstance(data, dict):
         return {key: copied(value) for key, value in data.items()}
     return [copied(value) for value in data] if isinstance(data, list) else data
 
 
 def holds(data: Any, key: str | int) -> bool:
-    """Whether `data` is a mapping with this key, or a list with this position."""
+    """Return whether `data` is a mapping with this key, or a list with this position."""
     if isinstance(data, list):
         return isinstance(key, int) and 0 <= key < len(data)
     return isinstance(data, dict) and key in data
@@ -87,7 +87,7 @@ def replace_at(data: Any, path: KeyPath, value: Any) -> None:
 
 
 def set_at(data: dict[str, Any], path: KeyPath, value: Any) -> bool:
-    """Put `value` at a path, making mappings on the way; False where something else stands on it."""
+    """Put `value` at a path, creating mappings on the way. Return False if another value blocks it."""
     for key in path[:-1]:
         if data.get(str(key)) is None:
             data[str(key)] = {}
@@ -99,7 +99,7 @@ def set_at(data: dict[str, Any], path: KeyPath, value: Any) -> bool:
 
 
 def leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """All that is no mapping within mappings, or an empty one, with its path."""
+    """Yield each value within nested mappings that is no mapping, or is an empty one, with its path."""
     if isinstance(data, Mapping) and data:
         for key, value in data.items():
             yield from leaves(value, (*path, key))
@@ -108,7 +108,7 @@ def leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Every string within `data`, with its path."""
+    """Yield every string within `data`, with its path."""
     if isinstance(data, str):
         yield path, data
     elif isinstance(data, dict | list):
@@ -129,8 +129,8 @@ _PLAIN = {
     ),
     "merge": ("<<", "<"),
 }
-"""Words without quotes in the core schema of YAML 1.2, by their type, with their first signs; all others are
-text. In YAML 1.1 `no` is false, `010` is 8, and `1:30` is 90."""
+"""Unquoted words in the core schema of YAML 1.2, by type, with their first characters. All others are text.
+In YAML 1.1 `no` is false, `010` is 8, and `1:30` is 90."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -145,7 +145,7 @@ _Loader.yaml_constructors = {
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads back as the same value, and readers of YAML 1.1 too."""
+    """Writes text that both `_Loader` and readers of YAML 1.1 read back as the same value."""
 
 
 for _dialect in (_Loader, _Dumper):
@@ -182,7 +182,7 @@ def _read_float(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 
 def _read_text(loader: _Loader, node: yaml.ScalarNode) -> str:
-    """A text, in which two escapes of a surrogate pair are the one character that they are in JSON."""
+    """Return a text. Two escapes of a surrogate pair become one character, as in JSON."""
     text = str(loader.construct_scalar(node))
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
@@ -201,7 +201,7 @@ _Loader.add_constructor("tag:yaml.org,2002:str", _read_text)
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # PyYAML writes the line breaks of other alphabets as they are, and reads them back as spaces.
+    # PyYAML writes the line breaks of other alphabets unescaped, and reads them back as spaces.
     style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -210,7 +210,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def read_document(path: Path) -> Document:
-    """Read a YAML file. Raises ConfigError when it is missing, is not YAML, or holds no mapping."""
+    """Read a YAML file. Raises ConfigError if it is missing, is not YAML, or has no mapping."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -229,7 +229,7 @@ def read_document(path: Path) -> Document:
 
 
 def parse_document(text: str, path: Path) -> Document:
-    """The document that `text` spells; `path` is named in errors. Raises ConfigError."""
+    """Parse the text of a config. Errors name `path`. Raises ConfigError."""
     data, marks = _parsed(text, path)
     if not marks:
         raise ConfigError("the file is empty; `etude init` writes a config to start from", path=path)
@@ -240,12 +240,12 @@ def parse_document(text: str, path: Path) -> Document:
 
 
 def parse_value(text: str) -> Any:
-    """The value that a piece of YAML spells. Raises ConfigError."""
+    """Return the value of a piece of YAML. Raises ConfigError."""
     return _parsed(text, None)[0]
 
 
 def _parsed(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int, int]]]:
-    """The value of a text, and the position of each key; none where it is empty. Raises ConfigError."""
+    """Return the value of a text, and the position of each key; empty text has none. Raises ConfigError."""
     loader: _Loader | None = None
     try:
         loader = _Loader(text)
@@ -278,14 +278,14 @@ def _parsed(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int,
 
 
 def dump(data: Any) -> str:
-    """YAML text that reads back as `data`."""
+    """Return YAML text that reads back as `data`."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _marks(
     node: yaml.Node, loader: _Loader, file: Path | None, path: KeyPath = (), above: tuple[yaml.Node, ...] = ()
 ) -> Iterator[tuple[KeyPath, tuple[int, int]]]:
-    """Positions under a node, its own keys after merged ones. Raises ConfigError for a key given twice."""
+    """Yield positions under a node, merged keys before its own. Raises ConfigError for a key given twice."""
     if node in above:
         raise yaml.composer.ComposerError(None, None, "an alias stands for itself", node.start_mark)
     above = (*above, node)
@@ -315,7 +315,7 @@ def _position(node: yaml.Node) -> tuple[int, int]:
 
 
 def join_words(arguments: Sequence[str]) -> list[str]:
-    """Command-line arguments with the two-word form `-o a.b.c value` written as `-o a.b.c=value`."""
+    """Join the two-word form `-o a.b.c value` in command-line arguments to `-o a.b.c=value`."""
     joined: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -327,9 +327,9 @@ def join_words(arguments: Sequence[str]) -> list[str]:
 
 
 def apply_overrides(document: Document, overrides: Iterable[Override]) -> Document:
-    """The document with each override set, in order. Values are YAML.
+    """Set each override in the document, in order. Values are YAML.
 
-    Whether a key exists is checked where the keys of the file are. Raises RequestError when an
+    Whether a key exists is checked later, together with the keys of the file. Raises RequestError if an
     override has no value, or one that is not YAML.
     """
     data = copied(document.data)
@@ -351,7 +351,7 @@ def _parse(override: Override) -> tuple[list[str], Any]:
 
 
 def _set(data: dict[str, Any], names: Sequence[str], value: Any) -> KeyPath:
-    """Put `value` in its place, making mappings on the way; the path in the data's own keys."""
+    """Set `value`, create mappings on the way, and return the path in the data's own keys."""
     node: Any = data
     path: list[str | int] = []
     for name in names:

@@ -1,6 +1,6 @@
-"""The `finetuning` block and the bases of the three component configs.
+"""The `finetuning` block, and the bases of three kinds of component configs.
 
-Names and defaults are those of the NeMo Agent Toolkit harness, with every bound checked.
+Names and defaults follow the NeMo Agent Toolkit harness. Every bound is checked.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ class RewardFunctionConfig(DataModel, revalidate_instances="always"):
 
 class _RewardedConfig(ComponentConfig):
     reward: RewardFunctionConfig | None = None
-    """Set from `finetuning.reward_function`; leave it out."""
+    """Set automatically from `finetuning.reward_function`; leave it out."""
 
 
 class TrainerConfig(_RewardedConfig):
-    """Base of trainer configs: an entry of `trainers`."""
+    """The base of trainer configs: an entry of `trainers`."""
 
 
 class TrajectoryBuilderConfig(_RewardedConfig):
-    """Base of trajectory builder configs: an entry of `trajectory_builders`."""
+    """The base of trajectory builder configs: an entry of `trajectory_builders`."""
 
 
 class TrainerAdapterConfig(_RewardedConfig):
-    """Base of trainer adapter configs: an entry of `trainer_adapters`."""
+    """The base of trainer adapter configs: an entry of `trainer_adapters`."""
 
 
 class UntilConfig(DataModel, revalidate_instances="always"):
     """The measurement that ends a warm-up."""
 
     reward: float | None = None
-    """The mean reward of the agent has risen to this, on training examples."""
+    """End when the agent's mean reward on training examples reaches this."""
     loss: float | None = None
-    """The loss, in nats for each token that the assistant said, has fallen to this."""
+    """End when the loss falls to this, in nats for each token that the assistant said."""
 
     @model_validator(mode="after")
     def _names_one(self) -> UntilConfig:
@@ -72,7 +72,7 @@ class UntilConfig(DataModel, revalidate_instances="always"):
         return self
 
     def is_reached(self, value: float) -> bool:
-        """Whether a measurement is enough."""
+        """Return whether a measurement ends the warm-up."""
         return value >= self.reward if self.reward is not None else value <= (self.loss or 0.0)
 
     def __str__(self) -> str:
@@ -83,25 +83,25 @@ class WarmUpConfig(DataModel, revalidate_instances="always"):
     """Imitate transcripts before training, until a measured value is reached or for a number of steps."""
 
     transcripts: str
-    """A JSONL file with a conversation a line (`messages`, `tools`), or `module:function`. The function gets
-    the training examples, and the run's seed where it has a parameter `seed`; it gives conversations."""
+    """A JSONL file with one conversation per line (`messages`, `tools`), or `module:function`. The function
+    gets the training examples, and the run's seed if it has a parameter `seed`. It returns conversations."""
     until: UntilConfig | None = None
-    """The measurement that ends it: `{reward: 0.3}` or `{loss: 0.5}`. How many steps that takes differs from
-    seed to seed."""
+    """The measurement that ends the warm-up: `{reward: 0.3}` or `{loss: 0.5}`. The number of steps then
+    differs from seed to seed."""
     steps: int | None = Field(default=None, ge=1)
-    """Optimiser steps, in place of `until`: one job."""
+    """A fixed number of optimiser steps, in one job, instead of `until`."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """The same for all steps; left out: the adapter's, with its schedule."""
+    """The learning rate of all steps; by default the adapter's, with its schedule."""
     batch_size: int = Field(default=32, ge=1)
-    """Transcripts of an optimiser step."""
+    """Transcripts per optimiser step."""
     min_steps: int = Field(default=0, ge=0)
-    """Steps before which nothing is measured."""
+    """Steps before the first measurement."""
     check_every: int = Field(default=20, ge=1)
-    """Steps from one measurement to the next; each stretch is a job, and makes a version."""
+    """Steps between measurements. Each stretch is a job, and makes a version."""
     max_steps: int = Field(default=5000, ge=1)
     """Steps after which `until` counts as out of reach."""
     examples: int = Field(default=256, ge=2)
-    """Training examples that the reward is measured on: the first ones."""
+    """Training examples to measure the reward on: the first ones."""
 
     @model_validator(mode="after")
     def _is_ended_by_one(self) -> WarmUpConfig:
@@ -110,7 +110,7 @@ class WarmUpConfig(DataModel, revalidate_instances="always"):
         return self
 
     def next_steps(self, done: int) -> int:
-        """Optimiser steps of the next job, after `done`; 0 when there are no more."""
+        """Return the optimiser steps of the next job, after `done` steps; 0 if no more are due."""
         if self.steps is not None:
             return self.steps - done
         wanted = self.check_every if done else max(self.min_steps, self.check_every)
@@ -128,7 +128,8 @@ class Transcript:
 
 
 def read_transcripts(source: str, examples: Sequence[Example], seed: int) -> list[Transcript]:
-    """The conversations of a file or a function. Raises DatasetError with the line or number of a bad one."""
+    """Read the conversations of a file or a function. Raises DatasetError, which names the line or number of
+    an invalid conversation."""
     if is_import_path(source):
         transcripts = [
             _transcript(f"{source}: transcript {n}", row) for n, row in _made(source, examples, seed)
@@ -152,12 +153,12 @@ def _made(source: str, examples: Sequence[Example], seed: int) -> Iterator[tuple
         yield from enumerate(rows, start=1)
     except EtudeError:
         raise
-    except Exception as error:  # the user's function
+    except Exception as error:  # The user's function raised it.
         raise DatasetError(f"{source} failed: {where_raised(error)}") from error
 
 
 def _transcript(where: str, row: Any) -> Transcript:
-    """The conversation of a row: its messages alone, or an object with `messages` and `tools`."""
+    """Return the conversation of a row: only its messages, or an object with `messages` and `tools`."""
     content = {"messages": row} if isinstance(row, list | tuple) else row
     try:
         checked = SupervisedRow.model_validate(content)
@@ -171,18 +172,18 @@ def _transcript(where: str, row: Any) -> Transcript:
 
 
 class CurriculumLearningConfig(DataModel, revalidate_instances="always"):
-    """Train on the easiest groups first, and widen."""
+    """Train on the easiest groups first, and then on more."""
 
     enabled: bool = False
     """Filter groups by difficulty."""
     initial_percentile: float = Field(default=0.3, gt=0, le=1)
-    """Share of groups trained on at the start."""
+    """Share of groups to train on at the start."""
     increment_percentile: float = Field(default=0.2, gt=0, le=1)
     """Share added at each expansion."""
     expansion_interval: int = Field(default=5, ge=1)
     """Epochs trained at a percentile before the next expansion."""
     min_reward_diff: float = Field(default=0.1, ge=0)
-    """Groups whose best and worst reward differ by less teach nothing and are left out."""
+    """Groups whose best and worst reward differ by less are left out, because they teach nothing."""
     sort_ascending: bool = False
     """False: high average reward (easy) first. True: hard first."""
     random_subsample: float | None = Field(default=None, gt=0, le=1)
@@ -190,12 +191,12 @@ class CurriculumLearningConfig(DataModel, revalidate_instances="always"):
 
 
 class FinetuneRunConfig(DataModel, revalidate_instances="always"):
-    """How the runs of the workflow are evaluated while training."""
+    """How the workflow is evaluated during training."""
 
     config_file: Path | None = None
-    """Set to the file that was loaded."""
+    """Set automatically to the file that was loaded."""
     dataset: str | Path | SerializeAsAny[DatasetConfig] | None = None
-    """In place of `eval.general.dataset`."""
+    """Examples that replace `eval.general.dataset`."""
     validation_dataset: str | Path | SerializeAsAny[DatasetConfig] | None = None
     """Held-out examples; without them there is no validation."""
     validation_interval: int = Field(default=5, ge=1)
@@ -203,33 +204,33 @@ class FinetuneRunConfig(DataModel, revalidate_instances="always"):
 
 
 class TargetConfig(DataModel, revalidate_instances="always"):
-    """One of several models that are trained in one run. What is left out is as `finetuning` has it."""
+    """One of several models that one run trains. Keys that you leave out are as in `finetuning`."""
 
     model: str | None = None
-    """The entry of `llms` to train; by default the one called like the target."""
+    """The entry of `llms` to train; by default the one with the target's name."""
     trajectory_builder: str | None = None
     """An entry of `trajectory_builders`."""
     trainer_adapter: str | None = None
     """An entry of `trainer_adapters`."""
     reward_function: RewardFunctionConfig | None = None
-    """The evaluator that counts for this model."""
+    """The evaluator that is this model's reward."""
     target_functions: Functions | None = Field(default=None, min_length=1)
     """Functions of the agent whose model calls are trained on; all by default."""
     curriculum_learning: CurriculumLearningConfig | None = None
-    """Easy groups first."""
+    """Train on easy groups first."""
     warm_up: WarmUpConfig | list[WarmUpConfig] | None = None
     """Transcripts that this model imitates before it is trained."""
     fine_tune_from_scratch: bool | None = None
     """Start each job from the base model, and not from the last version."""
     every: int = Field(default=1, ge=1)
-    """Train in every n-th epoch only, to alternate."""
+    """Train only in every n-th epoch, to alternate."""
     offset: int = Field(default=0, ge=0)
-    """Epochs to go by before it is trained first."""
+    """Epochs to wait before its first training."""
     frozen: bool = False
-    """Never train it; its reward in validations is reported all the same."""
+    """Never train it. Its reward in validations is still reported."""
 
     def reason_to_rest(self, epoch: int) -> str | None:
-        """Why the model is not to be trained in an epoch (from 0), or None when it is."""
+        """Return why the model is not due for training in an epoch (from 0), or None if it is."""
         if self.frozen:
             return "frozen"
         if epoch < self.offset or (epoch - self.offset) % self.every:
@@ -238,54 +239,54 @@ class TargetConfig(DataModel, revalidate_instances="always"):
 
 
 SHIPPED = {"trainer": "epochs", "trajectory_builder": "grpo", "trainer_adapter": "local"}
-"""The components of an enabled block that names none, and of a config whose section for them is left out."""
+"""The components of an enabled block that names none, and of a config that has no section for them."""
 
 
 class FinetuneConfig(DataModel, revalidate_instances="always"):
     """The `finetuning` block.
 
-    Where it is enabled, the components that it leaves out are those of `SHIPPED`; in a config, whose
-    sections may have others, the only ones that there are.
+    If it is enabled, the components that it leaves out are the ones in `SHIPPED`. In a config file whose
+    section has one other component, that one is used instead.
     """
 
     enabled: bool = False
-    """Must be true to train."""
+    """Set this to true to train."""
     trainer: str | None = None
-    """An entry of `trainers`; may be left out when there is only one."""
+    """An entry of `trainers`; may be left out if there is only one."""
     trajectory_builder: str | None = None
-    """An entry of `trajectory_builders`; may be left out when there is only one."""
+    """An entry of `trajectory_builders`; may be left out if there is only one."""
     trainer_adapter: str | None = None
-    """An entry of `trainer_adapters`; may be left out when there is only one."""
+    """An entry of `trainer_adapters`; may be left out if there is only one."""
     reward_function: RewardFunctionConfig | None = None
-    """The evaluator that counts; may be left out when there is only one."""
+    """The evaluator that is the reward; may be left out if there is only one."""
     target_functions: Functions = Field(default_factory=lambda: ["<workflow>"], min_length=1)
-    """Functions of the agent whose model calls are trained on; `*` for all. Left out for a protocol: all."""
+    """Functions of the agent whose model calls are trained on; `*` for all. Protocols default to all."""
     target_model: str | None = None
-    """The entry of `llms` to train; may be left out when there is only one."""
+    """The entry of `llms` to train; may be left out if there is only one."""
     targets: dict[str, TargetConfig] = Field(default_factory=dict)
-    """Several models to train in one run, by a name of their own, in place of `target_model`."""
+    """Several models to train in one run, by names that you choose, instead of `target_model`."""
     curriculum_learning: CurriculumLearningConfig = Field(default_factory=CurriculumLearningConfig)
-    """Easy groups first."""
+    """Train on easy groups first."""
     warm_up: WarmUpConfig | list[WarmUpConfig] | None = None
     """Transcripts that the model imitates before it is measured and trained; a list: one after another."""
     fine_tune_from_scratch: bool = False
     """Start each job from the base model, and not from the last version."""
     collect_ahead: bool = False
-    """Collect the next epoch's episodes while a job trains, from the weights before it: they are one update
-    old then, never more."""
+    """Collect the next epoch's episodes while a job trains, from the weights before it. These are then one
+    update old, never more."""
     num_epochs: Annotated[int, CHANGEABLE] = Field(default=1, ge=1)
-    """How many times to collect and train."""
+    """Number of times to collect and train."""
     output_dir: Path = Path("runs")
-    """Where run folders are made."""
+    """The folder in which run folders are made."""
     seed: int = Field(default=0, ge=0)
     """Seed of every random choice of the run."""
     deterministic: bool = False
-    """Repeat bit for bit on a CPU, whatever is interrupted; a little slower."""
+    """Repeat bit for bit on a CPU, even after interruptions; a little slower."""
     error_budget: Annotated[float, CHANGEABLE] = Field(default=0.2, ge=0, le=1)
     """Share of an epoch's episodes or scores that may fail before the run stops."""
     alarms: Annotated[dict[str, SerializeAsAny[AlarmConfig]], CHANGEABLE] = Field(default_factory=dict)
-    """Changes of the alarms and further ones, by name: an action alone (`off`, `warn`, `pause`, `stop`,
-    `rollback`), or thresholds too. Those that are not named are on, and warn. `off` for all: none rings."""
+    """Changed or additional alarms, by name. Set an action (`off`, `warn`, `pause`, `stop`, `rollback`), or
+    thresholds too. Alarms that you do not name are on, and warn. `alarms: off` turns all off."""
     run_configuration: FinetuneRunConfig = Field(default_factory=FinetuneRunConfig)
     """Validation and the dataset in use."""
 
@@ -309,14 +310,14 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
         return [stages] if isinstance(stages, WarmUpConfig) else stages
 
     def named(self, key: str) -> str | None:
-        """The component that the block itself names under `key`; None where it leaves that out."""
+        """Return the component that the block names under `key`; None if the block leaves it out."""
         name: str | None = getattr(self, key) if key in self.model_fields_set else None
         return name
 
     def for_target(self, name: str) -> FinetuneConfig:
-        """The block as it would be if `name` were the only model that is trained.
+        """Return the block as it would be if `name` were the only model that is trained.
 
-        Raises KeyError when there is no such target.
+        Raises KeyError if there is no such target.
         """
         target = self.targets[name]
         keys = TargetConfig.model_fields.keys() & FinetuneConfig.model_fields.keys()

@@ -1,4 +1,4 @@
-"""Import paths: `package.module:name` names a Python object in a config. Whose code a module or a file is."""
+"""Import paths: `package.module:name` names a Python object in a config. Also who owns a module or a file."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ _PYTHON = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _packages: set[str] = set()
 
 _folders: tuple[str, ...] = ()
-"""The folders of the config in use: they come first on `sys.path`."""
+"""The folders of the config in use, which come first on `sys.path`."""
 
 
 def note_user_module(module: str) -> None:
-    """Remember that a config, or an installed plug-in, brings this module: its package is the user's."""
+    """Record that a config, or an installed plug-in, brings this module. Its package counts as the user's."""
     _packages.add(module.partition(".")[0])
 
 
 def is_user_module(module: str) -> bool:
-    """Whether a module's package was brought by a config or a plug-in."""
+    """Return whether a config or a plug-in brought a module's package."""
     return module.partition(".")[0] in _packages
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file came with Python or was installed as a package."""
+    """Return whether a file came with Python or was installed as a package."""
     return file.startswith((*_PYTHON, "<frozen")) or any(part in file for part in _INSTALLED)
 
 
 def is_import_path(text: str) -> bool:
-    """Whether `text` has the form `package.module:name`."""
+    """Return whether `text` has the form `package.module:name`."""
     return _IMPORT_PATH.fullmatch(text) is not None
 
 
 def make_importable(*folders: Path) -> None:
-    """Let modules in `folders` be imported before all others, as for a script that lies there."""
+    """Put `folders` first on `sys.path`, like the folder of a script."""
     global _folders
     _folders = tuple(dict.fromkeys(str(folder.resolve()) for folder in folders))
     sys.path[:] = [*_folders, *(entry for entry in sys.path if entry not in _folders)]
@@ -58,10 +58,10 @@ def make_importable(*folders: Path) -> None:
 
 
 def import_object(path: str) -> Any:
-    """The object that an import path names.
+    """Return the object that an import path names.
 
-    Raises RequestError when the text is no import path, the module is not found or raises, or the
-    module has no such name.
+    Raises RequestError if the text is no import path, the module is not found or raises, or the module has no
+    such name.
     """
     match = _IMPORT_PATH.fullmatch(path)
     if match is None:
@@ -93,9 +93,9 @@ def import_object(path: str) -> Any:
 
 
 def where_raised(error: BaseException) -> str:
-    """`file:line: Type: message`, shortened to one line, secrets masked: the user's line that raised, or that
-    called what raised."""
-    from pydantic_core import ValidationError  # Only here: `etude --help` does without.
+    """Return `file:line: Type: message` on one line, secrets masked. The place is the last line of user code
+    in the traceback."""
+    from pydantic_core import ValidationError  # Imported here because `etude --help` does not need it.
 
     text = next(iter(text_of(error).splitlines()), "no message")
     if isinstance(error, ValidationError):
@@ -116,7 +116,7 @@ def where_raised(error: BaseException) -> str:
 
 
 def where_defined(function: Any) -> str:
-    """`file:line` where a function begins, or a class or an object's class; else what it is."""
+    """Return `file:line` where a function begins, or a class or an object's class; else its `repr`."""
     while isinstance(function, partial):
         function = function.func
     for candidate in (function, getattr(type(function), "__call__", None)):  # noqa: B004  its code
@@ -127,7 +127,7 @@ def where_defined(function: Any) -> str:
 
 
 def _forget_namesake(module: str) -> None:
-    """Unload a module when another file of its name comes first now, as when a second config is loaded."""
+    """Unload a module if another file of its name now comes first, as when a second config is loaded."""
     loaded = getattr(sys.modules.get(module), "__file__", None)
     spec = PathFinder.find_spec(module, list(_folders)) if loaded else None
     if spec is None or spec.origin is None or Path(spec.origin) == Path(str(loaded)):

@@ -1,4 +1,4 @@
-"""From a file to a validated config, and back to text without its secrets."""
+"""Loads a file into a validated config, and writes a config back as text without its secrets."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from etude.core.secrets import MASK, holds_secret, keep_secret, masked, secrets_
 _REFERENCE = re.compile(
     r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_]\w*)(?P<default>:-[^}]*)?\}|(?P<broken>\{))"
 )
-"""`${NAME}` and `${NAME:-default}`; `$$` stands for one dollar sign."""
+"""`${NAME}` and `${NAME:-default}`; `$$` is one dollar sign."""
 
 _DEFAULTS = {SECTION_OF[key]: {name: {"_type": name}} for key, name in SHIPPED.items()}
 """The components that need not be written."""
 
 
 def interpolate(text: str, environ: Mapping[str, str]) -> str:
-    """`text` with its references replaced. As in a shell, a default also stands in for an empty value.
+    """Replace the references in `text`. As in a shell, a default also replaces an empty value.
 
-    What a variable holds is taken as it is, and never shown. Raises ValueError, naming the variable,
-    when one without a default is not set, and for a `${` that is not a reference.
+    A variable's value is used unchanged, and never shown. Raises ValueError, which names the variable, if one
+    without a default is not set. Raises ValueError also for a `${` that is not a reference.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -79,15 +79,15 @@ def interpolate(text: str, environ: Mapping[str, str]) -> str:
 
 
 def required_variables(text: str) -> list[str]:
-    """The variables that the references in a text cannot do without."""
+    """Return the variables in a text's references that have no default."""
     return [match["name"] for match in _REFERENCE.finditer(text) if match["name"] and not match["default"]]
 
 
 def reference_elsewhere(text: str, environ: Mapping[str, str], otherwise: str | None) -> str:
-    """The text with references that mean in another process what they mean with this environment.
+    """Rewrite references, so that they mean the same in another process as with this environment.
 
-    A default that is used here is written out, and one that is not is left out: that process may have another
-    environment. `otherwise` takes the place of variables that are missing there; None makes that an error.
+    A default that is used here is written out. One that is not is left out, because that process may have
+    another environment. `otherwise` replaces variables that are missing there; None makes that an error.
     """
 
     def rewritten(match: re.Match[str]) -> str:
@@ -104,23 +104,23 @@ def reference_elsewhere(text: str, environ: Mapping[str, str], otherwise: str | 
 def load_config(path: Path | str, overrides: Iterable[Override] = ()) -> Config:
     """Read a YAML config, apply overrides, and validate all of it.
 
-    Imports the functions that it names; for that, the file's folder and the current one are put
-    first on `sys.path`. Files that it names are looked for in the file's folder, then in the current
-    one. Raises ConfigError with a line for each thing that is wrong.
+    Imports the functions that it names. For that, the file's folder and the current one are put first on
+    `sys.path`. Files that it names are looked for in the file's folder, then in the current one. Raises
+    ConfigError with a line for each problem.
     """
     return _validated(read_document(Path(path)), overrides)
 
 
 def parse_config(data: Mapping[str, Any], overrides: Iterable[Override] = ()) -> Config:
-    """Like `load_config`, from a mapping with the content of a file; components may be config objects."""
+    """Like `load_config`, for a mapping with the content of a file. Its components may be config objects."""
     return _validated(Document(dict(data)), overrides)
 
 
 def resolved_yaml(config: Config) -> str:
-    """The whole config as YAML that loads again, with every default and without secrets.
+    """Return the whole config as YAML that loads again, with every default and without secrets.
 
-    What came from the environment is written as the reference that it was; other secrets as `MASK`, unless
-    they are the default that anybody can read in the reference.
+    Values from the environment are written as their references. Other secrets are written as `MASK`, except a
+    default that anybody can read in the reference documentation.
     """
     data = config.model_dump(mode="json", fallback=str)
     secrets = secrets_of(config, data)
@@ -133,7 +133,7 @@ def resolved_yaml(config: Config) -> str:
     for path in secrets:
         replace_at(data, path, MASK)
     for path, text in config._as_written.items():
-        # A default of a secret is one too.
+        # A default of a secret is also a secret.
         has_default = any((match["default"] or "").removeprefix(":-") for match in _REFERENCE.finditer(text))
         is_secret = path in secrets and has_default
         if dig(data, path) is not None:
@@ -174,10 +174,10 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
 
 
 def _examples_come_first(document: Document) -> bool:
-    """Whether the examples are named closer to the caller than the held-out ones.
+    """Return whether the examples were set closer to the caller than the held-out ones.
 
-    An override goes before the file, and the file before what its workflow brings along. Of two keys for the
-    examples, the one that is named further from the caller is taken out.
+    An override is closest, then the file, then the workflow's supplies. Of two keys for the examples, the one
+    set further from the caller is removed.
     """
 
     def closeness(path: KeyPath) -> int:
@@ -191,7 +191,7 @@ def _examples_come_first(document: Document) -> bool:
 
 
 def _find_transcripts(config: Config, folders: Iterable[Path], problems: Problems) -> None:
-    """Make the paths of transcripts absolute; note the functions and files that are not there."""
+    """Make the paths of transcripts absolute, and add problems for missing functions and files."""
     block = config.finetuning
     holders: dict[KeyPath, Any] = {("finetuning",): block}
     holders |= {("finetuning", "targets", name): target for name, target in block.targets.items()}
@@ -219,10 +219,10 @@ def _find_transcripts(config: Config, folders: Iterable[Path], problems: Problem
 
 
 def _read_environment(data: dict[str, Any], problems: Problems, source: Path | None) -> None:
-    """Put what the environment says in place of references to it, and secrets of `source` for masks."""
+    """Replace references by values of the environment, and masks by the secrets in `source`."""
     secrets: dict[str, Any] = {}
     if source is not None and any(text == MASK for _, text in strings(data)):
-        with suppress(ConfigError):  # The file that a run was started from is gone or damaged.
+        with suppress(ConfigError):  # The file that a run was started from may be gone or damaged.
             secrets = read_document(source).data
     for path, text in list(strings(data)):
         if text == MASK:
@@ -241,14 +241,14 @@ def _read_environment(data: dict[str, Any], problems: Problems, source: Path | N
 
 
 def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:
-    """The config; where something is wrong, without it, so that the checks that follow can be made."""
+    """Return the config without its invalid keys, so that the following checks can still be made."""
     problems.add_truths(Config, data)
     while True:
         try:
             return Config.model_validate(data)
         except ValidationError as error:
             for path in problems.add_validation(error, Config, data):
-                # The deepest key on the path that there is.
+                # Delete the deepest key on the path that exists.
                 for depth in range(len(path) - 1, -1, -1):
                     parent = dig(data, path[:depth])
                     if isinstance(parent, dict) and path[depth] in parent:
@@ -263,7 +263,7 @@ Declared = SecretStr | SecretBytes
 
 
 def secrets_in(data: Any, *, sure: bool = False) -> Iterator[tuple[KeyPath, str]]:
-    """The texts that are secret by their names and forms, each with its path, as in `holds_secret`."""
+    """Yield the texts that are secret by their names and forms, with their paths, as in `holds_secret`."""
     for path, text in strings(data):
         name = next((key for key in reversed(path) if isinstance(key, str)), "")
         if holds_secret(name, text, sure=sure):
@@ -271,9 +271,9 @@ def secrets_in(data: Any, *, sure: bool = False) -> Iterator[tuple[KeyPath, str]
 
 
 def secrets_of(config: Config, data: Any, *, sure: bool = False) -> dict[KeyPath, str]:
-    """All secrets of a config, by their paths; `data` is its JSON.
+    """Return all secrets of a config by path; `data` is the config as JSON.
 
-    A default is none: anybody can read it. `sure` leaves out what may be something else.
+    Defaults are not secret, since anybody can read them. `sure` leaves out uncertain ones.
     """
     slots = {path: (slot, value) for path, slot, value in walk(config, Slot(Config))}
     declared = {
@@ -290,5 +290,5 @@ def secrets_of(config: Config, data: Any, *, sure: bool = False) -> dict[KeyPath
 
 
 def _keep(text: str) -> None:
-    """Have a secret masked from now on; of an address, what is secret in it."""
+    """Mask a secret from now on; for an address, mask only the secrets in it."""
     keep_secret(*secrets_in_address(text) if "://" in text else (text,))

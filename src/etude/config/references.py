@@ -1,4 +1,4 @@
-"""Names that stand for other parts of the config: whether they exist, and which is meant by none."""
+"""Names that refer to other parts of the config: checks that they exist, and fills in missing ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECTION_OF: dict[str, Kind] = {
     "trajectory_builder": "trajectory_builders",
     "trainer_adapter": "trainer_adapters",
 }
-"""The sections that keys of `finetuning` name an entry of."""
+"""The section that each of these keys of `finetuning` refers to."""
 
 EVERY = "*"
 _TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -29,7 +29,7 @@ _TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, slots=True)
 class Refers:
-    """Marks what in a component config names entries of a section, or agents of the workflow.
+    """Marks a key of a component config that names entries of a section, or agents of the workflow.
 
     `Annotated[…, Refers("llms")]` may be a name, a list of names, or a mapping whose keys are names.
     """
@@ -41,14 +41,14 @@ LlmRef: TypeAlias = Annotated[str, Refers("llms")]
 """The name of an entry of `llms`."""
 
 AgentRef: TypeAlias = Annotated[str, Refers("agents")]
-"""The name of an agent of the workflow, such as one of a protocol."""
+"""The name of an agent of the workflow, such as an agent of a protocol."""
 
 Agents: TypeAlias = Mapping[str, str | None]
 """The agents of a workflow, each with the entry of `llms` that it samples from."""
 
 
 def _references(component: ComponentConfig, path: KeyPath) -> Iterator[tuple[KeyPath, Refers, str]]:
-    """Each name within a component that its type marks as a reference, and where it stands."""
+    """Yield each name within a component that its type marks as a reference, with its place."""
     for inside, slot, value in walk(component, Slot(type(component)), path):
         for mark in (item for arm in slot.arms() for item in arm.metadata if isinstance(item, Refers)):
             if isinstance(value, str):
@@ -63,9 +63,9 @@ def _references(component: ComponentConfig, path: KeyPath) -> Iterator[tuple[Key
 def complete_names(
     config: Config, components: Mapping[KeyPath, ComponentConfig], problems: Problems, in_training: Problems
 ) -> None:
-    """Check the names that the config and its components hold, and fill in those with only one candidate.
+    """Check the names in the config and its components, and fill in names that have only one candidate.
 
-    What matters to training alone goes into `in_training`: a config may also be evaluated, with another
+    Problems that matter only in training go into `in_training`. A config may also be evaluated, with another
     protocol than it trains.
     """
     _split_shared(config)
@@ -92,9 +92,9 @@ def complete_names(
 
 
 def _split_shared(config: Config) -> None:
-    """Give each target that trains a model together with others an entry of `llms` by its own name.
+    """Give each target its own entry of `llms`, under the target's name, if several train one model.
 
-    Agents name the target then. Where LoRA weights are trained, such entries have one base in memory.
+    Agents then name the target. If LoRA weights are trained, these entries share one base in memory.
     """
     targets, entries = config.finetuning.targets, config.llms
     users = defaultdict(list)
@@ -108,22 +108,20 @@ def _split_shared(config: Config) -> None:
 
 
 class _Names:
-    """The names of components in a config: whether they exist, and which is meant where none is given."""
-
     def __init__(self, config: Config, problems: Problems) -> None:
         self._config, self._finetuning, self._problems = config, config.finetuning, problems
 
     def check(self, path: KeyPath, kind: Kind, name: str) -> None:
-        """Note a name, which stands at `path`, that no component of the kind has."""
+        """Add a problem if the name at `path` has no component of the kind."""
         entries = section(self._config, kind)
         if name not in entries:
             listing = alternatives(name, entries, otherwise="it is empty")
             self._problems.add(path, f"'{dotted(NAMED[kind])}' has no {NOUNS[kind]} '{name}'{listing}")
 
     def choose(self, path: KeyPath, given: str | None, kind: Kind) -> str | None:
-        """The name that is meant at `path`: the one given, or the only one that there is.
+        """Return the name for `path`: the given one, or the only candidate.
 
-        Where finetuning is enabled and there are several, that is a problem.
+        Several candidates are a problem if finetuning is enabled.
         """
         entries = section(self._config, kind)
         if given is not None:
@@ -140,7 +138,7 @@ class _Names:
         return None
 
     def complete_finetuning(self) -> None:
-        """Fill in what the `finetuning` block leaves out, and check the names that it gives."""
+        """Fill in the keys that the `finetuning` block leaves out, and check its names."""
         block, workflow = self._finetuning, self._config.workflow
         if block.enabled:
             self._require_parts()
@@ -154,7 +152,7 @@ class _Names:
         block.target_model = self.choose(("finetuning", "target_model"), block.target_model, "llms")
 
     def _complete(self, path: KeyPath, trained: FinetuneConfig | TargetConfig) -> None:
-        """Fill in what trains by a target, which is as the whole block has it, or by the block itself."""
+        """Fill in the parts of a target, from the whole block where it has none, or of the block itself."""
         block = self._finetuning
         for key in ("trajectory_builder", "trainer_adapter"):
             own = getattr(trained, key) if trained is not block else None
@@ -189,7 +187,7 @@ class _Names:
             remedy = "the models to train are those of 'finetuning.targets'; remove this key"
             add(("finetuning", "target_model"), remedy)
         if "target_functions" not in block.model_fields_set:
-            # The model says which calls are meant, whichever function makes them.
+            # The target's model already selects the calls, for any function.
             block.target_functions = [EVERY]
         trained_by: dict[str, str] = {}
         for name, target in block.targets.items():
@@ -218,7 +216,7 @@ def _check_agent(path: KeyPath, name: str, agents: Agents, problems: Problems) -
 
 
 def _check_trained(block: FinetuneConfig, agents: Agents, problems: Problems) -> None:
-    """Note functions to train that no agent has, and models to train that none of the agents samples from."""
+    """Add problems for functions that no agent has, and trained models that no agent samples from."""
     shared = block.target_functions if "target_functions" in block.model_fields_set else []
     named: dict[KeyPath, Sequence[str]] = {("finetuning",): shared}
     trained: dict[KeyPath, FinetuneConfig] = {("finetuning", "target_model"): block}

@@ -1,7 +1,7 @@
-"""The component registry: what each `_type` in a config stands for.
+"""The component registry, which finds the component for each `_type` in a config.
 
-Components register themselves when their module is imported. Installed packages name such modules
-under the entry-point group `etude.components`; they are imported once, on the first lookup.
+Components register themselves when their module is imported. Installed packages name such modules under the
+entry-point group `etude.components`. They are imported once, on the first lookup.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ LISTED: dict[Kind, KeyPath] = {"trackers": ("report",)}
 """Keys that hold a list of components."""
 
 LIVE = "live"
-"""The type of each kind that stands for an object of the program, which no file can name."""
+"""For each kind, the type of a live object that a program passes, which no file can name."""
 
 
 def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
-    """The path and kind of each component in a config, in the order of `SINGLE`, `NAMED` and `LISTED`."""
+    """Yield each component's path and kind, in the order of `SINGLE`, `NAMED` and `LISTED`."""
     yield from ((path, kind) for path, kind in SINGLE.items() if dig(data, path) is not None)
     for kind, section in NAMED.items():
         entries = dig(data, section)
@@ -112,7 +112,7 @@ def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
 
 
 def section(config: BaseModel, kind: Kind) -> Mapping[str, ComponentConfig]:
-    """The components of a kind that a config names. Raises KeyError for a kind that has no names."""
+    """Return a config's components of a kind. Raises KeyError for a kind whose components have no names."""
     part: Any = config
     for key in NAMED[kind]:
         part = getattr(part, str(key))
@@ -122,13 +122,13 @@ def section(config: BaseModel, kind: Kind) -> Mapping[str, ComponentConfig]:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A component type: its name, the class of its config, and what builds it."""
+    """A component type: its name, its config class, and the factory that builds it."""
 
     name: str
     config_type: type[ComponentConfig]
     factory: Factory
     fault: str | None = None
-    """Why it cannot be used: raised when it is, so that the rest of its module can be."""
+    """Why it cannot be used. It is raised on use, so that the rest of its module still works."""
 
 
 _registrations: dict[tuple[Kind, str], Registration] = {}
@@ -138,9 +138,9 @@ _unread_group: str | None = ENTRY_POINT_GROUP
 
 @contextlib.contextmanager
 def isolated(entry_points: str | None = None) -> Iterator[None]:
-    """An empty registry, with the entry points of that group, for the duration; for tests."""
+    """Use an empty registry in the block, with the entry points of a group; for tests."""
     global _registrations, _unread_group
-    # A module is imported once: those that are first imported meanwhile would be missing afterwards.
+    # A module is imported only once. Modules first imported in the block would be missing afterwards.
     load_entry_points()
     before = _registrations, _unread_group
     _registrations, _unread_group = {}, entry_points
@@ -151,15 +151,15 @@ def isolated(entry_points: str | None = None) -> Iterator[None]:
 
 
 def load_entry_points() -> None:
-    """Import the modules that installed packages name, the first time.
+    """Import the modules that installed packages name, at the first call.
 
-    Raises RequestError when one cannot be imported, naming the package it came with.
+    Raises RequestError, which names the package, if one cannot be imported.
     """
     global _unread_group
     group, _unread_group = _unread_group, None
     if group is None:
         return
-    import importlib.metadata  # Only here: it takes as long to import as all of this room.
+    import importlib.metadata  # Imported here because it takes as long as all imports of this folder.
 
     for entry_point in importlib.metadata.entry_points(group=group):
         note_user_module(entry_point.module)
@@ -176,13 +176,13 @@ def load_entry_points() -> None:
 
 
 def names(kind: Kind) -> list[str]:
-    """The registered types of a kind, sorted."""
+    """Return the registered types of a kind, sorted."""
     load_entry_points()
     return sorted(name for registered, name in _registrations if registered == kind)
 
 
 def lookup(kind: Kind, name: str) -> Registration:
-    """The registration behind `_type: name`.
+    """Return the registration for `_type: name`.
 
     Raises RequestError for an unknown type, with the nearest known one, and for a faulty one.
     """
@@ -198,7 +198,7 @@ def lookup(kind: Kind, name: str) -> Registration:
 
 
 def of_object(kind: Kind, value: object) -> Registration | None:
-    """The registration of a decorated generator function, or of a config class; None without one."""
+    """Return the registration of a decorated generator function or a config class; None without one."""
     known = (entry for (registered, _), entry in _registrations.items() if registered == kind)
     return next((entry for entry in known if value in (entry.factory, entry.config_type)), None)
 
@@ -211,9 +211,9 @@ class Decorator(Generic[ConfigT]):
         self.__doc__ = f"Decorate an async generator `f(config, builder)` that yields {yields}."
 
     def __call__(self, *, config_type: type[ConfigT]) -> Callable[[FactoryT], FactoryT]:
-        """Registers a factory; raises RequestError when another class has the name.
+        """Register a factory. Raises RequestError if another class has the name.
 
-        The same class again, as of a module that is imported anew, takes the place of the first.
+        If the same class comes again, as when its module is reimported, it replaces the first.
         """
         kind = self._kind
 
@@ -253,7 +253,7 @@ register_tracker: Decorator[TrackerConfig] = Decorator("trackers", "an `etude.Tr
 
 
 def made_by(make: Callable[[Any], object]) -> Factory:
-    """The factory of a component that is made of its config alone, and has nothing to close."""
+    """Return the factory of a component that is made from its config alone, and has nothing to close."""
 
     async def made(config: Any, builder: object) -> AsyncIterator[Any]:
         yield make(config)
@@ -262,7 +262,7 @@ def made_by(make: Callable[[Any], object]) -> Factory:
 
 
 def _fault(kind: Kind, config_type: type[ComponentConfig], factory: Callable[..., object]) -> str | None:
-    """Why a decorated function makes no component, with its file and line; None when it does."""
+    """Return why a decorated function makes no component, with its file and line; None if it does."""
     base, where = BASES[kind], where_defined(factory)
     if not issubclass(config_type, base):
         return f"{where}: {config_type.__qualname__} must inherit from {base.__name__} to be a {NOUNS[kind]}"
@@ -280,6 +280,6 @@ def _fault(kind: Kind, config_type: type[ComponentConfig], factory: Callable[...
 
 
 def _home(config_type: type) -> tuple[str, str]:
-    """Where a class is written: the same for a module that is imported again, or run as `__main__`."""
+    """Return the place of a class, which stays the same if its module is reimported or run as `__main__`."""
     module = sys.modules.get(config_type.__module__)
     return getattr(module, "__file__", None) or config_type.__module__, config_type.__qualname__

@@ -46,13 +46,13 @@ class StorageConfig(BaseModel, extra="forbid", frozen=True):
     """Where the journal and the weights of a run are backed up, and when."""
 
     address: Annotated[str, CHANGEABLE]
-    """The folder that holds runs, one folder each: `s3://bucket/etude`, `gs://…`, `file:///mnt/…`; whatever
-    fsspec has a driver for."""
+    """The folder for all runs, with one subfolder each: `s3://bucket/etude`, `gs://…`, `file:///mnt/…`, or
+    another address that fsspec has a driver for."""
     options: Annotated[dict[str, Annotated[Any, CHANGEABLE]], CHANGEABLE] = Field(default_factory=dict)
-    """Arguments of fsspec's driver. Credentials come from the environment, as the driver reads it, or as
+    """Arguments of fsspec's driver. Give credentials in the environment, as the driver reads them, or as
     `${NAME}`."""
     interval: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """Seconds from one copy to the next, while there is something new."""
+    """Seconds from one copy to the next, if there is new data."""
     patience: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
     """Seconds that the run waits for its storage at its beginning and its end."""
 
@@ -79,13 +79,13 @@ class StorageConfig(BaseModel, extra="forbid", frozen=True):
         return _hidden(options) if isinstance(options, Mapping) else options
 
     def driver_options(self) -> dict[str, Any]:
-        """The options as the driver takes them, secrets included."""
+        """Return the options for the driver, with secrets in plain text."""
         options: dict[str, Any] = _shown(self.options)
         return options
 
 
 def _hidden(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with secrets as what prints and dumps as asterisks."""
+    """Return the options with secrets as objects that print and dump as asterisks."""
 
     def hide(name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -107,7 +107,7 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):
     max_concurrency: Annotated[int, CHANGEABLE] = Field(default=8, ge=1)
     """Episodes that run at the same time."""
     output_dir: Path | None = None
-    """Where `etude evaluate` writes its results; by default the run folder."""
+    """The folder for results of `etude evaluate`; by default the run folder."""
     dataset: SerializeAsAny[DatasetConfig] | None = None
     """The examples: a file, `module:function`, or a dataset component."""
     timeout: Annotated[float, CHANGEABLE] = Field(default=300.0, gt=0)
@@ -115,13 +115,13 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):
     max_calls: Annotated[int, CHANGEABLE] = Field(default=1000, ge=1)
     """Model calls that an episode may make."""
     isolation: Annotated[Literal["none", "process"], CHANGEABLE] = "none"
-    """Where episodes run and are scored: `none` is the process of the run. With `process` they are shared out
-    among others; code that crashes, blocks or takes too much memory ends one of these, and its episode."""
+    """Where episodes run and are scored. `none`: in the process of the run. `process`: in other processes;
+    code that crashes, blocks or takes too much memory then ends only its process and its episode."""
     runners: Annotated[int | None, CHANGEABLE] = Field(default=None, ge=1)
-    """Processes of `isolation: process`; by default one for each core, and at most `max_concurrency`."""
+    """Processes for `isolation: process`; by default one per core, and at most `max_concurrency`."""
     runner_memory: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """Gigabytes that each of these processes may allocate (on Linux): what asks for more gets a MemoryError.
-    By default as much as there is."""
+    """Gigabytes that each of these processes may allocate (on Linux). Code that asks for more gets a
+    MemoryError. By default there is no limit."""
 
     @model_validator(mode="after")
     def _has_runners(self) -> EvalGeneralConfig:
@@ -132,7 +132,7 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):
 
 
 class EvalConfig(BaseModel, extra="forbid", frozen=True):
-    """Examples, and what scores the episodes."""
+    """Examples, and the evaluators that score the episodes."""
 
     general: EvalGeneralConfig = Field(default_factory=EvalGeneralConfig)
     """How episodes are run, and on which examples."""
@@ -141,23 +141,23 @@ class EvalConfig(BaseModel, extra="forbid", frozen=True):
 
 
 class MetricsConfig(BaseModel, extra="forbid", frozen=True):
-    """Where Prometheus finds the metrics of a run while it goes on."""
+    """Where Prometheus finds the metrics of a run while it runs."""
 
     port: Annotated[int, CHANGEABLE] = Field(ge=0, le=65535)
-    """0 takes a free one; `etude cluster status` says which."""
+    """The port to listen on. 0 takes a free one, which `etude cluster status` shows."""
     host: Annotated[str, CHANGEABLE] = "127.0.0.1"
-    """The address to listen on. Whoever reaches it can read the metrics: there is no key."""
+    """The address to listen on. Anyone who can reach it can read the metrics: there is no key."""
 
 
 class StallConfig(BaseModel, extra="forbid", frozen=True):
-    """When a run in which nothing moves says so, and when it ends."""
+    """When a run without progress reports it, and when the run ends."""
 
     say_after: Annotated[float, CHANGEABLE] = Field(default=120.0, gt=0)
-    """Seconds without any progress after which the run says what it waits for, and writes where its threads
-    and tasks are; it says so again each time that they have doubled."""
+    """Seconds without progress after which the run says what it waits for, and writes the stacks of its
+    threads and tasks. It repeats this each time that the seconds have doubled."""
     end_after: Annotated[float | None, CHANGEABLE] = Field(default=3600.0, gt=0)
-    """Seconds without any progress that end the run, to be resumed; at least twice an episode's `timeout`.
-    Null for never. A training job is bounded by the trainer's `job_timeout` in its place."""
+    """Seconds without progress after which the run ends, to be resumed; at least twice an episode's
+    `timeout`. Null for never. Training jobs are limited by the trainer's `job_timeout` instead."""
 
 
 class Config(BaseModel, extra="forbid", frozen=True):
@@ -182,29 +182,29 @@ class Config(BaseModel, extra="forbid", frozen=True):
     finetuning: FinetuneConfig = Field(default_factory=FinetuneConfig)
     """The model to train, and for how long."""
     budget: Annotated[RunBudget | None, CHANGEABLE] = None
-    """The most that the run may take; by default there is no limit."""
+    """The most that the run may consume; by default there is no limit."""
     metrics: Annotated[MetricsConfig | None, CHANGEABLE] = None
-    """An address with metrics for Prometheus, open while the run goes on; by default there is none."""
+    """An address with metrics for Prometheus, open during the run; by default there is none."""
     stall: Annotated[StallConfig, CHANGEABLE] = Field(default_factory=StallConfig)
-    """When a run in which nothing moves says so, and when it ends."""
+    """When a run without progress reports it, and when the run ends."""
     storage: Annotated[StorageConfig | None, CHANGEABLE] = None
-    """Where the run is backed up while it goes on, against the loss of its machine: an address or a block."""
+    """Where the run is backed up while it runs, against the loss of its machine: an address or a block."""
 
     report: Annotated[list[SerializeAsAny[TrackerConfig]], CHANGEABLE] = Field(default_factory=list)
-    """Where the run is shown while it goes on: trackers, one or several; by default in its folder alone."""
+    """Trackers that show the run while it runs, one or several; by default it is only in its folder."""
 
     _as_written: dict[KeyPath, str] = PrivateAttr(default_factory=dict)
-    """Text that `resolved_yaml` writes in place of a value: references to the environment, import paths."""
+    """Text that `resolved_yaml` writes instead of a value: references to the environment, import paths."""
 
     _untrainable: ConfigError | None = PrivateAttr(default=None)
 
     _examples_come_first: bool = PrivateAttr(default=False)
-    """Whether the examples are named closer to the caller than the held-out ones: by an override, where these
-    are in the file, or by either, where an environment brings these."""
+    """Whether the examples were set closer to the caller than the held-out ones: by an override if these are
+    in the file, or by an override or the file if an environment supplies these."""
 
     def for_evaluation(self) -> Config:
-        """The config as an evaluation has it: without held-out examples that nobody asked for by name, where
-        somebody asked for others."""
+        """Return the config for an evaluation. It has no held-out examples if the caller chose other examples
+        and the held-out ones were set further from the caller."""
         if not self._examples_come_first:
             return self
         settings = self.finetuning.run_configuration.model_copy(update={"validation_dataset": None})
@@ -212,6 +212,6 @@ class Config(BaseModel, extra="forbid", frozen=True):
         return self.model_copy(update={"finetuning": finetuning})
 
     def check_training(self) -> None:
-        """Raises ConfigError for what is no matter in an evaluation, and could not be trained."""
+        """Raise ConfigError for problems that matter only in training."""
         if self._untrainable is not None:
             raise self._untrainable

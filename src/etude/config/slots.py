@@ -1,6 +1,6 @@
-"""Slots: the types of config keys, how they lie within each other, and what they take and mean in words.
+"""Slots: the types of config keys, with their nesting, accepted values and descriptions in words.
 
-And all that is wrong with a config, collected and reported together.
+`Problems` collects all errors of a config and reports them together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LISTS = (list, tuple, set, frozenset)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The type of a key, and what is said of it beside: bounds, references, a default."""
+    """The type of a key, with its bounds, references and default."""
 
     annotation: Any
     metadata: tuple[Any, ...] = ()
@@ -38,11 +38,11 @@ class Slot:
 
     @classmethod
     def of(cls, field: FieldInfo) -> Slot:
-        """The slot of a model's field."""
+        """Return the slot of a model's field."""
         return cls(field.annotation, tuple(field.metadata), field.default)
 
     def arms(self) -> list[Slot]:
-        """The members of a union but None; the slot itself when it is no union. Nothing is `Annotated`."""
+        """Return the members of a union except None, or the slot itself. `Annotated` is unwrapped."""
         if get_origin(self.annotation) is Annotated:
             annotation, *marks = get_args(self.annotation)
             inner = [
@@ -55,7 +55,7 @@ class Slot:
         return [self]
 
     def below(self, key: str | int) -> Iterator[Slot]:
-        """The slots that a key of a mapping, or a position in a list, may have."""
+        """Yield the slots that a key of a mapping, or a position in a list, may have."""
         for arm in self.arms():
             arguments = get_args(arm.annotation)
             if isinstance(key, str) and key in arm.fields():
@@ -66,7 +66,7 @@ class Slot:
                 yield Slot(arguments[0])
 
     def fields(self) -> dict[str, str]:
-        """Of a model: the names in the file, with the names in the class."""
+        """Return a model's field names: from the name in the file to the name in the class."""
         if not self.holds(BaseModel):
             return {}
         fields: dict[str, FieldInfo] = self.annotation.model_fields
@@ -74,13 +74,13 @@ class Slot:
         return aliases | {name: name for name in fields if name not in aliases.values()}
 
     def holds(self, *classes: type) -> bool:
-        """Whether the type, which is no union, is one of the classes."""
+        """Return whether the type, which is no union, is a subclass of one of the classes."""
         origin = get_origin(self.annotation) or self.annotation
         return isinstance(origin, type) and issubclass(origin, classes)
 
 
 def slot_at(model: type[BaseModel], path: KeyPath) -> Slot | None:
-    """The slot that a path leads to, or None when there is no such key."""
+    """Return the slot that a path leads to, or None if there is no such key."""
     slot: Slot | None = Slot(model)
     for key in path:
         slot = next(slot.below(key), None) if slot else None
@@ -88,9 +88,9 @@ def slot_at(model: type[BaseModel], path: KeyPath) -> Slot | None:
 
 
 def walk(value: Any, slot: Slot, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Slot, Any]]:
-    """A part of a config and all that is in it, each with its path in the file and its slot.
+    """Yield a part of a config and everything in it, each with its path in the file and its slot.
 
-    What is in a component has the slots of its own class, where the config only knows the base.
+    Parts of a component have the slots of the component's class, where the config only knows the base class.
     """
     yield path, slot, value
     if isinstance(value, BaseModel):
@@ -105,12 +105,12 @@ def walk(value: Any, slot: Slot, path: KeyPath = ()) -> Iterator[tuple[KeyPath, 
 
 
 def keys_of(slot: Slot | None) -> list[str]:
-    """The keys that a mapping in this slot may have; none when it is free."""
+    """Return the keys that a mapping in this slot may have; none if any key is allowed."""
     return [key for arm in (slot.arms() if slot else ()) for key in arm.fields()]
 
 
 def names_of(model: type[BaseModel]) -> set[str]:
-    """The names that a model's fields may be given by: `num_generations` is also called `group`."""
+    """Return all names that a model's fields accept: `num_generations` is also called `group`."""
     names = set(model.model_fields)
     for alias in (field.validation_alias for field in model.model_fields.values()):
         given = alias.choices if isinstance(alias, AliasChoices) else ()
@@ -119,12 +119,12 @@ def names_of(model: type[BaseModel]) -> set[str]:
 
 
 def models_in(slot: Slot) -> list[type[BaseModel]]:
-    """The models that may stand in a slot."""
+    """Return the models that a slot accepts."""
     return [arm.annotation for arm in slot.arms() if arm.holds(BaseModel)]
 
 
 def unknown_keys(slot: Slot, data: Any) -> Iterator[KeyPath]:
-    """Keys that pydantic would drop without a word, as it does in models that do not say `extra`."""
+    """Yield keys that pydantic would drop silently, as it does in models that do not set `extra`."""
     for path, own, value in walk(data, slot):
         silent = [model for model in models_in(own) if "extra" not in model.model_config]
         if isinstance(value, dict | list) and len(silent) == len(own.arms()):
@@ -133,7 +133,7 @@ def unknown_keys(slot: Slot, data: Any) -> Iterator[KeyPath]:
 
 
 def truths_for_numbers(slot: Slot, data: Any) -> Iterator[tuple[KeyPath, Slot]]:
-    """Where `true` or `false` stands in the slot of a number: pydantic would take them for 1 and 0."""
+    """Yield each number's slot that holds `true` or `false`, which pydantic would convert to 1 and 0."""
     for path, own, value in walk(data, slot):
         kinds = [arm.annotation for arm in own.arms()] if isinstance(value, bool) else []
         if any(kind in (int, float) for kind in kinds) and not any(kind in (bool, Any) for kind in kinds):
@@ -166,13 +166,13 @@ _BOUNDS = {
     "max_length": "of length <= {}",
     "pattern": "matching {!r}",
 }
-"""Attributes of what pydantic keeps beside a type, in words."""
+"""The bounds in pydantic's metadata of a type, in words."""
 
 _LONGEST = 60
 
 
 def describe(slot: Slot) -> str:
-    """`an integer >= 1`, `a list of texts`, `one of 'a', 'b'`."""
+    """Return the slot in words: `an integer >= 1`, `a list of texts`, `one of 'a', 'b'`."""
     arms = slot.arms()
     words = " or ".join(dict.fromkeys(map(_word, arms)))
     bounds = dict.fromkeys(
@@ -186,7 +186,7 @@ def describe(slot: Slot) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: short, and of a mapping or list not what is inside."""
+    """Return a value as an error shows it: short, and without the content of a mapping or list."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
@@ -223,22 +223,22 @@ def _one_of(values: Iterable[Any]) -> str:
 
 
 def slot_in(config: BaseModel, path: KeyPath) -> Slot | None:
-    """The slot of a key in a config, by the classes that its components have; None without such a key."""
+    """Return the slot of a key in a config, by its components' classes; None without such a key."""
     slots = walk(config, Slot(type(config)))
     return next((slot for inside, slot, _ in slots if dotted(inside) == dotted(path)), None)
 
 
 def changeable_keys(config: BaseModel) -> list[str]:
-    """All keys of a config that a run that goes on may have changed, as one types them."""
+    """Return all keys that a resumed run may change, as people type them."""
     return [dotted(path) for path, slot, _ in walk(config, Slot(type(config))) if CHANGEABLE in slot.metadata]
 
 
 @cache
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """The description of each field that has one: that of its `Field(...)`, or else its docstring.
+    """Return the description of each field: the one in its `Field(...)`, or else its docstring.
 
-    pydantic reads docstrings too (`use_attribute_docstrings`), for each class as it is made: a third of the
-    CPU time in which all configs are imported, in every command. Where there is no source there are none.
+    pydantic reads docstrings too (`use_attribute_docstrings`), but whenever a class is made. That takes a
+    third of the CPU time to import all configs, in every command. Without source code there are none.
     """
     classes = [cls for cls in reversed(model.__mro__) if issubclass(cls, BaseModel) and cls is not BaseModel]
     found = {name: text for cls in classes for name, text in _docstrings(cls).items()}
@@ -248,10 +248,10 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
 
 @cache
 def _docstrings(cls: type[BaseModel]) -> dict[str, str]:
-    """The docstrings below the fields that a class itself declares."""
+    """Return the docstrings below the fields that a class itself declares."""
     try:
         [tree] = ast.parse(dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError, SyntaxError):  # TypeError: of a class whose module is not loaded.
+    except (OSError, TypeError, SyntaxError):  # TypeError: the class's module is not loaded.
         return {}
     assert isinstance(tree, ast.ClassDef)
     return {
@@ -264,48 +264,48 @@ def _docstrings(cls: type[BaseModel]) -> dict[str, str]:
 
 
 class Problems:
-    """One sentence per key, in the order of the file."""
+    """Collects the problems of a config: one sentence per key, in the order of the file."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
         self._messages: dict[KeyPath, str] = {}
         self.references: dict[KeyPath, str] = {}
-        """The text of each value that came from the environment; shown in place of that value."""
+        """The references that values came from. Messages show them instead of the values."""
 
     def add(self, path: KeyPath, text: str, *, at: KeyPath | None = None) -> None:
-        """Note what is wrong with the value at a path; `at` is where the reader has to look, if not there."""
+        """Add a problem with the value at a path; `at` is the place to look, if it is another."""
         self._note(path if at is None else at, f"{dotted(path)}: {text}" if path else text)
 
     def add_missing(self, path: KeyPath, text: str) -> None:
-        """Note a key that is missing; `text` goes on with the sentence."""
+        """Add a missing key; `text` continues the sentence."""
         self._note(path, f"key '{dotted(path)}' is missing{text}")
 
     def _note(self, path: KeyPath, message: str) -> None:
-        """The first thing that is said of a path stands."""
+        """Keep only the first message for each path."""
         self._messages.setdefault(path, message)
 
     def within(self, path: KeyPath) -> bool:
-        """Whether there is a problem at a path, or deeper."""
+        """Return whether there is a problem at a path, or deeper."""
         return any(known[: len(path)] == path for known in self._messages)
 
     def add_unknown(self, paths: Iterable[KeyPath], model: type[BaseModel], prefix: KeyPath) -> None:
-        """Note keys that `model`, which stands at `prefix`, does not have."""
+        """Add keys that `model`, which is at `prefix`, does not have."""
         for path in paths:
             self._note((*prefix, *path), _unknown_key(model, path, prefix))
 
     def add_truths(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
-        """Note each `true` and `false` in `data`, which stands at `prefix`, that is to be a number."""
+        """Add each `true` and `false` in `data`, which is at `prefix`, where a number is expected."""
         for path, slot in truths_for_numbers(Slot(model), data):
             self.add((*prefix, *path), f"expected {describe(slot)}, found {shown(dig(data, path))}")
 
     def add_validation(
         self, error: ValidationError, model: type[BaseModel], data: Any, prefix: KeyPath = ()
     ) -> list[KeyPath]:
-        """Note what pydantic found in `data`, which stands at `prefix`; the paths within `data`."""
+        """Add pydantic's errors for `data`, which is at `prefix`, and return their paths within `data`."""
         paths = []
         for details in error.errors(include_url=False):
             kind, path = details["type"], tuple[str | int, ...]()
-            # The error's location without what pydantic puts in for the members of unions.
+            # The error's location without the parts that pydantic inserts for members of unions.
             for position, part in enumerate(details["loc"], start=1):
                 is_missing = kind == "missing" and position == len(details["loc"])
                 if is_missing or holds(dig(data, path), part):
@@ -326,16 +326,16 @@ class Problems:
         return paths
 
     def raise_if_any(self) -> None:
-        """Raises ConfigError with a line for each problem."""
+        """Raise ConfigError with a line for each problem."""
         if (error := self.error()) is not None:
             raise error
 
     def error(self) -> ConfigError | None:
-        """The error with a line for each problem; None without any."""
+        """Return the error with a line for each problem; None without any."""
         errors = []
         for path, message in self._messages.items():
             source, line, column = self._document.place(path)
-            # One on an override begins with its key, and need not name it again.
+            # The source of an override begins with its key, so the message need not repeat it.
             if source == f"-o {dotted(path)}":
                 message = message.removeprefix(f"{dotted(path)}: ")
             errors.append(ConfigError(message, path=source, line=line, column=column))
@@ -364,7 +364,7 @@ def _unknown_key(model: type[BaseModel], path: KeyPath, prefix: KeyPath) -> str:
 
 
 def _keys_called(name: str, model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Where in the whole model there is a key of this name, as after a wrong indentation."""
+    """Yield where the whole model has a key of this name, as after a wrong indentation."""
     for key in keys_of(slot_at(model, path)):
         if key == name:
             yield (*path, key)

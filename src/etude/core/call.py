@@ -1,7 +1,7 @@
-"""A call: one request to a model and what came back, exactly.
+"""A call: one request to a model and its answer, exactly as they were.
 
-The token ids and logprobs that the engine sampled are the truth from here to the gradient; text
-is never tokenised again for training.
+The token ids and logprobs that the engine sampled are the truth from here to the gradient. Text is never
+tokenised again for training.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ class Constraint:
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     text: str = ""
-    """The schema as JSON, the regular expression, the choices as a JSON list of texts, or the grammar in
-    Lark's notation."""
+    """The JSON schema, the regular expression, the choices as a JSON list of texts, or the Lark grammar."""
 
 
 _LEAST_TEMPERATURE = 1e-6
 
 
 def _not_almost_zero(temperature: float) -> float:
-    """Logits that are divided by less would not be finite."""
+    """Refuse a temperature so small that the logits divided by it would not be finite."""
     if 0 < temperature < _LEAST_TEMPERATURE:
         raise ValueError(f"Input should be 0, or at least {_LEAST_TEMPERATURE:g}")
     return temperature
@@ -46,7 +45,7 @@ Count: TypeAlias = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. Fields and defaults are OpenAI's, and vLLM's where OpenAI has none."""
+    """Sampling parameters. Fields and defaults follow OpenAI, and vLLM where OpenAI has none."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -55,28 +54,29 @@ class Sampling:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
-    """When set, takes the place of the request's own key."""
+    """The seed, which replaces the request's `key` if it is set."""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """How many of the likeliest tokens are left to choose from; 0 for all."""
+    """Sample only from this number of the likeliest tokens; 0 for all."""
     min_p: Share = 0.0
-    """Tokens less likely than this share of the likeliest one's probability are left out."""
+    """Leave out tokens whose probability is below this share of the likeliest token's."""
     min_tokens: Count = 0
-    """The answer cannot end before it has as many."""
+    """The answer cannot end before it has this number of tokens."""
     stop_token_ids: tuple[Count, ...] = ()
     """Tokens that end the answer, besides the model's own."""
     frequency_penalty: Penalty = 0.0
-    """Taken from a token's logit for each time that the answer has it."""
+    """Subtracted from a token's logit for each time that the answer contains it."""
     presence_penalty: Penalty = 0.0
-    """Taken from the logits of all tokens that the answer has."""
+    """Subtracted from the logits of all tokens that the answer contains."""
     repetition_penalty: Factor = 1.0
-    """Divides the positive logits of tokens that prompt or answer have, and multiplies the negative ones
-    (Keskar et al., 2019)."""
+    """Divides positive logits of tokens in prompt or answer; multiplies negative ones (Keskar et al.,
+    2019)."""
     logit_bias: tuple[tuple[Count, Bias], ...] = ()
-    """Added to the logits of tokens, by their ids."""
+    """Pairs of token id and bias. The bias is added to the token's logit."""
     constraint: Constraint | None = None
 
     def shape(self) -> Sampling:
-        """As far as the distribution of a token depends on it, which how the answer ends does not change."""
+        """Return only the parameters that change a token's distribution, without those that end the
+        answer."""
         without = {"max_tokens", "stop", "seed"}
         if not self.min_tokens:
             without.add("stop_token_ids")
@@ -85,7 +85,7 @@ class Sampling:
         return Sampling(**{name: value for name, value in self.changed().items() if name not in without})
 
     def changed(self) -> dict[str, Any]:
-        """The fields that are not at their defaults, by name."""
+        """Return the fields that are not at their defaults, by name."""
         return {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
 
 
@@ -95,10 +95,10 @@ PLAIN_SAMPLING = Sampling()
 """Sampling from the model's own distribution."""
 
 SamplingField: TypeAlias = Annotated[Sampling, PlainSerializer(Sampling.changed)]
-"""A field of a pydantic model that is written as the parameters that are not at their defaults."""
+"""A pydantic field that is serialized as the parameters that are not at their defaults."""
 
 Token: TypeAlias = int | str
-"""A token by its id, or by its text where an endpoint tells no ids."""
+"""A token's id, or its text if an endpoint returns no ids."""
 
 TopLogprobs: TypeAlias = tuple[tuple[Token, float], ...]
 """Tokens and their logprobs, the most likely first."""
@@ -106,11 +106,10 @@ TopLogprobs: TypeAlias = tuple[tuple[Token, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of an answer that is still being sampled: at least a token, and what text it made certain."""
+    """A piece of an answer that is still being sampled: new tokens, and the text that is now certain."""
 
     content: str = ""
     reasoning: str = ""
-    """A piece of the `reasoning_content`."""
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     top: tuple[TopLogprobs, ...] = ()
@@ -125,51 +124,52 @@ class ChatRequest:
     tools: tuple[Tool, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     key: int = 0
-    """Seed of this request's randomness; the same key and weights give the same completion."""
+    """The seed of this request's randomness. The same key and weights give the same completion."""
     conversation: str = ""
-    """The episode that the request belongs to: a hint for reuse of its KV cache."""
+    """The episode that the request belongs to: a hint for reusing its KV cache."""
     earlier: tuple[Call, ...] = field(default=(), compare=False, repr=False)
-    """Finished calls of the same episode to the same model, oldest first. An engine extends the
-    tokens of the one that this prompt continues, and never tokenises what was sampled again."""
+    """Finished calls of the same episode to the same model, oldest first. An engine extends the tokens of the
+    one that this prompt continues, and tokenises no sampled text again."""
     tool_choice: str = "auto"
     """`auto`, `none`, `required`, or `function:NAME` for the tool that must be called."""
     parallel_tool_calls: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    """Variables for the model's chat template, like `enable_thinking` or `reasoning_effort`."""
+    """Variables for the model's chat template, such as `enable_thinking` or `reasoning_effort`."""
     prompt: str | tuple[int, ...] | None = None
-    """Text or token ids to go on from as they stand; `messages` then only say so to whoever reads them."""
+    """Text or token ids to continue without a chat template. Then `messages` only show the text to
+    readers."""
     top_logprobs: int = 0
-    """How many of the likeliest tokens to report for each sampled one."""
+    """The number of likeliest tokens to report for each sampled token."""
     prompt_logprobs: int | None = None
-    """How many of the likeliest tokens to report in the place of each one of the prompt, besides its own
-    logprob; None for no logprobs of the prompt."""
+    """The number of likeliest tokens to report at each prompt position, besides the prompt token's own
+    logprob. None for no prompt logprobs."""
     on_delta: Callable[[Delta], None] | None = field(default=None, compare=False, repr=False)
-    """Called in the event loop with each piece of the answer, by engines that can; the pieces add up to the
-    completion or to a part of it, and nothing is ever taken back."""
+    """Called in the event loop with each piece of the answer, by engines that can stream. The pieces add up
+    to the completion or to a part of it, and none is ever taken back."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The prompt of a request that has token ids for it."""
+        """The token ids of a request whose prompt is token ids."""
         assert isinstance(self.prompt, tuple)
         return self.prompt
 
     @property
     def seed(self) -> int:
-        """Of the request's randomness."""
+        """The seed of the request's randomness."""
         return self.key if self.sampling.seed is None else self.sampling.seed
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one call."""
+    """The token counts of one call."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    """Those of the prompt that the endpoint says it had in its cache."""
+    """Prompt tokens that the endpoint reports as cached."""
 
     def plus(self, other: Usage) -> Usage:
-        """The tokens of both."""
+        """Return the sum of both."""
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
@@ -185,40 +185,41 @@ class Completion:
     """One sampled answer of an engine."""
 
     message: Message
-    """The assistant message in OpenAI's format: `content` and, where there are any, `tool_calls`."""
+    """The assistant message in OpenAI's format: `content` and, if there are any, `tool_calls`."""
     finish_reason: str = "stop"
     """`stop`, `length` or `tool_calls`."""
     prompt_ids: tuple[int, ...] | None = None
-    """Token ids of the whole prompt as the model saw it; None where the engine cannot tell."""
+    """Token ids of the whole prompt as the model saw it; None if the engine cannot tell."""
     completion_ids: tuple[int, ...] | None = None
-    """Sampled token ids, the end-of-turn token included."""
+    """Sampled token ids, including the end-of-turn token."""
     logprobs: tuple[float, ...] | None = None
-    """Natural-log probability of each sampled token under the distribution it was sampled from (of a greedy
-    sample: at temperature 1 and without top_k, top_p and min_p)."""
+    """Natural-log probability of each sampled token under the distribution it was sampled from. For greedy
+    sampling: at temperature 1, without top_k, top_p and min_p."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
-    """Of each sampled token the likeliest ones, where the request asked for them and the engine can tell."""
+    """The likeliest tokens at each sampled position, if the request asked for them and the engine can
+    tell."""
     token_texts: tuple[str, ...] = ()
-    """Of the tokens that have logprobs, where an endpoint tells no ids."""
+    """The texts of the tokens that have logprobs, if an endpoint returns no ids."""
     prompt_logprobs: tuple[float, ...] = ()
-    """Of the prompt's tokens but the first, under the model at temperature 1, where the request asked."""
+    """Logprobs of all prompt tokens but the first, at temperature 1, if the request asked for them."""
     prompt_top: tuple[TopLogprobs, ...] = ()
-    """The likeliest tokens in the places of the same."""
+    """The likeliest tokens at the positions of `prompt_logprobs`."""
     usage: Usage = field(default_factory=Usage)
     model_version: int = 0
     """Version of the weights that sampled this: 0 is the base model."""
     drifted: bool = False
-    """True when the prompt could not extend the conversation's earlier tokens and was rendered anew."""
+    """True if the prompt could not extend the conversation's earlier tokens and was rendered anew."""
     fault: str = ""
-    """Why it was, where the engine can tell: which kind of message its template writes differently. Without
-    `drifted`: why the model's family begins anew here on purpose."""
+    """The reason for `drifted`, if known: the kind of message that the template writes differently. Without
+    `drifted`: why the model's family starts anew here on purpose."""
     constraint: Constraint | None = None
-    """The form that it was sampled in, where the request's tools ask for another than its sampling has."""
+    """The constraint used in sampling, if the request's tools need another one than its `sampling` has."""
     address: str = ""
-    """The one of the model's several addresses that answered; empty where it has only one."""
+    """The address that answered, for a model with several addresses; else empty."""
 
     @property
     def thinking(self) -> str:
-        """The model's thinking before it answered; empty where it did not, or the engine does not tell."""
+        """The model's thinking before its answer; empty if there is none or the engine does not report it."""
         return str(self.message.get("reasoning_content") or "")
 
 
@@ -229,33 +230,33 @@ class Call:
     index: int
     """Order within the episode, from 0."""
     function: str
-    """The function of the agent that made the call; `<workflow>` outside of any."""
+    """The agent's function that made the call; `<workflow>` outside of any function."""
     model: str
     """Name of the model in the config's `llms`."""
     request: ChatRequest
     completion: Completion | None = None
     error: str | None = None
-    """Why there is no completion, for a call that failed for good."""
+    """The reason why there is no completion, for a call that failed after all retries."""
     retried: Mapping[str, int] = field(default_factory=dict)
-    """Attempts after the first, by why the one before gave no usable answer: `http_429`, `timeout`, …"""
+    """The number of retries by the reason for the retry: `http_429`, `timeout`, …"""
     waited: float = 0.0
-    """Seconds between the attempts."""
+    """Seconds waited between the attempts."""
     began: float = field(default=0.0, compare=False)
-    """When it was asked, in Unix seconds; 0 where that is not known."""
+    """Start of the call in Unix seconds; 0 if unknown."""
     seconds: float = field(default=0.0, compare=False)
-    """That it took, with all attempts."""
+    """Seconds that the call took, with all attempts."""
     logged: bool = False
-    """Whether it was made elsewhere and is known from a log: its answer has no tokens of this run's model
-    until a backend makes them of the text."""
+    """Whether the call was made before this run and read from a log. Its answer has no tokens of this run's
+    model until a backend tokenises the text."""
 
     @property
     def retries(self) -> int:
-        """Attempts after the first."""
+        """The number of attempts after the first."""
         return sum(self.retried.values())
 
 
 def continues(messages: Sequence[Message], earlier: Call) -> bool:
-    """Whether `messages` start with those of `earlier` and its reply."""
+    """Return whether `messages` start with the messages of `earlier` and its reply."""
     if (
         earlier.completion is None
         or earlier.request.prompt is not None

@@ -1,4 +1,4 @@
-"""The base of the values that interfaces pass around, and the numbers that user code puts in them."""
+"""The base class of the values that interfaces pass around, and the numbers and ids in them."""
 
 import math
 import numbers
@@ -9,28 +9,28 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 
 
 class DataModel(BaseModel, extra="forbid", validate_assignment=True):
-    """Fields may be assigned, and are checked then as when the value is made. Unknown fields are errors.
+    """A value whose fields can be assigned, and are validated again on assignment. Unknown fields are errors.
 
-    A subclass whose values the one who made them may go on to change has `revalidate_instances="always"`:
-    what holds such a value has a copy of it.
+    A subclass sets `revalidate_instances="always"` if its values may change after they are passed on. A model
+    that has such a value as a field then stores a copy.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Assign a field. Raises ValidationError, and leaves the value as it was, when it does not fit."""
+        """Assign a field. Raises ValidationError and keeps the old value if the new one is not valid."""
         before, fields_set = dict(self.__dict__), set(self.__pydantic_fields_set__)
         try:
             super().__setattr__(name, value)
         except ValidationError:
-            # Checks of the whole model run after the field is set.
+            # pydantic checks the whole model only after it has set the field.
             object.__setattr__(self, "__dict__", before)
             object.__setattr__(self, "__pydantic_fields_set__", fields_set)
             raise
 
 
 def text_id(value: Any) -> str:
-    """An id as text: a number, a UUID and the like by their text, so that 1 and "1" are one id.
+    """Return an id as text. Numbers, UUIDs and other objects become their text, so 1 and "1" are one id.
 
-    Raises ValueError for what names nothing, such as None, and for half of a surrogate pair.
+    Raises ValueError for values that name nothing, such as None, and for half of a surrogate pair.
     """
     if isinstance(value, str):
         try:
@@ -44,10 +44,10 @@ def text_id(value: Any) -> str:
 
 
 def number(value: Any) -> float:
-    """A bool, any real number, a Decimal, or an array or tensor without dimensions, as a float.
+    """Return a bool, real number, Decimal, or array or tensor without dimensions as a float.
 
-    Raises ValueError, naming what came, for everything else, text that looks like a number included,
-    and for what is too large for a float.
+    Raises ValueError, which names the value found, for all other values. Text that looks like a number is one
+    of them, and so is a number too large for a float.
     """
     if type(value) is float:
         return value
@@ -65,7 +65,7 @@ def number(value: Any) -> float:
 
 
 def kind_of(value: Any) -> str:
-    """`None`, or the type with its article, and the shape of an array: `an ndarray of shape (2,)`."""
+    """Return `None`, or the type with its article and an array's shape: `an ndarray of shape (2,)`."""
     if value is None:
         return "None"
     name = type(value).__qualname__
@@ -75,7 +75,7 @@ def kind_of(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON that every reader takes: numbers that are not finite become None."""
+    """Return the value as strict JSON data: numbers that are not finite become None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -91,4 +91,4 @@ Id: TypeAlias = Annotated[str, BeforeValidator(text_id)]
 """The id of an example, always text: `1` becomes `"1"`."""
 
 Number: TypeAlias = Annotated[float, BeforeValidator(number)]
-"""Any kind of number that `number` takes, as a float."""
+"""Any kind of number that `number` accepts, as a float."""

@@ -1,4 +1,4 @@
-"""The distribution of rewards: the best that was earned, how many earned it, and how the others lie."""
+"""The distribution of rewards: the best reward, how many episodes earned it, and the other rewards."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pydantic import BaseModel
 from etude.core.stats import Bounds, bounds_of
 
 _BARS = 8
-"""Of rewards with more values than this, each bar is a range."""
+"""Most bars. With more distinct rewards than this, each bar is a range."""
 
 
 class Bar(NamedTuple):
-    """How many rewards lie from `low` to `high`; of a single value these are the same."""
+    """The number of rewards from `low` to `high`, which are equal for a single value."""
 
     low: float
     high: float
@@ -24,21 +24,20 @@ class Bar(NamedTuple):
 
 
 class Distribution(BaseModel, frozen=True):
-    """How the rewards of an epoch or a validation are distributed."""
+    """The distribution of the rewards of an epoch or a validation."""
 
     n: int
     best: float
-    """The highest reward."""
     best_count: int
-    """How many have it."""
+    """The number of episodes with the highest reward."""
     full: float | None
-    """The highest reward there can be: the upper bound of the rewards; None where they have none."""
+    """The highest possible reward: the upper bound of the rewards; None if they have none."""
     bars: tuple[Bar, ...]
     """The counts, from the lowest reward to the highest."""
 
     @classmethod
     def of(cls, rewards: Sequence[float], bounds: Bounds | None = None) -> Self:
-        """That of some rewards, at least one, whose evaluator declares these `bounds`."""
+        """Return the distribution of one or more rewards, whose evaluator declares these `bounds`."""
         best, full = max(rewards), bounds_of(rewards, bounds)[1]
         return cls(
             n=len(rewards),
@@ -50,12 +49,12 @@ class Distribution(BaseModel, frozen=True):
 
     @classmethod
     def among(cls, metrics: Mapping[str, Any]) -> Self | None:
-        """That of the metrics of an epoch or a validation; None where there was no reward."""
+        """Return the distribution in the metrics of an epoch or a validation; None if there was no reward."""
         stored = metrics.get("distribution")
         return None if stored is None else cls.model_validate(stored)
 
     def share_of(self, reward: float) -> float:
-        """The share of the answers that have a reward, if it is the best."""
+        """Return the share of the best answers if they reach this reward, and else 0."""
         return self.best_count / self.n if self.best >= reward else 0.0
 
     def __str__(self) -> str:
@@ -64,7 +63,7 @@ class Distribution(BaseModel, frozen=True):
         return f"best {self.best:.4g} ({self.best_count} of {self.n}{none})"
 
     def shown_bars(self) -> str:
-        """The counts as text: `40 × 0, 24 × 0.2`."""
+        """Return the counts as text: `40 × 0, 24 × 0.2`."""
         return ", ".join(
             f"{number} × {low:.4g}" + ("" if low == high else f" … {high:.4g}")
             for low, high, number in self.bars
@@ -76,7 +75,7 @@ def _bars(rewards: Sequence[float]) -> tuple[Bar, ...]:
     counts, low, high = Counter(rewards), min(rewards), max(rewards)
     if len(counts) <= _BARS:
         return tuple(Bar(value, value, count) for value, count in sorted(counts.items()))
-    # Halved, so that the width of any two finite numbers is one.
+    # Halved, so that the width between any two finite numbers is finite.
     width = high / 2 - low / 2
     places = Counter(min(int((reward / 2 - low / 2) / width * _BARS), _BARS - 1) for reward in rewards)
     edges = [low + 2 * width * (place / _BARS) for place in range(_BARS)] + [high]

@@ -1,7 +1,7 @@
-"""The edge between samples and the toolkit's classes: trajectories of samples, and samples of trajectories.
+"""The conversion between samples and the toolkit's trajectories, in both directions.
 
-A user's builder makes trajectories, and a user's adapter takes them; what is Etude's own passes samples. What
-a gradient depends on are typed fields on both sides; `metadata` is for people.
+A user's builder makes trajectories, and a user's adapter takes them; Etude's own parts pass samples.
+Everything that a gradient depends on is a typed field on both sides; `metadata` is for people.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ _AS_LISTS = list[list[InstanceOf[Sample] | InstanceOf[Pair] | Trajectory]]
 
 
 class TrajectoryCollection(DataModel):
-    """Samples of one epoch, or pairs, grouped: a group starts from one example (or one turn)."""
+    """The samples or pairs of one epoch, in groups. A group starts from one example (or one turn)."""
 
     groups: Annotated[
         Sequence[Sequence[TrainingUnit]], GetPydanticSchema(lambda _, schema_of: schema_of(_AS_LISTS))
     ] = Field(default_factory=list, alias="trajectories", exclude=True)
-    """As whoever made them has them: samples or pairs, or trajectories."""
+    """The units as their maker passed them: samples, pairs or trajectories."""
     run_id: str
     method: Method = "grpo"
-    """The algorithm that the builder made them for."""
+    """The algorithm that the units were made for."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """The options of its gradient, by the names that the algorithm declares; the others have its defaults."""
+    """The algorithm's options that were set, by their names. The others keep the algorithm's defaults."""
 
     def __len__(self) -> int:
-        """Samples, pairs or trajectories in all groups together."""
+        """Return the number of units in all groups together."""
         return sum(map(len, self.groups))
 
-    @computed_field(repr=False)  # type: ignore[prop-decorator]  # as pydantic has it
+    @computed_field(repr=False)  # type: ignore[prop-decorator]  # the order that pydantic documents
     @property
     def trajectories(self) -> list[list[Trajectory]]:
-        """The groups as trajectories. They are made when they are first asked for, and take the place of
-        samples and pairs: whoever has them may change them."""
+        """The groups as trajectories, converted on first use. They then replace the samples and pairs, so
+        that changes to them count."""
         if not all(isinstance(unit, Trajectory) for group in self.groups for unit in group):
             self.groups = [[*map(trajectory_of, group)] for group in self.groups]
         return cast("list[list[Trajectory]]", self.groups)
 
     @trajectories.setter
     def trajectories(self, groups: Sequence[Sequence[TrainingUnit]]) -> None:
-        """Put others in their place."""
+        """Replace the groups."""
         self.groups = groups
 
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
-        """A copy with other fields, `trajectories` among them."""
+        """Return a copy with other fields, which may include `trajectories`."""
         changes = dict(update or {})
         if "trajectories" in changes:
             changes["groups"] = changes.pop("trajectories")
@@ -75,17 +75,17 @@ class TrajectoryCollection(DataModel):
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A model's tokens for what was never sampled."""
+    """Tokenises messages and texts that were never sampled."""
 
     prompt: Callable[[Sequence[Message]], Ids]
     answer: Callable[[str], Ids]
-    """End of turn included."""
+    """Tokenises an answer, including its end of turn."""
     transcript: Callable[[Sequence[Message], Sequence[Tool]], tuple[Ids, tuple[bool, ...]]] | None = None
-    """Of a finished conversation, with which of them the assistant would have sampled."""
+    """Tokenises a finished conversation, with a mask of the tokens that the assistant would have sampled."""
 
 
 def trajectory_of(unit: TrainingUnit) -> Trajectory:
-    """A sample as a trajectory, or a pair, whose reward is the difference of the two."""
+    """Return a sample or a pair as a trajectory. The reward of a pair is the difference of the two."""
     if isinstance(unit, Trajectory):
         return unit
     first = unit.samples[0]
@@ -111,10 +111,10 @@ def trajectory_of(unit: TrainingUnit) -> Trajectory:
 def units_of(
     unit: TrainingUnit, kind: Kind, encoder: Encoder | None = None, *, needs_logprobs: bool = True
 ) -> list[SampleOrPair]:
-    """The sample or the pairs that a learner takes for a unit: it is one itself, if it has all its tokens.
+    """Return the sample or pairs that a learner takes; a unit that has all its tokens is returned unchanged.
 
-    `encoder` makes the tokens of a replaced answer, and of a preference that is only text. Raises
-    TrainingError, with the episode, for what cannot be learned from.
+    `encoder` tokenises replaced answers, and preferences that are only text. Raises TrainingError, which
+    names the episode, if the unit cannot be learned from.
     """
     if not isinstance(unit, Trajectory) and _is_whole(unit, kind, needs_logprobs):
         return [unit]
@@ -130,7 +130,7 @@ def units_of(
 
 
 def _is_whole(unit: SampleOrPair, kind: Kind, needs_logprobs: bool) -> bool:
-    """Whether a unit is of that kind, and has all tokens and logprobs."""
+    """Return whether a unit has this kind, and all tokens and logprobs."""
     return isinstance(unit, Pair) == (kind == "pairs") and all(
         sample.ids
         and not any(turn.replaced for turn in sample.turns)
@@ -142,7 +142,7 @@ def _is_whole(unit: SampleOrPair, kind: Kind, needs_logprobs: bool) -> bool:
 def sample_of(
     trajectory: Trajectory, encoder: Encoder | None = None, *, needs_logprobs: bool = True
 ) -> Sample:
-    """The sample of a trajectory that has its tokens. Raises TrainingError."""
+    """Return a trajectory as a sample with tokens. Raises TrainingError if tokens are missing."""
     items: list[EpisodeItem] = []
     for item in trajectory.episode:
         if not isinstance(item, EpisodeItem):
@@ -184,7 +184,7 @@ def sample_of(
 
 
 def message_of(item: EpisodeItem) -> Message:
-    """The message of an item; one that is context and not trained on has the `weight` 0."""
+    """Return an item as a message. An assistant message that is context gets the `weight` 0."""
     facts = item.metadata or {}
     extras = {key: facts[key] for key in _KEPT if facts.get(key) is not None and key != "function_call"}
     content = facts.get("content", item.content)
@@ -197,7 +197,7 @@ def message_of(item: EpisodeItem) -> Message:
 
 
 def _with_tokens(item: EpisodeItem, encoder: Encoder | None, needs_logprobs: bool) -> EpisodeItem:
-    """The item with its tokens. Raises ValueError where nobody knows them."""
+    """Return the item with its tokens. Raises ValueError if they are unknown."""
     ids, logprobs = item.token_ids, item.logprobs
     if ids is None and item.replaced and encoder is not None:
         ids = encoder.answer(item.content)
@@ -212,9 +212,9 @@ def _with_tokens(item: EpisodeItem, encoder: Encoder | None, needs_logprobs: boo
 
 
 def _items(sample: Sample) -> list[EpisodeItem]:
-    """The messages in order; over a sample, `context_ids` and `token_ids` in turn are the whole sequence.
+    """Return the messages in order. The `context_ids` and `token_ids` of all items are the whole sequence.
 
-    Of a sample without messages the answers alone, without their texts.
+    For a sample without messages, return only the answers, without their texts.
     """
     items: list[EpisodeItem] = []
     seen = 0
@@ -246,7 +246,7 @@ def _item_of(turn: Turn, tokens: dict[str, Any], message: Message, *, has_ids: b
 
 
 def _given(message: Message) -> EpisodeItem:
-    """A message of the prompt. What the agent wrote for the assistant itself was not sampled."""
+    """Return a prompt message as an item. An assistant message that the agent wrote counts as given."""
     role = _ROLES.get(str(message.get("role")), EpisodeItemRole.OTHER)
     spoken: dict[str, Any] = {"logprobs": (), "given": True} if role is EpisodeItemRole.ASSISTANT else {}
     return EpisodeItem(role=role, content=text_of(message), metadata=_extras(message) or None, **spoken)
@@ -292,25 +292,25 @@ def _preference(pair: Pair) -> DPOItem:
 
 
 def thinking_key(message: Message) -> tuple[str, str]:
-    """Equal for messages of equal content and equal thinking."""
+    """Return a key that is equal for messages with equal content and equal thinking."""
     return message_key(message), str(message.get("reasoning_content") or "")
 
 
 def _flat(message: Message) -> OpenAIMessage:
-    """The message with text for content; parts that are not text are described by themselves."""
+    """Return the message with its content as text. Parts that are not text are dropped."""
     flat = {"content": text_of(message)} if isinstance(message.get("content"), list) else {}
     return OpenAIMessage.model_validate(message | flat)
 
 
 def _response(messages: Sequence[Message]) -> str:
-    """One reply as its text; a longer continuation as a transcript."""
+    """Return one reply as its text, and a longer continuation as a transcript."""
     if len(messages) == 1:
         return written(messages[0])
     return "\n\n".join(f"[{str(message.get('role')).upper()}]: {written(message)}" for message in messages)
 
 
 def written(message: Message) -> str:
-    """The text of a message; its tool calls as JSON when there is no text."""
+    """Return the text of a message, or its tool calls as JSON if it has no text."""
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     return text_of(message) or (json.dumps(calls, ensure_ascii=False) if calls else "")
 
@@ -349,7 +349,7 @@ def _pair_of(item: DPOItem, tools: Sequence[Tool], encoder: Encoder | None, need
 
 
 def _written_pair(item: DPOItem, tools: Sequence[Tool], encoder: Encoder) -> Pair | None:
-    """The pair of two conversations that nobody sampled; None where their messages are not all known."""
+    """Return the pair of two conversations that were not sampled; None if some messages are unknown."""
     chosen, rejected = (
         messages or ([message] if message is not None else None)
         for messages, message in (
@@ -372,7 +372,7 @@ def _written_pair(item: DPOItem, tools: Sequence[Tool], encoder: Encoder) -> Pai
 
 
 def _turns(mask: Sequence[bool], sampling: Sampling) -> tuple[Turn, ...]:
-    """The runs of sampled tokens."""
+    """Return a turn for each run of consecutive sampled tokens."""
     turns, start = [], 0
     for is_sampled, run in groupby(mask):
         stop = start + len(list(run))

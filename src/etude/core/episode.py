@@ -1,6 +1,6 @@
-"""An episode: the example that it is about, the tools that it calls, and the record of what happened.
+"""An episode: its example, its tool calls, and the record of everything that happened.
 
-The record is the finished value. The live object that a workflow is handed is `etude.rollout.Episode`.
+The record is the finished value. A workflow receives the live object, `etude.rollout.Episode`.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,17 +19,16 @@ class Example:
     """One dataset row, as workflows and evaluators see it."""
 
     id: str
-    """Unique within its dataset, and stable: groups, resume and curriculum go by it. A number or a UUID
+    """Unique within its dataset, and stable: groups, resume and curriculum depend on it. A number or a UUID
     becomes its text."""
 
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """The inputs of the agent, by column name."""
 
     expected: Any = None
-    """The expected answer, or None where there is none."""
+    """The expected answer, or None if there is none."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an id that names nothing."""
+        """Convert the id to text. Raises ValueError for an id that names nothing."""
         object.__setattr__(self, "id", text_id(self.id))
 
 
@@ -39,7 +38,7 @@ class ToolResult:
 
     text: str
     is_error: bool = False
-    """Whether the tool says that it could not do what it was asked for."""
+    """Whether the tool reports that it could not do the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +46,27 @@ class ToolUse:
     """One call of a tool within an episode."""
 
     source: str
-    """The set that the tool belongs to: an entry of `tools`."""
+    """The tool set that the tool belongs to: an entry of `tools`."""
     name: str
     arguments: dict[str, Any] | None
-    """None when the model did not write a JSON object."""
+    """None if the model did not write a JSON object."""
     result: str
-    """The text that the model was given; of a call that failed, why."""
+    """The text that the model received; for a failed call, the reason."""
     outcome: str = "ok"
-    """`ok`; `error` where the tool said so; `refused` where it was not asked: for arguments that are no JSON
-    object, or beyond the limit of calls; `failed` where there was no answer."""
+    """`ok`; `error`: the tool reported an error; `refused`: the tool was not called, because the arguments
+    were no JSON object or the limit of calls was reached; `failed`: the tool gave no answer."""
     seconds: float = 0.0
     began: float = field(default=0.0, compare=False)
-    """When it was asked, in Unix seconds; 0 where that is not known."""
+    """Start of the call in Unix seconds; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolLimits:
-    """Bounds on one set of tools within one episode."""
+    """Limits on one set of tools within one episode."""
 
     max_calls: int = 100
     max_characters: int = 20_000
-    """Of one result; the rest is cut off, and the model is told so."""
+    """Longest result, in characters. The rest is cut off, and the model is told."""
     call_timeout: float = 30.0
     """Seconds that one call may take."""
 
@@ -77,32 +76,32 @@ class ToolSession(Protocol):
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools in OpenAI's format, no two of one name."""
+        """The tools in OpenAI's format, with unique names."""
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call one of the tools. Raises ToolError when there is no answer to be had."""
+        """Call one of the tools. Raises ToolError if there is no answer."""
 
     async def log(self) -> str:
-        """The end of what the tools' server has logged since the session began; empty where it has no log."""
+        """Return the end of the tool server's log since the session began; empty if it has no log."""
 
 
 class ToolSource(Protocol):
-    """Opens tools for episodes. The object that a component of the kind `tools` yields."""
+    """Opens tools for episodes: the object that a component of the kind `tools` yields."""
 
     @property
     def forgets(self) -> bool:
-        """Whether a session knows nothing of calls that were made in one before it.
+        """Whether a session knows nothing about the calls of an earlier session.
 
-        Then an episode that is resumed makes its recorded calls again before the first new one.
+        If so, a resumed episode repeats its recorded calls before the first new one.
         """
 
     def open(self) -> AbstractAsyncContextManager[ToolSession]:
-        """The tools for one episode. Raises ToolError when they cannot be opened."""
+        """Open the tools for one episode. Raises ToolError if they cannot be opened."""
 
 
 @dataclass(frozen=True)
 class ToolSet:
-    """An entry of `tools`: where they come from, which of them are offered, and their bounds."""
+    """An entry of `tools`: the source, the tools that are offered, and their limits."""
 
     name: str
     source: ToolSource
@@ -110,9 +109,9 @@ class ToolSet:
     only: tuple[str, ...] | None = None
     """The tools that are offered; None for all."""
     prefix: str = ""
-    """Put before the name of each tool."""
+    """Text put before the name of each tool."""
     path: str = ""
-    """Where the config says this, such as `tools.search`; empty for tools of a program."""
+    """The place in the config, such as `tools.search`; empty for tools set in code."""
 
 
 WORKFLOW = "<workflow>"
@@ -128,69 +127,67 @@ class Event:
 
     kind: Literal["step_reward", "note", "score", "tool", "log"]
     after_call: int
-    """Index of the last call before the event; -1 when there was none."""
+    """Index of the last call before the event; -1 if there was none."""
     value: float | None = None
     text: str = ""
     """A note, the reason for a number, or the end of a log."""
     name: str = ""
-    """The name of a score."""
     agent: str | None = None
-    """Whose score or step reward it is; None: the whole episode's."""
+    """The agent that gets the score or step reward; None for the whole episode."""
     tool: ToolUse | None = None
-    """Of the kind `tool`: the call and its result."""
+    """For the kind `tool`: the call and its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an episode has no output. A failure is data: it is counted and shown, never a reward."""
+    """The reason why an episode has no output. A failure is data: it is counted and shown, never a reward."""
 
     kind: Literal["raised", "timeout", "no_output", "call_failed", "tool_failed", "died"]
-    """`died`: the process that played it ended."""
+    """`died`: the process that played the episode ended."""
     reason: str
     origin: Literal["agent", "model", "tool", "environment"] = "agent"
-    """Whose failure it is: the agent's own, that of a model or a tool that did not answer, or not in time, or
-    that of what the episode needs besides. But for the first, the same episode may go well another time."""
+    """The cause: the agent itself, a model or tool that did not answer in time, or the environment, which is
+    anything else the episode needs. Except after `agent`, a retry of the same episode may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """All that happened in one run of the workflow on one example."""
+    """Everything that happened in one run of the workflow on one example."""
 
     id: str
-    """Unique within the run folder; also the journal key under which the record is kept."""
+    """Unique within the run folder; also the journal key of the record."""
     example: Example
     generation: int
-    """Which of the example's parallel episodes this is, from 0."""
+    """The number of this episode among the example's parallel episodes, from 0."""
     calls: tuple[Call, ...] = ()
     events: tuple[Event, ...] = ()
     output: Any = None
     failure: Failure | None = None
     seconds: float = 0.0
-    """Wall time of the episode."""
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all its calls that were answered."""
+        """The sum of tokens over all answered calls."""
         answers = (call.completion for call in self.calls if call.completion is not None)
         return reduce(Usage.plus, (answer.usage for answer in answers), NO_USAGE)
 
 
 def measured(record: EpisodeRecord, name: str, agent: str | None = None) -> Event | None:
-    """The score of that name that was measured in the episode, the last one; None where there is none."""
+    """Return the last score with this name and agent that the episode measured; None if there is none."""
     scores = (event for event in reversed(record.events) if event.kind == "score")
     return next((event for event in scores if (event.name, event.agent) == (name, agent)), None)
 
 
 def cut_off_share(calls: Mapping[str, int]) -> float | None:
-    """The share of the answers that were cut off, by the counts of calls; None where there are no answers."""
+    """Return the share of answers that were cut off, from call counts; None without answers."""
     return calls["cut_off"] / calls["answers"] if calls.get("answers") else None
 
 
 def call_counts(record: EpisodeRecord) -> dict[str, int]:
-    """The model calls of an episode: `answers`, of them `cut_off` ones, `failed` ones and `retries`.
+    """Count the model calls of an episode: `answers` (of these, `cut_off`), `failed` and `retries`.
 
-    Where it called tools, also `tool_calls`, and of them, by outcome, `tool_error`, `tool_refused` and
-    `tool_failed` ones, if there are any.
+    If it called tools, also `tool_calls`, and by outcome, if there are any, `tool_error`, `tool_refused` and
+    `tool_failed`.
     """
     counts = {"answers": 0, "cut_off": 0, "failed": 0, "retries": 0}
     for call in record.calls:
@@ -210,17 +207,17 @@ def call_counts(record: EpisodeRecord) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedExample(Example):
-    """An example whose episodes were played before the run, such as logged chats: these are read."""
+    """An example whose episodes were played before the run, such as logged chats, and are only read."""
 
     episodes: int
-    """How many there are. A collection has all of them, whatever number it asks for."""
+    """The number of episodes. Every collection uses all of them, also if it asks for fewer."""
     read: Callable[[int], EpisodeRecord]
-    """The episode of a number, from 0. Raises StoreError."""
+    """Returns the episode with a number, from 0. Raises StoreError."""
     origin: str
-    """Where they come from, for messages: `runs/chats`."""
+    """The source of the episodes, for messages: `runs/chats`."""
 
     def played(self, episode_id: str, generation: int, model: str) -> EpisodeRecord:
-        """An episode as one of the run's own, whose calls count as answered by `model` of `llms`."""
+        """Return a logged episode as one of this run, with its calls attributed to `model` in `llms`."""
         record = self.read(generation)
         calls = tuple(
             replace(call, model=model, logged=True, request=replace(call.request, conversation=episode_id))

@@ -1,7 +1,7 @@
-"""The errors a user can meet.
+"""The errors that a user can meet.
 
-Every error says what happened, where, and what to do next. The class fixes the exit code of the
-command line: 2 when the request was wrong (nothing was tried), 1 when the work failed.
+Every error says what happened, where, and what to do next. The class sets the exit code of the command line:
+2 if the request was wrong (nothing was tried), 1 if the work failed.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from etude.core.secrets import masked
 class EtudeError(Exception):
     """The work failed. Exit code 1.
 
-    Its text may repeat what others said, and has no secrets.
+    Secrets in the message are masked, since it may quote other programs.
     """
 
     exit_code = 1
@@ -35,11 +35,11 @@ class RequestError(EtudeError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        """The field of an API's request that is wrong, where it is one."""
+        """The wrong field of an API request, if there is one."""
 
 
 class ConfigError(RequestError):
-    """A config file is wrong; the message starts with `file:line:column` when they are known."""
+    """A config file is wrong. The message starts with `file:line:column` if they are known."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class ConfigError(RequestError):
 
 
 class DatasetError(RequestError):
-    """A dataset cannot be read, or a row of it is wrong; the message names file and row."""
+    """A dataset cannot be read, or a row of it is wrong. The message names the file and the row."""
 
 
 def install_command(extra: str) -> str:
-    """The command that adds the extra to this environment: `pip install -e '/home/me/etude[plots]'`.
+    """Return the command that adds the extra to this environment: `pip install -e '/home/me/etude[plots]'`.
 
-    It names what Etude was installed from, a checkout or a file (PEP 610), so that it can be typed anywhere.
+    It names the source that Etude was installed from, a checkout or a file (PEP 610), so it works anywhere.
     """
     try:
         origin = json.loads(distribution("etude").read_text("direct_url.json") or "{}")
@@ -91,28 +91,28 @@ class StoreError(EtudeError):
 
 
 class EngineError(EtudeError):
-    """A model call failed for good: retries are spent or the request is impossible."""
+    """A model call failed for good: no retries are left, or the request is impossible."""
 
 
 class EngineAway(EngineError):
-    """The engine is not there at the moment: another try later may do better."""
+    """The engine is not available at the moment. A later retry may succeed."""
 
 
 class ModelOut(EngineError):
-    """A model gives no answers at all: its key is wrong, its address is dead, there is no such model.
+    """A model gives no answers at all: its key is wrong, its address is dead, or it does not exist.
 
-    More calls would fail too, so it ends the run wherever it is raised, also where an agent or an evaluator
-    catches it; nothing that was answered is lost. An engine of one's own may raise it.
+    More calls would fail too, so this error ends the run, even if an agent or an evaluator catches it. No
+    answer is lost. Your own engine may raise it.
     """
 
 
 class ImpossibleCall(EngineError):
-    """The request itself is at fault: too long, or of a kind that the model does not take."""
+    """The request itself is wrong: too long, or of a kind that the model does not accept."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        """The field of a chat completion's request that is at fault, where it is one."""
+        """The wrong field of a chat completion's request, if there is one."""
 
 
 class PromptTooLong(ImpossibleCall):
@@ -131,14 +131,14 @@ class EpisodeError(EtudeError):
 
 
 class EnvironmentAway(EpisodeError):
-    """A thing that an episode needs besides its models was not there: a sandbox, a tool server, a network.
+    """Something that an episode needs besides its models was unavailable: a sandbox, tool server or network.
 
-    It is nobody's failure, and another try may do better.
+    The agent did not cause it, and a retry may succeed.
     """
 
 
 class StalledError(EtudeError):
-    """Nothing in a run has moved for longer than it waits."""
+    """Nothing in a run has moved for longer than its limit."""
 
 
 class ErrorBudgetExceeded(EtudeError):
@@ -151,50 +151,50 @@ class _Resumable(EtudeError):
     def __init__(self, message: str, *, override: str) -> None:
         super().__init__(message)
         self.override = override
-        """The setting with which `etude resume` goes on, as `-o` takes it."""
+        """The setting that lets `etude resume` continue, as `-o` takes it."""
 
 
 class BudgetReached(_Resumable):
-    """A run is at a limit of its budget, and has stopped with everything kept. Exit code 3."""
+    """A run reached a limit of its budget and stopped. Everything is kept. Exit code 3."""
 
 
 class RunPaused(_Resumable):
-    """An alarm has paused a run, with everything kept: somebody is to look before it goes on. Exit code 3."""
+    """An alarm paused a run, so that a person can look at it. Everything is kept. Exit code 3."""
 
 
 class RunStopped(EtudeError):
-    """An alarm has ended a run: its trainer is to do nothing more."""
+    """An alarm ended a run. Its trainer must do nothing more."""
 
 
 class TrainingError(EtudeError):
-    """A training job failed, or a run ended without having trained on anything."""
+    """A training job failed, or a run ended without training on anything."""
 
 
 class JobStillRunning(TrainingError):
-    """A training job took too long and could not be cancelled: it may still make new weights."""
+    """A training job took too long and could not be cancelled. It may still make new weights."""
 
 
 class BackendError(EtudeError):
-    """A training backend gave no usable answer. What runs there goes on: nothing is lost."""
+    """A training backend gave no usable answer. Jobs there continue, and nothing is lost."""
 
     def __init__(self, message: str, *, temporary: bool = False) -> None:
         super().__init__(message)
         self.temporary = temporary
-        """Whether asking again later may help."""
+        """Whether a later retry may succeed."""
 
 
 _SHOWN_CHARACTERS = 20_000
 _LONGEST_SECRET = 10_000
-"""Characters beyond the end that are looked at, so that no secret is cut in two and shown by half."""
+"""Characters after the cut that are also masked, so that no secret is cut in two and half shown."""
 
 
 def words_of(error: BaseException) -> str:
-    """`Type: message` of an error, as `text_of` gives it."""
+    """Return `Type: message` of an error, with the message from `text_of`."""
     return f"{type(error).__name__}: {text_of(error)}"
 
 
 def text_of(error: BaseException) -> str:
-    """The message of an error that may be anybody's: it may be endless, or raise an error itself.
+    """Return the message of any error, also if it is endless or raises an error itself.
 
     Secrets in it are masked.
     """
@@ -208,22 +208,22 @@ def text_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its kind where it has none."""
+    """Return the first line of an error's message, or its type if there is none."""
     lines = text_of(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that `name` was most likely meant to be, or None when none is close."""
+    """Return the choice that `name` most likely means, or None if none is close."""
     by_folded = {choice.casefold(): choice for choice in choices}
     close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
     return by_folded[close[0]] if close else None
 
 
 def alternatives(name: str, choices: Iterable[str], *, otherwise: str = "none") -> str:
-    """The end of a sentence about a wrong name: `; did you mean 'x'? Allowed: x, y`.
+    """Return the end of a sentence about a wrong name: `; did you mean 'x'? Allowed: x, y`.
 
-    `otherwise` is listed when there are no choices.
+    `otherwise` is listed if there are no choices.
     """
     allowed = list(dict.fromkeys(choices))
     close = nearest(name, allowed)

@@ -15,16 +15,16 @@ from etude.core.episode import EpisodeRecord
 from etude.core.stats import Bounds, shared_bounds
 
 LARGEST_SCORE = 1e30
-"""Of larger ones sums, squares and float32 tensors are infinite."""
+"""The largest absolute score. Sums, squares and float32 tensors of larger ones would be infinite."""
 
 
 def is_score(value: float) -> bool:
-    """Whether a number can be a score: one that can be averaged and trained on."""
+    """Return whether a number can be a score: one that can be averaged and trained on."""
     return math.isfinite(value) and abs(value) <= LARGEST_SCORE
 
 
 def rising(bounds: Bounds) -> Bounds:
-    """The bounds as floats. Raises ValueError for what are none."""
+    """Return the bounds as floats. Raises ValueError if they are not two rising scores."""
     try:
         low, high = map(float, bounds)
         is_rising = is_score(low) and is_score(high) and low < high
@@ -36,7 +36,7 @@ def rising(bounds: Bounds) -> Bounds:
 
 
 ScoreBounds: TypeAlias = Annotated[Bounds, AfterValidator(rising)]
-"""The least and the most that a score can be."""
+"""The lowest and the highest possible score."""
 
 
 class EvalInputItem(DataModel, arbitrary_types_allowed=True):
@@ -45,7 +45,7 @@ class EvalInputItem(DataModel, arbitrary_types_allowed=True):
     id: Id
     """Id of the example."""
     generation: int = 0
-    """Which of the example's parallel episodes."""
+    """The number of this episode among the example's parallel episodes."""
     input_obj: Any = None
     expected_output_obj: Any = None
     output_obj: Any = None
@@ -54,16 +54,16 @@ class EvalInputItem(DataModel, arbitrary_types_allowed=True):
 
 
 class EvalOutputItem(DataModel):
-    """The score of one episode, or why there is none."""
+    """The score of one episode, or the reason why there is none."""
 
     id: Id
     generation: int = 0
     score: Number | None = None
-    """None when the episode or the evaluator failed. Never a made-up zero."""
+    """None if the episode or the evaluator failed. Never a made-up zero."""
     reasoning: Any = None
     error: str | None = None
     bounds: Bounds | None = None
-    """The least and the most that the evaluator can give, where it declares that."""
+    """The lowest and the highest score that the evaluator can give, if it declares them."""
 
     @property
     def is_scored(self) -> bool:
@@ -81,29 +81,29 @@ class EvalOutput(DataModel):
     """All scores of one evaluator."""
 
     average_score: float | None = None
-    """Mean over the scored items; None when nothing was scored."""
+    """Mean over the scored items; None if nothing was scored."""
     eval_output_items: list[EvalOutputItem] = Field(default_factory=list)
 
     @property
     def bounds(self) -> Bounds | None:
-        """The bounds of all scores; None where one of them has none."""
+        """The bounds that hold for all scores; None if one of the scores has none."""
         return shared_bounds(item.bounds for item in self.eval_output_items if item.is_scored)
 
 
 class FailureCause(DataModel):
-    """One cause of failures: how often it was met, and where first."""
+    """One cause of failures, with its count and the first episode."""
 
     kind: str
     """The kind of a failed episode, or `score:<evaluator>`."""
     reason: str
-    """The first line of the message, as it was the first time; alike but for numbers in the others."""
+    """The first line of one of the messages. The others may differ in numbers."""
     count: int
     episode: str
-    """The first episode that it was met in."""
+    """The failed episode with the lowest id."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """The same for all failures of one cause."""
+        """A key that is equal for all failures of one cause."""
         return self.kind, without_numbers(self.reason)
 
     def __str__(self) -> str:
@@ -115,10 +115,10 @@ _LONGEST = 200
 
 
 def merge_causes(causes: Iterable[FailureCause]) -> list[FailureCause]:
-    """The causes with those that differ in numbers only added up: the most frequent, in that order.
+    """Merge causes that differ only in numbers, and sort them by count, the most frequent first.
 
-    Of each the first line of the message, and the episode that comes first by its id: not the first one in
-    time, which would be another one each time that the run is made.
+    Each has the first line of its message, and the episode with the lowest id. The first episode in time
+    would differ each time that the run is repeated.
     """
     merged: dict[tuple[str, str], FailureCause] = {}
     for cause in causes:
@@ -138,32 +138,32 @@ class EvaluationRunOutput(DataModel):
     eval_input: EvalInput = Field(default_factory=EvalInput)
     evaluation_results: list[tuple[str, EvalOutput]] = Field(default_factory=list)
     workflow_interrupted: bool = False
-    """True when at least one episode failed."""
+    """True if at least one episode failed."""
     failures: dict[str, int] = Field(default_factory=dict)
     """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
     causes: list[FailureCause] = Field(default_factory=list)
     """The most frequent causes of failures, the most frequent first."""
     calls: dict[str, int] = Field(default_factory=dict)
-    """Model calls: `answers`, of them `cut_off` at the limit of tokens, `failed` ones and `retries`."""
+    """Model calls: `answers` (of these, `cut_off` at the token limit), `failed` and `retries`."""
     retried: dict[str, int] = Field(default_factory=dict)
-    """Attempts at model calls, those of evaluators too, that were made again, by cause: `http_429`, …"""
+    """Retries of model calls by cause, including the calls of evaluators: `http_429`, …"""
     waited_seconds: float = 0.0
-    """Between attempts at model calls."""
+    """Seconds waited between attempts at model calls."""
     left_out: list[EvalOutputItem] = Field(default_factory=list)
-    """Why there is no reward, of each episode that `scored_by` has taken out."""
+    """The unscored items that `scored_by` has taken out, with the reasons."""
 
     def remote(self) -> dict[str, Any]:
-        """The attempts at the episodes' model calls, and all retries by cause with the seconds waited."""
+        """Return the attempts at the episodes' model calls, all retries by cause, and the seconds waited."""
         calls = self.calls
         attempts = calls.get("answers", 0) + calls.get("failed", 0) + calls.get("retries", 0)
         waited = round(self.waited_seconds, 3)
         return {"attempts": attempts, "retried": dict(self.retried), "waited_seconds": waited}
 
     def scored_by(self, evaluator: str) -> EvaluationRunOutput:
-        """The same without the episodes that the evaluator has not scored.
+        """Return the output without the episodes that the evaluator has not scored.
 
-        The items of all evaluators and of `eval_input` go on to stand in the same order. An evaluator that
-        did not run takes nothing out.
+        The items of `eval_input` and of all evaluators keep their common order. An evaluator that did not run
+        takes nothing out.
         """
         results = dict(self.evaluation_results)
         if evaluator not in results:
@@ -182,11 +182,11 @@ class EvaluationRunOutput(DataModel):
         return self.model_copy(update=update)
 
     def results_of(self, evaluator: str) -> list[EvalOutputItem]:
-        """The items of one evaluator, in the order of `eval_input`. Raises KeyError for an unknown one."""
+        """Return one evaluator's items, in the order of `eval_input`. Raises KeyError if it is unknown."""
         return dict(self.evaluation_results)[evaluator].eval_output_items
 
     def scores(self) -> dict[str, list[float]]:
-        """The scores of each evaluator; of items that have none, nothing."""
+        """Return the scores of each evaluator, without the items that have none."""
         return {
             name: [
                 item.score for item in output.eval_output_items if item.is_scored and item.score is not None
@@ -195,14 +195,14 @@ class EvaluationRunOutput(DataModel):
         }
 
     def bounds(self) -> dict[str, Bounds | None]:
-        """The bounds of each evaluator's scores."""
+        """Return the bounds of each evaluator's scores."""
         return {name: output.bounds for name, output in self.evaluation_results}
 
 
 _VARYING = re.compile(r"[0-9a-f]{8,}|[0-9]+", re.IGNORECASE)
-"""The part of a message that differs between failures of one cause: numbers, ids, digests."""
+"""The parts of a message that differ between failures of one cause: numbers, ids, digests."""
 
 
 def without_numbers(message: str) -> str:
-    """The message with each number, id and digest in it replaced, so that those of one cause are equal."""
+    """Return the message with numbers, ids and digests replaced, so that equal causes have equal texts."""
     return _VARYING.sub("#", message)

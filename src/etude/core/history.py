@@ -1,4 +1,4 @@
-"""The history of a training run: what each epoch and each validation gave, as it is journalled."""
+"""The history of a training run: the results of each epoch and each validation, as journalled."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ def _now() -> str:
 
 
 Action: TypeAlias = Literal["off", "warn", "pause", "stop", "rollback"]
-"""The part of a run when an alarm rings. `off`: it never does."""
+"""The action of a run when an alarm rings. `off`: the alarm never rings."""
 
 
 class AlarmEvent(BaseModel, frozen=True):
-    """An alarm that holds for an epoch or a validation."""
+    """An alarm whose condition holds for an epoch or a validation."""
 
     alarm: str
     """Its name in `finetuning.alarms`."""
     of: str = ""
-    """Which of several things it is about: an evaluator, a cause of failures; empty where there is one."""
+    """The evaluator or the cause of failures that it is about; empty if the alarm has only one subject."""
     since: int
-    """The first epoch, or validation, of those in a row that it holds for."""
+    """The first of the consecutive epochs, or validations, that it has held for."""
     is_new: bool
-    """Whether it rings here: it did not hold before."""
+    """Whether it rings now: it did not hold before."""
     action: Action
     text: str
-    """A sentence: what was seen, since when, what that usually means, what to do."""
+    """A sentence: the observation, since when, its usual meaning, and what to do."""
     episode: str | None = None
     """The id of an episode that shows it."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Tells it apart from the others of the same epoch or validation."""
+        """Identifies the alarm among the others of the same epoch or validation."""
         return self.alarm, self.of
 
 
 class Score(BaseModel, frozen=True):
-    """The mean of scores, and its 95 % interval where they tell one."""
+    """The mean of scores, and its 95 % interval if the scores allow one."""
 
     mean: float | None = None
-    """None where nothing was scored."""
+    """None if nothing was scored."""
     low: float | None = None
     high: float | None = None
     n: int | None = None
-    """How many scores there are, where that is known."""
+    """The number of scores, if it is known."""
     bounds: Bounds | None = None
-    """Those that the evaluator declares."""
+    """The bounds that the evaluator declares."""
 
     @classmethod
     def among(cls, metrics: Mapping[str, Any]) -> Self:
-        """The reward of the metrics of an epoch or a validation."""
+        """Return the reward in the metrics of an epoch or a validation."""
         mean, low, high = (metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high"))
         return cls(mean=mean, low=low, high=high, n=metrics.get("num_scored", metrics.get("num_examples")))
 
@@ -68,39 +68,39 @@ class Score(BaseModel, frozen=True):
 
     @property
     def counted(self) -> str:
-        """The same with how many scores there are."""
+        """The mean with its interval, as text, and the number of scores."""
         return f"{self}" if self.n is None or self.mean is None else f"{self}  n={self.n}"
 
     @property
     def interval(self) -> str:
-        """The mean with its interval, and nothing about why there is none."""
+        """The mean with its interval, as text, without a reason for a missing interval."""
         return "none" if self.mean is None else shown_mean(self.mean, self.low, self.high)
 
 
 class Measurement(BaseModel, frozen=True):
-    """The record of something measured: the base of an epoch and of a validation."""
+    """The record of a measurement: the base of an epoch and of a validation."""
 
     epoch: int
-    """From 1, as in everything that is stored or shown; arguments of interfaces count from 0. Of a
-    validation: how many epochs the evaluated weights had trained for, 0 of the base model."""
+    """The number of the epoch, from 1 in everything stored or shown; arguments of interfaces count from 0.
+    For a validation: the epochs that the weights had trained for, 0 for the base model."""
     timestamp: str = Field(default_factory=_now)
-    """When it finished: ISO 8601, UTC."""
+    """The end of the measurement: ISO 8601, UTC."""
     metrics: dict[str, Any] = Field(default_factory=dict)
     version: ModelVersion | None = None
-    """The weights after an epoch, and those that were evaluated, where the backend says."""
+    """The weights after an epoch, or the weights that were evaluated, if the backend reports them."""
     alarms: tuple[AlarmEvent, ...] = ()
     """The alarms that hold for it."""
     back_to: ModelVersion | None = None
-    """The version that an alarm had the model go back to, after all that."""
+    """The version that an alarm made the model go back to afterwards."""
 
     @property
     def weights(self) -> ModelVersion | None:
-        """Those that its figures are of."""
+        """The weights that its figures were measured with."""
         return self.version
 
     @property
     def measured_with(self) -> int | None:
-        """The number of the same."""
+        """The version number of `weights`."""
         return None if self.weights is None else self.weights.number
 
     @property
@@ -116,41 +116,41 @@ class Measurement(BaseModel, frozen=True):
 
     @property
     def causes(self) -> list[FailureCause]:
-        """Why episodes and scores failed."""
+        """The reasons why episodes and scores failed."""
         return [FailureCause.model_validate(cause) for cause in self.metrics.get("failure_causes") or ()]
 
     @property
     def distribution(self) -> Distribution | None:
-        """How its rewards lie; None where there were none."""
+        """The distribution of its rewards; None if there are none."""
         return Distribution.among(self.metrics)
 
 
 class EpochEntry(Measurement, frozen=True):
-    """One finished epoch: trained on, or skipped."""
+    """One finished epoch, trained on or skipped."""
 
     kind: ClassVar[Literal["epoch"]] = "epoch"
     status: TrainingJobStatus | None = None
-    """How its training job ended; None for a skipped epoch, and for one that the model rested in."""
+    """The result of its training job; None if the epoch was skipped or the model rested."""
     skipped: str | None = None
-    """Why nothing was trained on."""
+    """The reason why nothing was trained on."""
     resting: str | None = None
-    """Why the model was not meant to be trained in this epoch: frozen, or not its turn."""
+    """The reason why the model was not due for training in this epoch: frozen, or not its turn."""
     sampled_from: ModelVersion | None = None
-    """The weights that its episodes were sampled from, where the backend says."""
+    """The weights that its episodes were sampled from, if the backend reports them."""
     curriculum_state: dict[str, Any] | None = None
-    """After the epoch; None when there is no curriculum."""
+    """The state after the epoch; None if there is no curriculum."""
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}"
 
     @property
     def weights(self) -> ModelVersion | None:
-        """Those that its episodes were sampled from."""
+        """The weights that its episodes were sampled from."""
         return self.sampled_from
 
     @property
     def measured_on(self) -> str:
-        """On what its figures were measured, and with which version."""
+        """The episodes and the version that its figures were measured on."""
         whence = "" if self.measured_with is None else f", sampled from v{self.measured_with}"
         return f"training episodes of epoch {self.epoch}{whence}"
 
@@ -165,7 +165,7 @@ class ValidationEntry(Measurement, frozen=True):
 
     @property
     def measured_on(self) -> str:
-        """As of an epoch."""
+        """The examples, the epoch and the version that its figures were measured on."""
         version = "" if self.measured_with is None else f" (v{self.measured_with})"
         return f"validation examples, {self._when}{version}"
 
@@ -180,53 +180,51 @@ Entry: TypeAlias = EpochEntry | ValidationEntry
 
 
 def moment(entry: Entry) -> tuple[int, bool]:
-    """Sorts epochs and validations as they were made: a validation comes after its epoch."""
+    """Return a sort key for the order in which entries were made: a validation follows its epoch."""
     return entry.epoch, entry.kind == "validation"
 
 
 class WarmUpJob(BaseModel, frozen=True):
-    """One job of a warm-up, and what was measured after it."""
+    """One job of a warm-up, and the metrics measured after it."""
 
     stage: int
-    """Index of its stage."""
     steps: int
-    """Optimiser steps."""
     status: TrainingJobStatus
-    """How the job ended."""
+    """The result of the job."""
     metrics: dict[str, Any] = Field(default_factory=dict)
-    """`loss`, and where the reward was measured the metrics of that."""
+    """`loss`, and if the reward was measured, its metrics."""
     version: ModelVersion | None = None
-    """The weights after it, where the backend says."""
+    """The weights after it, if the backend reports them."""
     is_over: bool
-    """Whether the stage is over with it."""
+    """Whether the stage ends with this job."""
 
 
 class WarmUpEntry(BaseModel, frozen=True):
-    """A finished warm-up: what the model imitated before it was first measured and trained."""
+    """A finished warm-up, in which the model imitated examples before its first measurement and training."""
 
     timestamp: str = Field(default_factory=_now)
     steps: int
     jobs: int
     seconds: float
-    """Of the process that finished it."""
+    """Seconds in the process that finished it."""
     metrics: dict[str, Any] = Field(default_factory=dict)
-    """Those of its last job."""
+    """The metrics of its last job."""
     version: ModelVersion | None = None
     """The weights that training begins with."""
 
 
 class Recovery(BaseModel, frozen=True):
-    """Stored weights that were not there, or not as written, and how the run went on without them."""
+    """Missing or damaged stored weights, and how the run continued without them."""
 
     timestamp: str = Field(default_factory=_now)
     damage: tuple[str, ...]
-    """A clause for each file: what was found."""
+    """The damage found, one clause per file."""
     lost: tuple[ModelVersion, ...]
     """The versions that are made again, oldest first."""
     back_to: ModelVersion | None = None
-    """The version that the run went back to; None where training began anew."""
+    """The version that the run went back to; None if training began anew."""
     epochs: tuple[int, ...] = ()
-    """The epochs that are trained again, on the episodes that they had."""
+    """The epochs that are trained again, on their recorded episodes."""
 
     def __str__(self) -> str:
         anew = "the model that training began with"
@@ -241,16 +239,16 @@ class Recovery(BaseModel, frozen=True):
         return f"{why}. The run goes back to {start}: {again}"
 
     def differs(self, version: ModelVersion) -> bool:
-        """Whether a version has been made again, and is not what it was."""
+        """Return whether a version was made again and now differs from the lost one."""
         return any(lost.number == version.number and lost.digest != version.digest for lost in self.lost)
 
 
 class History(BaseModel, frozen=True):
-    """All that a run has done so far, each kind in the order of its epochs."""
+    """Everything that a run has done so far, each kind in the order of its epochs."""
 
     run_id: str
     base: ValidationEntry | None = None
-    """The base model, measured before a warm-up."""
+    """The validation of the base model before a warm-up."""
     warm_up: WarmUpEntry | None = None
     epochs: tuple[EpochEntry, ...] = ()
     validations: tuple[ValidationEntry, ...] = ()
@@ -258,12 +256,12 @@ class History(BaseModel, frozen=True):
 
     @property
     def start(self) -> ModelVersion | None:
-        """The weights that training began with, where a warm-up made them."""
+        """The weights that training began with, if a warm-up made them."""
         return None if self.warm_up is None else self.warm_up.version
 
     @property
     def measured(self) -> tuple[ValidationEntry, ...]:
-        """All validations, that of the base model before a warm-up first."""
+        """All validations. The validation of the base model before a warm-up comes first."""
         return self.validations if self.base is None else (self.base, *self.validations)
 
     @property
@@ -272,16 +270,16 @@ class History(BaseModel, frozen=True):
         return sorted([*self.epochs, *self.validations], key=moment)
 
     def went_back(self, epoch: int) -> ModelVersion | None:
-        """The version that the model went back to after an epoch (from 1) or its validation, if it did."""
+        """Return the version that the model went back to after an epoch (from 1) or its validation."""
         made = self.validation(epoch), self.epoch(epoch)  # A validation comes after its epoch.
         return next((entry.back_to for entry in made if entry is not None and entry.back_to), None)
 
     def epoch(self, number: int) -> EpochEntry | None:
-        """The entry of an epoch (from 1); None where it has none."""
+        """Return the entry of an epoch (from 1); None if it has none."""
         return next((entry for entry in self.epochs if entry.epoch == number), None)
 
     def validation(self, epoch: int) -> ValidationEntry | None:
-        """The entry of the validation after an epoch; None where it has none."""
+        """Return the entry of the validation after an epoch; None if it has none."""
         return next((entry for entry in self.validations if entry.epoch == epoch), None)
 
     @property
@@ -291,20 +289,20 @@ class History(BaseModel, frozen=True):
 
     @property
     def skipped(self) -> list[EpochEntry]:
-        """The epochs that were not."""
+        """The epochs that had nothing to train on."""
         return [entry for entry in self.epochs if entry.skipped is not None]
 
     def alike(self, entry: Entry) -> tuple[Entry, ...]:
-        """The epochs, or the validations: those that are of the same kind as an entry."""
+        """Return all epochs or all validations, whichever the entry is."""
         return self.epochs if entry.kind == "epoch" else self.validations
 
     def with_entry(self, entry: Entry) -> History:
-        """The history with an epoch or a validation, in place of what it has of it."""
+        """Return the history with this epoch or validation, which replaces an earlier entry for it."""
         others = [other for other in self.alike(entry) if other.epoch != entry.epoch]
         return self.model_copy(update={f"{entry.kind}s": tuple(sorted([*others, entry], key=moment))})
 
     def until(self, epoch: int) -> History:
-        """The history as it was after `epoch` and the validation that followed it."""
+        """Return the history as it was after `epoch` and the validation that followed it."""
         return self.model_copy(
             update={
                 "epochs": tuple(entry for entry in self.epochs if entry.epoch <= epoch),

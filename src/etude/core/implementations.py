@@ -1,7 +1,7 @@
-"""Holding every implementation of an interface's methods to what the interface declares, whoever wrote it.
+"""Checks that every implementation of an interface returns what the interface declares, also a user's.
 
-What a method returns is what is declared, and where that is not so, the error names the method, its line and
-what it returned. Parts call many of these methods themselves, so no wrapper around a part would see it.
+Otherwise the error names the method, its line and the value that it returned. Parts call many of these
+methods themselves, so a wrapper around a part would not see the calls.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def wrap_implementations(cls: type, interface: type) -> None:
-    """Hold the methods of the interface that `cls` itself implements to what it declares.
+    """Wrap the interface's methods that `cls` itself defines, so that calls and results are checked.
 
     For `__init_subclass__` of the interface. Methods that `cls` does not define, or leaves abstract, are
-    passed over. Raises RequestError for an `async def` of a method that is called without being waited for.
+    skipped. Raises RequestError for an `async def` where the interface's method is not awaited.
     """
     for name, declared in vars(interface).items():
         own = vars(cls).get(name)
@@ -35,7 +35,7 @@ def wrap_implementations(cls: type, interface: type) -> None:
 
 
 def _held(own: C, declared: Callable[..., Any]) -> C:
-    """`own`, held to what is declared; it is waited for where that is, also where it is a plain `def`."""
+    """Return `own` with checks. It is async if `declared` is, even if `own` is a plain `def`."""
     require_plain(own, declared)
 
     @functools.wraps(own)
@@ -47,7 +47,7 @@ def _held(own: C, declared: Callable[..., Any]) -> C:
         value = called(own, declared, self, *args, **kwargs)
         return checked(await value if inspect.isawaitable(value) else value, own, declared)
 
-    # They take and give what `own` does.
+    # The wrappers have the signature of `own`.
     return held_async if inspect.iscoroutinefunction(declared) else held  # type: ignore[return-value]
 
 
@@ -55,14 +55,14 @@ _LISTS = (list, Sequence)
 
 
 class WrongReturnError(EtudeError):
-    """A part of somebody's returned, or takes, what its interface does not have.
+    """A user's part returned a value, or takes arguments, that its interface does not declare.
 
-    It is no TrainingError: a job that it concerns may be running.
+    It is no TrainingError, because the job that it concerns may still be running.
     """
 
 
 def require_plain(implementation: Callable[..., Any], declared: Callable[..., Any]) -> None:
-    """Raise RequestError for an `async def` of what is called without being waited for."""
+    """Raise RequestError for an `async def` if the interface's method is not awaited."""
     if inspect.iscoroutinefunction(implementation) and not inspect.iscoroutinefunction(declared):
         raise RequestError(
             f"{_place(implementation)} is `async def`, and {declared.__qualname__} is called without being "
@@ -73,7 +73,7 @@ def require_plain(implementation: Callable[..., Any], declared: Callable[..., An
 def called(
     implementation: Callable[..., Any], declared: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """The result of the implementation. Raises WrongReturnError where it does not take what it is given."""
+    """Return the implementation's result. Raises WrongReturnError if it does not take the given arguments."""
     try:
         return implementation(self, *args, **kwargs)
     except TypeError as error:
@@ -87,10 +87,10 @@ def called(
 
 
 def checked(value: Any, implementation: Callable[..., Any], declared: Callable[..., Any]) -> Any:
-    """`value` as `declared` says that it is; a number of any kind as a float.
+    """Return `value` if it has the type that `declared` returns; any kind of number as a float.
 
-    Raises WrongReturnError that names the implementation, what it returned and what is expected. What a
-    method returns that is declared to return None does not matter.
+    Raises WrongReturnError, which names the implementation, its value and the expected type. If `declared`
+    returns None, any value but an awaitable is accepted.
     """
     expected = _declared(inspect.unwrap(declared))
     if expected is types.NoneType and not inspect.isawaitable(value):
@@ -108,8 +108,8 @@ def checked(value: Any, implementation: Callable[..., Any], declared: Callable[.
 
 @functools.cache
 def _declared(method: Callable[..., Any]) -> Any:
-    # Alone: the types of parameters may be imported for type checkers only. Where these are too, nothing is
-    # known but that they are loaded by now.
+    # Only the return type is resolved, because parameter types may be imported for type checkers only.
+    # If the return type is too, it is looked up in the loaded modules, and else nothing is checked.
     written = types.SimpleNamespace(__annotations__={"return": method.__annotations__.get("return", Any)})
     try:
         return get_type_hints(written, {**sys.modules, **method.__globals__})["return"]
@@ -124,7 +124,7 @@ def _fits(value: Any, expected: Any) -> bool:
         return any(_fits(value, each) for each in get_args(expected))
     if get_origin(expected) in _LISTS:
         if hasattr(value, "ndim"):
-            return bool(value.ndim)  # Numbers of numpy or torch.
+            return bool(value.ndim)  # Arrays of numpy or torch.
         (item,) = get_args(expected)
         is_list = isinstance(value, (list, tuple) if get_origin(expected) is list else Sequence)
         return is_list and not isinstance(value, str) and all(_fits(each, item) for each in value)
@@ -141,18 +141,18 @@ def _fits(value: Any, expected: Any) -> bool:
             return False
         return True
     if expected is bool and getattr(value, "ndim", None) == 0:
-        value = value.item()  # Of numpy or torch.
+        value = value.item()  # Scalars of numpy or torch.
     return isinstance(value, get_origin(expected) or expected)
 
 
 def _words(expected: Any) -> str:
-    """The declared type as code has it, without the modules: `TrainingJobRef | Skipped`."""
+    """Return the declared type as written in code, without modules: `TrainingJobRef | Skipped`."""
     is_class = isinstance(expected, type) and not get_args(expected)
     return re.sub(r"(?:\w+\.)+|(?<=None)Type", "", expected.__name__ if is_class else str(expected))
 
 
 def _place(method: Callable[..., Any]) -> str:
-    """`parts.py:12: Mine.submit`."""
+    """Return the place of a method: `parts.py:12: Mine.submit`."""
     name = getattr(method, "__qualname__", repr(method)).rpartition("<locals>.")[2]
     code = getattr(inspect.unwrap(method), "__code__", None)
     return name if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name}"

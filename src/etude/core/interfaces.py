@@ -1,4 +1,4 @@
-"""The interfaces of the parts of a run, as other parts meet them."""
+"""The interfaces of the parts of a run, as other parts see them."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from etude.core.stats import Bounds
 class Engine(Protocol):
     """Samples completions from one model, and adopts new versions of it.
 
-    Engines batch concurrent requests themselves; callers just call `complete` many times at once.
+    Engines batch concurrent requests themselves. Callers simply call `complete` many times at once.
     """
 
     @property
@@ -26,30 +26,30 @@ class Engine(Protocol):
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message.
 
-        Raises EngineError when there is none to be had: retries are spent, the prompt does not fit,
-        the endpoint refused. Cancelling the call frees what it held.
+        Raises EngineError if there is none: no retries are left, the prompt does not fit, or the endpoint
+        refused. Cancelling the call frees its resources.
         """
 
     async def adopt(self, version: ModelVersion) -> None:
         """Sample from `version` from now on. Adopting the current version again does nothing.
 
-        Raises EngineError when the weights cannot be loaded or their digest differs.
+        Raises EngineError if the weights cannot be loaded or their digest differs.
         """
 
     async def close(self) -> None:
-        """Free threads, sockets and memory. Calling it twice is fine."""
+        """Free threads, sockets and memory. A second call does nothing."""
 
 
 def bare(engine: Engine) -> Engine:
-    """The engine that somebody wrote, without those around it that count its calls."""
+    """Return the engine itself, without the wrappers that meter its calls."""
     while (inner := getattr(engine, "metered", None)) is not None:
         engine = inner
     return engine
 
 
 def end_conversation(engine: Engine, conversation: str) -> None:
-    """Have an engine let go of what it keeps of a conversation, if anything: no call of it follows."""
-    # Not by a protocol: asking whether an object has one takes a while.
+    """Let the engine free anything that it keeps for a conversation, since no further call of it follows."""
+    # Not a protocol, because an `isinstance` check of a protocol is slow.
     end = getattr(bare(engine), "end_conversation", None)
     if end is not None:
         end(conversation)
@@ -57,7 +57,7 @@ def end_conversation(engine: Engine, conversation: str) -> None:
 
 @runtime_checkable
 class Portable(Protocol):
-    """An engine that only speaks to an address: other processes can build it too, and adopt its versions."""
+    """An engine that only talks to an address. Other processes can build it too, and adopt its versions."""
 
     adopted: ModelVersion | None
     """The version that was adopted last; None before the first."""
@@ -67,9 +67,9 @@ class Evaluator(ABC):
     """Scores episodes. Subclasses that compare the episodes of an example override `evaluate_group` too."""
 
     timeout: float | None = None
-    """Seconds that one evaluation may take; None leaves it to the evaluation run."""
+    """Seconds that one evaluation may take; None for the timeout of the evaluation run."""
     bounds: Bounds | None = None
-    """The least and the most that it can give; None where it does not say. A score outside is none."""
+    """The lowest and the highest possible score; None if undeclared. A score outside is an error."""
 
     @property
     def is_relative(self) -> bool:
@@ -78,7 +78,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        """Score one episode. An evaluator that cannot gives an item with an error, or raises."""
+        """Score one episode. If it cannot, return an item with an error, or raise."""
 
     async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
         """Score all episodes of one example, in their order."""
@@ -86,10 +86,10 @@ class Evaluator(ABC):
 
 
 class Dataset(Protocol):
-    """Gives the examples of a run."""
+    """Provides the examples of a run."""
 
     def examples(self) -> list[Example]:
-        """All examples, in order. Raises DatasetError when they cannot be read."""
+        """Return all examples, in order. Raises DatasetError if they cannot be read."""
 
 
 class Run(Protocol):
@@ -101,13 +101,13 @@ class Run(Protocol):
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the run's weights; made when it is first asked for."""
+        """The folder of the run's weights, created on first use."""
 
 
 class Progress:
-    """Receives the events of a run, in order; subclasses override what they show.
+    """Receives the events of a run, in order. Subclasses override the methods for the events they show.
 
-    Methods return at once and never raise. A context manager, for displays that have to be taken down.
+    Methods return at once and never raise. It is a context manager, for displays that must be closed.
     """
 
     def __enter__(self) -> Self:
@@ -117,22 +117,22 @@ class Progress:
         pass
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
-        """A run begins or is resumed; `facts` says on how many examples, with what, and where."""
+        """A run starts or resumes. `facts` has the number of examples, the parts, and the place."""
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        """An epoch begins; here and below, `epoch` counts from 1."""
+        """An epoch begins. Here and below, `epoch` counts from 1."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """A phase begins: `validating`, `collecting`, `training`, …; `total` episodes are expected in it."""
+        """A phase begins: `validating`, `collecting`, `training`, …; it will run `total` episodes."""
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
-        """An episode ended, well or in failure."""
+        """An episode ended, with an output or a failure."""
 
     def scored(self, item: EvalOutputItem) -> None:
         """An episode got its reward, or the reason why there is none."""
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """An epoch was trained on; its metrics."""
+        """An epoch was trained on, with these metrics."""
 
     def skipped(self, epoch: int, reason: str) -> None:
         """An epoch had nothing to train on."""
@@ -141,18 +141,18 @@ class Progress:
         """The weights after `epoch` (0: before training) were evaluated on the validation examples."""
 
     def spent(self, figures: Mapping[str, Any]) -> None:
-        """The sums of what the run has taken, about once a second.
+        """Report the run's total consumption, about once a second.
 
-        `usd`, `tokens`, and under `limits`, for each limit of its budget by its key, how much of it is used
-        and how much it is.
+        `figures` has `usd` and `tokens`. Under `limits`, it has the amount used and the limit, by the key of
+        each budget limit.
         """
 
     def message(self, text: str, *, warning: bool = False) -> None:
-        """Something that a person should read."""
+        """Show a text to a person."""
 
     def alarm(self, facts: Mapping[str, Any]) -> None:
-        """An alarm rings: the fields of an `AlarmEvent`, with `measured`, `epoch`, and `target` where there
-        are several. By default its `text` is a message."""
+        """An alarm rings. `facts` has the fields of an `AlarmEvent`, and `measured`, `epoch`, and `target` if
+        there are several. By default its `text` is shown as a message."""
         self.message(str(facts["text"]), warning=True)
 
     def finished(self, summary: Mapping[str, Any]) -> None:

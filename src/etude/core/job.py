@@ -1,4 +1,4 @@
-"""A job: one unit of training, where it stands, and what stands in for one that was not begun."""
+"""A job: one unit of training, its status, and the values for a job that was not started."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from etude.core.secrets import masked
 
 
 class TrainingStatusEnum(StrEnum):
-    """Where a training job stands."""
+    """The status of a training job."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -22,12 +22,12 @@ class TrainingStatusEnum(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the job will not change any more."""
+        """Whether the job's status can no longer change."""
         return self not in (TrainingStatusEnum.PENDING, TrainingStatusEnum.RUNNING)
 
 
 class TrainingJobRef(DataModel, revalidate_instances="always"):
-    """Names a submitted job well enough to find it again from another process."""
+    """The reference to a submitted job, sufficient to find it from another process."""
 
     run_id: str
     backend: str
@@ -35,14 +35,14 @@ class TrainingJobRef(DataModel, revalidate_instances="always"):
 
 
 class ModelVersion(BaseModel, frozen=True):
-    """Weights that a job produced: what an engine adopts."""
+    """Weights that a job produced, for engines to adopt."""
 
     number: int = Field(ge=0)
     """0 is the base model; each job that trains makes the next."""
     location: str
     """A folder, or the backend's name for the model."""
     digest: str
-    """Hash of the weights, to show that they changed and that the engine has the right ones."""
+    """Hash of the weights, which shows that they changed and that the engine has the right ones."""
 
 
 class TrainingJobStatus(DataModel, revalidate_instances="always"):
@@ -52,33 +52,33 @@ class TrainingJobStatus(DataModel, revalidate_instances="always"):
     backend: str
     status: TrainingStatusEnum
     progress: float | None = Field(default=None, ge=0, le=100)
-    """Percent done, where the backend says."""
+    """Percent done, if the backend reports it."""
     message: Annotated[str, AfterValidator(masked)] | None = None
-    """A person's words, or another program's; secrets in them are masked."""
+    """Text from a person or another program, with secrets masked."""
     metadata: dict[str, Any] | None = None
-    """Backend facts: metrics of the job under `metrics`."""
+    """Facts from the backend, with the job's metrics under `metrics`."""
     version: ModelVersion | None = None
-    """The weights that a completed job made, where the backend says."""
+    """The weights that a completed job made, if the backend reports them."""
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The numbers to show, as the metadata has them."""
+        """The job's metrics in `metadata`; empty if there are none."""
         return (self.metadata or {}).get("metrics") or {}
 
 
 class Skipped(BaseModel, frozen=True):
-    """Stands in for a training job where there was nothing to train on. It is never a success."""
+    """The result if there was nothing to train on. It is never a success."""
 
     reason: str
     """One sentence for a person: what was missing, and why."""
 
 
 class Frozen(Skipped):
-    """Stands in for the job of a model that is not to be trained."""
+    """The result for a model that must not be trained."""
 
 
 class DryRun(Skipped):
-    """Stands in for the job of a dry run: everything was made ready, and nothing was submitted."""
+    """The result of a dry run: everything was prepared, and nothing was submitted."""
 
     rows: int
     """Rows of the data set that a real run would have submitted."""

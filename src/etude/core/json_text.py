@@ -1,4 +1,4 @@
-"""JSON from outside: read within limits, so that no text can exhaust the stack or the memory."""
+"""JSON from outside, read within limits, so that no text can exhaust the stack or the memory."""
 
 import math
 import re
@@ -7,44 +7,44 @@ from typing import Any
 import jiter
 
 DEEPEST = 64
-"""Levels of lists and objects in one another. What walks through a value, and what is written with it later,
-may recurse a few times for each."""
+"""Most levels of nested lists and objects. Later code that walks or writes the value may recurse a few times
+for each level."""
 
 MOST_VALUES = 2_000_000
-"""Values of one text: a prompt's token ids are one each."""
+"""Most values in one text. Each token id of a prompt is one value."""
 
 _STRUCTURE = re.compile(rb'["\[\]{}]')
 _STRING_PIECE = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){0,256}+', re.DOTALL)
-"""Of limited length, because other threads wait for as long as a match takes."""
+"""Limited in length, because other threads wait while a match runs."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _NOT_FINITE = re.compile(rb"-?(?:NaN|Infinity)")
 _WHERE = re.compile(r"(.*) at line (\d+) column (\d+)", re.DOTALL)
 _MARK = b"\xef\xbb\xbf"
-"""Some editors begin a file with it."""
+"""The byte-order mark, which some editors write at the start of a file."""
 _NOT_UTF8 = "byte 0x{:02x} is not UTF-8 text; save it as UTF-8"
 _ESCAPE = 0xDC00
-"""`surrogateescape` adds it to a byte."""
+"""The error handler `surrogateescape` adds this to a byte."""
 _HALF = "half of a surrogate pair, which is no character; write the whole character, or leave it out"
 
 
 class JsonError(ValueError):
-    """A text is no JSON, or is beyond the limits."""
+    """A text is not JSON, or exceeds the limits."""
 
     def __init__(self, problem: str, line: int | None = None, column: int | None = None) -> None:
         at = (f"{name} {number}" for name, number in (("line", line), ("column", column)) if number)
         super().__init__(" ".join([problem, *(["at", *at] if line else [])]))
         self.problem = problem
-        """Without the place."""
+        """The problem without its place."""
         self.line = line
         self.column = column
 
 
 def read_json(text: bytes | str, *, most_values: int = MOST_VALUES, unique_keys: bool = True) -> Any:
-    """The value of a JSON text in UTF-8, with or without a byte-order mark.
+    """Return the value of a JSON text in UTF-8, with or without a byte-order mark.
 
-    Raises JsonError for what is no JSON, which `NaN` and `Infinity` are not; for half of a surrogate pair, a
-    key that is given twice, and a number that is beyond a float or has more than 4300 digits; and for more
-    levels or values than the limits. Without `unique_keys`, the last of equal keys counts.
+    Raises JsonError for text that is not JSON, including `NaN` and `Infinity`, and for half of a surrogate
+    pair. Also for a key given twice, and for a number too large for a float or with more than 4300 digits.
+    Also for more levels or values than the limits. Without `unique_keys`, the last of equal keys counts.
     """
     data = (to_utf8(text) if isinstance(text, str) else text).removeprefix(_MARK)
     _require_limits(data, most_values)
@@ -58,10 +58,10 @@ def read_json(text: bytes | str, *, most_values: int = MOST_VALUES, unique_keys:
 
 
 def to_utf8(text: str) -> bytes:
-    """The bytes of a text. Raises JsonError for half of a surrogate pair.
+    """Return the text in UTF-8. Raises JsonError for half of a surrogate pair.
 
-    A file that was opened with the error handler `surrogateescape` has such in place of bytes that are not
-    UTF-8, and the error says so.
+    A file opened with the error handler `surrogateescape` has one for each byte that is not UTF-8. The error
+    then says so.
     """
     try:
         return text.encode()
@@ -71,7 +71,7 @@ def to_utf8(text: str) -> bytes:
 
 
 def _explained(message: str, data: bytes) -> JsonError:
-    """The error in words that say what to do."""
+    """Return the error with a message that says what to do."""
     found = _WHERE.fullmatch(message)
     problem, line, column = (found[1], int(found[2]), int(found[3])) if found else (message, 1, 1)
     start = 0
@@ -104,10 +104,10 @@ def _is_finite(value: Any) -> bool:
 
 
 def _require_limits(data: bytes, most_values: int) -> None:
-    """Look at brackets and commas outside of strings, without making values of them."""
+    """Count brackets and commas outside of strings, before any value is parsed."""
     opened = data.count(b"[") + data.count(b"{")
     if opened <= DEEPEST and opened + data.count(b",") < most_values:
-        return  # There are no more, even with those in strings.
+        return  # Even with the brackets and commas inside strings, the limits hold.
     depth, values, position, end = 0, 1, 0, len(data)
     while (found := _STRUCTURE.search(data, position)) is not None:
         values += data.count(b",", position, found.start())
@@ -116,7 +116,7 @@ def _require_limits(data: bytes, most_values: int) -> None:
             while position < end and data[position] != 0x22:
                 piece = _STRING_PIECE.match(data, position)
                 if piece is None or piece.end() == position:
-                    return  # A backslash at the very end: the parser says what is wrong.
+                    return  # A backslash at the very end: the parser reports the error.
                 position = piece.end()
             position += 1
         elif sign in b"[{":

@@ -1,7 +1,7 @@
-"""Folding keys: every random choice is a pure function of the run's seed and the choice's name.
+"""Folded keys: every random choice is a pure function of the run's seed and the choice's name.
 
-No global generator is ever read, so a choice does not depend on what else happened before it,
-and a resumed run makes the same choices as an uninterrupted one.
+No global generator is ever read. So a choice does not depend on anything before it, and a resumed run makes
+the same choices as an uninterrupted one.
 """
 
 import hashlib
@@ -13,11 +13,11 @@ from typing import Any
 
 _SEED_BITS = 63
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
-"""Made once: `json.dumps` would with every call."""
+"""Made once, because `json.dumps` makes one with every call."""
 
 
 def fold(seed: int, *parts: str | int) -> int:
-    """A new seed in [0, 2**63) from a seed and the name of a choice.
+    """Return a new seed in [0, 2**63) from a seed and the name of a choice.
 
     Stable across processes and versions of Python, unlike `hash()`.
     """
@@ -26,12 +26,12 @@ def fold(seed: int, *parts: str | int) -> int:
 
 
 def generator(seed: int, *parts: str | int) -> random.Random:
-    """A private `random.Random` for one choice, or one stream of choices."""
+    """Return a private `random.Random` for one choice, or one stream of choices."""
     return random.Random(fold(seed, *parts))
 
 
 def shuffled_forever(size: int, seed: int, *parts: str | int) -> Iterator[int]:
-    """All numbers below `size` in one order, then in another, and so on without end."""
+    """Yield all numbers below `size` in one random order, then in another, and so on without end."""
     for number in count():
         order = list(range(size))
         generator(seed, *parts, number).shuffle(order)
@@ -39,6 +39,6 @@ def shuffled_forever(size: int, seed: int, *parts: str | int) -> Iterator[int]:
 
 
 def content_hash(value: Any) -> str:
-    """A short stable hash of a JSON-able value; 16 hexadecimal digits."""
+    """Return a short stable hash of a JSON-able value: 16 hexadecimal digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,8 +1,7 @@
-"""Chat messages in OpenAI's shape.
+"""Chat messages in OpenAI's format.
 
-Inside the program a message is a plain dict in OpenAI's wire format (`Message`), because it is
-passed on to engines and templates untouched. `OpenAIMessage` is its validated form, for values
-that a person writes or reads.
+Inside the program a message is a plain dict in OpenAI's wire format (`Message`), because engines and
+templates receive it untouched. `OpenAIMessage` is the validated form, for values that people write or read.
 """
 
 import json
@@ -21,18 +20,18 @@ Tool: TypeAlias = dict[str, Any]
 
 
 class OpenAIMessage(DataModel, extra="allow"):
-    """A chat message as OpenAI's API defines it. Nothing that came with it is dropped."""
+    """A chat message as OpenAI's API defines it. Extra fields are kept."""
 
     role: str
     content: str | None = None
 
     def to_wire(self) -> Message:
-        """The message as the API takes it, without unset fields."""
+        """Return the message as the API takes it, without unset fields."""
         return self.model_dump(exclude_unset=True) | {"role": self.role, "content": self.content}
 
 
 def text_of(message: Message) -> str:
-    """The text of a message; of content in parts, the text parts."""
+    """Return the text of a message; of a content in parts, the joined text parts."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -40,14 +39,14 @@ def text_of(message: Message) -> str:
 
 
 def is_text(message: Message) -> bool:
-    """Whether the content is nothing but text: a string, none at all, or parts of type `text`."""
+    """Return whether the content is only text: a string, None, or parts of type `text`."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     return all(isinstance(part, dict) and part.get("type", "text") == "text" for part in parts)
 
 
 def arguments_of(function: Mapping[str, Any], *, unique_keys: bool = False) -> dict[str, Any]:
-    """The arguments of a tool call, which are JSON text. Raises RequestError where they are no object.
+    """Parse the arguments of a tool call from JSON. Raises RequestError if they are not an object.
 
     Without `unique_keys`, the last of equal keys counts.
     """
@@ -64,7 +63,7 @@ def arguments_of(function: Mapping[str, Any], *, unique_keys: bool = False) -> d
 
 
 def _call_key(function: dict[str, Any]) -> dict[str, Any]:
-    """A call without the spaces in its arguments: some client libraries write these anew."""
+    """Return the call with its arguments parsed, since client libraries change the spaces in them."""
     try:
         return {**function, "arguments": read_json(function["arguments"], unique_keys=False)}
     except (KeyError, TypeError, ValueError):
@@ -72,7 +71,7 @@ def _call_key(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def message_key(message: Message) -> str:
-    """The same text for messages that count as the same: role, content and tool calls.
+    """Return a text that is equal for messages with the same role, content and tool calls.
 
     Ids, empty fields and thinking are left out, because client libraries drop and renumber them.
     """
@@ -82,7 +81,7 @@ def message_key(message: Message) -> str:
 
 
 def is_same(recorded: Message, sent: Message) -> bool:
-    """Whether a client sent a recorded message again: with its thinking as it was, or without it."""
+    """Return whether a client sent a recorded message again, with its thinking unchanged or removed."""
     thinking = sent.get("reasoning_content")
     return message_key(recorded) == message_key(sent) and thinking in (
         None,

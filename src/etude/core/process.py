@@ -1,4 +1,4 @@
-"""The settings of a process of Etude's: garbage collection, waiting threads, open files, masked outputs."""
+"""The settings of an Etude process: garbage collection, waiting threads, open files, masked outputs."""
 
 import gc
 import os
@@ -10,17 +10,17 @@ from typing import Any, TextIO
 from etude.core.secrets import masked
 
 _NEW_OBJECTS = 20_000
-"""Containers made and not freed until the young ones are looked through; Python's own figure is 700."""
+"""New container objects that trigger a collection of the youngest generation; Python's default is 700."""
 _TURNS = "10000"
 _NAMES = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 
 
 @contextmanager
 def collected_rarely() -> Iterator[None]:
-    """Have cyclic garbage collected more rarely for as long as the block goes on.
+    """Run cyclic garbage collection more rarely inside the block.
 
-    A GRPO step of 128 short episodes spent 28 % of its CPU time on it. Where a program has set a higher
-    threshold, or none, that stays.
+    A GRPO step of 128 short episodes spent 28 % of its CPU time on it. A higher threshold that the program
+    has set, or disabled collection, is left unchanged.
     """
     before = gc.get_threshold()
     if 0 < before[0] < _NEW_OBJECTS:
@@ -32,17 +32,17 @@ def collected_rarely() -> Iterator[None]:
 
 
 def set_up_process() -> None:
-    """Set all of it for this process; a program calls it before it loads torch.
+    """Apply the settings to this process. A program calls this before it loads torch.
 
-    Secrets are masked in what this process writes to standard output and error; programs that it starts write
-    there by themselves.
+    Secrets are masked in what this process writes to standard output and error. Programs that it starts write
+    there directly.
 
-    Loading torch and transformers takes 2.6 s of CPU time in place of 3.0 where garbage is collected rarely.
+    With rarer garbage collection, loading torch and transformers takes 2.6 s of CPU time instead of 3.0 s.
 
-    OpenMP's threads that wait for one another turn some 300,000 times before they sleep, and take the core
-    on which another program would be working. Beside others (load 8, two cores, SmolLM2-135M's shape, two
-    threads) loading and sampling 16 x 8 tokens three times took 18 and 19 s of CPU time with fewer turns, and
-    49 s by default. Where the environment says how to wait, it is as it says.
+    OpenMP threads that wait for one another spin some 300,000 times before they sleep, and keep a core that
+    another program could use. A test loaded SmolLM2-135M's shape and sampled 16 x 8 tokens three times, with
+    two threads, on two cores at load 8. It took 18 and 19 s of CPU time with fewer spins, and 49 s by
+    default. A setting in the environment is left unchanged.
     """
     gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
     if not any(name in os.environ for name in _NAMES):
@@ -54,13 +54,13 @@ def set_up_process() -> None:
 
 
 class MaskedStream:
-    """A text stream in which secrets are masked; everything else is as in the stream behind it."""
+    """A text stream that masks secrets. Everything else is passed to the stream behind it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text, its secrets masked."""
+        """Write the text with its secrets masked."""
         self._stream.write(masked(text))
         return len(text)
 
@@ -74,7 +74,7 @@ class MaskedStream:
 
 
 def allow_open_files() -> None:
-    """Let this process have as many files and connections open as the system allows; many say 1,024 first."""
+    """Raise this process's limit of open files and connections to the maximum; the default is often 1,024."""
     if sys.platform != "win32":
         import resource
 

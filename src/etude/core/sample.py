@@ -1,4 +1,4 @@
-"""Samples: the one value between the recorder's branches and the gradient, over files and the wire too."""
+"""Samples: the one value from the recorder's branches to the gradient, also in files and on the wire."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from etude.core.call import PLAIN_SAMPLING, Sampling
 from etude.core.message import Message, Tool
 
 Kind = Literal["samples", "pairs", "imitation"]
-"""The data of an algorithm: samples with logprobs, pairs, or samples to imitate, which need none."""
+"""The data that an algorithm needs: samples with logprobs, pairs, or samples to imitate without logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,65 +21,65 @@ class Turn:
     start: int = 0
     stop: int = 0
     message: int = -1
-    """Index of the answer among the sample's messages; -1 where the sample has none."""
+    """Index of the answer in the sample's messages; -1 if the sample has none."""
     sampling: Sampling = PLAIN_SAMPLING
-    """How it was sampled, as far as the distributions of its tokens depend on it."""
+    """The sampling parameters that change the distributions of its tokens."""
     model_version: int | None = None
-    """Version of the weights that sampled it; None where nobody knows."""
+    """Version of the weights that sampled it; None if unknown."""
     call: int | None = None
     """Index of the call within the episode."""
     function: str | None = None
     """The agent's function that made the call."""
     finish_reason: str = "stop"
     value: float | None = None
-    """Discounted return from this answer on, where the agent gave step rewards."""
+    """Discounted return from this answer on, if the agent gave step rewards."""
     divergence: float = 0.0
-    """Σ log π_sampled - log π_reference over its tokens in nats, where a learner has measured it."""
+    """Σ log π_sampled - log π_reference over its tokens in nats, if a learner has measured it."""
     replaced: bool = False
-    """Its text was written in place of what was sampled: it has no tokens until a backend makes them."""
+    """Whether its text replaces the sampled answer. It has no tokens until a backend tokenises the text."""
     token_ids: tuple[int, ...] | None = None
-    """Its tokens where the engine returns them without those of the prompt, and the sample so has no `ids`:
-    for backends that render prompts themselves."""
+    """The sampled tokens, if the engine returns no prompt tokens, for backends that render prompts
+    themselves."""
     logprobs: tuple[float, ...] | None = None
-    """Those of `token_ids`."""
+    """Logprobs of `token_ids`."""
 
 
 PER_TOKEN = ("logprobs", "advantages", "weights", "teacher_logprobs")
-"""The fields of a sample that are one number per token, where it has them."""
+"""The fields of a sample that hold one number per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One token sequence that is trained on. All per-token fields have the length T of `ids`."""
+    """One token sequence to train on. All per-token fields have the length T of `ids`."""
 
     ids: tuple[int, ...] = ()
-    """Prompt and answers in turn; empty where the engine tells no token ids."""
+    """Tokens of prompts and answers in order; empty if the engine returns no token ids."""
     mask: tuple[bool, ...] = ()
-    """Which tokens the policy sampled: those that are trained on."""
+    """True for the tokens that the policy sampled: the ones that are trained on."""
     logprobs: tuple[float, ...] | None = None
-    """Under the distributions that were sampled from; 0 where the mask is False. None where the engine does
-    not tell them."""
+    """Logprobs under the distributions sampled from; 0 where the mask is False. None if the engine gives
+    none."""
     advantages: tuple[float, ...] | None = None
-    """How much better than expected each choice was; None until an algorithm has said so."""
+    """How much better than expected each token was; None until an algorithm sets it."""
     weights: tuple[float, ...] | None = None
-    """Share of each token in the loss, in place of the mask."""
+    """Weight of each token in the loss, which replaces the mask."""
     teacher_logprobs: tuple[float, ...] | None = None
-    """Under a teacher that was asked for the same tokens."""
+    """Logprobs of the same tokens under a teacher model."""
     turns: tuple[Turn, ...] = ()
     reward: float = 0.0
     example: str | None = None
     episode: str | None = None
-    """Id of the episode, whose samples (branches) count as one in a group's statistics."""
+    """Id of the episode. Its samples (branches) count as one in a group's statistics."""
     generation: int | None = None
     branch: int = 0
     agent: str | None = None
-    """Whose answers these are, where the agents of an episode are told apart."""
+    """The agent that gave these answers, in an episode with named agents."""
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """For people who look at it. Nothing depends on them."""
+    """Facts for people to read. Nothing depends on them."""
     group_rewards: Sequence[float] | None = None
-    """Rewards of all episodes of its group, also of those that are not trained on."""
+    """Rewards of all episodes of the group, including those that are not trained on."""
 
     def __post_init__(self) -> None:
         length = len(self.ids)
@@ -91,11 +91,12 @@ class Sample:
 
     @classmethod
     def of_turns(cls, turns: Sequence[tuple[Turn, Any]], **facts: Any) -> Sample:
-        """The sample of turns in order, whose `start` and `stop` are made here.
+        """Make a sample of turns in order, and set their `start` and `stop`.
 
-        With each comes what has its tokens: `context_ids` (those since the turn before, as the model saw
-        them), `token_ids` (those that were sampled) and a number for each sampled token under the names of
-        `PER_TOKEN`. Where one of them is None, the sample's field is. Raises ValueError for too few numbers.
+        Each turn comes with an object that has its tokens. Its `context_ids` are the tokens since the turn
+        before, as the model saw them. Its `token_ids` are the sampled ones. The names in `PER_TOKEN` have one
+        number per sampled token; if one of these is None, the sample's field is None. Raises ValueError if
+        lengths differ.
         """
         ids: list[int] = []
         mask: list[bool] = []
@@ -119,7 +120,7 @@ class Sample:
 
     @property
     def answers(self) -> list[tuple[Turn, dict[str, Any]]]:
-        """The turns with their tokens, by the names that `of_turns` has them under."""
+        """The turns with their tokens, under the names that `of_turns` takes."""
         answers, end = [], 0
         for turn in self.turns:
             own = slice(turn.start, turn.stop)
@@ -133,17 +134,17 @@ class Sample:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """Itself, as a unit of the learner's."""
+        """A tuple with this sample, for learners, which take samples and pairs."""
         return (self,)
 
     @property
     def loss_weights(self) -> Sequence[float]:
-        """Share of each token in the loss [T]."""
+        """Weight of each token in the loss [T]."""
         return self.mask if self.weights is None else self.weights
 
     @property
     def gains(self) -> Sequence[float]:
-        """The advantages [T]; where there are none, 1 for what the policy sampled."""
+        """The advantages [T]. Without advantages, the mask: 1 for each sampled token."""
         return self.mask if self.advantages is None else self.advantages
 
     @property
@@ -153,22 +154,22 @@ class Sample:
 
     @property
     def returns(self) -> list[float] | None:
-        """The return of each turn; None where the agent gave no step rewards."""
+        """The return of each turn; None if the agent gave no step rewards."""
         if all(turn.value is None for turn in self.turns):
             return None
         return [self.reward if turn.value is None else turn.value for turn in self.turns]
 
     @property
     def turn_rewards(self) -> list[float]:
-        """The return of each turn, or the reward for all of them."""
+        """The return of each turn, or the reward for each of them."""
         return self.returns or [self.reward] * len(self.turns)
 
     def weighted(self, factors: Iterable[float]) -> Sample:
-        """The sample with the weights of each turn's tokens times a factor."""
+        """Return the sample with the weights of each turn's tokens multiplied by a factor."""
         return replace(self, weights=tuple(map(mul, self.loss_weights, self.by_token(factors))))
 
     def by_token(self, values: Iterable[float]) -> tuple[float, ...]:
-        """A number for each turn as one for each token [T], with 0 for what was not sampled."""
+        """Spread one number per turn over its tokens [T], with 0 for tokens that were not sampled."""
         spread = [0.0] * len(self.ids)
         for turn, value in zip(self.turns, values, strict=True):
             spread[turn.start : turn.stop] = [value] * (turn.stop - turn.start)
@@ -184,7 +185,7 @@ class Pair:
     shared: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)
     group_rewards: Sequence[float] | None = None
-    """As those of a sample."""
+    """Rewards of all episodes of the group, including those that are not trained on."""
 
     def __post_init__(self) -> None:
         for name, sample in (("chosen", self.chosen), ("rejected", self.rejected)):
@@ -193,21 +194,21 @@ class Pair:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """Both, as a unit of the learner's."""
+        """Both samples, as learners take them."""
         return (self.chosen, self.rejected)
 
     @property
     def reward(self) -> float:
-        """By how much the chosen one is better."""
+        """The reward of the chosen sample minus the reward of the rejected one."""
         return self.chosen.reward - self.rejected.reward
 
 
 SampleOrPair: TypeAlias = Sample | Pair
-"""The unit of learning: the samples of a pair are in one optimiser step and one micro-batch."""
+"""The unit of learning. The two samples of a pair share one optimiser step and one micro-batch."""
 
 
 def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the longest common beginning of two lists, tuples or texts, which is found by halving."""
+    """Return the length of the longest common prefix of two lists, tuples or texts, found by bisection."""
     same, differs = 0, min(len(a), len(b)) + 1
     if a[: differs - 1] == b[: differs - 1]:
         return differs - 1

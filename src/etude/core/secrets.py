@@ -1,8 +1,8 @@
-"""Secrets in text: which values are secret, and text with asterisks in their place.
+"""Secrets in text: which values are secret, and how they are masked.
 
-Known are the values of the environment whose names say that they are secret, what configs declare as secret
-(`keep_secret`), and passwords and keys of well-known forms. What models were asked and what they answered is
-never changed: it is trained on.
+Secret are environment values whose names say so, values that configs declare as secret (`keep_secret`), and
+passwords and keys of well-known forms. Requests to models and their answers are never changed, because they
+are trained on.
 """
 
 import functools
@@ -17,18 +17,18 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 T = TypeVar("T")
 
 MASK = "**********"
-"""In place of a secret."""
+"""The text that replaces a secret."""
 
 MIN_LENGTH, MIN_DECLARED = 8, 4
-"""Characters of the shortest value that is looked for in text: shorter ones are in too many words. One that
-is declared as secret may be shorter, and is found where it is a word."""
+"""Minimum characters of a secret from the environment, and of a declared one. Shorter values appear in too
+many words. A declared secret under 8 characters is only masked as a whole word."""
 
 PLACEHOLDERS = {
     *("none", "null", "empty", "unused", "not-used", "not-needed", "no-key", "nokey", "placeholder"),
     *("test", "testing", "example", "dummy", "fake", "change-me", "changeme"),
     *("token", "secret", "password", "local", "ollama", "vllm"),
 }
-"""Words that are given where a key is asked for and none is needed, in any case of letters: no secrets."""
+"""Words that people give where a key is asked for and none is needed, in any case: no secrets."""
 
 _WORDS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _ENDINGS = ("KEY", "KEYS", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWD", "PASSPHRASE")
@@ -36,17 +36,17 @@ _CONTAINED = ("PASSWORD", "CREDENTIAL", "SECRET", "APIKEY")
 _WHOLE = {"PASS", "PWD", "AUTH", "AUTHORIZATION", "BEARER", "COOKIE", "JWT", "PAT", "SAS", "SIGNATURE", "SIG"}
 
 _WEAK = ("KEY", "KEYS", "TOKENS")
-"""Words that name other things in configs too, such as a column of a dataset."""
+"""Endings that also name other things in configs, such as a column of a dataset."""
 _OF_KEYS = {"API", "ACCESS", "SECRET", "PRIVATE", "AUTH", "SIGNING", "ENCRYPTION", "ACCOUNT", "MASTER"}
-"""Before `KEY` these leave no doubt."""
+"""Before `KEY`, these words leave no doubt."""
 _PLAIN_TOKENS = {
     *("EOS", "BOS", "PAD", "UNK", "SEP", "CLS"),
     *("STOP", "SPECIAL", "IMAGE", "START", "END", "THINK"),
 }
-"""Before `TOKEN` these speak of a model's vocabulary."""
+"""Before `TOKEN`, these words mean a token of a model's vocabulary."""
 
 _SCHEME = re.compile(r"(?:bearer|basic|token)\s+", re.IGNORECASE)
-"""Begins the value of an authorization header, and is no part of the secret."""
+"""The scheme of an authorization header's value, which is no part of the secret."""
 _NUMBER = re.compile(r"[-+.,:\d\sEe]*")
 _PATH = re.compile(r"(?:~|\.{1,2})?/")
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w\-+/=.~:%]{12,}")
@@ -84,16 +84,16 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     ),
 )
 """Passwords in addresses, keys in their queries, authorization headers, keys of well-known services, and
-private keys; each is looked for where one of its marks is, which is quick to see."""
+private keys. A form is only searched if one of its fast substrings is in the text."""
 
 _lock = threading.Lock()
 _kept: dict[str, None] = {}
 _seen: dict[str, str] = {}
-"""The values of the environment that were looked at, by their names."""
+"""The environment values already examined, by name."""
 
 
 def keep_secret(*values: str | None) -> None:
-    """Have these values masked in all text from now on."""
+    """Mask these values in all text from now on."""
     for value in values:
         if value is None:
             continue
@@ -106,7 +106,7 @@ def keep_secret(*values: str | None) -> None:
 
 
 def masked(text: str) -> str:
-    """The text with `MASK` in place of each secret in it."""
+    """Return the text with each secret replaced by `MASK`."""
     _look_around()
     if _kept:
         text = _pattern(tuple(_kept)).sub(MASK, text)
@@ -117,7 +117,7 @@ def masked(text: str) -> str:
 
 
 def masked_data(data: T) -> T:
-    """JSON data with all of its texts masked; the same object where there is nothing to mask."""
+    """Return JSON data with all texts masked; the same object if there is nothing to mask."""
     changed: Any = data
     if isinstance(data, str):
         changed = masked(data)
@@ -129,9 +129,9 @@ def masked_data(data: T) -> T:
 
 
 def holds_secret(name: str, value: Any, *, sure: bool = False) -> bool:
-    """Whether an entry of a config is a secret by its name and its form, or has one in it.
+    """Return whether a config entry is or contains a secret, judged by its name and form.
 
-    Where it must be `sure`, a name is not enough that other things have too, such as a column of a dataset.
+    If it must be `sure`, names that other things also have do not count, such as a dataset column.
     """
     if not isinstance(value, str) or not _is_long(value):
         return False
@@ -139,7 +139,7 @@ def holds_secret(name: str, value: Any, *, sure: bool = False) -> bool:
 
 
 def secrets_in_address(text: str) -> Iterator[str]:
-    """The password of an address, and the values of its query that are secret by their names."""
+    """Yield the password of an address, and the values in its query whose names say that they are secret."""
     try:
         parts = urlsplit(text)
         password = parts.password
@@ -154,7 +154,7 @@ def secrets_in_address(text: str) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
-    """Whether a name, such as that of a variable, says that its value is secret."""
+    """Return whether a name, such as a variable's, says that its value is secret."""
     words = [word.upper() for word in _WORDS.split(name) if word]
     return any(
         word in _WHOLE or word.endswith(_ENDINGS) or any(each in word for each in _CONTAINED)
@@ -164,13 +164,13 @@ def is_secret_name(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _may_hold_secret(name: str) -> bool:
-    """Whether a variable of the environment is a secret, or an address that may have one in it."""
+    """Return whether an environment variable may be a secret, or an address that contains one."""
     is_address = any(word in name for word in ("URL", "DSN", "URI")) or "PROXY" in name.upper()
     return is_address or is_secret_name(name)
 
 
 def _is_secret_entry(name: str, value: str, sure: bool) -> bool:
-    """More careful than with the environment: a config has columns, templates and tokens of a vocabulary."""
+    """Judge more carefully than for variables: configs have columns, templates and vocabulary tokens."""
     if not is_secret_name(name) or _PATH.match(value) or value.startswith(("<", "[")) or "://" in value:
         return False
     words = [word.upper() for word in _WORDS.split(name) if word]
@@ -181,7 +181,7 @@ def _is_secret_entry(name: str, value: str, sure: bool) -> bool:
 
 
 def _look_around() -> None:
-    """Keep the secrets that the environment has now; a program may read its keys from a file at any time."""
+    """Keep the secrets in the environment now, because a program may load keys from a file at any time."""
     for name in list(os.environ):
         if _may_hold_secret(name):
             value = os.environ.get(name, "")
@@ -200,7 +200,7 @@ def _is_long(value: str, least: int = MIN_LENGTH) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _pattern(values: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds the values, also as JSON, Python's `repr` and an address write them; the longest first."""
+    """Match the values, also as JSON, Python's `repr` and addresses write them; the longest first."""
     forms: dict[str, None] = {}
     for value in values:
         ways = (value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])

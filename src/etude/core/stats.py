@@ -1,11 +1,11 @@
-"""Means with their 95 % intervals, and figures as one says them.
+"""Means with their 95 % intervals, and figures as text.
 
 All intervals that are printed or stored are made here.
 
-Values that cannot leave certain bounds have Wilson's score interval within these bounds, for values in
-between too, and so have their differences. The bounds are those that an evaluator or a protocol declares.
-Where none are declared, the values decide: those that all lie in [0, 1], or else in [-1, 1], are taken to
-stay there. All other values have Student's t interval, which ends at a bound that is on one side only.
+Values within known bounds, and their differences, have Wilson's score interval, generalised to values between
+the bounds. An evaluator or a protocol declares the bounds. Without declared bounds, the values decide: if all
+lie in [0, 1], or else in [-1, 1], this range counts as their bounds. All other values have Student's t
+interval, cut off at a bound that exists on only one side.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 Bounds: TypeAlias = tuple[float, float]
-"""The least and the most that a value can be; infinite on a side that has no bound."""
+"""The lowest and the highest possible value; infinite on a side without a bound."""
 
 _PRESUMED: tuple[Bounds, ...] = ((0.0, 1.0), (-1.0, 1.0))
 _Z95 = 1.959964
 _PRIOR = 2.0
-"""Values that are added to those that were observed, in judging how far they spread."""
+"""Number of prior values, added to the observed ones when their spread is judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean and its 95 % confidence interval, which is infinite where the values do not tell one."""
+    """A mean and its 95 % confidence interval, which is infinite if the values do not allow one."""
 
     mean: float
     low: float
     high: float
     n: int
-    """How many values."""
+    """The number of values."""
 
     def __str__(self) -> str:
         return f"{shown_mean(self.mean, self.low, self.high)} n={self.n}"
@@ -41,10 +41,10 @@ class Estimate:
 def shown_mean(
     mean: float, low: float | None, high: float | None, *, sign: str = "", n: int | None = None
 ) -> str:
-    """A mean with its interval as text; without the interval where it is not known.
+    """Return a mean with its interval as text; without the interval if it is unknown.
 
-    `sign` is `+` for numbers that begin with their sign. With `n` values it says why several of them do not
-    tell an interval.
+    Set `sign` to `+` for numbers that begin with their sign. With `n` > 1 values and no interval, the text
+    says that they are all equal.
     """
 
     def shown(value: float) -> str:
@@ -56,7 +56,7 @@ def shown_mean(
 
 
 def shared_bounds(declared: Iterable[Sequence[float] | None]) -> Bounds | None:
-    """The bounds that hold for all of some values, each with its own; None where one of them has none."""
+    """Return the bounds that hold for all values, each with its own bounds; None if one value has none."""
     ends = {None if bounds is None else (bounds[0], bounds[1]) for bounds in declared}
     known = [bounds for bounds in ends if bounds is not None]
     if not known or len(known) < len(ends):
@@ -65,7 +65,7 @@ def shared_bounds(declared: Iterable[Sequence[float] | None]) -> Bounds | None:
 
 
 def bounds_of(values: Iterable[float], declared: Bounds | None = None) -> Bounds:
-    """The bounds that values have: those that are `declared`, or else those that they are taken to have."""
+    """Return the `declared` bounds, or else the bounds that the values suggest."""
     if declared is not None:
         return declared
     known = list(values)
@@ -74,10 +74,10 @@ def bounds_of(values: Iterable[float], declared: Bounds | None = None) -> Bounds
 
 
 def estimate(values: Sequence[float], bounds: Bounds | None = None) -> Estimate:
-    """Mean and 95 % interval of independent values. Raises ValueError for no values.
+    """Return the mean and 95 % interval of independent values. Raises ValueError for no values.
 
-    `bounds` are those that were declared for the values. Without any, one value outside of [-1, 1], or
-    several that are all equal, tell nothing about how far values spread: the interval is infinite then.
+    `bounds` are the declared bounds. Without them, one value outside of [-1, 1], or several equal values
+    there, do not show how far values spread. The interval is then infinite.
     """
     mean, n = _mean(values), len(values)
     low, high = bounds_of(values, bounds)
@@ -89,10 +89,10 @@ def estimate(values: Sequence[float], bounds: Bounds | None = None) -> Estimate:
 def estimate_difference(
     before: Sequence[float], after: Sequence[float], bounds: Bounds | None = None
 ) -> Estimate:
-    """By how much `after` is greater on average, pair by pair: mean and 95 % interval.
+    """Return how much greater `after` is on average, pair by pair: mean and 95 % interval.
 
-    `bounds` are those of the values; a difference is at most as great as they are apart. Raises ValueError
-    for no pairs.
+    `bounds` are the bounds of the values; a difference cannot exceed their width. Raises ValueError for no
+    pairs.
     """
     differences = [new - old for old, new in zip(before, after, strict=True)]
     mean, n = _mean(differences), len(differences)
@@ -106,12 +106,12 @@ def estimate_difference(
 def _within(
     mean: float, variance: float, n: int, lowest: float, highest: float, *, prior: float | None = None
 ) -> Estimate:
-    """Wilson's interval (1927), of a mean of `n` values in [lowest, highest] that has a `variance`.
+    """Return Wilson's interval (1927) for a mean of `n` values in [lowest, highest] with a `variance`.
 
-    A proportion p has the variance p (1 - p) / n. A mean with half of that counts as a proportion of
-    twice as many values. So that a few values that are alike by chance do not promise too much, two
-    with the variance `prior` are thought to be among them: by default that of a proportion, the
-    greatest there is. For zeros and ones this is Wilson's own.
+    A proportion p has the variance p (1 - p) / n. A mean with half that variance counts as a proportion of
+    twice as many values. A few values that are equal by chance must not promise too much. So two prior values
+    with the variance `prior` are added; by default it is the largest there is, a proportion's. For zeros and
+    ones this is Wilson's own interval.
     """
     width = highest - lowest
     if width == 0:
@@ -123,7 +123,7 @@ def _within(
     z2 = _Z95**2
     centre = (p + z2 / (2 * count)) / (1 + z2 / count)
     half = _Z95 * math.sqrt(p * (1 - p) / count + z2 / (4 * count * count)) / (1 + z2 / count)
-    # The mean is within by algebra, and by a rounding error it would not be.
+    # Rounding could put the mean outside of an interval that contains it by algebra.
     low = min(max(0.0, centre - half), p) * width + lowest
     high = max(min(1.0, centre + half), p) * width + lowest
     return Estimate(mean, min(low, mean), max(high, mean), n)
@@ -132,7 +132,7 @@ def _within(
 def _student(
     values: Sequence[float], mean: float, lowest: float = -math.inf, highest: float = math.inf
 ) -> Estimate:
-    """Student's t interval of a mean, cut off at a bound; infinite where the values are all equal."""
+    """Return Student's t interval of a mean, cut off at a bound; infinite if the values are all equal."""
     n = len(values)
     spreads = min(values) < max(values)
     half = t95(n - 1) * _spread(values, mean) / math.sqrt(n - 1) if spreads else math.inf
@@ -140,7 +140,7 @@ def _student(
 
 
 def t95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t with so many degrees of freedom, right to a thousandth.
+    """Return the 97.5 % quantile of Student's t, by degrees of freedom, correct to a thousandth.
 
     Fisher and Cornish's expansion (1960); exact for 1 and 2.
     """
@@ -159,17 +159,17 @@ def t95(freedom: int) -> float:
 def _mean(values: Sequence[float]) -> float:
     if not values:
         raise ValueError("cannot estimate the mean of no values")
-    # Rounding must not put it outside of what was observed.
+    # Rounding must not put the mean outside of the observed values.
     return min(max(math.fsum(values) / len(values), min(values)), max(values))
 
 
 def _spread(values: Sequence[float], mean: float) -> float:
-    """The standard deviation of the values themselves (divided by n), also of very great ones."""
+    """Return the standard deviation of the values (divided by n), without overflow for very large ones."""
     return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))
 
 
 def shown_seconds(seconds: float) -> str:
-    """A duration as one says it: `3.2 s`, `4 min 10 s`, `2 h 5 min`."""
+    """Return a duration as text: `3.2 s`, `4 min 10 s`, `2 h 5 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)

@@ -17,22 +17,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 GRACE_SECONDS = 1.0
-"""How long code that was told to stop may take to clean up, before it is left to itself."""
+"""Seconds that code may take to clean up after it was told to stop, before it is abandoned."""
 LARGE = 32 * 1024
-"""Bytes or characters: work on so many takes a millisecond or more."""
+"""Bytes or characters. Work on more takes a millisecond or longer."""
 
 _idle: list[SimpleQueue[Callable[[], None]]] = []
-"""Of threads that have nothing to do: to begin one takes longer than most functions do."""
+"""Queues of idle threads. To start a thread takes longer than most functions do."""
 os.register_at_fork(after_in_child=_idle.clear)
 
 
 async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = None) -> T:
-    """The result of a function that is called in a daemon thread, with the context of whoever calls this.
+    """Call a function in a daemon thread, in the caller's context, and return its result.
 
-    Unlike in an executor there are as many threads as there are calls at once, and they are daemons: a
-    function that hangs holds up neither the calls after it nor the end of the program. When this is
-    cancelled, the function is left to itself; where `stop` is given, that is called first, and the function
-    has a moment to end. Raises what the function raises, and RuntimeError for what would end the program.
+    Unlike in an executor, every concurrent call has its own thread, and threads are daemons. So a function
+    that hangs blocks neither later calls nor the end of the program. On cancellation the function is
+    abandoned. If `stop` is given, it is called first, and the function has a moment to end. Raises what the
+    function raises, and RuntimeError instead of an exception that would end the program.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -44,7 +44,7 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
             result = context.run(fn)
         except BaseException as raised:  # noqa: BLE001  user code; raised again where it is awaited
             error = raised
-        # The loop is closed when the program has gone on without this thread.
+        # The loop may be closed, if the program continued without this thread.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(done.set_result, (result, error))
 
@@ -61,7 +61,7 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
             await asyncio.wait({done}, timeout=GRACE_SECONDS)
         raise
     if isinstance(error, StopIteration) or not isinstance(error, Exception | asyncio.CancelledError | None):
-        # Raised there it means that code, not the program; and no future can hold a StopIteration.
+        # Such an exception must end that code and not the program. No future can hold a StopIteration.
         raise RuntimeError(f"the function raised {words_of(error)}").with_traceback(error.__traceback__)
     if error is not None:
         raise error
@@ -81,8 +81,8 @@ def _new_thread() -> SimpleQueue[Callable[[], None]]:
 
 
 async def beside_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of `work`, which is done in a thread where `size`, that of what it works on, is large.
+    """Return the result of `work`, run in a thread if `size`, the size of its input, is large.
 
-    Raises what it raises. When the caller is cancelled, the work goes on, and its result is dropped.
+    Raises what `work` raises. If the caller is cancelled, the work continues, and its result is dropped.
     """
     return work(*args, **kwargs) if size < LARGE else await asyncio.to_thread(work, *args, **kwargs)

@@ -1,7 +1,7 @@
 """The lines of training files: one model for each method of training.
 
-`supervised` and `dpo` are OpenAI's own formats. `grpo` is ours: a line is a group of samples
-from one example, with token ids and logprobs as they were sampled, for any algorithm that learns from such.
+`supervised` and `dpo` are OpenAI's own formats. `grpo` is ours. Its line is a group of samples from one
+example, with token ids and logprobs as sampled, for any algorithm that learns from these.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from etude.core.trajectory import Method
 
 TokenId: TypeAlias = Annotated[int, Field(ge=0, strict=True)]
 Logprob: TypeAlias = Annotated[float, Field(ge=-1e5, le=1e-4, allow_inf_nan=False)]
-"""Rounding may lift one above 0 by a little; some servers write -9999 where the probability is 0."""
+"""A logprob. Rounding may lift it slightly above 0; some servers write -9999 for probability 0."""
 Finite: TypeAlias = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
-"""Sums and squares of some of them are finite, too."""
+"""A number whose sums and squares are finite too."""
 
 
 class _Row(BaseModel, frozen=True, extra="forbid"):
@@ -53,7 +53,7 @@ class RowToolCall(_Row):
 
 
 class RowText(_Row):
-    """A part of a message's content. Models here take text only."""
+    """A text part of a message's content. Models here accept no other parts."""
 
     type: Literal["text"]
     text: str
@@ -66,12 +66,12 @@ class RowMessage(_Row):
     content: str | list[RowText] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    """Assistant messages: what was thought before the answer."""
+    """Assistant messages: the thinking before the answer."""
     tool_calls: list[RowToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     weight: Literal[0, 1] | None = None
-    """Assistant messages: 0 for one that is context and not to be learned."""
+    """Assistant messages: 0 if the message is context and not learned."""
 
     @model_validator(mode="after")
     def _says_something(self) -> RowMessage:
@@ -90,7 +90,7 @@ class RowMessage(_Row):
         return self
 
     def to_wire(self) -> Message:
-        """The message as the chat completions API has it."""
+        """Return the message as the chat completions API takes it."""
         wire = self.model_dump(exclude_none=True, exclude={"refusal"})
         return {**wire, "content": wire.get("content", self.refusal)}
 
@@ -104,7 +104,7 @@ class DpoInput(_Row):
 
 
 class SupervisedRow(DpoInput):
-    """A conversation to imitate: the assistant's messages, but for those of weight 0."""
+    """A conversation to imitate. The assistant's messages are learned, except those with weight 0."""
 
     @model_validator(mode="after")
     def _teaches_something(self) -> SupervisedRow:
@@ -133,19 +133,19 @@ class GrpoTurn(_Row):
     """One sampled message of a sample."""
 
     context_ids: tuple[TokenId, ...] = ()
-    """The tokens between the sampled message before and this one, as the model saw them."""
+    """The tokens between the previous sampled message and this one, as the model saw them."""
     token_ids: tuple[TokenId, ...] = Field(min_length=1)
-    """The sampled tokens, end of turn included."""
+    """The sampled tokens, including the end of turn."""
     logprobs: tuple[Logprob, ...]
-    """Of the sampled tokens, under the distribution that they were sampled from."""
+    """Logprobs of the sampled tokens under the distribution that they were sampled from."""
     advantages: tuple[Finite, ...] | None = None
-    """Of the sampled tokens; left out: they are made from the group's rewards."""
+    """Advantages of the sampled tokens. If left out, they are computed from the group's rewards."""
     weights: tuple[Annotated[Finite, Field(ge=0)], ...] | None = None
-    """Of the sampled tokens in the loss; left out: all weigh the same."""
+    """Loss weights of the sampled tokens. If left out, all weigh the same."""
     teacher_logprobs: tuple[Logprob, ...] | None = None
-    """Of the sampled tokens under a teacher."""
+    """Logprobs of the sampled tokens under a teacher."""
     sampling: SamplingField = Sampling()
-    """How they were sampled, as far as their distributions depend on it."""
+    """The sampling parameters that change the distributions of the tokens."""
     finish_reason: str | None = None
     """`length` for an answer that was cut off."""
 
@@ -159,14 +159,14 @@ class GrpoTurn(_Row):
 
 
 class GrpoTrajectory(_Row):
-    """A sample: what was said in one episode, or in one branch of it, and what it was worth."""
+    """A sample: the conversation of one episode, or of one branch of it, and its reward."""
 
     turns: tuple[GrpoTurn, ...] = Field(min_length=1)
     reward: Finite
     shaped_rewards: tuple[Finite, ...] | None = None
-    """One reward for each turn; left out: `reward` is for all."""
+    """One reward for each turn. If left out, `reward` applies to all turns."""
     episode: str | None = None
-    """Branches of one episode have the same, and count once in the group's mean."""
+    """The id that all branches of one episode share. They count once in the group's mean."""
 
     @model_validator(mode="after")
     def _one_reward_a_turn(self) -> GrpoTrajectory:
@@ -176,7 +176,7 @@ class GrpoTrajectory(_Row):
 
     @classmethod
     def of_sample(cls, sample: Sample) -> GrpoTrajectory:
-        """The entry of a sample with token ids and logprobs."""
+        """Return the entry of a sample that has token ids and logprobs."""
         turns = [
             GrpoTurn(
                 sampling=turn.sampling,
@@ -189,7 +189,7 @@ class GrpoTrajectory(_Row):
         return cls(turns=tuple(turns), reward=sample.reward, shaped_rewards=returns, episode=sample.episode)
 
     def sample(self, index: int) -> Sample:
-        """The sample as learners take it; without an episode it is one by itself, known by its index."""
+        """Return the sample for learners. Without an `episode`, its index names one of its own."""
         returns = self.shaped_rewards or [None] * len(self.turns)
         turns = [
             (Turn(sampling=own.sampling, finish_reason=own.finish_reason or "stop", value=value), own)
@@ -200,17 +200,17 @@ class GrpoTrajectory(_Row):
 
 
 class GrpoRow(_Row):
-    """A group: samples that started from the same example, whose rewards are compared."""
+    """A group of samples from the same example, whose rewards are compared."""
 
     trajectories: tuple[GrpoTrajectory, ...] = Field(min_length=1)
 
     @classmethod
     def of_group(cls, group: Sequence[Sample]) -> GrpoRow:
-        """The row of a group of samples with token ids and logprobs."""
+        """Return the row of a group of samples that have token ids and logprobs."""
         return cls(trajectories=tuple(map(GrpoTrajectory.of_sample, group)))
 
     def largest_id(self) -> int:
-        """The largest of its token ids."""
+        """Return the largest token id of the row."""
         ids = (
             ids
             for each in self.trajectories
@@ -220,15 +220,15 @@ class GrpoRow(_Row):
         return max(max(own, default=0) for own in ids)
 
     def group(self) -> list[Sample]:
-        """The group as learners take it; the texts are not in the row, and left empty."""
+        """Return the group for learners. The samples have no texts, since the row has none."""
         return [trajectory.sample(index) for index, trajectory in enumerate(self.trajectories)]
 
 
 TrainingRow: TypeAlias = SupervisedRow | DpoRow | GrpoRow
-"""Any line."""
+"""Any line of a training file."""
 
 ROW_OF: dict[Kind, Method] = {"samples": "grpo", "pairs": "dpo", "imitation": "supervised"}
-"""The kind of line that an algorithm's data are written as."""
+"""The kind of line that each kind of data is written as."""
 
 ROWS: dict[Method, type[TrainingRow]] = {
     "supervised": SupervisedRow,
@@ -246,6 +246,6 @@ _METHOD_OF_FIELD: dict[str, Method] = {
 
 
 def method_of(row: Any) -> Method | None:
-    """The method that a line is for, by its fields; None for a line of no method."""
+    """Return the method that a line is for, judged by its fields; None if no method has them."""
     fields = row if isinstance(row, dict) else {}
     return next((method for field, method in _METHOD_OF_FIELD.items() if field in fields), None)

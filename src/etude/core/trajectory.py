@@ -1,7 +1,7 @@
-"""Trajectories: what a trainer sees of an episode.
+"""Trajectories: episodes as a trainer sees them.
 
-Names and meanings follow the finetuning harness of the NeMo Agent Toolkit; what it lacks is added
-beside them: token ids, per-token data and tool messages that stay tool messages.
+Names and meanings follow the finetuning harness of the NeMo Agent Toolkit. Etude adds token ids, per-token
+data, and tool messages that stay tool messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from etude.core.message import Message, OpenAIMessage, Tool
 
 
 class EpisodeItemRole(StrEnum):
-    """Who an item of an episode comes from."""
+    """The origin of an item of an episode."""
 
     USER = "user"
     ASSISTANT = "assistant"
@@ -36,33 +36,33 @@ class EpisodeItem(DataModel):
     logprobs: Any | None = None
     """Assistant items: one number per sampled token, or a backend's own logprobs object."""
     token_ids: tuple[int, ...] | None = None
-    """Assistant items: the sampled token ids, end of turn included."""
+    """Assistant items: the sampled token ids, including the end of turn."""
     context_ids: tuple[int, ...] | None = None
-    """Assistant items: the tokens between the previous assistant item and this one, as the model saw
-    them. Concatenating `context_ids` and `token_ids` of all assistant items gives the sequence."""
+    """Assistant items: the tokens between the previous assistant item and this one, as the model saw them.
+    `context_ids` and `token_ids` of all assistant items, concatenated, are the whole sequence."""
     advantages: tuple[float, ...] | None = None
-    """Assistant items: one number per sampled token, where whoever made the item has given them."""
+    """Assistant items: one number per sampled token, if they were given."""
     weights: tuple[float, ...] | None = None
-    """Assistant items: each sampled token's share in the loss; all have the same where it is None."""
+    """Assistant items: loss weight of each sampled token; None if all weigh the same."""
     teacher_logprobs: tuple[float, ...] | None = None
-    """Assistant items: of the sampled tokens under a teacher."""
+    """Assistant items: logprobs of the sampled tokens under a teacher."""
     given: bool = False
-    """Assistant items: the agent wrote it into a prompt itself. It is context, and not trained on."""
+    """Assistant items: whether the agent wrote it into a prompt itself. It is context, and not trained on."""
     replaced: bool = False
-    """Assistant items: the text takes the place of what was sampled, and a backend makes its tokens."""
+    """Assistant items: whether the text replaces the sampled one, and a backend tokenises it."""
     sampling: SamplingField = Sampling()
-    """Assistant items: how it was sampled, as far as the distributions of its tokens depend on it."""
+    """Assistant items: the sampling parameters that change the distributions of its tokens."""
     model_version: int | None = None
-    """Assistant items: the version of the weights that sampled it; None where nobody knows."""
+    """Assistant items: the version of the weights that sampled it; None if unknown."""
     finish_reason: str = "stop"
-    """Assistant items: why the model stopped; `length` where it was cut off."""
+    """Assistant items: why the model stopped; `length` if it was cut off."""
     metadata: dict[str, Any] | None = None
-    """`reasoning_content` (what the model thought before its answer), `tool_calls`, `tool_call_id` and `name`
-    of the message, and for people facts of the call."""
+    """The message's `reasoning_content` (the thinking before the answer), `tool_calls`, `tool_call_id` and
+    `name`, and facts of the call for people."""
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the policy said it: an assistant's message that is not `given`."""
+        """Whether the policy sampled it: an assistant message that is not `given`."""
         return self.role is EpisodeItemRole.ASSISTANT and not self.given
 
     @model_validator(mode="after")
@@ -78,37 +78,37 @@ class DPOItem(DataModel):
     prompt: list[OpenAIMessage] | str
     chosen_response: str
     rejected_response: str
-    """The text of an answer, without its thinking; of several messages a transcript."""
+    """The texts of the answers, without thinking. An answer of several messages is a transcript."""
     chosen_message: OpenAIMessage | None = None
     rejected_message: OpenAIMessage | None = None
-    """The answers with their thinking and tool calls, for training files; None where one has several
+    """The answers with their thinking and tool calls, for training files; None if one has several
     messages."""
     chosen_messages: list[OpenAIMessage] | None = None
     rejected_messages: list[OpenAIMessage] | None = None
-    """The answers with all that came between them, of several messages whose tokens nobody has told."""
+    """Answers of several messages, with everything between them, if their tokens are unknown."""
     prompt_ids: tuple[int, ...] | None = None
     chosen_ids: tuple[int, ...] | None = None
     rejected_ids: tuple[int, ...] | None = None
-    """Token ids as they were sampled; where they are None, a backend tokenises the text."""
+    """Token ids as sampled. If they are None, a backend tokenises the text."""
     chosen_logprobs: tuple[float, ...] | None = None
     rejected_logprobs: tuple[float, ...] | None = None
-    """Logprobs under the policy that sampled the responses, which is DPO's reference by default.
-    One number per token id; 0.0 where the mask is False."""
+    """Logprobs under the policy that sampled the responses, which is DPO's default reference. One number per
+    token id; 0.0 where the mask is False."""
     chosen_mask: tuple[bool, ...] | None = None
     rejected_mask: tuple[bool, ...] | None = None
-    """Per token id, whether the model sampled it. Observations inside a multi-turn response are False:
-    they are context, and count neither in the loss nor in the reference. None: all were sampled."""
+    """Per token id, whether the model sampled it; None if it sampled all. Observations inside a multi-turn
+    response are False: they are context, and count neither in the loss nor in the reference."""
     sampling: SamplingField = Sampling()
-    """How both were sampled, as far as the distributions of their tokens depend on it."""
+    """The sampling parameters of both that change the distributions of their tokens."""
     turns: int = 1
-    """Answers of the model in the chosen response."""
+    """The number of the model's answers in the chosen response."""
     chosen_episode: str | None = None
     rejected_episode: str | None = None
-    """The episodes that they were said in, for people."""
+    """The ids of the responses' episodes, for people."""
 
     @property
     def prompt_messages(self) -> list[Message]:
-        """The prompt as the chat completions API has it: text is a message of the user's."""
+        """The prompt in the chat completions format. A text becomes a user message."""
         if isinstance(self.prompt, str):
             return [{"role": "user", "content": self.prompt}]
         return [message.to_wire() for message in self.prompt]
@@ -120,21 +120,20 @@ class Trajectory(DataModel):
     episode: list[EpisodeItem] | list[DPOItem]
     reward: Annotated[FiniteFloat, BeforeValidator(number)]
     shaped_rewards: list[Number] | None = None
-    """One reward per assistant item, where the agent gave step rewards: the discounted return."""
+    """One reward per assistant item, if the agent gave step rewards: the discounted return."""
     example_id: str | None = None
     episode_id: str | None = None
-    """Trajectories of one episode have the same, and count as one in their group's statistics."""
+    """The id that all trajectories of one episode share. They count as one in their group's statistics."""
     agent: str | None = None
-    """Whose answers these are, where the agents of an episode are told apart."""
+    """The agent that gave these answers, in an episode with named agents."""
     tools: list[Tool] | None = None
-    """The tools that the model could call."""
     group_rewards: list[Number] | None = None
-    """Rewards of all episodes of the group, also of those that are not trained on: the curriculum judges
-    the group by them."""
+    """Rewards of all episodes of the group, also of those that are not trained on. The curriculum judges the
+    group by them."""
     metadata: dict[str, Any] | None = None
-    """For people: `generation`, `branch`, the evaluator's reasoning, and what the builder adds."""
+    """Facts for people: `generation`, `branch`, the evaluator's reasoning, and additions of the builder."""
 
 
 Method: TypeAlias = str
-"""The name of an algorithm, by the loss that learns from its data: its `_type`, such as `grpo`, `dpo` or
-`supervised`, or `module:Name` of a user's own."""
+"""The name of an algorithm, by its loss: its `_type`, such as `grpo`, `dpo` or `supervised`, or `module:Name`
+of a user's own."""

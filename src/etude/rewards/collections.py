@@ -1,6 +1,6 @@
-"""Collections: the episodes that a run hands out, each time fresh and under a key of their own.
+"""Collections: the episodes that a run provides, fresh for each call and under their own journal key.
 
-Which examples an epoch plays, and figures of what a model said in its episodes.
+Also the choice of examples for an epoch, and statistics of the model's answers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from etude.wire.retries import Within
 def examples_for_epoch(
     examples: Sequence[Example], count: int | None, epoch: int, seed: int
 ) -> list[Example]:
-    """`count` examples for an epoch, from a seeded shuffle that cycles through the dataset.
+    """Return `count` examples for an epoch, from a seeded shuffle that cycles through the dataset.
 
-    Each pass uses every example once, in an order of its own, and no epoch has an example twice. All
-    examples in their own order when `count` is None or covers them.
+    Each pass uses every example once, in a new order, and no epoch has an example twice. If `count` is None
+    or covers the dataset, return all examples in their own order.
     """
     if count is None or count >= len(examples):
         return list(examples)
@@ -51,25 +51,25 @@ Stage = Literal["train", "validation", "warm-up"]
 
 @dataclass(slots=True)
 class Collected:
-    """Figures of all episodes that were collected for one epoch.
+    """Statistics of all episodes that were collected for one epoch.
 
-    Answers are those of the trained model; calls that play a user are not among them.
+    Answers are answers of the trained model, without calls that play a user.
     """
 
     episodes: int = 0
     completion_tokens: int = 0
     model_versions: Counter[int] = field(default_factory=Counter)
-    """Calls of the trained model by the version of the weights that answered them."""
+    """Calls of the trained model, by the version of the weights that answered them."""
     outputs: dict[tuple[str, int], EvaluationRunOutput] = field(default_factory=dict)
-    """The output of each collection, by its kind and number, without the episodes."""
+    """The output of each collection, by its key and number, without the episodes."""
     answers: int = 0
     answer_tokens: int = 0
     surprises: list[float] = field(default_factory=list)
-    """By episode: Σ -log p of the tokens that were sampled, in nats."""
+    """Per episode: Σ -log p of the sampled tokens, in nats."""
     surprise_tokens: int = 0
-    """How many tokens these are of."""
+    """The number of tokens in `surprises`."""
     said: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """By example, of each episode that did not fail: a number that is equal for equal words."""
+    """By example, a hash of each successful episode's answers. Equal answers have equal hashes."""
 
     def saw(self, episode: EpisodeRecord, model: str) -> None:
         """Count an episode and its calls of `model`, an entry of `llms`."""
@@ -83,7 +83,7 @@ class Collected:
         answers = [(call.request, call.completion) for call in calls if call.completion is not None]
         if not answers:
             return
-        # A greedy answer tells its logprobs at temperature 1, at which it was not sampled.
+        # A greedy answer has logprobs at temperature 1, at which it was not sampled.
         logprobs = [
             completion.logprobs
             for request, completion in answers
@@ -102,12 +102,13 @@ class Collected:
             self.said[episode.example.id].append(hash(tuple(words)))
 
     def metrics(self) -> dict[str, Any]:
-        """Figures of all episodes; each is None where nothing tells it.
+        """Return statistics of all episodes; each is None if no episode allows it.
 
-        `answer_tokens`: tokens of an answer, the mean. `sampled_entropy`: -1/N Σ log p over the N tokens that
-        were sampled, in nats: an unbiased estimate of the entropy of the distributions that they were sampled
-        from. `repeated_share`: Σ (n - d) / Σ (n - 1) over the examples with n ≥ 2 episodes, of which d are
-        different, word for word: 0 where all are, and 1 where all are the same.
+        `answer_tokens`: mean tokens of an answer.
+        `sampled_entropy`: -1/N Σ log p over the N sampled tokens, in nats: an unbiased estimate of the
+        entropy of the sampling distributions.
+        `repeated_share`: Σ (n - d) / Σ (n - 1) over the examples with n ≥ 2 episodes. Of these n, d differ
+        word for word. The share is 0 if all differ, and 1 if all are the same.
         """
         others = sum(len(group) - 1 for group in self.said.values())
         repeated = sum(len(group) - len(set(group)) for group in self.said.values())
@@ -120,16 +121,16 @@ class Collected:
 
     @property
     def output(self) -> EvaluationRunOutput:
-        """All outputs as one, in the order in which the collections were begun."""
+        """All outputs merged, in the order of their keys and numbers."""
         return together([self.outputs[key] for key in sorted(self.outputs)])
 
 
 class Collections(Evaluation):
     """The evaluation run as the parts of one trainer see it.
 
-    Each call of `run` is a collection of its own. Its episodes are journalled under the epoch or validation
-    that it is made in and a number that counts the calls, so that the same call never gets episodes of
-    earlier weights, and a resumed run, which calls in the same order, gets those that it had.
+    Each call of `run` is its own collection. Its episodes are journalled under their epoch or validation and
+    the number of the call. So the same call never gets episodes of earlier weights, and a resumed run, which
+    calls in the same order, gets its episodes back.
     """
 
     def __init__(
@@ -140,10 +141,10 @@ class Collections(Evaluation):
         observer: Callable[[int, EpisodeRecord], None],
         label: Callable[[int], Awaitable[str]],
     ) -> None:
-        """`model` is the entry of `llms` that is trained; `epoch` says which one is collected for where
-        `within` does not. `observer` is called with the epoch (from 0) and each of its training episodes.
-        `label` is asked before anything is collected for an epoch; its word tells these episodes from others
-        of the same epoch, and what it raises ends the collection."""
+        """`model` is the trained entry of `llms`; `epoch` returns the epoch to collect for, outside of a
+        `within` block. `observer` is called with the epoch (from 0) and each of its training episodes.
+        `label` is awaited before each collection for an epoch. Its result tells these episodes from others of
+        the epoch; an exception ends the collection."""
         self._evaluation = evaluation
         self._model = model
         self._epoch = epoch
@@ -154,7 +155,7 @@ class Collections(Evaluation):
         self._running: set[asyncio.Task[Any] | None] = set()
 
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
-        """Collect under a phase of its own; `request.phase` is left out where there is only one kind."""
+        """Collect under a new phase. If there is only one kind of collection, `request.phase` is left out."""
         stage, number = _within.get() or ("train", self._epoch())
         label = await self._label(number) if stage == "train" else ""
         key = phase_name(stage, number, "-".join(filter(None, (request.phase, label))))
@@ -182,15 +183,15 @@ class Collections(Evaluation):
         return output
 
     def of(self, epoch: int) -> Collected:
-        """Figures of the episodes collected for an epoch (from 0) so far."""
+        """Return the statistics of the episodes collected for an epoch (from 0) so far."""
         return self._collected.get(epoch, Collected())
 
     def forget(self, epoch: int) -> None:
-        """Let go of an epoch's figures."""
+        """Drop an epoch's statistics."""
         self._collected.pop(epoch, None)
 
     async def stop(self) -> None:
-        """Cancel collections that are still under way, and wait until they have stopped."""
+        """Cancel collections that are still running, and wait until they have stopped."""
         tasks = [task for task in self._running if task is not None and task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -201,27 +202,27 @@ _within: ContextVar[tuple[Stage, int] | None] = ContextVar("within", default=Non
 
 
 def within(stage: Stage, number: int) -> Within[tuple[Stage, int]]:
-    """Collect for an epoch (from 0) or a validation in the block, and in tasks that are started there."""
+    """Collect for an epoch (from 0) or a validation in the block, and in tasks started there."""
     return Within(_within, (stage, number))
 
 
 def worked_on(stage: Stage) -> int | None:
-    """The epoch or validation of that stage that is collected for here; None outside of one."""
+    """Return the epoch or validation of this stage that is being collected here; None outside of one."""
     inside = _within.get()
     return inside[1] if inside is not None and inside[0] == stage else None
 
 
 def phase_name(stage: Stage, number: int, label: str = "") -> str:
-    """The phase of an epoch's (`number` from 0) or a validation's episodes.
+    """Return the phase of the episodes of an epoch (`number` from 0) or a validation.
 
-    That of the third epoch is `train/3`, with a label `train/3-k2`.
+    The third epoch has `train/3`, and with a label `train/3-k2`.
     """
     name = f"train/{number + 1}" if stage == "train" else f"{stage}/{number}"
     if label in ("", name):
         return name
-    return name + "-" + re.sub(r"[^\w~-]+", "-", label)  # A dot is what `numbered` numbers by.
+    return name + "-" + re.sub(r"[^\w~-]+", "-", label)  # `numbered` puts its number after a dot.
 
 
 def numbered(phase: str, call: int) -> str:
-    """The phase of the `call`-th collection (from 1) of one kind: `train/3`, `train/3.2`, …"""
+    """Return the phase of the `call`-th collection (from 1) of one kind: `train/3`, `train/3.2`, …"""
     return phase if call == 1 else f"{phase}.{call}"

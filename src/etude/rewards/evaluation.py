@@ -1,4 +1,4 @@
-"""Evaluation: episodes on examples and a score for each, gathered until too much has failed."""
+"""Evaluation: runs episodes on examples and scores them, until too much has failed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from etude.rewards.scorer import Scorer, Scores
 from etude.wire.retries import RetryCount, counting_retries
 
 _CAUSES = 5
-"""Causes of failures that are told apart in metrics; the others are counted by kind only."""
+"""Most causes of failures that metrics list. The others are only counted by kind."""
 
 _SCORE = "score:"
 _EXAMPLES = 3
-"""Of each kind of failure, shown where there are too many."""
+"""Most failures of each kind that the error shows."""
 
 OnEpisode: TypeAlias = Callable[[EpisodeRecord], None]
 OnScore: TypeAlias = Callable[[str, EvalOutputItem], None]
@@ -40,27 +40,26 @@ OnScore: TypeAlias = Callable[[str, EvalOutputItem], None]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """The episodes that are asked for."""
+    """A request for episodes and their scores."""
 
     examples: Sequence[Example]
     phase: str
-    """Part of the episodes' names; tells collections apart that are not the same kind."""
+    """Part of the episodes' names, which distinguishes kinds of collections."""
     generations: int
-    """Episodes on each example."""
     sampling: Mapping[str, Any] | None
-    """Fields of `Sampling` that go before the models' own."""
+    """Fields of `Sampling` that override the models' own."""
     on_episode: OnEpisode | None
-    """Called with each episode when it ends; what it raises ends the run."""
+    """Called with each episode when it ends. An exception from it ends the run."""
     on_score: OnScore | None
-    """Called with each score when it is made; what it raises ends the run."""
+    """Called with each score when it is made. An exception from it ends the run."""
     keep_episodes: bool
-    """Without, items come back without their episode, so that memory does not grow with the calls."""
+    """If False, items come back without their episode, so that memory does not grow with the calls."""
     widths: Any
-    """Answers for each turn of a protocol, in place of the workflow's own: as its `widths` are, or None."""
+    """Answers for each turn of a protocol, which replace the workflow's `widths`; None keeps them."""
 
 
 class Evaluation(ABC):
-    """Runs and scores episodes: `run` is what is called, `answer` is what a subclass does."""
+    """Runs and scores episodes. Callers use `run`; subclasses implement `answer`."""
 
     async def run(
         self,
@@ -74,10 +73,10 @@ class Evaluation(ABC):
         keep_episodes: bool = True,
         widths: Any = None,
     ) -> EvaluationRunOutput:
-        """Run `generations` episodes on each example; items come back by example, then generation.
+        """Run `generations` episodes on each example, and return items ordered by example, then generation.
 
-        The arguments are the fields of `EvaluationRequest`. Raises ErrorBudgetExceeded when too many
-        episodes or scores failed, and what a callback raises.
+        The arguments are the fields of `EvaluationRequest`. Raises ErrorBudgetExceeded if too many episodes
+        or scores failed, and any exception of a callback.
         """
         return await self.answer(
             EvaluationRequest(
@@ -87,11 +86,11 @@ class Evaluation(ABC):
 
     @abstractmethod
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
-        """The episodes and scores that are asked for."""
+        """Return the episodes and scores for a request."""
 
 
 def item_of(record: EpisodeRecord) -> EvalInputItem:
-    """An episode as evaluators see it."""
+    """Return an episode as evaluators see it."""
     example = record.example
     return EvalInputItem(
         id=example.id,
@@ -105,14 +104,14 @@ def item_of(record: EpisodeRecord) -> EvalInputItem:
 
 
 def summary_of(outputs: list[EvalOutputItem]) -> EvalOutput:
-    """One evaluator's scores with their mean, which is None where nothing was scored."""
+    """Return one evaluator's scores with their mean, which is None if nothing was scored."""
     values = [output.score for output in outputs if output.is_scored and output.score is not None]
     mean = math.fsum(values) / len(values) if values else None
     return EvalOutput(average_score=mean, eval_output_items=outputs)
 
 
 def together(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
-    """Several collections as one."""
+    """Merge several collections into one."""
     scores: defaultdict[str, list[EvalOutputItem]] = defaultdict(list)
     failures, calls, retried = Counter[str](), Counter[str](), Counter[str]()
     for output in outputs:
@@ -137,26 +136,25 @@ def together(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
 
 @dataclass(slots=True)
 class ErrorBudget:
-    """The share of episodes, or of one evaluator's scores, that may fail; and all that has failed so far."""
+    """The share of episodes, or of one evaluator's scores, that may fail; and the failures so far."""
 
     share: float
     episodes: int
-    """Episodes of the whole run, those to come included."""
+    """Episodes of the whole run, including future ones."""
     failed_episodes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
     failures: list[FailureCause] = field(default_factory=list)
 
     def add(self, kind: str, episode_id: str, reason: str) -> None:
-        """Count what failed. Raises ErrorBudgetExceeded as soon as the run cannot end within the budget."""
+        """Count a failure. Raises ErrorBudgetExceeded as soon as the run cannot end within the budget."""
         self.counts[kind] += 1
         self.failed_episodes += not kind.startswith(_SCORE)
         self.failures.append(FailureCause(kind=kind, reason=reason, count=1, episode=episode_id))
         self.check(self.episodes)
 
     def check(self, scores: int) -> None:
-        """Raises ErrorBudgetExceeded when too many episodes failed, or too many of so many `scores` of an
-        evaluator."""
+        """Raise ErrorBudgetExceeded if too many episodes failed, or too many of an evaluator's `scores`."""
         if self.failed_episodes > self.share * self.episodes:
             raise self._exceeded(f"{self.failed_episodes} of {self.episodes} episodes failed")
         for kind, failed in self.counts.items():
@@ -165,7 +163,7 @@ class ErrorBudget:
                 raise self._exceeded(f"{failed} of {scores} episodes have no score from '{evaluator}'")
 
     def _exceeded(self, excess: str) -> ErrorBudgetExceeded:
-        """The error: each kind with its count and its first examples, the most frequent first."""
+        """Return the error, with each kind's count and first failures, the most frequent kind first."""
         lines = [f"{excess}, more than the error budget of {100 * self.share:g} % allows:"]
         for kind, count in self.counts.most_common():
             of_kind = [failure for failure in self.failures if failure.kind == kind]
@@ -178,7 +176,7 @@ class ErrorBudget:
 
 
 class Gathering:
-    """Scores episodes in whatever order they come, and puts the results in the order of the examples."""
+    """Scores episodes in any order of arrival, and returns the results in the order of the examples."""
 
     def __init__(
         self,
@@ -191,9 +189,9 @@ class Gathering:
         on_score: OnScore | None = None,
         settle: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`order` has the example's id and the generation of each episode, as they are to come back.
+        """`order` has the example's id and the generation of each episode, in the order of the results.
 
-        `settle` is waited for before too many failures end the run.
+        `settle` is awaited before too many failures end the run.
         """
         self._order = order
         self._group_sizes = Counter(example_id for example_id, _ in order)
@@ -209,15 +207,15 @@ class Gathering:
         self._retries = RetryCount()
 
     async def output_of(self, records: AsyncGenerator[EpisodeRecord]) -> EvaluationRunOutput:
-        """Have all episodes scored. Not too many wait for their scores, so that memory stays flat.
+        """Score all episodes. Few wait for their scores at a time, so that memory stays flat.
 
-        Raises ErrorBudgetExceeded when too much failed, and what `records` or a callback raises.
+        Raises ErrorBudgetExceeded if too much failed, and any exception of `records` or a callback.
         """
         slots = asyncio.Semaphore(2 * self._scorer.max_concurrency)
 
         async def take(record: EpisodeRecord) -> None:
             try:
-                # Those of the evaluators' models; the episode's own are in its record.
+                # Retries of the evaluators' models. The episode's own are in its record.
                 with counting_retries() as count:
                     await self._take(record)
                 self._retries.add(count.causes, count.waited)
@@ -236,12 +234,12 @@ class Gathering:
                     tasks.create_task(take(record))
         except BaseExceptionGroup as group:
             failure = group
-        # The first error is raised; the others are of tasks that it stopped.
+        # Raise the first error. The others come from tasks that it stopped.
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
         if failure is not None:
             raise failure
-        # All that is known now counts: of the scores, those of episodes that have an output.
+        # The final check: only episodes with an output can have scores.
         self._budget.check(self._budget.episodes - self._budget.failed_episodes)
         done = [self._done[key] for key in self._order]
         return EvaluationRunOutput(
@@ -258,7 +256,7 @@ class Gathering:
         )
 
     async def _take(self, record: EpisodeRecord) -> None:
-        """Score an episode, and with it its example's others when it is the last of them."""
+        """Score an episode. If it is the last of its example, also score the group."""
         if self._on_episode is not None:
             self._on_episode(record)
         for name, count in call_counts(record).items():

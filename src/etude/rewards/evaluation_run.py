@@ -1,6 +1,6 @@
-"""An evaluation run: the workflow on many examples, and a score for every episode.
+"""An evaluation run: the workflow on many examples, with a score for every episode.
 
-Also stored episodes: scored again with other evaluators, and failures forgotten to be tried again.
+It can also rescore stored episodes with other evaluators, and forget failures so that they are retried.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from etude.store.journal import Journal
 
 
 class EvaluationRun(Evaluation):
-    """Runs the workflow on examples and scores every episode, each episode and score a journalled step.
+    """Runs the workflow on examples and scores every episode; each episode and score is a journalled step.
 
-    A failed episode or score is kept with its reason and counted; it is never a zero.
+    A failed episode or score is kept with its reason and counted. It is never a zero.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class EvaluationRun(Evaluation):
     ) -> None:
         """`error_budget` is the share of episodes, or of one evaluator's scores, that may fail.
 
-        `timeout` is for one evaluation, in seconds, where the evaluator has none of its own. At most
-        `max_concurrency` evaluations run at the same time, beside the collector's episodes.
+        `timeout` is for one evaluation, in seconds, unless the evaluator has its own. At most
+        `max_concurrency` evaluations run at the same time, in addition to the collector's episodes.
         """
         self._collector = collector
         self._journal = journal
@@ -54,12 +54,12 @@ class EvaluationRun(Evaluation):
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
         """Run and score the episodes that the journal does not have yet.
 
-        `phase` is unique for each set of weights: an episode is called `<phase>/<example>/<generation>`,
-        and one that the journal has is not run again, nor a score made again.
+        `phase` is unique for each set of weights. An episode is named `<phase>/<example>/<generation>`. An
+        episode or score in the journal is not made again.
 
-        Raises ErrorBudgetExceeded when too many episodes or scores failed, ModelOut when a model gives no
-        answers at all. Failures are then not kept: they are tried again when the run is resumed. Everything
-        else is kept.
+        Raises ErrorBudgetExceeded if too many episodes or scores failed, and ModelOut if a model gives no
+        answers at all. Then failures are forgotten, so that a resumed run retries them. Everything else is
+        kept.
         """
         counts = Counter(example.id for example in request.examples)
         if twice := [name for name, count in counts.items() if count > 1]:
@@ -81,8 +81,8 @@ class EvaluationRun(Evaluation):
             async with self._journal.beginning(f"{phase}/"):
                 return await gathering.output_of(self._collector.collect(jobs))
         except (ErrorBudgetExceeded, ModelOut):
-            # Also of episodes that were not yet counted when the run was stopped.
-            # What was being written when the run was stopped is read below only once it is committed.
+            # Failures of episodes that were not yet counted are forgotten too. Pending writes must be
+            # committed first, since the loop reads only committed records.
             await self._journal.flush()
             for job in jobs:
                 record = read_episode(self._journal, job.id, job.example)
@@ -107,11 +107,11 @@ async def rescore(
 ) -> EvaluationRunOutput:
     """Score the stored episodes of a phase; items come back by the example's id, then generation.
 
-    The scores are kept under `<episode id>/rescore:<label>/<evaluator>`, beside those that the run
-    itself went by. Rescoring under the same label again gives back what is there; take another label
-    when an evaluator has changed. The other arguments are those of `EvaluationRun`.
+    The scores are kept under `<episode id>/rescore:<label>/<evaluator>`, next to the run's own scores. A
+    second call with the same label returns the stored scores, so use another label if an evaluator has
+    changed. The other arguments are the same as for `EvaluationRun`.
 
-    Raises RequestError when the phase has no episodes, ErrorBudgetExceeded when too many scores failed.
+    Raises RequestError if the phase has no episodes, and ErrorBudgetExceeded if too many scores failed.
     """
     ids = {
         (data["example"]["id"], data["generation"]): key
@@ -139,18 +139,18 @@ async def rescore(
     try:
         return await gathering.output_of(records())
     except (ErrorBudgetExceeded, ModelOut):
-        await journal.flush()  # As above.
+        await journal.flush()  # As in `EvaluationRun.answer`.
         for episode_id in ids.values():
             await scorer.forget_failures(episode_id, journal)
         raise
 
 
 async def forget_failures(journal: Journal, is_open: Callable[[str], bool]) -> Counter[str]:
-    """Forget failures that were not the agent's own; how many there were of each kind.
+    """Forget failures that the agent did not cause, and return their number by kind.
 
-    These are episodes whose model or tool did not answer, and scores that an evaluator failed to give
-    (`score:<evaluator>`). Of an episode only its end is forgotten: calls that were answered are kept.
-    Only episodes are looked at for whose id `is_open` is true. Raises StoreError.
+    These are episodes whose model, tool or environment failed, and scores that an evaluator failed to give
+    (`score:<evaluator>`). Only the end of an episode is forgotten: answered calls are kept. Only episodes
+    whose id passes `is_open` are examined. Raises StoreError.
     """
     failures: dict[str, str] = {}
     for key, data in stored_episodes(journal):
@@ -177,10 +177,10 @@ async def measure(
     sampling: Sampling | None = None,
     max_concurrency: int = 64,
 ) -> Estimate:
-    """The mean score of one episode per example, with its 95 % interval. Nothing is kept.
+    """Return the mean score of one episode per example, with its 95 % interval. Nothing is kept.
 
-    `workflow` and `evaluator` are functions, decorated or plain. Raises ErrorBudgetExceeded when a
-    fifth of the episodes or scores failed.
+    `workflow` and `evaluator` are functions, decorated or plain. Raises ErrorBudgetExceeded if over a fifth
+    of the episodes or scores failed.
     """
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "measure.db") as journal:
         collector = Collector(
@@ -197,7 +197,7 @@ async def measure(
 
 
 def _jobs(example: Example, phase: str, request: EvaluationRequest) -> Iterator[EpisodeJob]:
-    """The episodes on an example; those that were played before are all of them there are."""
+    """Yield the jobs for an example. A logged example gets one for each of its episodes."""
     logged = example if isinstance(example, LoggedExample) else None
     plain = example if logged is None else Example(example.id, example.inputs, example.expected)
     for generation in range(request.generations if logged is None else logged.episodes):

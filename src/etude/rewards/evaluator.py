@@ -1,7 +1,7 @@
-"""Evaluators, which score episodes. Any function can be one, a score that was measured, and a weighted sum.
+"""Evaluators, which score episodes: any function, a measured score, or a weighted sum.
 
-`@etude.evaluator` and `_type: function` make them of plain functions, `_type: weighted` of others;
-`_type: measured` reads what the run recorded.
+`@etude.evaluator` and `_type: function` make them from plain functions, `_type: weighted` from others.
+`_type: measured` reads scores that the run recorded.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def scored(item: EvalInputItem, result: Any, bounds: Bounds | None = None) -> EvalOutputItem:
-    """The score of `item`, of whatever an evaluator with these `bounds` returned.
+    """Return the score of `item` from the result of an evaluator with these `bounds`.
 
-    Takes a number of any kind (see `etude.core.data_model`), a bool, `(score, reasoning)`, or an
-    EvalOutputItem, whose own bounds go before. Whatever is no number that can be averaged, or is out of
-    bounds, becomes an error, never a score.
+    Takes any kind of number (see `etude.core.data_model`), a bool, `(score, reasoning)`, or an
+    EvalOutputItem, whose own bounds take precedence. Any other result, and a number that is out of bounds or
+    cannot be averaged, becomes an error, never a score.
     """
     reasoning: Any = None
     if isinstance(result, EvalOutputItem):
@@ -73,7 +73,7 @@ def scored(item: EvalInputItem, result: Any, bounds: Bounds | None = None) -> Ev
 
 
 def unscored(item: EvalInputItem, reason: str, reasoning: Any = None) -> EvalOutputItem:
-    """The output for an episode that has no score, and why."""
+    """Return the output for an episode without a score, with the reason."""
     reasoning = masked_data(jsonable(reasoning))
     return EvalOutputItem(id=item.id, generation=item.generation, error=masked(reason), reasoning=reasoning)
 
@@ -98,10 +98,9 @@ def evaluator(
 ) -> FunctionT | Callable[[FunctionT], FunctionT]:
     """Mark a function as an evaluator; it stays a function and can be called as before.
 
-    The function takes `(example, output)` or `(example, output, episode)`, may be async, and returns
-    a number, a bool or `(score, reasoning)`. `timeout` is in seconds. `bounds` are the least and the most
-    that it returns, such as `(-1, 1)`: intervals stay within them. Whether the function takes that is
-    checked when it is used.
+    The function takes `(example, output)` or `(example, output, episode)`, may be async, and returns a
+    number, a bool or `(score, reasoning)`. `timeout` is in seconds. `bounds` are the lowest and highest score
+    that it returns, such as `(-1, 1)`: intervals stay within them. Its signature is checked on use.
     """
 
     def mark(function: FunctionT) -> FunctionT:
@@ -113,9 +112,9 @@ def evaluator(
 
 
 class FunctionEvaluator(Evaluator):
-    """Scores an episode with a function of the example, the output and, where asked for, the episode.
+    """Scores an episode with a function of the example, the output and, if it takes one, the episode.
 
-    A function that is not async runs in a thread of its own, so that it may block.
+    A function that is not async runs in its own thread, so it may block.
     """
 
     def __init__(
@@ -126,8 +125,8 @@ class FunctionEvaluator(Evaluator):
         timeout: float | None = None,
         bounds: Bounds | None = None,
     ) -> None:
-        """Raises RequestError when `fn` does not take an example and an output, or not the `arguments`, and
-        for impossible bounds."""
+        """Raise RequestError if `fn` does not take an example, an output and the `arguments`, and for
+        impossible bounds."""
         mark = getattr(fn, _MARK, {})
         self.name = str(mark.get("name") or getattr(fn, "__name__", type(fn).__name__))
         self.timeout = mark.get("timeout") if timeout is None else timeout
@@ -153,7 +152,7 @@ class FunctionEvaluator(Evaluator):
 
 
 def as_evaluator(candidate: Any) -> Evaluator:
-    """An Evaluator from an Evaluator or a function. Raises RequestError for anything else."""
+    """Return an Evaluator from an Evaluator or a function. Raises RequestError for anything else."""
     if isinstance(candidate, Evaluator):
         return candidate
     if callable(candidate) and not isinstance(candidate, type):
@@ -162,7 +161,7 @@ def as_evaluator(candidate: Any) -> Evaluator:
 
 
 def _takes_episode(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
-    """Whether `fn` wants the episode too."""
+    """Return whether `fn` takes the episode too."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError) as error:
@@ -198,16 +197,16 @@ class FunctionEvaluatorConfig(EvaluatorConfig, name="function"):
     function: str
     """Import path of the function, `package.module:name`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """More keyword arguments for it."""
+    """More keyword arguments for the function."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
     """Seconds that one evaluation may take."""
     bounds: ScoreBounds | None = None
-    """The least and the most that it gives, such as `[-1, 1]`; left out: what its decorator says."""
+    """The lowest and the highest score, such as `[-1, 1]`; by default the decorator's."""
 
 
 @register_evaluator(config_type=FunctionEvaluatorConfig)
 async def function_evaluator(config: FunctionEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    """An evaluator that is a Python function, or else an Evaluator (or the class of one) in a module."""
+    """Build an evaluator from a Python function, an Evaluator, or an Evaluator class in a module."""
     candidate = import_object(config.function)
     if isinstance(candidate, type) and issubclass(candidate, Evaluator):
         candidate = candidate(**config.arguments)
@@ -219,10 +218,10 @@ async def function_evaluator(config: FunctionEvaluatorConfig, builder: Builder) 
 
 
 class WeightedEvaluator(Evaluator):
-    """The sum of weight times score over its parts. One part without a score leaves it without one."""
+    """The sum of weight times score over its parts. If one part has no score, the sum has none."""
 
     def __init__(self, parts: Mapping[str, Evaluator], weights: Mapping[str, float]) -> None:
-        """`parts` and `weights` by the same names."""
+        """Set the parts and their weights, by the same names."""
         self.parts = dict(parts)
         self.weights = dict(weights)
 
@@ -241,7 +240,7 @@ class WeightedEvaluator(Evaluator):
         ]
 
     def combine(self, item: EvalInputItem, scores: Mapping[str, EvalOutputItem]) -> EvalOutputItem:
-        """The sum, from the parts' scores by name; its reasoning is the parts' scores."""
+        """Return the sum of the parts' scores, given by name. Its reasoning is these scores."""
         values: dict[str, float] = {}
         for name in self.weights:
             score = scores[name].score
@@ -250,12 +249,12 @@ class WeightedEvaluator(Evaluator):
             values[name] = score
         try:
             total = math.fsum(weight * values[name] for name, weight in self.weights.items())
-        except (OverflowError, ValueError):  # Of terms that are infinite, or nearly.
+        except (OverflowError, ValueError):  # Some terms are infinite, or nearly.
             total = math.nan
         return scored(item, (total, values), self._bounds_of(scores))
 
     def _bounds_of(self, scores: Mapping[str, EvalOutputItem]) -> Bounds | None:
-        """The bounds of the sum, by those of its parts; None where a part has none."""
+        """Return the bounds of the sum, from the bounds of its parts; None if a part has none."""
         parts = [
             (weight, scores[name].bounds or self.parts[name].bounds)
             for name, weight in self.weights.items()
@@ -276,15 +275,15 @@ class WeightedEvaluatorConfig(EvaluatorConfig, name="weighted"):
 
 @register_evaluator(config_type=WeightedEvaluatorConfig)
 async def weighted_evaluator(config: WeightedEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    """A weighted sum of other evaluators' scores."""
+    """Build a weighted sum of other evaluators' scores."""
     parts = {name: as_evaluator(await builder.get_evaluator(name)) for name in config.weights}
     yield WeightedEvaluator(parts, config.weights)
 
 
 class MeasuredEvaluator(Evaluator):
-    """Gives an episode the score that it recorded of itself with `episode.score(name, …, agent=…)`.
+    """Reads the score that an episode recorded for itself with `episode.score(name, …, agent=…)`.
 
-    An episode without it is left out and counted, like any whose evaluator failed.
+    An episode without it is left out and counted, like any episode whose evaluator failed.
     """
 
     def __init__(self, name: str, agent: str | None = None, bounds: Bounds | None = None) -> None:
@@ -293,7 +292,7 @@ class MeasuredEvaluator(Evaluator):
         self.bounds = bounds
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        """The recorded score with its reason, or the scores that there are in its place."""
+        """Return the recorded score with its reason, or an error that lists the recorded scores."""
         if item.episode is None:
             return unscored(item, "there is no episode to read a score from")
         event = measured(item.episode, self.name, self.agent)
@@ -313,14 +312,14 @@ def _described(name: str, agent: str | None) -> str:
 
 
 class MeasuredConfig(EvaluatorConfig, name="measured"):
-    """The score that an episode measured of itself: `episode.score("reward", 0.7)`."""
+    """The score that an episode measured for itself: `episode.score("reward", 0.7)`."""
 
     name: str = "reward"
     """The name of the score."""
     agent: AgentRef | None = None
-    """Whose score it is, where each agent has its own."""
+    """The agent whose score to use, if each agent has its own."""
     bounds: ScoreBounds | None = None
-    """The least and the most that it can be, such as `[-1, 1]`."""
+    """The lowest and the highest possible score, such as `[-1, 1]`."""
 
 
 register_evaluator(config_type=MeasuredConfig)(

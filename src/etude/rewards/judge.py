@@ -1,8 +1,8 @@
-"""Judges: models that score episodes, asked for strict JSON again and again until they give it.
+"""Judges: models that score episodes. They are asked for strict JSON, and asked again if it is malformed.
 
-`_type: llm_judge` scores one episode by what its prompt asks for. `_type: group_judge` scores the episodes
-of one example against each other; the idea is RULER's (OpenPipe, 2025): to rank attempts at the same task
-is easier than to grade one by itself, and relative scores within a group are all that GRPO needs.
+`_type: llm_judge` scores one episode by the criteria of its prompt. `_type: group_judge` scores the episodes
+of one example against each other. The idea is RULER's (OpenPipe, 2025): to rank attempts at one task is
+easier than to grade each alone, and relative scores within a group are all that GRPO needs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _THINKING = "reasoning_content"
 
 
 class MalformedAnswer(Exception):
-    """A judge's answer that is not what it was asked for."""
+    """A judge's answer that does not have the requested form."""
 
 
 class JudgeConfig(EvaluatorConfig):
@@ -58,16 +58,16 @@ class JudgeConfig(EvaluatorConfig):
     max_tokens: int | None = Field(default=4096, ge=1)
     """Most tokens of one answer of the judge."""
     attempts: int = Field(default=3, ge=1)
-    """How often to ask when the answer is malformed, before giving up."""
+    """Most times to ask for an answer, if it is malformed."""
 
 
 async def ask(
     engine: Engine, config: JudgeConfig, system: str, material: Any, parse: Callable[[Any], T], key: int
 ) -> T:
-    """The judge's JSON answer about `material`, as `parse` reads it.
+    """Return the judge's JSON answer about `material`, as `parse` reads it.
 
-    A malformed answer is shown to the judge with what is wrong about it, and asked for again. Raises
-    EtudeError when the attempts are spent, EngineError when the judge's model fails.
+    If an answer is malformed, the judge is shown it with the problem, and asked again. Raises EtudeError if
+    no attempts are left, and EngineError if the judge's model fails.
     """
     sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
     question: tuple[Message, ...] = (
@@ -95,11 +95,11 @@ async def ask(
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The one JSON object in an answer: alone, or in a code fence, or after a model's thinking.
+    """Return the one JSON object in an answer: alone, in a code fence, or after a model's thinking.
 
     Raises MalformedAnswer for anything else.
     """
-    # An answer may have the tag in one of its strings, and so may a thought: the longest that is JSON counts.
+    # A string in the answer may contain the tag, and so may a thought. The longest part that is JSON counts.
     parts = text.split("</think>")
     for start in range(len(parts)):
         answer = "</think>".join(parts[start:]).strip()
@@ -117,7 +117,7 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def _parse_grade(answer: dict[str, Any], highest: float) -> tuple[float, str]:
-    """The number under `score`, in [0, highest], and the reasoning. Raises MalformedAnswer without them."""
+    """Return `score`, a number in [0, highest], and the reasoning. Raises MalformedAnswer without them."""
     score = answer.get("score")
     if isinstance(score, bool) or not isinstance(score, int | float):
         raise MalformedAnswer(f"its score is {score!r}, not a number")
@@ -129,18 +129,18 @@ def _parse_grade(answer: dict[str, Any], highest: float) -> tuple[float, str]:
 
 
 class LlmJudgeConfig(JudgeConfig, name="llm_judge"):
-    """A model that scores each episode by itself. The score is the judge's grade divided by `scale`."""
+    """A model that scores each episode alone. The score is the judge's grade divided by `scale`."""
 
     prompt: str = Field(min_length=1)
     """The criteria to judge by, in words."""
     scale: float = Field(default=10, gt=0)
     """The best grade; the worst is 0."""
     transcript: bool = False
-    """Show the judge the whole conversation, and not the output alone."""
+    """Show the judge the whole conversation, and not only the output."""
 
 
 class LlmJudge(Evaluator):
-    """Scores an episode in [0, 1] by a model's grade. Raises EtudeError when it gives no usable one."""
+    """Scores an episode in [0, 1] by a model's grade. Raises EtudeError if it gives no usable one."""
 
     bounds = (0.0, 1.0)
 
@@ -173,7 +173,7 @@ class LlmJudge(Evaluator):
 
 @register_evaluator(config_type=LlmJudgeConfig)
 async def llm_judge(config: LlmJudgeConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    """A model that scores each episode by itself."""
+    """Build a model that scores each episode alone."""
     yield LlmJudge(config, await builder.get_llm(config.model))
 
 
@@ -181,13 +181,13 @@ class GroupJudgeConfig(JudgeConfig, name="group_judge"):
     """A model that compares all episodes of an example, and gives each a score in [0, 1]."""
 
     rubric: str = Field(default=RUBRIC, min_length=1)
-    """The criteria by which an attempt is better."""
+    """The criteria that make one attempt better than another."""
 
 
 class GroupJudge(Evaluator):
-    """Scores the episodes of one example in [0, 1] by one model call that sees them all.
+    """Scores all episodes of one example in [0, 1], with one model call that sees them all.
 
-    Raises EtudeError when there is no usable judgement.
+    Raises EtudeError if there is no usable judgement.
     """
 
     bounds = (0.0, 1.0)
@@ -202,7 +202,7 @@ class GroupJudge(Evaluator):
     async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
         transcripts = [*map(messages_of, items)]
         texts = [to_json(transcript, fallback=str, inf_nan_mode="strings") for transcript in transcripts]
-        # Attempts that say the same are shown once: they cannot be told apart, nor score differently.
+        # Identical attempts are shown once: they cannot be told apart, nor score differently.
         shown = dict(zip(texts, transcripts, strict=True))
         system = (
             "You are shown attempts of an AI agent at one task, all with the same goal. Judge what the goal "
@@ -233,7 +233,7 @@ class GroupJudge(Evaluator):
 
 
 def _parse_judgements(answer: dict[str, Any], attempts: int) -> list[tuple[float, str]]:
-    """Score and reasoning of each attempt. Raises MalformedAnswer unless each is there exactly once."""
+    """Return each attempt's score and reasoning. Raises MalformedAnswer unless each is there once."""
     scores = answer.get("scores")
     if not isinstance(scores, list) or not all(isinstance(entry, dict) for entry in scores):
         raise MalformedAnswer("its 'scores' is not a list of objects")
@@ -246,15 +246,15 @@ def _parse_judgements(answer: dict[str, Any], attempts: int) -> list[tuple[float
 
 @register_evaluator(config_type=GroupJudgeConfig)
 async def group_judge(config: GroupJudgeConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    """A model that compares all episodes of an example."""
+    """Build a model that compares all episodes of an example."""
     yield GroupJudge(config, await builder.get_llm(config.model))
 
 
 def messages_of(item: EvalInputItem) -> list[Message]:
-    """The episode's messages in order, each once, and last the output where no message says it.
+    """Return the episode's messages in order, each once, and the output last if it is no message.
 
-    Where a call does not go on from the call before it, a message of the role `conversation` says so. What a
-    model thought before it answered is not shown.
+    If a call does not continue the call before it, a message with the role `conversation` precedes it. The
+    model's thinking is not shown.
     """
     said = [] if item.episode is None else _conversations(item.episode)
     messages = [{key: value for key, value in each.items() if key != _THINKING} for each in said]
@@ -264,7 +264,7 @@ def messages_of(item: EvalInputItem) -> list[Message]:
 
 
 def common_prefix(transcripts: Sequence[Sequence[Message]]) -> int:
-    """How many messages all transcripts begin with alike, leaving at least one of each."""
+    """Return how many first messages all transcripts share, leaving at least one of each."""
     shortest = min(map(len, transcripts), default=1)
     columns = islice(zip(*transcripts, strict=False), max(shortest - 1, 0))
     return sum(1 for _ in takewhile(lambda column: all(each == column[0] for each in column), columns))
@@ -273,7 +273,7 @@ def common_prefix(transcripts: Sequence[Sequence[Message]]) -> int:
 def _conversations(episode: EpisodeRecord) -> list[Message]:
     messages: list[Message] = []
     threads: list[list[str]] = []
-    """The keys of the messages of each conversation: agents do not always repeat all fields of a message."""
+    """The message keys of each conversation, since agents do not always repeat all fields of a message."""
     current: list[str] | None = None
     for call in episode.calls:
         prompt = [message_key(message) for message in call.request.messages]

@@ -1,4 +1,4 @@
-"""Scoring episodes with several evaluators, whatever they do, each score a step in the journal."""
+"""Scores episodes with several evaluators, tolerates their failures, and journals each score."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _NO_TIMES: Mapping[str, float] = {}
 class Scorer:
     """Scores episodes that have an output, and never scores one twice.
 
-    A score is kept under `<episode id>/<label>/<evaluator>`, failures too. What a weighted evaluator
-    combines is scored once, also when it counts by itself.
+    A score, or a failure, is kept under `<episode id>/<label>/<evaluator>`. An evaluator that a weighted
+    evaluator combines runs only once, even if it is also configured alone.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Scorer:
         if isinstance(evaluator, WeightedEvaluator):
             for part_name, part in evaluator.parts.items():
                 self._sort_in(part_name, part)
-            # After its parts: one pass in this order then finds all parts combined.
+            # After its parts, so that one pass in this order finds all parts combined.
             self._weighted[name] = evaluator
         elif evaluator.is_relative:
             self._relative[name] = evaluator
@@ -84,19 +84,19 @@ class Scorer:
         return bool(self._relative)
 
     async def score_single(self, item: EvalInputItem) -> Scores:
-        """The scores of the evaluators that look at one episode by itself."""
+        """Return the scores of the evaluators that judge each episode alone."""
         scores = await _together([self._score([item], *named) for named in self._single.items()])
         return {name: outputs[0] for name, outputs in zip(self._single, scores, strict=True)}
 
     async def score_group(self, items: Sequence[EvalInputItem]) -> list[Scores]:
-        """The scores of the evaluators that compare; `items` are one example's episodes with an output."""
+        """Return the scores of comparing evaluators; `items` are one example's episodes with an output."""
         if not items:
             return []
         scores = await _together([self._score(items, *named) for named in self._relative.items()])
         return [dict(zip(self._relative, of_one, strict=True)) for of_one in zip(*scores, strict=True)]
 
     async def combine(self, item: EvalInputItem, scores: Scores) -> Scores:
-        """The scores of all evaluators by their order in the config, given those of the two above."""
+        """Return the scores of all evaluators, in the order of the config, from the two methods above."""
         scores = dict(scores)
         for name, weighted in self._weighted.items():
             scores[name] = weighted.combine(item, scores)
@@ -104,18 +104,18 @@ class Scorer:
         return {name: scores[name] for name in self.names}
 
     def missing(self, episode: EpisodeRecord) -> list[str]:
-        """The evaluators that look at one episode by itself and have not scored this one."""
+        """Return the evaluators that judge each episode alone and have not scored this one."""
         return [
             name for name in self._single if read_score(self._journal, episode, name, self._label) is None
         ]
 
     async def give_up(self, item: EvalInputItem, reason: str) -> None:
-        """Keep the reason in place of each score of `missing`."""
+        """Store the reason as the failure of each evaluator in `missing`."""
         for name in self.missing(_episode(item)):
             await self._keep(item, name, unscored(item, reason))
 
     async def forget_failures(self, episode_id: str, journal: Journal) -> None:
-        """Have the scores that an episode lacks made anew the next time."""
+        """Forget the failed scores of an episode, so that they are made again."""
         for name in self._all():
             key = _score_key(episode_id, self._label, name)
             if (journal.get(key) or {}).get("error") is not None:
@@ -125,7 +125,7 @@ class Scorer:
         self, items: Sequence[EvalInputItem], name: str, evaluator: Evaluator
     ) -> list[EvalOutputItem]:
         kept = [read_score(self._journal, _episode(item), name, self._label) for item in items]
-        # A comparison holds for all of them together, so one that is missing is reason to compare anew.
+        # A comparison covers all items together, so one missing score requires a new comparison.
         complete = [output for output in kept if output is not None]
         if len(complete) == len(items):
             return complete
@@ -141,7 +141,7 @@ class Scorer:
     async def _keep(
         self, item: EvalInputItem, name: str, output: EvalOutputItem, times: Mapping[str, float] = _NO_TIMES
     ) -> None:
-        """`times` are those of the evaluator's run, where it ran: when it `began`, and its `seconds`."""
+        """Store a score. `times` has the start (`began`) and the `seconds` of the evaluator, if it ran."""
         data: dict[str, Any] = {"score": output.score, "reasoning": output.reasoning, "error": output.error}
         data |= {"bounds": output.bounds} if output.bounds else {}
         data |= times
@@ -149,14 +149,14 @@ class Scorer:
 
 
 async def _together(work: Sequence[Awaitable[Any]]) -> list[Any]:
-    """The results of what runs side by side. What is alone needs no task of its own, which costs time."""
+    """Return the results of concurrent work. A single item gets no task, which would cost time."""
     return [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
 
 
 def read_score(
     journal: Steps, episode: EpisodeRecord, evaluator: str, label: str = "score"
 ) -> EvalOutputItem | None:
-    """The score of a stored episode, or None when there is none. Raises StoreError."""
+    """Return the score of a stored episode, or None if there is none. Raises StoreError."""
     data = journal.get(_score_key(episode.id, label, evaluator))
     if data is None:
         return None
@@ -177,16 +177,16 @@ def _episode(item: EvalInputItem) -> EpisodeRecord:
 async def evaluate(
     evaluator: Evaluator, items: Sequence[EvalInputItem], seconds: float
 ) -> list[EvalOutputItem]:
-    """The outputs of an evaluator for `items`, whatever it does: an output for each, in their order.
+    """Return one output for each of `items`, in their order, even if the evaluator fails.
 
-    `seconds` is how long it may take, unless the evaluator has its own `timeout`. Raises ModelOut where a
-    model that it asks gives no answers at all, also when the evaluator makes something else of that.
+    `seconds` is its timeout, unless the evaluator has its own `timeout`. Raises ModelOut if a model that it
+    asks gives no answers at all, even if the evaluator catches that error.
     """
     seconds = seconds if evaluator.timeout is None else evaluator.timeout
     try:
         own = [_own(item) for item in items]
         async with asyncio.timeout(seconds) as limit:
-            # Code of the user's that would end the program raises.
+            # User code that would end the program raises instead.
             with ending_where_a_model_is_out(), no_exit("the evaluator"):
                 outputs: Sequence[Any]
                 if evaluator.is_relative:
@@ -214,9 +214,9 @@ async def evaluate(
 
 
 def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequence[Any]:
-    """The outputs in the order of the items, by their generations where they say them.
+    """Return the outputs in the order of the items, sorted by generation if outputs give it.
 
-    Raises ValueError for generations that are not those of the items.
+    Raises ValueError if the generations differ from the generations of the items.
     """
     given = [
         output.generation
@@ -233,7 +233,7 @@ def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequenc
 
 
 def _own(item: EvalInputItem) -> EvalInputItem:
-    """A copy for one evaluator: what it assigns or changes reaches neither the record nor the others."""
+    """Copy the item for one evaluator, so that its changes reach neither the record nor other evaluators."""
     output, record = copy.deepcopy(item.output_obj), item.episode
     changes: dict[str, Any] = {"output_obj": output}
     if record is not None:
