@@ -74,7 +74,7 @@ class Learners:
 
 @dataclass(slots=True)
 class ClusterLearners:
-    """Trains jobs on other machines, which see the run folder at the same path.
+    """A trainer of jobs on other machines, which see the run folder at the same path.
 
     If a team ends early, for any reason, the next one resumes from the job's last checkpoint. This also holds
     after the run's own process was killed: a guard ends its team.
@@ -211,7 +211,7 @@ async def _end_of(team: Child, job: Job, folder: Path) -> int:
 
 
 class _Reporter(JobListener):
-    """Reports the job's progress to the run."""
+    """A listener that reports the job's progress to the run."""
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat

@@ -91,7 +91,7 @@ class Algorithms(_Answer):
 
 
 class LanguageModelClient:
-    """Controls the engine of a language-model server. Jobs and completions use the OpenAI SDK."""
+    """A client that controls a language-model server's engine. Jobs and completions use the OpenAI SDK."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ _NO_MATTER = {
 
 
 class LocalAdapter(TrainerAdapter):
-    """Trains the policy that the engine samples from, and writes its versions into the run folder.
+    """The trainer of the policy that the engine samples from. Its versions are in the run folder.
 
     With `collect_ahead` it trains a twin of the policy, whose trained tensors are in memory twice. A
     version's folder appears by one rename, with the weights, the optimiser state and the job that made it. A

@@ -132,7 +132,7 @@ def failure(error: RuntimeError) -> TrainingError:
 
 
 class LocalLearner:
-    """Trains jobs in a thread. A killed job leaves nothing behind, and is trained again from its start."""
+    """A trainer of jobs in a thread. A killed job leaves nothing behind, and restarts from its beginning."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class JobNews(BaseModel):
 
 
 class JobDesk:
-    """Receives the reports of a job's processes, at the cluster's head."""
+    """The receiver of reports from a job's processes, at the cluster's head."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)

@@ -57,7 +57,7 @@ _OUTAGE_SECONDS = 1800.0
 
 
 class OpenAiJobs(TrainerAdapter):
-    """Uploads training files, creates jobs and follows them. Versions are model names at the API.
+    """Fine-tuning jobs at the API: upload, creation and polling. Versions are the API's model names.
 
     Each file and job is looked up before it is created, so that a killed run that resumes pays only once.
     """

@@ -23,7 +23,7 @@ _BACKOFF = 1.5
 
 
 class TrainerAdapter(ABC):
-    """Sends trajectories to a training backend and follows the jobs.
+    """The interface to a training backend, which trains on trajectories in jobs.
 
     Open connections, models and processes in `initialize`, not in the constructor. A run wraps the adapter to
     record its jobs (`etude.loop.recorded`). A method whose return value does not match its declared type
@@ -194,7 +194,7 @@ def job_status(ref: TrainingJobRef, status: TrainingStatusEnum, **more: Any) -> 
 
 
 class JobLog:
-    """Appends facts about jobs to a file, one JSON object per line, and each API event only once."""
+    """A file of facts about jobs, one JSON object per line. It has each API event only once."""
 
     def __init__(self, path: Path | None) -> None:
         """None keeps nothing."""

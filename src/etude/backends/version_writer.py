@@ -52,7 +52,7 @@ class MadeVersion:
 
 
 class VersionWriter:
-    """Writes the versions of a model in a thread, while the next episodes are collected.
+    """A thread that writes a model's versions while the next episodes are collected.
 
     Call its methods from one thread at a time, with the policy's lock held. The next call raises the errors
     of earlier writes.

@@ -37,7 +37,7 @@ _SMALLEST_HEAD = 32
 
 
 class Backend(ABC):
-    """Loads models for the engine pool, which decides when."""
+    """A loader of models for the engine pool, which decides when to load."""
 
     name: str
     speech: Speech | None = None

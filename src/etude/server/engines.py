@@ -251,7 +251,7 @@ _ROUTES: dict[str, tuple[str, type[BaseModel]]] = {
 
 
 class Inference:
-    """Answers requests with a pool's engines, and gives access to the models' tokenizers."""
+    """The answers of a pool's engines to requests, and access to the models' tokenizers."""
 
     def __init__(self, pool: EnginePool, metrics: Metrics, base: str) -> None:
         """`base` is the model for token requests that name none."""

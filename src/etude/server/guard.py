@@ -119,7 +119,7 @@ _MULTIPART_BYTES = 64 * 1024
 
 
 class Guard:
-    """Checks the key, host name and size of each request, and counts it."""
+    """The check of each request's key, host name and size, and the count of requests."""
 
     def __init__(
         self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, large_paths: Iterable[str]

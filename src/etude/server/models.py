@@ -68,7 +68,7 @@ class ModelNames(Protocol):
 
 
 class ModelStore:
-    """Finds models by name. A name is only looked up, and never becomes part of a path."""
+    """The served models by name. A name is only looked up, and never becomes part of a path."""
 
     def __init__(
         self, engine: sa.Engine, data_dir: Path, base: str, names: Sequence[ModelNames] = ()

@@ -45,7 +45,7 @@ class Worker:
 
 
 class Workers:
-    """Starts the workers of jobs, each in its own session, so that Ctrl-C reaches only the server.
+    """The starter of jobs' workers. Each has its own session, so that Ctrl-C reaches only the server.
 
     They are forked from a nursery, a process that has done the slow imports.
     """
@@ -140,7 +140,7 @@ class Workers:
 
 
 class Scheduler:
-    """Runs up to `running_jobs` workers. Everything that must survive the scheduler is in the database.
+    """The scheduler of up to `running_jobs` workers. Everything that must survive it is in the database.
 
     If the server is killed, each worker notices it and ends with a checkpoint after its current step. A
     worker holds its job's lock until it ends, so the next server waits for it instead of starting another.

@@ -88,7 +88,7 @@ def _run(
     host, port = listening.getsockname()[:2]
 
     class Server(uvicorn.Server):
-        """Reports when it is ready, or why it cannot start."""
+        """A uvicorn server that reports when it is ready, or why it cannot start."""
 
         error: EtudeError | None = None
 
