@@ -102,7 +102,7 @@ class OpenAiAdapter(OpenAiJobs):
         return {"type": "reinforcement", "reinforcement": {**settings, "hyperparameters": parameters}}
 
     def charged_tokens(self, trajectories: TrajectoryCollection) -> int | None:
-        """Return an upper bound: 3 bytes per token. None for reinforcement, which is charged by the hour."""
+        """Return an upper bound: 3 bytes per token. None for reinforcement, charged by the hour."""
         if trajectories.method == "grpo":
             return None
         texts = [text.encode() for row in self.rows(trajectories) for text in texts_of(row)]

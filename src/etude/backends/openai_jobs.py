@@ -381,5 +381,5 @@ def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
 
 
 def _suffix_of(name: str) -> str:
-    """Return a job's name as a valid model suffix, cut to its end, where names differ."""
+    """Return a valid model suffix for a job's name. A long name keeps its end, where names differ."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:].lstrip("-_") or "etude"

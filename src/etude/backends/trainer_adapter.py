@@ -51,8 +51,7 @@ class TrainerAdapter(ABC):
         self.adapter_config.reward = run_config.reward_function
 
     def capabilities(self) -> Capabilities:
-        """Return the backend's capabilities. Known before `initialize`, so that a bad config costs
-        nothing."""
+        """Return the backend's capabilities, also before `initialize`, so that a bad config costs nothing."""
         return Capabilities()
 
     def charged_tokens(self, trajectories: TrajectoryCollection) -> int | None:

@@ -87,7 +87,7 @@ class VersionWriter:
         return None
 
     def write_behind(self) -> None:
-        """Write the last version, if not written yet, from a copy, because its tensors may change meanwhile.
+        """Write the last version in the background, from a copy, unless it is already written.
 
         Without enough memory for a copy, it is on disk when this returns. Raises StoreError.
         """

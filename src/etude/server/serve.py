@@ -50,8 +50,8 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. `on_ready` gets the address once the server answers requests.
 
     Running requests have `settings.drain` seconds to finish. Raises RequestError for unsafe settings, a port
-    in use or too many training processes; StoreError if the data folder is unusable or in use; ServeError if
-    the server cannot start. A base model that cannot be loaded raises its own EtudeError.
+    in use or too many training processes. Raises StoreError if the data folder is unusable or in use,
+    ServeError if the server cannot start. A base model that cannot be loaded raises its own EtudeError.
     """
     require_safe(settings)
     if settings.api_key is not None:
