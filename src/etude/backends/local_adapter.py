@@ -70,8 +70,8 @@ class LocalAdapter(TrainerAdapter):
     ) -> None:
         """`learners` train on the nodes of a cluster. Without them, this process trains.
 
-        `writes_each`: write each version to disk before its job ends, because others read it there or nothing
-        would make a lost version again.
+        `writes_each`: write each version to disk before its job ends, because others read it there or nobody
+        would make a lost one again.
         """
         super().__init__(adapter_config)
         self._policy = policy

@@ -186,7 +186,7 @@ class LocalLearner:
             self._writer.close()
 
     def begin_from(self, version: ModelVersion) -> None:
-        """Reset the optimiser for this version and earlier ones."""
+        """Restart the optimiser at this version, without its earlier steps."""
         self._begins_from = version.number
         if self._optimiser_of == version.number:
             self._take_optimiser_of(version.number)

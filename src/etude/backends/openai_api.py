@@ -59,7 +59,7 @@ class JobsConfig(TrainerAdapterConfig):
     base_url: PlainAddress | None = None
     """Address of the API, ending in `/v1`. Default: the address of the trained model."""
     api_key: SecretStr | None = None
-    """Default: the model's own key if the address is the model's, otherwise `OPENAI_API_KEY`."""
+    """The API key. Default: the model's own key if the address is the model's, otherwise `OPENAI_API_KEY`."""
     n_epochs: int | Literal["auto"] = "auto"
     """The number of passes of a job over its data."""
     batch_size: int | Literal["auto"] = "auto"

@@ -22,7 +22,7 @@ from etude.store.learned import write_learned
 _LOG = logging.getLogger("etude.versions")
 
 _SECONDS = 60.0
-"""The default time between two written versions, if they are large."""
+"""The default number of seconds between two written versions, if they are large."""
 _LARGE = 64_000_000
 """In bytes. Smaller versions, as of nearly all LoRA weights, are written in a tenth of a second."""
 

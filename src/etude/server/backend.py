@@ -101,7 +101,7 @@ class EmbeddedBackend(Backend):
 
 
 class VllmBackend(Backend):
-    """Models in vLLM. It loads LoRA weights at run time, each under its own name. Full weights restart it."""
+    """Models in vLLM. LoRA weights load at run time, each under its own name. Full weights need a restart."""
 
     name = "vllm"
 

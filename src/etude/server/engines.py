@@ -88,8 +88,8 @@ class EnginePool:
     async def using(self, name: str, sequences: int) -> AsyncIterator[TokenEngine]:
         """Yield a model's engine for a request of `sequences` sequences.
 
-        Raises ApiError: 404 for an unknown model, 429 if the queue is full, 503 if the engine stays away or
-        the model cannot be loaded.
+        Raises ApiError: 404 for an unknown model, 429 if the queue is full. Raises 503 if the engine stays
+        away or the model cannot be loaded.
         """
         known = self._loaded.get(name)
         model = await asyncio.to_thread(self._models.get, name) if known is None else known.model
@@ -251,7 +251,7 @@ _ROUTES: dict[str, tuple[str, type[BaseModel]]] = {
 
 
 class Inference:
-    """The answers of a pool's engines to requests, and access to the models' tokenizers."""
+    """Inference with a pool's engines, and access to the models' tokenizers."""
 
     def __init__(self, pool: EnginePool, metrics: Metrics, base: str) -> None:
         """`base` is the model for token requests that name none."""

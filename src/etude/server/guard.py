@@ -34,7 +34,7 @@ _LOG = logging.getLogger("etude.server")
 _RETRY_SECONDS = 5
 
 EXPECTED = (HTTPException, RequestValidationError, EtudeError, DBAPIError)
-"""Errors that are not the server's fault. They only need an answer."""
+"""Expected errors: they are answered, and not raised again as failures of the server."""
 
 
 def not_found(kind: str, name: str, *, param: str, code: str) -> ApiError:
@@ -119,7 +119,7 @@ _MULTIPART_BYTES = 64 * 1024
 
 
 class Guard:
-    """The check of each request's key, host name and size, and the count of requests."""
+    """An ASGI middleware that checks each request's key, host name and size, and counts it."""
 
     def __init__(
         self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, large_paths: Iterable[str]

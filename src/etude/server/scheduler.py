@@ -45,7 +45,7 @@ class Worker:
 
 
 class Workers:
-    """The starter of jobs' workers. Each has its own session, so that Ctrl-C reaches only the server.
+    """The processes that train jobs, each in its own session, so that Ctrl-C reaches only the server.
 
     They are forked from a nursery, a process that has done the slow imports.
     """

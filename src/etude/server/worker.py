@@ -294,7 +294,7 @@ def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy
 
 
 class _Reporter(JobListener):
-    """A listener that writes a job's events, checkpoints that are models, and end to the database."""
+    """A listener that writes a job's events, model checkpoints and end to the database."""
 
     def __init__(self, job: Row, stores: Stores, data_dir: Path) -> None:
         self._job = job
