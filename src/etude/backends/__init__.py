@@ -1,1 +1,1 @@
-"""TrainerAdapter and the backends."""
+"""TrainerAdapter and the training backends."""

@@ -1,6 +1,6 @@
-"""The abilities of a training backend, the hyperparameters it can be given, and checks of both.
+"""A training backend's capabilities, the hyperparameters it accepts, and checks of both.
 
-The adapter `local` has its config here, so that it is known without the packages that train.
+The config of the adapter `local` is here, so that it loads without the packages for training.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from etude.inference.local import OpponentsConfig
 from etude.inference.openai_config import OpenAiLlmConfig
 
 EVERY_KIND: frozenset[Method] = frozenset({"samples", "pairs", "imitation"})
-"""Stands for all algorithms, by the kind of data that they learn from."""
+"""All algorithms, by the kind of data that they learn from."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHyperparameters:
-    """How jobs are to train. None leaves it to the adapter's config."""
+    """Hyperparameters for jobs. None keeps the value of the adapter's config."""
 
     num_epochs: int | None = None
-    """Times that a job goes over its data."""
+    """The number of passes of a job over its data."""
     rl_learning_rate: float | None = None
-    """The learning rate of all that does not imitate."""
+    """The learning rate of all algorithms except imitation."""
     dpo_beta: float | None = None
-    """How hard preferences pull away from the reference, in `dpo`."""
+    """The strength of the pull to the reference model, in `dpo`."""
     lora_rank: int | None = None
-    """Rank of the LoRA weights; 0 trains all weights."""
+    """Rank of the LoRA weights. 0 trains all weights."""
     lora_alpha: float | None = None
     """Scale of the LoRA weights."""
     learning_rate: float | None = None
-    """The learning rate of whatever jobs learn from, the same for all their steps."""
+    """The learning rate of all algorithms, constant over a job's steps."""
     batch_size: int | None = None
-    """Rows of an optimiser step."""
+    """Rows per optimiser step."""
 
     def given(self) -> dict[str, Any]:
-        """Those that say something, by name."""
+        """Return the values that are not None, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def refuse_all_but(self, known: Collection[str], backend: str) -> None:
-        """Raise CapabilityError for one that is given and not among `known`."""
+        """Raise CapabilityError if a value is given whose name is not in `known`."""
         refused = [f"{name} ({value})" for name, value in self.given().items() if name not in known]
         if refused:
             raise CapabilityError(
@@ -57,7 +57,7 @@ class JobHyperparameters:
             )
 
     def for_api(self, method: Method) -> dict[str, Any]:
-        """As the fine-tuning API names them, for a job of the method."""
+        """Return the values under the fine-tuning API's names, for a job of the method."""
         named: dict[str, Any] = {
             "n_epochs": self.num_epochs,
             "batch_size": self.batch_size,
@@ -75,32 +75,32 @@ class JobHyperparameters:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of a backend. The defaults forbid nothing: they suit an adapter that does not say."""
+    """A backend's capabilities. The defaults forbid nothing, for adapters that declare none."""
 
     methods: frozenset[Method] = EVERY_KIND
-    """The algorithms whose losses it has, by name; or kinds (`samples`, `pairs`, `imitation`), which stand
-    for all algorithms that learn from such data, those of a user's file too."""
+    """The algorithms that it has losses for, by name or by kind. A kind (`samples`, `pairs`, `imitation`)
+    stands for all algorithms that learn from such data, custom ones included."""
     options: frozenset[str] | None = None
-    """Of the algorithm's options those that are about the gradient and that it can be given; None: all."""
+    """The gradient options of algorithms that it accepts. None accepts all."""
     measures: bool = True
-    """Can be given also those that a learner in this process must measure something for."""
+    """Whether it accepts options for which a learner in this process must measure something."""
     token_ids_for: frozenset[Method] = frozenset()
-    """Algorithms or kinds that need the sampled token ids, and but for imitation their logprobs too; text is
-    not enough."""
+    """Algorithms or kinds that need the sampled token ids, and except for imitation their logprobs. Text is
+    not enough for them."""
     versions: bool = False
-    """Says which weights a job produced (`version` of its status), so that the engine
-    can adopt them and the liveness check can be made. Without it neither happens."""
+    """Whether a completed job's status has its `version`. Without it, the engine cannot adopt the weights and
+    their change is not checked."""
     from_base: bool = False
-    """Starts a job from an earlier version, the base model above all, after `restore` of it, and still
-    counts versions upwards."""
+    """Whether, after `restore`, a job can start from an earlier version, above all the base model. New
+    versions still get higher numbers."""
     samples_while_training: bool = True
-    """The engine goes on sampling from the weights as they were while a job trains."""
+    """Whether the engine keeps sampling from the previous weights while a job trains."""
     old_versions: bool = True
-    """Earlier versions can be sampled from beside the last one: `_type: opponents`."""
+    """Whether the engine can sample from earlier versions next to the last one (`_type: opponents`)."""
     transcripts: bool = True
-    """Imitates conversations that are given as text: `finetuning.warm_up`."""
+    """Whether it can imitate conversations given as text (`finetuning.warm_up`)."""
     records_samples: bool = False
-    """Its learner writes what it was given into the run, which else keeps what it has submitted."""
+    """Whether its learner records its samples in the run. Otherwise the run keeps the submitted data."""
 
 
 def check_from_base(backend: str, capabilities: Capabilities) -> None:
@@ -113,14 +113,14 @@ def check_from_base(backend: str, capabilities: Capabilities) -> None:
 
 
 def opponents_of(llms: Mapping[str, LlmConfig], model: str) -> list[str]:
-    """The entries of `llms` that play versions of `model`."""
+    """Return the entries of `llms` that play versions of `model`."""
     return [name for name, llm in llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
 
 
 def check_opponents(
     backend: str, capabilities: Capabilities, llms: Mapping[str, LlmConfig], model: str
 ) -> None:
-    """Raise CapabilityError unless the backend keeps the versions of `model` that entries of `llms` play."""
+    """Raise CapabilityError if `llms` has entries that play versions of `model`, and none are kept."""
     players = opponents_of(llms, model)
     if players and not (capabilities.versions and capabilities.old_versions):
         raise CapabilityError(
@@ -131,7 +131,7 @@ def check_opponents(
 
 
 def check_way_back(backend: str, capabilities: Capabilities, start: int, newest: int) -> None:
-    """Raise CapabilityError unless the backend can start a job from `start` with `newest` made since."""
+    """Raise CapabilityError unless the backend can start a job from `start` when `newest` is later."""
     if start < newest and not capabilities.from_base:
         raise CapabilityError(
             f"the next job is to start from version {start}, and the trainer adapter {backend} always goes "
@@ -140,7 +140,7 @@ def check_way_back(backend: str, capabilities: Capabilities, start: int, newest:
 
 
 def check_block(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
-    """Raise CapabilityError for a key of the `finetuning` block that asks for what the backend cannot do."""
+    """Raise CapabilityError if a key of the `finetuning` block asks for what the backend cannot do."""
     can_imitate = capabilities.transcripts and {"supervised", "imitation"} & capabilities.methods
     if block.warm_ups and not can_imitate:
         raise CapabilityError(
@@ -169,7 +169,7 @@ def check_block(backend: str, capabilities: Capabilities, block: FinetuneConfig)
 def check_method(
     backend: str, capabilities: Capabilities, method: Method, builder: str | None = None
 ) -> None:
-    """Raise CapabilityError unless the backend can train with the algorithm, of a `builder` if any."""
+    """Raise CapabilityError unless the backend can train with the algorithm, made by `builder` if given."""
     if {method, kind_of(method)} & capabilities.methods:
         return
     can = f"the trainer adapter {backend} can do: {', '.join(sorted(capabilities.methods)) or 'nothing'}"
@@ -182,7 +182,7 @@ def check_method(
 
 
 def check_options(backend: str, capabilities: Capabilities, config: object) -> None:
-    """Raise CapabilityError for options of an algorithm's config that the backend would take no notice of."""
+    """Raise CapabilityError for options of an algorithm's config that the backend would ignore."""
     if not isinstance(config, Algorithm):
         return
     taken = capabilities.options
@@ -202,9 +202,9 @@ def check_options(backend: str, capabilities: Capabilities, config: object) -> N
 def check_tokens(
     backend: str, capabilities: Capabilities, methods: Collection[Method], llm: LlmConfig, model: str
 ) -> None:
-    """Raise CapabilityError when training needs tokens that the model's endpoint does not tell.
+    """Raise CapabilityError if training needs tokens that the model's endpoint does not return.
 
-    `methods` are those of the data, and `model` is the entry of `llms` that `llm` is.
+    `methods` are the methods of the data. `llm` is the entry `model` of `llms`.
     """
     needed = [name for name in sorted(methods) if {name, kind_of(name)} & capabilities.token_ids_for]
     if not needed or not isinstance(llm, OpenAiLlmConfig):
@@ -225,67 +225,67 @@ def check_tokens(
 LOCAL_CAPABILITIES = Capabilities(
     token_ids_for=EVERY_KIND, versions=True, from_base=True, records_samples=True
 )
-"""All algorithms, a user's too, on token ids."""
+"""All algorithms, custom ones included, on token ids."""
 
 
 class LoraConfig(BaseModel, extra="forbid"):
-    """Train LoRA weights and leave the model's own as they are (Hu et al., 2021)."""
+    """Train LoRA weights and freeze the model's own weights (Hu et al., 2021)."""
 
     r: int = Field(default=16, ge=1)
     """Rank."""
     alpha: float = Field(default=32.0, gt=0)
     """Scale: updates are multiplied by alpha / r."""
     target_modules: list[str] | None = None
-    """Names of linear layers and embeddings for LoRA weights; left out: all linear layers but the head."""
+    """Names of layers for LoRA weights, linear or embeddings. Default: all linear layers but the head."""
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
-    """Train the model that the agents sample from, in this process or on a cluster's nodes."""
+    """Train the model that the agents sample from, in this process or on the nodes of a cluster."""
 
     learning_rate: float | None = Field(default=None, gt=0)
-    """Of AdamW: the highest of the run. Left out: 3e-4 for LoRA weights, 1e-5 for all weights."""
+    """The highest learning rate of AdamW in the run. Default: 3e-4 for LoRA weights, 1e-5 for all weights."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls from there to 0 at the end of the run, or of the job where every job starts
-    from the base model."""
+    """How the learning rate falls to 0 by the end of the run. If every job starts from the base model, it
+    falls to 0 by the end of each job. `constant` keeps it."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Of AdamW."""
+    """The weight decay of AdamW."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Optimiser steps over which it rises from 0."""
+    """Optimiser steps over which the learning rate rises from 0."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this norm."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Trajectories (or pairs) per optimiser step; left out: all of an epoch's."""
+    """Trajectories (or pairs) per optimiser step. Default: all of an epoch."""
     passes: int = Field(default=1, ge=1)
-    """Times that an epoch's trajectories are gone over."""
+    """The number of passes over an epoch's trajectories."""
     token_budget: Annotated[int | None, CHANGEABLE] = Field(default=None, ge=1)
-    """Tokens that go through the model at a time: memory for speed. Left out: 16384; on a CPU as many as keep
-    1.2 GB for the gradient if that is less (2083 of a model of 135 million parameters), and 1024 at least."""
+    """Tokens in a pass through the model. More need more memory and save time. Default: 16384, on a CPU fewer
+    to keep at most 1.2 GB for the gradient (2083 for 135 million parameters), but at least 1024."""
     packing: Literal["tree", "padded"] = "tree"
-    """Compute tokens that trajectories share once (`tree`), or for each of them (`padded`)."""
+    """Compute tokens that trajectories share once (`tree`), or once for each trajectory (`padded`)."""
     gradient_checkpointing: Annotated[bool | None, CHANGEABLE] = None
-    """Compute what happens inside of layers again for the gradient in place of keeping it: less memory, up to
-    a third more time. Left out: where memory would not be enough otherwise."""
+    """Recompute the insides of layers for the gradient instead of keeping them. This saves memory and takes
+    up to a third more time. Default: only if memory would not be enough otherwise."""
     lora: LoraConfig | None = None
-    """Train LoRA weights; left out: all weights."""
+    """Train LoRA weights. Default: train all weights."""
     shard_training: Annotated[bool, CHANGEABLE] = False
-    """With `cluster.learners`: each learner holds only a part of the weights and of the optimiser's state."""
+    """With `cluster.learners`: give each learner only a part of the weights and of the optimiser state."""
     checkpoint_steps: Annotated[int, CHANGEABLE] = Field(default=10, ge=1)
-    """With `cluster.learners`: optimiser steps between the checkpoints that a job can go on from."""
+    """With `cluster.learners`: optimiser steps between two checkpoints that a job can resume from."""
 
     checkpoint_seconds: Annotated[float | None, CHANGEABLE] = Field(default=None, ge=0)
-    """Seconds between two versions that are written, beside the best and the last; 0 writes each before its
-    job is over. After a kill those in between are trained again, on the episodes that are there. Left out: 60
-    where a version takes more than 64 MB with its optimiser's state, and 0 where it takes less."""
+    """Seconds between two versions written to disk; the best and the last are always written. 0 writes each
+    before its job ends. After a kill, unwritten versions are trained again on the recorded episodes. Default:
+    60 if a version with its optimiser state takes more than 64 MB, otherwise 0."""
     record_ratios: Annotated[bool, CHANGEABLE] = False
-    """Keep the learner's own logprob of every token that it trains on, for the view: some 8 bytes a token."""
+    """Record the learner's own logprob of every trained token, for the view. It takes about 8 bytes each."""
 
     @property
     def rate(self) -> float:
-        """The learning rate."""
+        """The learning rate, with its default."""
         return self.learning_rate or (1e-5 if self.lora is None else 3e-4)
 
     def lora_with(self, given: JobHyperparameters) -> LoraConfig | None:
-        """The LoRA weights that are trained; None for all weights."""
+        """Return the config of the LoRA weights to train, or None for all weights."""
         rank, alpha = given.lora_rank, given.lora_alpha
         if rank is None:
             return self.lora
@@ -295,7 +295,7 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
         return (self.lora or LoraConfig()).model_copy(update=changes)
 
     def for_job(self, kind: Kind, given: JobHyperparameters) -> LocalAdapterConfig:
-        """The config for a job that learns from that kind of data, with what its maker gave instead."""
+        """Return the config for a job on this kind of data, with the given hyperparameters applied."""
         changes: dict[str, Any] = {"lora": self.lora_with(given)}
         if given.num_epochs is not None:
             changes["passes"] = given.num_epochs

@@ -1,6 +1,6 @@
-"""Training on a cluster's nodes: the run's process starts a team for each job, and adopts its version.
+"""Training on a cluster: the run's process starts a team of processes per job, and adopts its version.
 
-The run writes an order into the job's folder, and each process of the team tells the run how the job goes.
+The run writes an order into the job's folder. Each process of the team reports the job's progress to the run.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from etude.store.files import private_folder, write_atomically
 _LOG = logging.getLogger("etude.learners")
 _MODULE = "etude.backends.learning"
 _ATTEMPTS = 3
-"""Teams that may end without a checkpoint before their job has failed."""
+"""The number of teams that may end without a checkpoint before the job fails."""
 _LOOK_SECONDS = 0.5
 _GRACE_SECONDS = 20.0
-"""For a team to make a checkpoint and end once its job is canceled."""
+"""Seconds for a team to write a checkpoint and end after its job is canceled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +65,19 @@ class Learners:
     launcher: TeamLauncher
     count: int
     folder: Path
-    """Of the run: the jobs that are not done yet, and the log."""
+    """The run's folder for unfinished jobs and the log."""
     device: str
-    """The one that the config names for the model."""
+    """The device that the config names for the model."""
     turn: asyncio.Lock
-    """Held by the job that trains: one has room at a time."""
+    """Held by the training job, so that only one trains at a time."""
 
 
 @dataclass(slots=True)
 class ClusterLearners:
-    """A workplace on other machines, which see the run folder at the same path.
+    """A trainer of jobs on other machines, which see the run folder at the same path.
 
-    Whatever ends a team early, the next one goes on from the job's last checkpoint, also after the run's own
-    process was killed: a guard ends what belonged to it.
+    If a team ends early, for any reason, the next one resumes from the job's last checkpoint. This also holds
+    after the run's own process was killed: a guard ends its team.
     """
 
     learners: Learners
@@ -85,25 +85,25 @@ class ClusterLearners:
     versions: StateFolders
     run: FinetuneConfig
     begins_from: ModelVersion | None = None
-    """The version that a warm-up made, which training begins with."""
+    """The version that a warm-up made, where training starts."""
     note: str | None = None
-    """Something that a person should know of the last job."""
+    """A message for the user about the last job."""
 
     def keep(self) -> None:
-        """Each version is on the disk when its job is over."""
+        """Do nothing: each version is on disk when its job ends."""
 
     def close(self) -> None:
-        """There is nothing here to be freed."""
+        """Do nothing: this process holds no resources."""
 
     def go_to(self, number: int) -> None:
-        """The processes take the optimiser's state from the folder of the version that they start from."""
+        """Do nothing: the processes read the optimiser state from the start version's folder."""
 
     def begin_from(self, version: ModelVersion) -> None:
-        """Jobs that start from that version get no optimiser's state."""
+        """Give jobs that start from this version no optimiser state."""
         self.begins_from = version
 
     async def train(self, job: Job, start: ModelVersion) -> FinishedJob:
-        """Have teams at the job, one after another, until one has made its version."""
+        """Start teams for the job, one after another, until one has made its version."""
         name = content_hash([job.name, asdict(job.content), start.digest])
         folder = self.learners.folder / f"job-{name}"
         async with self.learners.turn:
@@ -114,7 +114,7 @@ class ClusterLearners:
         return finished
 
     async def _attempts(self, job: Job, folder: Path) -> FinishedJob:
-        """Raises TrainingError with the cause of a failed job, and of one that several teams have lost."""
+        """Raises TrainingError with a failed job's cause, or if several teams ended without progress."""
         checkpoints = StateFolders(folder, "step-", "checkpoint")
         attempts, newest = 0, checkpoints.newest()
         while True:
@@ -140,7 +140,7 @@ class ClusterLearners:
             _LOG.warning("job %s: %s", job.name, job.news)
 
     async def _work(self, job: Job, folder: Path) -> str:
-        """Start a team and wait for its end; why it ended, where it has not done its part."""
+        """Start a team and wait for its end. Return why it ended."""
         learners = self.learners
         words = learners.launcher.command(_MODULE, [str(folder)], learners.count, learners.folder)
         team = await LocalLauncher().launch(Command(tuple(words)), self._log)
@@ -156,12 +156,12 @@ class ClusterLearners:
         return self.learners.folder / "learners.log"
 
     def _prepare(self, folder: Path, job: Job, start: ModelVersion) -> None:
-        """Write the order of a job, and delete what is left of others."""
+        """Write the order of a job, and delete the folders of other jobs."""
         for other in self.learners.folder.glob("job-*"):
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
         private_folder(folder)
-        JobNews().write(folder)  # Nothing of an earlier attempt.
+        JobNews().write(folder)  # Clears the news of earlier attempts.
         source, algorithm = local_path(self.policy.source), type(job.algorithm)
         order = LearningOrder(
             job=job.name,
@@ -183,7 +183,7 @@ class ClusterLearners:
         write_atomically(folder / ORDER, order.model_dump_json(), exact=True)
 
     def _made(self, job: Job) -> FinishedJob | None:
-        """The job by its version, once that is there."""
+        """Return the finished job if its version exists."""
         if job.number not in self.versions.numbers():
             return None
         finished = FinishedJob.read(self.versions, job.number)
@@ -191,14 +191,14 @@ class ClusterLearners:
 
 
 def _located(version: ModelVersion) -> ModelVersion:
-    """The version by the whole path of its folder; version 0 has none."""
+    """Return the version with an absolute folder path. Version 0 has no folder."""
     if not version.number:
         return version
     return version.model_copy(update={"location": str(Path(version.location).absolute())})
 
 
 async def _end_of(team: Child, job: Job, folder: Path) -> int:
-    """Wait for the end of a team, and ask it for one when its job is canceled; its exit code."""
+    """Wait for a team's end and return its exit code. Ask it to end if its job is canceled."""
     ending = asyncio.ensure_future(team.ended())
     asked: asyncio.Future[None] | None = None
     while not ending.done():
@@ -211,7 +211,7 @@ async def _end_of(team: Child, job: Job, folder: Path) -> int:
 
 
 class _Reporter(JobListener):
-    """Tells the run how the job goes."""
+    """A listener that reports the job's progress to the run."""
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
@@ -228,9 +228,9 @@ class _Reporter(JobListener):
 
 
 def learn(folder: Path, seat: Seat) -> bool:
-    """Do this process's part of the job in `folder`; whether that is done.
+    """Do this process's part of the job in `folder`. Return whether it is done.
 
-    A job that would fail again has failed: the run is told why. Raises PeerLost and HeadLost.
+    A failure that a retry would repeat is reported to the run. Raises PeerLost and HeadLost.
     """
     try:
         seat.require_shared()
@@ -260,8 +260,8 @@ def learn(folder: Path, seat: Seat) -> bool:
 
 
 def _train(order: LearningOrder, folder: Path, team: Team, seat: Seat) -> None:
-    """Train from the newest checkpoint on, and write the version."""
-    # The algorithm's module may be one of the user's in the current folder.
+    """Train from the newest checkpoint, and write the version."""
+    # The algorithm's module may be a user's file in the current folder.
     load_entry_points()
     make_importable(Path.cwd())
     algorithm: Algorithm = import_object(order.algorithm).model_validate(order.gradient)
@@ -283,9 +283,9 @@ def _train(order: LearningOrder, folder: Path, team: Team, seat: Seat) -> None:
 
 
 def _policy(order: LearningOrder, team: Team) -> Policy:
-    """The policy with the weights that the job starts from.
+    """Load the policy with the weights that the job starts from.
 
-    Raises EngineError where the model of this node is not that of the run.
+    Raises EngineError if this node's model differs from the run's.
     """
     loading = loading_of(team, order.device, order.dtype)
     policy = Policy.load(order.model, device=loading["device"], dtype=loading["dtype"])
@@ -299,12 +299,12 @@ def _policy(order: LearningOrder, team: Team) -> Policy:
 
 
 def main(seat: Seat, folder: str) -> int:
-    """Do the part of the process that has that place; the exit code."""
+    """Run the part of the process at `seat`. Return the exit code."""
     set_up_process()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         return 0 if learn(Path(folder), seat) else 1
     except (PeerLost, HeadLost) as error:
-        # The job goes on from its last checkpoint, with new processes.
+        # The job resumes from its last checkpoint, with new processes.
         _LOG.error("job in %s: %s", folder, error)
         return 1

@@ -1,4 +1,4 @@
-"""The client of a language-model server for what OpenAI's API does not have: engine, version, health."""
+"""A client for the parts of a language-model server that OpenAI's API lacks: engine, version, health."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import httpx
 
 FREE_ENGINE = "etude_free_engine"
-"""In the metadata of a job: "true" has the server put its engine away while the job trains."""
+"""Metadata key of a job: with "true", the server stops its engine while the job trains."""
 _LOG = logging.getLogger("etude.backends.lm_client")
 _POLL = 0.5
 _ONCE = RetryPolicy(retries=0)
@@ -39,13 +39,13 @@ class LanguageModelClientError(BackendError):
     """The server gave no usable answer."""
 
     def __init__(self, message: str, again: Again | None = None) -> None:
-        """`again` says why another attempt may do better; None where it may not."""
+        """`again` is the reason for a retry. None if a retry cannot help."""
         super().__init__(message, temporary=isinstance(self, TimeoutError))
         self.again = again
 
 
 class BadResponseError(LanguageModelClientError):
-    """The server cannot be reached, refused the request, or answered something else."""
+    """The server cannot be reached, refused the request, or sent an unexpected answer."""
 
 
 class ClientTimeoutError(LanguageModelClientError, TimeoutError):
@@ -53,11 +53,11 @@ class ClientTimeoutError(LanguageModelClientError, TimeoutError):
 
 
 class ServerVersionError(LanguageModelClientError):
-    """The server is of another major version."""
+    """The server has another major version."""
 
 
 class _Answer(BaseModel, frozen=True, extra="ignore"):
-    """An answer of the server; a newer server may add fields."""
+    """An answer of the server. Newer servers may add fields."""
 
 
 class ServerVersion(_Answer):
@@ -77,11 +77,11 @@ class EngineStatus(_Answer):
 
     status: Literal["running", "stopping", "stopped"] | str
     engine: str | None = None
-    """Which kind of engine it is."""
+    """The kind of engine."""
     models: tuple[str, ...] = ()
-    """Models that are in its memory."""
+    """The models in memory."""
     away_for_jobs: bool = False
-    """Whether it was put away for jobs that train; it comes back by itself."""
+    """Whether it is stopped while jobs train. It restarts afterwards."""
 
 
 class Algorithms(_Answer):
@@ -91,7 +91,7 @@ class Algorithms(_Answer):
 
 
 class LanguageModelClient:
-    """Controls the engine of a language-model server. Jobs and completions go through the OpenAI SDK."""
+    """A client that controls a language-model server's engine. Jobs and completions use the OpenAI SDK."""
 
     def __init__(
         self,
@@ -103,9 +103,9 @@ class LanguageModelClient:
         transport: httpx.AsyncBaseTransport | None = None,
         policy: RetryPolicy = USUAL,
     ) -> None:
-        """`base_url` with or without `/v1`; `timeout` in seconds for one request; nothing is sent yet.
+        """`base_url` may end in `/v1`. `timeout` is in seconds per request. Nothing is sent yet.
 
-        Requests are made again by the `policy`.
+        `policy` controls the retries of requests.
         """
         import httpx
 
@@ -127,21 +127,22 @@ class LanguageModelClient:
         )
 
     async def get_server_version(self) -> str:
-        """The version of etude that the server is."""
+        """Return the server's version of Etude."""
         return (await self._ask("/version", ServerVersion)).version
 
     async def algorithms(self) -> list[str]:
-        """The algorithms that jobs can name: those that ship, and what the server was started with."""
+        """Return the algorithms that jobs can name: shipped ones and those the server was started with."""
         return (await self._ask("/v1/fine_tuning/algorithms", Algorithms)).data
 
     async def get_engine_status(self) -> EngineStatus:
-        """Whether the engine runs, and with which models."""
+        """Return whether the engine runs, and with which models."""
         return await self._ask("/engine/status", EngineStatus)
 
     async def start_engine(self, *, timeout: float = 300.0) -> EngineStatus:  # noqa: ASYNC109
-        """Have the server sample again, and wait until it does; for as long as jobs have put it away.
+        """Start the engine, and wait until it runs. Time in which jobs keep the engine stopped does not
+        count.
 
-        Raises BadResponseError with the reason when it cannot, ClientTimeoutError when the engine is not up
+        Raises BadResponseError with the reason if it cannot start, ClientTimeoutError if it does not run
         within `timeout` seconds.
         """
         await self._post("/engine/start", timeout)
@@ -159,11 +160,11 @@ class LanguageModelClient:
             await asyncio.sleep(min(_POLL, timeout))
 
     async def stop_engine(self, *, timeout: float = 300.0) -> None:  # noqa: ASYNC109
-        """Put the engine away, so that training has the device. One that is away is no error."""
+        """Stop the engine, so that training has the device. A stopped engine is no error."""
         await self._post("/engine/stop", timeout)
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
-        """Wait until the server answers, and check its version. Tells the log what it waits for, and why.
+        """Wait until the server answers, and check its version. The log says why the client waits.
 
         Raises ClientTimeoutError after `timeout` seconds, ServerVersionError.
         """
@@ -189,7 +190,7 @@ class LanguageModelClient:
         await self.validate_server_version()
 
     async def problem(self, seconds: float | None = None, *, tries_again: bool = False) -> str | None:
-        """Why the server is not there, or None when it is. With `tries_again` it is asked as for all else."""
+        """Return why the server is unavailable, or None. `tries_again` retries as other requests do."""
         try:
             await self._ask("/health", ServerHealth, seconds, self._policy if tries_again else _ONCE)
         except LanguageModelClientError as error:
@@ -197,7 +198,7 @@ class LanguageModelClient:
         return None
 
     async def validate_server_version(self) -> None:
-        """Raise ServerVersionError for a server of another major version; warn once of another minor one."""
+        """Raise ServerVersionError for another major version. Warn once about another minor version."""
         theirs, ours = await self.get_server_version(), version("etude")
         try:
             server, client = Version(theirs), Version(ours)
@@ -235,7 +236,7 @@ class LanguageModelClient:
         return await retried(ask, policy=self._policy if policy is None else policy)
 
     async def _post(self, path: str, seconds: float) -> None:
-        """Have something done, which is the same when it is asked for twice."""
+        """Send a request that has the same effect when repeated."""
         await retried(lambda: self._attempt("POST", path, seconds), policy=self._policy)
 
     async def _attempt(self, method: str, path: str, seconds: float | None) -> httpx.Response:
@@ -244,7 +245,7 @@ class LanguageModelClient:
         where = f"{method} {self.base_url}{path}"
         most = self._timeout if seconds is None else seconds
         try:
-            async with asyncio.timeout(most):  # Of the whole: httpx limits the time between two pieces.
+            async with asyncio.timeout(most):  # In total: httpx limits only single pieces.
                 response = await self._http.request(method, path, timeout=most)
         except (httpx.TimeoutException, TimeoutError) as error:
             later = Again("timeout") if method == "GET" else None

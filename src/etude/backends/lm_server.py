@@ -30,18 +30,18 @@ class LmServerAdapterConfig(JobsConfig, name="lm_server"):
     """Train at a language-model server: `etude serve`, on this machine or another."""
 
     hyperparameters: dict[str, float | int | str | bool] = Field(default_factory=dict)
-    """More hyperparameters of jobs, as the server names them; they go before the keys above."""
+    """More hyperparameters of jobs, under the server's names. They override the keys above."""
     free_engine: bool = False
-    """Have the server put its engine away while a job trains, where both do not fit on the device; it is
-    brought back afterwards."""
+    """Stop the server's engine while a job trains, if the device has no room for both. The engine restarts
+    afterwards."""
 
 
 READY_SECONDS = 300.0
-"""To wait for the server, and for its engine to come back."""
+"""Seconds to wait for the server, and for its engine to restart."""
 
 
 class LmServerAdapter(OpenAiJobs):
-    """Jobs at a language-model server, GRPO among them; its engine can be put away meanwhile."""
+    """Jobs at a language-model server, for all its algorithms. They can stop its engine while they train."""
 
     backend: ClassVar[str] = "lm_server"
     adapter_config: LmServerAdapterConfig
@@ -55,14 +55,14 @@ class LmServerAdapter(OpenAiJobs):
         log: Path | None = None,
         run_key: str | None = None,
     ) -> None:
-        """As OpenAiJobs; `client` and `server` are of the same server."""
+        """As OpenAiJobs. `client` and `server` must be for the same server."""
         super().__init__(adapter_config, client, model, log, run_key)
         self.server = server
         self.metadata = {FREE_ENGINE: "true"} if adapter_config.free_engine else {}
         self.planned: object = None
-        """The config of the run's trajectory builder, which is looked at before anything is sampled."""
+        """The config of the run's trajectory builder, which is checked before anything is sampled."""
         self._algorithms: tuple[Method, ...] = ("grpo", "dpo", "supervised")
-        """Those that the server knows by name, once it was asked."""
+        """The algorithms that the server knows by name, updated by `initialize`."""
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Wait for the server, and check its version and the key.
@@ -77,7 +77,7 @@ class LmServerAdapter(OpenAiJobs):
             self._known(algorithm_of(*self.planned.method_at(0)))
 
     def capabilities(self) -> Capabilities:
-        # All algorithms that the server knows, or whose losses it has.
+        # All algorithms that the server knows or has a loss for.
         return Capabilities(
             token_ids_for=frozenset({"samples"}),
             measures=False,
@@ -91,30 +91,30 @@ class LmServerAdapter(OpenAiJobs):
         return self.unhealthy_because is None and await super().is_healthy()
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """A server takes all."""
+        """Set hyperparameters of the next jobs. A server accepts all of them."""
         self._hyperparameters = hyperparameters
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """Ask until the job is over. However it ends, an engine that was away for it is back."""
+        """Poll until the job ends. Then restart an engine that was stopped for it."""
         status = await super().wait_until_complete(ref, poll_interval)
         if self.adapter_config.free_engine:
             await self.bring_engine_back()
         return status
 
     async def put_engine_away(self) -> None:
-        """Free the device until `bring_engine_back`; requests wait meanwhile, or are asked to come again."""
+        """Stop the engine until `bring_engine_back`. Requests wait, or get an answer to retry later."""
         await self.server.stop_engine(timeout=READY_SECONDS)
 
     async def bring_engine_back(self) -> None:
-        """Have the engine sample again. Raises LanguageModelClientError when it does not."""
+        """Restart the engine. Raises LanguageModelClientError if it does not start."""
         await self.server.start_engine(timeout=READY_SECONDS)
 
     def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
-        """By name what the server knows; else the samples with their advantages, for a loss that it has.
+        """Return the collection for the server's algorithm of the same name, or of the same loss.
 
-        Raises CapabilityError where it has none.
+        For the latter, the samples have their advantages. Raises CapabilityError if there is none.
         """
         algorithm = algorithm_of(trajectories.method, trajectories.options)
         same = self._known(algorithm)
@@ -125,15 +125,15 @@ class LmServerAdapter(OpenAiJobs):
         return trajectories.model_copy(update=update)
 
     def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
-        """As `OpenAiJobs`. The KL alone changes nothing where it pulls to the job's own start."""
+        """As `OpenAiJobs`. A KL loss changes nothing by itself if its reference is the job's own start."""
         algorithm = algorithm_of(trajectories.method, trajectories.options)
-        if algorithm.kind != "samples":  # Others may have texts, of which the server makes tokens.
+        if algorithm.kind != "samples":  # Other kinds may have texts, which the server tokenises.
             return None
         pulls_to_start = self.adapter_config.hyperparameters.get("reference") != "base"
         return algorithm.reason_to_skip(groups_of(trajectories, algorithm), at_base=pulls_to_start)
 
     def _known(self, algorithm: Algorithm) -> type[Algorithm]:
-        """The algorithm at the server that has the same loss. Raises CapabilityError where there is none."""
+        """Return the server's algorithm with the same loss. Raises CapabilityError if there is none."""
         same = loss_of(algorithm, self._algorithms)
         if same is None:
             name = algorithm.type_name
@@ -144,7 +144,7 @@ class LmServerAdapter(OpenAiJobs):
         return same
 
     def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The common ones, the algorithm's, and the config's own."""
+        """Return the common hyperparameters, updated by the algorithm's and the config's."""
         given = self._hyperparameters.for_api(method)
         common = super().hyperparameters(method, options)
         return common | dict(options) | self.adapter_config.hyperparameters | given
@@ -152,7 +152,7 @@ class LmServerAdapter(OpenAiJobs):
 
 @register_trainer_adapter(config_type=LmServerAdapterConfig)
 async def lm_server(config: LmServerAdapterConfig, builder: Builder) -> AsyncIterator[LmServerAdapter]:
-    """The adapter of the run's target model. Raises CapabilityError when that is not behind a server."""
+    """Yield the adapter of the run's target model. Raises CapabilityError if it is not behind a server."""
     llm = trained_model(builder, "lm_server")
     log = None if builder.run is None else builder.run.path / "lm_server_jobs.jsonl"
     client = connect(config, llm, needs_key=False)

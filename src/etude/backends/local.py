@@ -1,4 +1,4 @@
-"""The adapter `local`: the model that the agents sample from is the one that is trained."""
+"""The adapter `local`, which trains the model that the agents sample from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DESK = "etude.backends.local_job:JobDesk"
 
 
 def check_learners(config: LocalAdapterConfig, llm: LocalLlmConfig, cluster: ClusterConfig | None) -> None:
-    """Raise CapabilityError for what does not go together where a cluster's nodes train, or do not."""
+    """Raise CapabilityError for settings that need training on a cluster, or that do not support it."""
     if cluster is None or cluster.learners is None:
         if config.shard_training:
             raise CapabilityError(
@@ -40,7 +40,7 @@ def check_learners(config: LocalAdapterConfig, llm: LocalLlmConfig, cluster: Clu
 
 @register_trainer_adapter(config_type=LocalAdapterConfig)
 async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[LocalAdapter]:
-    """The adapter of the run's target model. Raises CapabilityError when that is not a local model."""
+    """Yield the adapter of the run's target model. Raises CapabilityError if it is not a local model."""
     require_local_extra()
     from etude.backends.local_adapter import LocalAdapter
     from etude.inference.embedded import EmbeddedEngine
@@ -65,13 +65,13 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
         builder.checkpoints,
         seed,
         await _learners(builder, llm),
-        # A run makes lost ones again, of what is in its journal; opponents are loaded from the disk.
+        # A run makes lost versions again from its journal. Opponents are loaded from disk.
         writes_each=bool(opponents_of(builder.config.llms, target)),
     )
 
 
 async def _learners(builder: Builder, llm: LocalLlmConfig) -> Learners | None:
-    """The learners on the cluster of the config; None where this process trains."""
+    """Return the learners on the config's cluster, or None if this process trains."""
     from etude.backends.learning import Learners
 
     settings = builder.config.cluster
@@ -79,7 +79,7 @@ async def _learners(builder: Builder, llm: LocalLlmConfig) -> Learners | None:
         return None
     cluster: Cluster = await builder.get_cluster()
     assert cluster.learners is not None
-    # One folder for each model: several may be trained in a run.
+    # One folder per model, because a run may train several.
     own = builder.checkpoints.relative_to(builder.run.checkpoints)
     folder = builder.run.path.absolute() / LEARNERS / own
     private_folder(folder)

@@ -1,4 +1,4 @@
-"""The local backend: jobs run in this process or on a cluster, versions are folders of the run."""
+"""The local backend: jobs run in this process or on a cluster, and versions are folders of the run."""
 
 from __future__ import annotations
 
@@ -45,16 +45,15 @@ _NO_MATTER = {
     "checkpoint_seconds",
     "record_ratios",
 }
-"""Keys of the config that change how a job computes, and not what it learns."""
+"""Config keys that change how a job computes, but not what it learns."""
 
 
 class LocalAdapter(TrainerAdapter):
-    """Trains the policy that the engine samples from, and writes its versions into the run folder.
+    """The trainer of the policy that the engine samples from. Its versions are in the run folder.
 
-    With `collect_ahead` it trains a twin of that policy, whose trained tensors are in memory once more.
-    A version's folder appears by one rename, with the weights, the optimiser's state and the job that
-    made it. A killed job is trained again from the version before it, and on a cluster goes on from its
-    last checkpoint.
+    With `collect_ahead` it trains a twin of the policy, whose trained tensors are in memory twice. A
+    version's folder appears by one rename, with the weights, the optimiser state and the job that made it. A
+    killed job is trained again from the previous version. On a cluster it resumes from its last checkpoint.
     """
 
     adapter_config: LocalAdapterConfig
@@ -69,9 +68,9 @@ class LocalAdapter(TrainerAdapter):
         *,
         writes_each: bool = True,
     ) -> None:
-        """`learners` train on the nodes of a cluster; without them this process does.
+        """`learners` train on the nodes of a cluster. Without them, this process trains.
 
-        `writes_each`: each version is on the disk when its job is over, since others read it there or nobody
+        `writes_each`: write each version to disk before its job ends, because others read it there or nobody
         would make a lost one again.
         """
         super().__init__(adapter_config)
@@ -80,20 +79,20 @@ class LocalAdapter(TrainerAdapter):
         self._versions = StateFolders(folder, "v", "version")
         self._seed = seed
         self._newest = 0
-        """The highest version that is known: a job makes one after it, wherever it starts."""
+        """The highest known version number. A job makes the next one, wherever it starts."""
         self._whole: set[int] = set()
         """Versions that have been verified."""
         self._jobs: dict[str, Job] = {}
         self._turn = asyncio.Lock()
-        """Held by the job that trains."""
+        """Held by the training job."""
         self._workplace: LocalLearner | ClusterLearners | None = None
         self._hyperparameters = JobHyperparameters()
         self._writes_each = writes_each
         self._is_warm = False
-        """Whether a warm-up is over."""
+        """Whether a warm-up has ended."""
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Put LoRA weights on the model where the config asks for them, and make the optimiser."""
+        """Add LoRA weights to the model if the config asks for them, and create the optimiser."""
         await super().initialize(run_config)
         config = self.adapter_config
         lora = config.lora_with(self._hyperparameters)
@@ -107,7 +106,7 @@ class LocalAdapter(TrainerAdapter):
         self._versions.delete_drafts()
         self._policy.keep_base()
         if run_config.collect_ahead:
-            # The engine samples from the weights as they were, until it adopts those that are made here.
+            # The engine samples from the old weights until it adopts the new ones.
             sampled = self._policy
             self._policy = sampled.trained = await asyncio.to_thread(sampled.twin)
         of = self._policy, self._versions, run_config
@@ -121,7 +120,7 @@ class LocalAdapter(TrainerAdapter):
         return LOCAL_CAPABILITIES
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """Give these to the jobs from now on; those of LoRA weights only before `initialize` makes them."""
+        """Set hyperparameters of the next jobs. LoRA settings can only change before `initialize`."""
         before = self.adapter_config.lora_with(self._hyperparameters)
         after = self.adapter_config.lora_with(hyperparameters)
         if self._workplace is not None and before != after:
@@ -138,7 +137,7 @@ class LocalAdapter(TrainerAdapter):
         return is_ready
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Start training in the background, unless there is a job of that name and content."""
+        """Start training in the background, unless a job of the same name and content exists."""
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
         self._require_workplace()
@@ -156,7 +155,7 @@ class LocalAdapter(TrainerAdapter):
             finished.content.require(name, replace(content, start=str(self._policy.version)), number)
         if running is not None or finished is not None:
             return ref
-        # Made before the job starts, so that data which cannot be trained on is an error here.
+        # Built before the job starts, so that unusable data raise an error here.
         groups = units_of_collection(trajectories, algorithm, self._policy.template)
         skipped = await asyncio.to_thread(algorithm.reason_to_skip, groups)
         if skipped is not None:
@@ -169,7 +168,7 @@ class LocalAdapter(TrainerAdapter):
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Where the job stands; jobs that other processes finished are found by their version."""
+        """Return the job's status. A version's folder tells which jobs other processes finished."""
         job = self._jobs.get(ref.run_id)
         if job is None or job.task is None:
             if (finished := await asyncio.to_thread(self._finished, ref.run_id)) is not None:
@@ -191,7 +190,7 @@ class LocalAdapter(TrainerAdapter):
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """Wait for the job itself; `poll_interval` plays no part."""
+        """Wait for the job itself. `poll_interval` is not used."""
         job = self._jobs.get(ref.run_id)
         if job is not None and job.task is not None:
             await asyncio.wait([job.task])
@@ -201,7 +200,7 @@ class LocalAdapter(TrainerAdapter):
         return await asyncio.to_thread(self._current_version)
 
     async def restore(self, version: ModelVersion) -> None:
-        """Go back to `version`, weights and optimiser, so that the next job starts from it."""
+        """Restore the weights and optimiser of `version`, so that the next job starts from it."""
         async with self._turn:
             await asyncio.to_thread(self._restore, version)
 
@@ -209,32 +208,32 @@ class LocalAdapter(TrainerAdapter):
         self._newest = max(self._newest, number)
 
     async def begin_from(self, version: ModelVersion) -> None:
-        """Start the optimiser and the schedule anew at `version`, which is the reference model too."""
+        """Restart optimiser and schedule at `version`, which also becomes the reference model."""
         self._is_warm = True
         await asyncio.to_thread(self._begin_from, self._here(version))
 
     async def damage(self, version: ModelVersion) -> list[str]:
-        """How the folder of a version differs from what was written; the base model has none."""
+        """Return how a version's folder differs from the written one. The base model has no folder."""
         return await asyncio.to_thread(self._versions.damage, version.number) if version.number else []
 
     async def go_back(self, version: ModelVersion) -> list[str]:
-        """Set the folders of later versions aside."""
+        """Set aside the folders of later versions."""
         later = [number for number in self._versions.numbers() if number > version.number]
         paths = [self._versions.set_aside(number) for number in later]
         return [path.name for path in paths if path is not None]
 
     async def keep(self, version: ModelVersion) -> None:
-        """Have the version in memory written, if it is that one and was not."""
+        """Write the version if it is the one in memory and is not on disk yet."""
         if version.number == self._policy.version:
             await asyncio.to_thread(self._require_workplace().keep)
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:
-        """Delete the folders of other versions; the last that was written stays, to be gone back to."""
+        """Delete the folders of other versions, except the last written one, which a run can go back to."""
         written = [number for number in self._versions.numbers() if number <= self._policy.version]
         self._versions.prune({version.number for version in keep} | {*written[-1:]})
 
     async def cancel(self, ref: TrainingJobRef) -> None:
-        """Stop the job before it goes on to more data."""
+        """Stop the job before its next batch of data."""
         job = self._jobs.get(ref.run_id)
         if job is not None and job.task is not None:
             job.canceled.set()
@@ -260,13 +259,13 @@ class LocalAdapter(TrainerAdapter):
     def _restore(self, version: ModelVersion) -> None:
         with self._policy.lock:
             if version.number != self._policy.version:
-                self._require_workplace().keep()  # What is in memory is about to be something else.
+                self._require_workplace().keep()  # The weights in memory are about to be replaced.
             self._newest = max(self._newest, self._policy.version, version.number)
             self._policy.adopt(self._here(version))
             self._require_workplace().go_to(version.number)
 
     async def _train(self, job: Job) -> FinishedJob:
-        """Train, and make the new version; after an error as `LocalLearner.train` says."""
+        """Train, and make the new version. After an error, the state is as for `LocalLearner.train`."""
         async with self._turn:
             start = await self.current_version()
             job.content = replace(job.content, start=str(start.number))
@@ -277,7 +276,7 @@ class LocalAdapter(TrainerAdapter):
             return finished
 
     def _finished(self, name: str) -> FinishedJob | None:
-        """The job of that name and its version, when its folder is still there, and whole."""
+        """Return the finished job of a name, if its version's folder exists and is undamaged."""
         for number in self._versions.numbers():
             try:
                 finished = FinishedJob.read(self._versions, number)
@@ -294,7 +293,7 @@ class LocalAdapter(TrainerAdapter):
         return None
 
     def _give_up(self, number: int, damage: Sequence[str]) -> None:
-        """Set a damaged version aside, so that its job is made again, unless others came after it."""
+        """Set a damaged version aside, so that its job is run again, unless later versions exist."""
         if number <= self._policy.version:
             return
         aside = self._versions.set_aside(number)
@@ -307,7 +306,7 @@ class LocalAdapter(TrainerAdapter):
             )
 
     def _here(self, version: ModelVersion) -> ModelVersion:
-        """The version by its folder as it is now: a run may have been moved since it was made."""
+        """Return the version with its folder's current path, because a run may have been moved."""
         if not version.number:
             return version
         return version.model_copy(update={"location": str(self._versions.folder(version.number))})
@@ -328,7 +327,7 @@ def _completed(ref: TrainingJobRef, finished: FinishedJob, note: str | None = No
 
 
 def algorithm_for(collection: TrajectoryCollection, given: JobHyperparameters) -> Algorithm:
-    """The algorithm that a collection names. Raises RequestError for an unknown one, and for its options."""
+    """Return a collection's algorithm. Raises RequestError for an unknown one or for its options."""
     algorithm = algorithm_of(collection.method, collection.options)
     if algorithm.kind == "pairs" and given.dpo_beta is not None:
         return algorithm_of(collection.method, {**collection.options, "beta": given.dpo_beta})
@@ -338,7 +337,7 @@ def algorithm_for(collection: TrajectoryCollection, given: JobHyperparameters) -
 def hyperparameters_of(
     algorithm: Algorithm, config: LocalAdapterConfig, schedule: Schedule, seed: int
 ) -> dict[str, Any]:
-    """All that decides what a job learns from its data, as JSON."""
+    """Return everything that decides what a job learns from its data, as JSON."""
     return {
         "config": config.model_dump(mode="json", exclude=_NO_MATTER),
         "options": algorithm.gradient(),

@@ -1,4 +1,4 @@
-"""A job of the adapter `local`, trained by the same code in the run's process and on a cluster."""
+"""A job of the adapter `local`. The same code trains it in the run's process and on a cluster."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from etude.store.learned import Source, learned_lines
 
 
 class FinishedJob(BaseModel, frozen=True):
-    """A job that is over, as it is stored with the version that it made."""
+    """A finished job, as it is stored with the version that it made."""
 
     job: str
-    """Its name."""
+    """The job's name."""
     version: ModelVersion
     metrics: dict[str, float]
     content: JobContent
-    """Its start is the number of a version."""
+    """Its `start` is a version number."""
 
     @classmethod
     def read(cls, versions: StateFolders, number: int) -> FinishedJob:
-        """The job that made a version. Raises StoreError where the folder is not as it was written."""
+        """Return the job that made a version. Raises StoreError if the stored facts are damaged."""
         return cls.model_validate(versions.facts(number))
 
 
 @dataclass(slots=True)
 class Job(JobListener):
-    """A job of the adapter's, which listens to its training in the run's own process."""
+    """A job of the adapter, which tracks its own progress when it trains in the run's process."""
 
     name: str
     algorithm: Algorithm
@@ -58,17 +58,17 @@ class Job(JobListener):
     collection: TrajectoryCollection
     groups: list[list[SampleOrPair]]
     content: JobContent
-    """Without its start, which is known once it trains."""
+    """Without `start`, which is known once the job trains."""
     seed: int
     number: int = 0
-    """Of the version that it makes, once it trains."""
+    """The number of the version that it makes, set when it trains."""
     at_once: bool = True
-    """Whether its version is on the disk when it is over."""
+    """Whether its version is on disk when the job ends."""
     canceled: threading.Event = field(default_factory=threading.Event)
     progress: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     news: str | None = None
-    """The last that became of it, beside its steps."""
+    """The latest message about the job, besides its steps."""
     task: asyncio.Task[FinishedJob] | None = None
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
@@ -82,10 +82,10 @@ class Job(JobListener):
         stopping: threading.Event | None = None,
         checkpoints: StateFolders | None = None,
     ) -> MadeVersion:
-        """Take all steps, from the newest of the checkpoints on; the version that it has made of the
-        learner's weights. All of a team must call it together.
+        """Take all steps, starting from the newest checkpoint. Return the version made of the learner's
+        weights. All processes of a team must call this together.
 
-        Raises TrainingError, TrainingCanceled when `canceled` is set, and Interrupted when `stopping` is.
+        Raises TrainingError, TrainingCanceled when `canceled` is set, and Interrupted when `stopping` is set.
         """
         units, facts = self.algorithm.units(self.groups, learner.divergences)
         learner.witness = witness = Witness() if self.config.record_ratios else None
@@ -110,7 +110,7 @@ class Job(JobListener):
 
 
 def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerOptions:
-    """How the config takes optimiser steps in a run, of whose epochs each is one training."""
+    """Return the options for optimiser steps in a run. Each epoch of the run is one training."""
     epochs = 1 if run.fine_tune_from_scratch else run.num_epochs
     return LearnerOptions(
         learning_rate=config.rate,
@@ -124,15 +124,15 @@ def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerO
 
 
 def failure(error: RuntimeError) -> TrainingError:
-    """The error of a job for one of torch's."""
-    # torch says itself what to do about an operation that a device does not have.
+    """Return a job's error for a torch error."""
+    # torch's own message explains operations that a device lacks.
     lacks = isinstance(error, NotImplementedError)
     hint = "" if lacks else "; if memory ran out, lower token_budget of the adapter"
     return TrainingError(f"training failed: {error}{hint}")
 
 
 class LocalLearner:
-    """A workplace in a thread. A killed job leaves nothing behind, and is trained again from its start."""
+    """A trainer of jobs in a thread. A killed job leaves nothing behind, and restarts from its beginning."""
 
     def __init__(
         self,
@@ -142,9 +142,9 @@ class LocalLearner:
         options: LearnerOptions,
         checkpoint_seconds: float | None = None,
     ) -> None:
-        """`checkpoint_seconds` are those of `LocalAdapterConfig`.
+        """`checkpoint_seconds` is the key of `LocalAdapterConfig`.
 
-        Raises RequestError for options that do not go with the policy's model.
+        Raises RequestError for options that the policy's model does not support.
         """
         self._policy = policy
         self._versions = versions
@@ -152,40 +152,41 @@ class LocalLearner:
         self.learner = Learner(policy, options)
         self._writer = VersionWriter(versions, checkpoint_seconds)
         self._optimiser_of = 0
-        """The version that the optimiser's state belongs to; engines adopt versions on their own."""
+        """The version that the optimiser state belongs to. Engines adopt versions independently."""
         self._begins_from = 0
-        """The version whose optimiser has taken no step: the base, or what a warm-up made."""
+        """The version whose optimiser has taken no step: the base model, or a warm-up's version."""
 
     @property
     def note(self) -> str | None:
-        """Why tokens that sequences share are computed for each of them."""
+        """A message about how the learner computes, such as why layers are computed twice."""
         return self.learner.note
 
     async def train(self, job: Job, start: ModelVersion) -> FinishedJob:
-        """Train the job, in a thread with the policy's lock held, from the weights `start`, which are the
-        policy's.
+        """Train the job in a thread, with the policy's lock held. The policy must have the weights of
+        `start`.
 
-        The policy then has its version. Raises EtudeError; all is as it was where `start` was written.
+        Then the policy has the new version. Raises EtudeError, with the old state restored if `start` was
+        written.
         """
         return await asyncio.to_thread(self._train, job, start)
 
     def go_to(self, number: int) -> None:
-        """Put the optimiser to where it was when a version was made."""
+        """Restore the optimiser state of a version."""
         if self._optimiser_of != number:
             self._take_optimiser_of(number)
 
     def keep(self) -> None:
-        """Have the last version written, beside what goes on."""
+        """Write the last version in the background."""
         with self._policy.lock:
             self._writer.write_behind()
 
     def close(self) -> None:
-        """Have the last version on the disk."""
+        """Write the last version to disk."""
         with self._policy.lock:
             self._writer.close()
 
     def begin_from(self, version: ModelVersion) -> None:
-        """Forget the optimiser's steps up to that version."""
+        """Restart the optimiser at this version, without its earlier steps."""
         self._begins_from = version.number
         if self._optimiser_of == version.number:
             self._take_optimiser_of(version.number)
@@ -207,7 +208,7 @@ class LocalLearner:
                     raise failure(error) from error
                 raise
             finally:
-                job.groups = []  # They are no longer needed once the job is over.
+                job.groups = []  # They are not needed after the job.
             self._optimiser_of = number
             policy.mark_changed(number, None if written is None else written.digest)
             if written is None:
@@ -217,12 +218,11 @@ class LocalLearner:
         return FinishedJob.model_validate({**made.facts, "version": written})
 
     def _restore(self, start: ModelVersion) -> None:
-        """Put weights and optimiser to where they were before a job that failed.
+        """Restore weights and optimiser to their state before a failed job.
 
-        Where `start` was not written there is nothing to go back to but by resuming the run, which makes it
-        again.
+        If `start` was not written, this is impossible. Resuming the run then makes it again.
         """
-        self._policy.mark_changed(start.number)  # Whatever they are: `adopt` compares them.
+        self._policy.mark_changed(start.number)  # The weights are unknown, so `adopt` compares them.
         self._writer.drop()
         self._writer.settle()
         if not start.number or self._versions.folder(start.number).exists():
@@ -241,68 +241,68 @@ ORDER, _NEWS = "order.json", "news.json"
 
 
 class LearningOrder(BaseModel):
-    """All that a job is made of: a file in its folder. It has no secrets."""
+    """Everything that defines a job: a file in its folder. It contains no secrets."""
 
     model_config = ConfigDict(frozen=True)
 
     job: str
     number: int
-    """Of the version that it makes."""
+    """The number of the version that it makes."""
     versions: Path
     """The folder of all versions."""
     model: str
     device: str
     dtype: str
-    """Of the weights that the agents sample from."""
+    """The dtype of the weights that the agents sample from."""
     seed: int
     start: ModelVersion
     begins_from: ModelVersion | None
-    """The version that a warm-up made, which training begins with in place of the base model."""
+    """The version that a warm-up made, which training starts from instead of the base model."""
     config: LocalAdapterConfig
     options: LearnerOptions
     algorithm: str
-    """The import path of its class."""
+    """The import path of the algorithm's class."""
     gradient: dict[str, Any]
-    """The options of its gradient."""
+    """The options of the algorithm's gradient."""
     content: JobContent
     collection: TrajectoryCollection
 
 
 class JobNews(BaseModel):
-    """All that the processes of a job have said of it: a file in its folder."""
+    """Everything that a job's processes have reported: a file in its folder."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     step: int = 0
-    """The last step that was taken."""
+    """The last step taken."""
     of: int = 0
     metrics: dict[str, float] = {}
     note: str | None = None
-    """Something that a person should know once the job is done."""
+    """A message for the user once the job is done."""
     failure: str | None = None
-    """Why the job has failed, if it has."""
+    """Why the job failed, if it did."""
 
     @classmethod
     def read(cls, folder: Path) -> JobNews:
-        """The news of the job in a folder."""
+        """Return the news of the job in a folder."""
         with suppress(FileNotFoundError):
             return cls.model_validate_json((folder / _NEWS).read_text(encoding="utf-8"))
         return cls()
 
     def write(self, folder: Path) -> None:
-        """Put them in the place of what was said before. Raises StoreError."""
+        """Replace the stored news. Raises StoreError."""
         write_atomically(folder / _NEWS, self.model_dump_json())
 
 
 class JobDesk:
-    """The head's end of the line on which processes say how their job goes."""
+    """The receiver of reports from a job's processes, at the cluster's head."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._turn = threading.Lock()
 
     def tell(self, **news: Any) -> None:
-        """Note fields of JobNews; of several failures the one that came first counts."""
+        """Update fields of JobNews. The first failure is kept."""
         with self._turn:
             known = JobNews.read(self._folder)
             first = {} if known.failure is None else {"failure": known.failure}

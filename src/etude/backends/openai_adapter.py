@@ -1,4 +1,4 @@
-"""Training at OpenAI, by its fine-tuning API: `_type: openai`."""
+"""Training at OpenAI through its fine-tuning API: `_type: openai`."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ class OpenAiAdapterConfig(JobsConfig, name="openai"):
     """Train at OpenAI, through its fine-tuning API."""
 
     min_rows: int = Field(default=10, ge=1)
-    """The API refuses training files with fewer rows."""
+    """The fewest rows that a job trains on. The API refuses files with fewer."""
     reinforcement: dict[str, Any] | None = None
-    """OpenAI's reinforcement fine-tuning for the method `grpo`, as its API takes it: a `grader`, and
-    `hyperparameters` if any. It samples and grades by itself; a row has `item.expected` and `item.inputs`."""
+    """OpenAI's reinforcement fine-tuning for the method `grpo`, as its API takes it: a `grader`, and optional
+    `hyperparameters`. OpenAI samples and grades. A row has `item.expected` and `item.inputs`."""
 
 
 AUTO_EPOCHS = 3
-"""The epochs that `auto` is taken for: OpenAI's choice for data sets of a few hundred rows."""
+"""The number of epochs assumed for `auto`: OpenAI's choice for data sets of a few hundred rows."""
 
 _FEWEST_BYTES_PER_TOKEN = 3
-"""For what a job may take at most."""
+"""For the upper bound of a job's tokens."""
 _FRAME_TOKENS = 4
 """Tokens around each message."""
 
 Examples = Callable[[], Awaitable[Mapping[str, Example]]]
-"""The examples of the run by id, read when they are needed."""
+"""Reads the run's examples by id."""
 
 
 class OpenAiAdapter(OpenAiJobs):
-    """Jobs at OpenAI: supervised and DPO; and its reinforcement fine-tuning, where a grader is given."""
+    """Jobs at OpenAI: supervised, DPO, and reinforcement fine-tuning if a grader is given."""
 
     adapter_config: OpenAiAdapterConfig
 
@@ -61,7 +61,7 @@ class OpenAiAdapter(OpenAiJobs):
         examples: Examples | None = None,
         run_key: str | None = None,
     ) -> None:
-        """As OpenAiJobs; `examples` are for a grader to compare answers with."""
+        """As OpenAiJobs. A grader compares answers with `examples`."""
         super().__init__(adapter_config, client, model, log, run_key)
         self._read_examples = examples
         self._examples: Mapping[str, Example] = {}
@@ -71,20 +71,20 @@ class OpenAiAdapter(OpenAiJobs):
         await self.check()
 
     def capabilities(self) -> Capabilities:
-        """`grpo` is there with a grader only: OpenAI takes no rewards that somebody else gave."""
+        """Return the capabilities. `grpo` needs a grader, because OpenAI accepts no external rewards."""
         methods: frozenset[Method] = frozenset({"supervised", "dpo"})
         if self.adapter_config.reinforcement is not None:
             methods |= {"grpo"}
         return Capabilities(methods=methods, options=frozenset({"beta"}), versions=True, from_base=True)
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Upload the rows and make a job."""
+        """Upload the rows and create a job."""
         if trajectories.method == "grpo" and not self._examples and self._read_examples is not None:
             self._examples = await self._read_examples()
         return await super().submit(trajectories)
 
     def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
-        """The rows of the training file; of GRPO, the prompt of each group with what its grader needs."""
+        """Return the rows of the training file. For GRPO: each group's prompt, with data for its grader."""
         if trajectories.method != "grpo":
             return super().rows(trajectories)
         return [
@@ -94,7 +94,7 @@ class OpenAiAdapter(OpenAiJobs):
         ]
 
     def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The `method` of a job; `grpo` is OpenAI's `reinforcement`."""
+        """Return a job's `method`. `grpo` is OpenAI's `reinforcement`."""
         settings = self.adapter_config.reinforcement
         if method != "grpo" or settings is None:
             return super().method_of(method, options)
@@ -102,7 +102,7 @@ class OpenAiAdapter(OpenAiJobs):
         return {"type": "reinforcement", "reinforcement": {**settings, "hyperparameters": parameters}}
 
     def charged_tokens(self, trajectories: TrajectoryCollection) -> int | None:
-        """Three bytes of text are at most a token; of OpenAI's own reinforcement the price is by the hour."""
+        """Return an upper bound: 3 bytes per token. None for reinforcement, charged by the hour."""
         if trajectories.method == "grpo":
             return None
         texts = [text.encode() for row in self.rows(trajectories) for text in texts_of(row)]
@@ -113,7 +113,7 @@ class OpenAiAdapter(OpenAiJobs):
 
 @register_trainer_adapter(config_type=OpenAiAdapterConfig)
 async def openai(config: OpenAiAdapterConfig, builder: Builder) -> AsyncIterator[OpenAiAdapter]:
-    """The adapter of the run's target model. Raises CapabilityError when that is not OpenAI's."""
+    """Yield the adapter of the run's target model. Raises CapabilityError if it is not OpenAI's."""
     llm = trained_model(builder, "openai")
 
     async def examples() -> Mapping[str, Example]:
@@ -129,9 +129,9 @@ async def openai(config: OpenAiAdapterConfig, builder: Builder) -> AsyncIterator
 
 
 def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> dict[str, Any]:
-    """`{"messages": […], "expected": …, "inputs": {…}}`: the prompt of a group, for OpenAI to answer.
+    """Return a group's prompt for OpenAI to answer: `{"messages": […], "expected": …, "inputs": {…}}`.
 
-    Raises CapabilityError where one answer to one prompt is not all that there is.
+    Raises CapabilityError unless the episode is one answer to one user message.
     """
     items = [item for item in group[0].episode if isinstance(item, EpisodeItem)]
     sampled = [index for index, item in enumerate(items) if item.is_sampled]
@@ -147,7 +147,7 @@ def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> d
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """All texts in a row that a model reads: contents, and what tool calls and tools say."""
+    """Yield all texts of a row that a model reads: contents, tool calls and tool results."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning API: how its jobs are made and followed, the client for it, and its errors."""
+"""OpenAI's fine-tuning API: the config of its jobs, its client, its errors and its training rows."""
 
 from __future__ import annotations
 
@@ -44,47 +44,47 @@ if TYPE_CHECKING:
 
 DAILY_LIMIT = "daily_rate_limit_exceeded"
 _USED_UP = (DAILY_LIMIT, "insufficient_quota")
-"""Codes of 429 that are no matter of seconds."""
+"""Codes of 429 responses that a retry within seconds does not help."""
 _NO_KEY = "none"
-"""The SDK wants a key also for servers that want none."""
+"""The SDK needs a key even for servers that need none."""
 _LISTS = ("files", "jobs", "events")
-"""Ends of the paths at which a GET has a list."""
+"""The ends of the paths for which a GET returns a list."""
 _RUN_KEY = "run/key"
-"""The journal's step that keeps it."""
+"""The journal step that stores the run's key."""
 
 
 class JobsConfig(TrainerAdapterConfig):
-    """How jobs are made and followed, wherever the API is."""
+    """Settings for jobs at any server with OpenAI's fine-tuning API."""
 
     base_url: PlainAddress | None = None
-    """Address of the API, ending in `/v1`. Left out: that of the model that is trained."""
+    """Address of the API, ending in `/v1`. Default: the address of the trained model."""
     api_key: SecretStr | None = None
-    """Left out: the model's own key where the address is the model's, else `OPENAI_API_KEY`."""
+    """The API key. Default: the model's own key if the address is the model's, otherwise `OPENAI_API_KEY`."""
     n_epochs: int | Literal["auto"] = "auto"
-    """Times that a job goes over its data."""
+    """The number of passes of a job over its data."""
     batch_size: int | Literal["auto"] = "auto"
     """Rows per step."""
     learning_rate_multiplier: float | Literal["auto"] = "auto"
-    """Factor of the default."""
+    """Factor on the default learning rate."""
     beta: float | Literal["auto"] = "auto"
-    """How hard preferences pull away from the reference, in DPO."""
+    """The strength of the pull to the reference model, in DPO."""
     min_rows: int = Field(default=1, ge=1)
-    """Fewer rows are not worth a job."""
+    """The fewest rows that a job trains on. With fewer rows, the job is skipped."""
     request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """Seconds for one request, and one more for each 32 KB that it sends."""
+    """Seconds for one request, plus one second for each 32 KB that it sends."""
     max_retries: Annotated[int, CHANGEABLE] = Field(default=USUAL.retries, ge=0)
-    """More attempts of a request that failed. Nothing is made twice: files and jobs are looked for first."""
+    """Retries of a failed request. Nothing is made twice: files and jobs are looked up first."""
     retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
-    """Longest wait in seconds before the first of them; doubles with each. `Retry-After` goes first."""
+    """Longest wait in seconds before the first retry. It doubles each time. `Retry-After` overrides it."""
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        """How requests are made again."""
+        """The retry policy for requests."""
         return replace(USUAL, retries=self.max_retries, first_wait=self.retry_wait)
 
 
 class TrainingJobNotFoundClientError(TrainingError):
-    """There is no such job: none was created, or the backend does not know it."""
+    """The job does not exist: it was not created, or the backend does not know it."""
 
     def __init__(self, job_id: str | None) -> None:
         reason = "no job was created yet" if job_id is None else f"the backend knows no job {job_id}"
@@ -94,7 +94,7 @@ class TrainingJobNotFoundClientError(TrainingError):
 
 @contextmanager
 def api_errors(client: AsyncOpenAI) -> Iterator[None]:
-    """Raise a BackendError that names the address, and never the key, for what the SDK raises."""
+    """Turn the SDK's errors into a BackendError that names the address, and never the key."""
     import httpx
     from openai import APIError
 
@@ -110,7 +110,7 @@ def api_errors(client: AsyncOpenAI) -> Iterator[None]:
 
 
 def is_temporary(error: APIError) -> bool:
-    """Whether the same request may do later: there was no answer, too many requests, or a server error."""
+    """Return whether a retry may help: no answer came, there were too many requests, or the server failed."""
     from openai import APIConnectionError, APIStatusError
 
     if isinstance(error, APIStatusError):
@@ -119,7 +119,7 @@ def is_temporary(error: APIError) -> bool:
 
 
 def again(error: Exception) -> Again | None:
-    """Why a request of the SDK's is worth another attempt; None where it is not."""
+    """Return why an SDK request should be retried, or None if it should not."""
     from openai import APIError, APIStatusError, APITimeoutError
 
     from etude.wire.http_answers import MalformedAnswer
@@ -134,10 +134,10 @@ def again(error: Exception) -> Again | None:
 
 
 def problem_of(answer: httpx.Response) -> str | None:
-    """Why a good answer cannot be the API's: an object with an id, a list of such, or the content of a file.
+    """Return why a successful response cannot be the API's, or None if it can.
 
-    The SDK takes whatever comes for what it asked for: a list that is none would have no jobs in it, and a
-    job be made a second time.
+    A valid response is an object with an id, a list of such objects, or a file's content. The SDK accepts any
+    response. A malformed list would seem to contain no jobs, and a job would be created twice.
     """
     request = answer.request
     if request.method == "GET" and request.url.path.endswith("/content"):
@@ -157,7 +157,7 @@ def problem_of(answer: httpx.Response) -> str | None:
 
 
 def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
-    """The config of the target model. Raises CapabilityError when it is not behind an OpenAI-style API."""
+    """Return the target model's config. Raises CapabilityError if it is not behind an OpenAI-style API."""
     target = builder.config.finetuning.target_model
     if target is None:
         raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
@@ -171,7 +171,7 @@ def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
 
 
 async def run_key(builder: Builder) -> str | None:
-    """A key that tells the run from others of the same name; None where there is no run."""
+    """Return a key that distinguishes the run from others of the same name, or None without a run."""
 
     async def drawn() -> str:
         return secrets.token_hex(8)
@@ -180,10 +180,10 @@ async def run_key(builder: Builder) -> str | None:
 
 
 def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> AsyncOpenAI:
-    """The SDK's client for the config's address and key; nothing is sent yet.
+    """Return the SDK's client for the config's address and key. Nothing is sent yet.
 
-    What the config leaves out is the model's. A model's key goes to the model's address only. Raises
-    RequestError when there is no key and one is needed.
+    The model's config fills missing values. A model's key is sent to the model's address only. Raises
+    RequestError if a needed key is missing.
     """
     from openai import AsyncOpenAI
 
@@ -199,7 +199,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
             f"the trainer adapter has no key for {url}: set OPENAI_API_KEY, or `api_key` of the adapter"
         )
     keep_secret(key)
-    # Version 3 of the SDK is annotated with httpx2, and takes a client of httpx all the same.
+    # Version 3 of the SDK is annotated with httpx2 but also accepts a client of httpx.
     http: Any = WholeAnswers(
         seconds=config.request_timeout,
         problem_of=problem_of,
@@ -211,7 +211,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
         api_key=key or _NO_KEY,
         base_url=url,
         timeout=config.request_timeout,
-        max_retries=0,  # They follow the policy of all clients.
+        max_retries=0,  # Retries follow the policy of all clients.
         http_client=http,
     )
 
@@ -228,13 +228,13 @@ STATES = {
 
 
 def hosted_version(number: int, job_id: str, model: str) -> ModelVersion:
-    """The version that is a model at an API, made by the job."""
-    # The API gives no hash of the weights; the job and the model's name stand for them.
+    """Return the version for a model that a job made at an API."""
+    # The API gives no hash of the weights, so the job and the model's name replace it.
     return ModelVersion(number=number, location=model, digest=content_hash([job_id, model]))
 
 
 def error_of(job: FineTuningJob) -> str | None:
-    """`Code: c. Message: m. Parameter: p.` of a job that failed; None of others."""
+    """Return `Code: c. Message: m. Parameter: p.` for a failed job, and None for others."""
     error = job.error
     if error is None or not (error.code or error.message):
         return None
@@ -243,7 +243,7 @@ def error_of(job: FineTuningJob) -> str | None:
 
 
 def metrics_of(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
-    """The numbers in the latest of the events; the events are oldest first."""
+    """Return the numbers in the latest metrics event. The events are ordered oldest first."""
     for event in reversed(events):
         if isinstance(event.data, Mapping) and event.type == "metrics":
             numbers = {str(key): value for key, value in event.data.items()}
@@ -252,11 +252,11 @@ def metrics_of(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
 
 
 def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
-    """One row for each trajectory to imitate, for each preference, or for each group of GRPO.
+    """Yield one row per trajectory to imitate, per preference, or per group of GRPO.
 
-    A group's has the token ids and logprobs of what was sampled: `{"trajectories": […]}`.
+    A group's row `{"trajectories": […]}` has the sampled token ids and their logprobs.
 
-    Raises CapabilityError for data that there are no rows for, TrainingError for malformed data.
+    Raises CapabilityError if the data have no row format, TrainingError if they are malformed.
     """
     kind = kind_of(collection.method)
     for group in collection.groups:
@@ -272,14 +272,14 @@ def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
 
 
 def supervised_row(trajectory: Trajectory) -> dict[str, Any]:
-    """`{"messages": […]}`; what the agent wrote for the assistant itself has the weight 0."""
+    """Return `{"messages": […]}`. Assistant messages that the agent itself wrote have weight 0."""
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
     row: dict[str, Any] = {"messages": [message_of(item) for item in items]}
     return row | {"tools": trajectory.tools} if trajectory.tools else row
 
 
 def dpo_row(item: Any, tools: Sequence[Tool] | None = None) -> dict[str, Any]:
-    """`{"input": …, "preferred_output": […], "non_preferred_output": […]}`. Raises as `rows_of`."""
+    """Return `{"input": …, "preferred_output": […], "non_preferred_output": […]}`. Raises as `rows_of`."""
     if not isinstance(item, DPOItem):
         raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
     chosen, rejected = item.chosen_message, item.rejected_message

@@ -1,4 +1,4 @@
-"""Fine-tuning jobs over OpenAI's API, by its SDK: at OpenAI, or at a server that speaks the same API."""
+"""Fine-tuning jobs through OpenAI's SDK, at OpenAI or at a server with the same API."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _JOB, _RUN, _VERSION = "etude_job", "etude_run", "etude_version"
-"""In the metadata of a job: the name it was submitted under, the run that the name is of, and the number of
-the version it makes."""
+"""Metadata keys of a job: the name it was submitted under, that name's run, and the number of the version it
+makes."""
 _DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_training", "etude_start"
-"""There too: what the job is made of. The API keeps files and hyperparameters in words of its own."""
+"""Metadata keys for the job's content. The API stores files and hyperparameters in its own form."""
 
 _SEED_SHIFT = 32
-"""Keys have 63 bits, and the API's seeds 31."""
+"""Keys have 63 bits, and the API's seeds have 31."""
 _MAX_SUFFIX = 64
 _LONGEST_PAUSE = 60.0
-"""Seconds between two looks at a job."""
+"""The longest pause between two polls, in seconds."""
 _OUTAGE_SECONDS = 1800.0
-"""Without an answer, after which a run gives up waiting for a job."""
+"""Seconds without an answer, after which a run stops waiting for a job."""
 
 
 class OpenAiJobs(TrainerAdapter):
-    """Uploads training files, makes jobs of them, and follows these. Versions are the API's model names.
+    """Fine-tuning jobs at the API: upload, creation and polling. Versions are the API's model names.
 
-    Everything is looked for before it is made, so that whoever was killed and comes again pays once.
+    Each file and job is looked up before it is created, so that a killed run that resumes pays only once.
     """
 
     backend: ClassVar[str] = "openai"
-    """Its name in refs and errors."""
+    """The backend's name in refs and errors."""
     adapter_config: JobsConfig
 
     def __init__(
@@ -74,13 +74,13 @@ class OpenAiJobs(TrainerAdapter):
         log: Path | None = None,
         run_key: str | None = None,
     ) -> None:
-        """`model` is the API's name of the base model; `log` a file of the run for the jobs' events.
+        """`model` is the API's name of the base model. `log` is a file of the run for the jobs' events.
 
-        `run_key` tells jobs of this run from those of others that are called alike. None is for jobs
-        whose names say all: they are the same for everybody at the API.
+        `run_key` separates this run's jobs from others of the same name. Use None if job names are unique at
+        the API: every user of it then shares them.
         """
         super().__init__(adapter_config)
-        # Its own retries would make a second job or file when only the answer got lost.
+        # The SDK's own retries would create a second job or file if only the answer was lost.
         self.client = client.with_options(max_retries=0)
         self._retries, self._waited = 0, 0.0
         self._run_key = run_key
@@ -88,12 +88,12 @@ class OpenAiJobs(TrainerAdapter):
         self._newest = 0
         self._hyperparameters = JobHyperparameters()
         self.metadata: dict[str, str] = {}
-        """More of a job's metadata."""
+        """Additional metadata of each job."""
         self._made: dict[str, ModelVersion] = {}
-        """The versions that jobs made, by the API's ids of these."""
+        """The versions that jobs made, by API job id."""
         self.job_log = JobLog(log)
         self._events: dict[str, list[FineTuningJobEvent]] = {}
-        """Of jobs, by the API's ids of these."""
+        """The events of jobs, by API job id."""
 
     @property
     def _api(self) -> AsyncJobs:
@@ -108,17 +108,17 @@ class OpenAiJobs(TrainerAdapter):
         return True
 
     async def check(self) -> None:
-        """Raise BackendError, with what the API says, unless it answers and takes the key."""
+        """Raise BackendError with the API's reason unless it answers and accepts the key."""
         with api_errors(self.client):
             await self._asked(lambda: self._api.list(limit=1))
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """Give these to the jobs from now on: epochs, rows of a step, and the beta of DPO."""
+        """Set hyperparameters of the next jobs: epochs, rows per step and DPO's beta."""
         hyperparameters.refuse_all_but(("num_epochs", "batch_size", "dpo_beta"), self.backend)
         self._hyperparameters = hyperparameters
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Upload the rows and make a job of them, unless there is one of that name and content."""
+        """Upload the rows and create a job, unless one with that name and content exists."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method)
         trajectories = self.prepared(trajectories)
         name, rows = trajectories.run_id, self.rows(trajectories)
@@ -143,23 +143,23 @@ class OpenAiJobs(TrainerAdapter):
         return self._ref(name, job)
 
     def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
-        """The collection as it is sent: for an algorithm that the API knows."""
+        """Return the collection to send, for an algorithm that the API knows."""
         return trajectories
 
     def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
-        """Why a job on the collection could change nothing, where that is known here."""
+        """Return why a job on the collection could change nothing, if that is already known."""
         return None
 
     def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
-        """The rows of the training file. Raises CapabilityError for data that the API has none for."""
+        """Return the rows of the training file. Raises CapabilityError if the API takes no such data."""
         return list(rows_of(trajectories))
 
     def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The `method` of a job: its type with the hyperparameters under it."""
+        """Return a job's `method`: its type and hyperparameters."""
         return {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
 
     def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The hyperparameters of a method's jobs, by the config and the algorithm's `options`."""
+        """Return the hyperparameters of a method's jobs, from the config and the algorithm's `options`."""
         config = self.adapter_config
         common = {
             "n_epochs": config.n_epochs,
@@ -170,12 +170,12 @@ class OpenAiJobs(TrainerAdapter):
         return common | beta | self._hyperparameters.for_api(method)
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Where the job stands at the API. Its new events go into the run's log."""
+        """Return the job's status at the API. Append its new events to the run's log."""
         try:
             job = await self.job(ref)
         except TrainingJobNotFoundClientError as error:
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=str(error))
-        with contextlib.suppress(BackendError):  # They can be had later.
+        with contextlib.suppress(BackendError):  # The events can be fetched later.
             self.job_log.add_events(ref.run_id, await self.events(self._ref(ref.run_id, job)))
         metrics = metrics_of(self._events[job.id])
         if self._retries:
@@ -194,9 +194,9 @@ class OpenAiJobs(TrainerAdapter):
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """Ask again and again, after `pauses`. An API that is away for a while is waited for.
+        """Poll the job, with `pauses` between. Keep polling through a temporary outage of the API.
 
-        Raises BackendError when it stays away, or does not take the key any more: the job goes on.
+        Raises BackendError if the outage lasts or the API rejects the key. The job itself continues.
         """
         answered = time.monotonic()
         for pause in pauses(poll_interval, _LONGEST_PAUSE):
@@ -231,11 +231,11 @@ class OpenAiJobs(TrainerAdapter):
         with contextlib.suppress(TrainingJobNotFoundClientError):
             job_id = await self._id(ref)
             with api_errors(self.client), contextlib.suppress(BadRequestError, NotFoundError):
-                # Not there, or over: what was wanted.
+                # The job is missing or has ended, as intended.
                 await self._asked(lambda: self._api.cancel(job_id))
 
     async def job(self, ref: TrainingJobRef) -> FineTuningJob:
-        """The job at the API. Raises TrainingJobNotFoundClientError, BackendError."""
+        """Return the job from the API. Raises TrainingJobNotFoundClientError, BackendError."""
         from openai import NotFoundError
 
         job_id = await self._id(ref)
@@ -246,7 +246,7 @@ class OpenAiJobs(TrainerAdapter):
                 raise TrainingJobNotFoundClientError(job_id) from error
 
     async def find(self, name: str) -> FineTuningJob | None:
-        """The job that was submitted under a name, by this process or another; the latest of several."""
+        """Return the latest job submitted under a name, by this process or another."""
         with api_errors(self.client):
             return await self._asked(lambda: self._find(name))
 
@@ -258,7 +258,7 @@ class OpenAiJobs(TrainerAdapter):
         return None
 
     async def events(self, ref: TrainingJobRef) -> list[FineTuningJobEvent]:
-        """The job's events at the API, oldest first. Raises TrainingJobNotFoundClientError, BackendError."""
+        """Return the job's events, oldest first. Raises TrainingJobNotFoundClientError, BackendError."""
         job_id = await self._id(ref)
         known = self._events.setdefault(job_id, [])
 
@@ -275,10 +275,10 @@ class OpenAiJobs(TrainerAdapter):
         return known
 
     async def _upload(self, name: str, content: bytes) -> str:
-        """The id of the file with this content; one that was uploaded already is taken again.
+        """Return the id of a file with this content. Upload it unless it is there already.
 
-        It is looked for before each attempt: only the answer to the last one may have been lost. A server of
-        ours knows the upload by its key, also where it is still at it.
+        Every attempt looks it up first, because the last attempt may have lost only the answer. An Etude
+        server recognises the upload by its key, even while an earlier one is still running.
         """
         digest = content_hash(content.decode())
         filename = f"{_suffix_of(name)}-{digest[:12]}.jsonl"
@@ -294,7 +294,7 @@ class OpenAiJobs(TrainerAdapter):
         return await self._asked(upload)
 
     async def _asked(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The result of requests to the API, made again where that may help, and counted. Raises APIError."""
+        """Return the result of requests to the API, with counted retries. Raises APIError."""
         with counting_retries() as count:
             try:
                 return await retried(attempt, again, self.adapter_config.retry_policy)
@@ -305,7 +305,7 @@ class OpenAiJobs(TrainerAdapter):
     def _request(
         self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The request for a job but for its file, with what it is made of in the metadata."""
+        """Return a job's request without its file. The metadata describe the job's content."""
         how = self.method_of(method, options)
         seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
         metadata = {
@@ -322,9 +322,9 @@ class OpenAiJobs(TrainerAdapter):
         return request if seed is None else request | {"seed": seed}
 
     async def _create(self, name: str, request: dict[str, Any]) -> FineTuningJob:
-        """Make the job, unless an attempt whose answer was lost has made it.
+        """Create the job, unless an earlier attempt created it and lost the answer.
 
-        It is looked for before each new attempt. Raises TrainingError when the day's jobs are used up.
+        Each retry looks it up first. Raises TrainingError if the daily job limit is reached.
         """
         from openai import RateLimitError
 
@@ -359,7 +359,7 @@ class OpenAiJobs(TrainerAdapter):
         return job.id
 
     def _version_of(self, job: FineTuningJob) -> ModelVersion | None:
-        """The version that a job made, from which the next one starts. One made elsewhere gets a number."""
+        """Return the version that a job made, as the next start. One made elsewhere gets a number."""
         if job.fine_tuned_model is None:
             return None
         if job.id not in self._made:
@@ -381,5 +381,5 @@ def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
 
 
 def _suffix_of(name: str) -> str:
-    """A job's name as the API takes it for a part of the model's name: the end of it, where it differs."""
+    """Return a valid model suffix for a job's name. A long name keeps its end, where names differ."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:].lstrip("-_") or "etude"

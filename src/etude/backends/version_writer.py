@@ -1,6 +1,6 @@
-"""Writing versions beside what the run does: not each of them, and the last one in any case.
+"""Writes versions to disk in the background: only some of them, but always the last.
 
-A version that was not written is made again from the one before it, of the episodes that are in the journal.
+A version that was not written is made again from the previous one, on the journalled episodes.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from etude.store.learned import write_learned
 _LOG = logging.getLogger("etude.versions")
 
 _SECONDS = 60.0
-"""Between two versions that are written, where the config says nothing and they are large."""
+"""The default number of seconds between two written versions, if they are large."""
 _LARGE = 64_000_000
-"""Bytes. What is smaller, as LoRA weights nearly always are, is written in a tenth of a second."""
+"""In bytes. Smaller versions, as of nearly all LoRA weights, are written in a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeVersion:
-    """A version that a job has made, and all that is written of it."""
+    """A version that a job has made, with the data to write."""
 
     number: int
     facts: Mapping[str, Any]
-    """Of the job."""
+    """Facts about the job."""
     learned: Callable[[], str]
-    """The record of the samples that it was made of."""
+    """Returns the record of the samples that the version was trained on."""
     state: Snapshot
 
     def write(self, versions: StateFolders) -> ModelVersion:
@@ -44,7 +44,7 @@ class MadeVersion:
         return versions.write(self.number, self.facts, self.state)
 
     def write_learned(self, versions: StateFolders) -> None:
-        """Write the record alone. It is for people to look at: training goes on without it."""
+        """Write only the record. It is for people to read, so training continues without it."""
         try:
             write_learned(versions.root, self.number, self.learned())
         except StoreError as error:
@@ -52,26 +52,26 @@ class MadeVersion:
 
 
 class VersionWriter:
-    """Writes the versions of a model in a thread, while the next episodes are collected.
+    """A thread that writes a model's versions while the next episodes are collected.
 
-    Its methods are called by one thread at a time, with the policy's lock held. What could not be written is
-    an error of the next call.
+    Call its methods from one thread at a time, with the policy's lock held. The next call raises the errors
+    of earlier writes.
     """
 
     def __init__(self, versions: StateFolders, seconds: float | None) -> None:
-        """`seconds` are to lie between two versions, 0 for each; None for 60 where they are large."""
+        """`seconds` is the time between two written versions. 0 writes each, None means 60 for large ones."""
         self._versions = versions
         self._seconds = seconds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="versions")
         self._going_on: list[Future[Any]] = []
         self._unwritten: MadeVersion | None = None
-        """The last version. Its tensors are those that the next step changes."""
+        """The last version. Its tensors are the ones that the next step changes."""
         self._since = time.monotonic()
 
     def add(self, made: MadeVersion, *, at_once: bool) -> ModelVersion | None:
-        """Take a version that was just made; where it was written already, what it is.
+        """Take a new version. Return it as written, or None if it is not written yet.
 
-        `at_once`: it is on the disk when this returns. Raises StoreError.
+        With `at_once`, it is on disk when this returns. Raises StoreError.
         """
         self.settle(waits=False)
         self._unwritten = made
@@ -80,16 +80,16 @@ class VersionWriter:
             seconds = _SECONDS if made.state.size > _LARGE else 0.0
         if at_once or not seconds:
             return self.flush()
-        # The record holds the job's samples, which can then be freed.
+        # The record holds the job's samples, which can be freed after it is written.
         self._start(made.write_learned, self._versions)
         if time.monotonic() - self._since >= seconds:
             self.write_behind()
         return None
 
     def write_behind(self) -> None:
-        """Write the last version, if it is not written, from a copy: what it is made of may change meanwhile.
+        """Write the last version in the background, from a copy, unless it is already written.
 
-        Where memory has no room for a copy it is on the disk when this returns. Raises StoreError.
+        Without enough memory for a copy, it is on disk when this returns. Raises StoreError.
         """
         self.settle(waits=False)
         if (made := self._unwritten) is None:
@@ -107,7 +107,7 @@ class VersionWriter:
         self._unwritten, self._since = None, time.monotonic()
 
     def flush(self) -> ModelVersion | None:
-        """Return once the last version is on the disk; the version, if it was not. Raises StoreError."""
+        """Write the last version to disk now. Return it, or None if it was written. Raises StoreError."""
         self.settle()
         if (made := self._unwritten) is None:
             return None
@@ -115,18 +115,18 @@ class VersionWriter:
         return made.write(self._versions)
 
     def drop(self) -> None:
-        """The weights are about to change: what is not written of the last version is not there any more."""
+        """Forget the last version if it is not written, because its weights are about to change."""
         self._unwritten = None
 
     def settle(self, *, waits: bool = True) -> None:
-        """Wait for what is being written, or look only at what has been. Raises StoreError."""
+        """Wait for running writes, or with `waits=False` check finished ones only. Raises StoreError."""
         over = [each for each in self._going_on if waits or each.done()]
         self._going_on = [each for each in self._going_on if each not in over]
         for each in over:
             each.result()
 
     def close(self) -> None:
-        """Write the last version, and end. Raises StoreError."""
+        """Write the last version, and stop the thread. Raises StoreError."""
         try:
             self.flush()
         finally:

@@ -1,1 +1,1 @@
-"""Taking things out of a run: weights with a model card, trajectories as files for other programs."""
+"""Exports from a run: weights with a model card, and trajectories as files for other programs."""

@@ -1,7 +1,7 @@
-"""The episodes of a stored run: trajectories built again from them, as rows, and transcripts for people.
+"""The episodes of a stored run: trajectories rebuilt from them as rows, and readable transcripts.
 
-Rows are its own, or those of OpenAI. A play is shown as a transcript of its protocol; any other episode by
-its calls, what happened between them, and what came of it.
+Rows have Etude's or OpenAI's format. A play is shown as a transcript of its protocol. Other episodes are
+shown as calls and events in order, with their result.
 """
 
 from __future__ import annotations
@@ -56,23 +56,22 @@ BUILDERS: dict[Method, str] = {"grpo": "grpo", "dpo": "dpo", "supervised": "expe
 
 @dataclass(frozen=True, slots=True)
 class PhaseTrajectories:
-    """The trajectories of one epoch's episodes, or of another phase."""
+    """The trajectories from the episodes of one epoch, or of another phase."""
 
     phase: str
     collection: TrajectoryCollection
     target_functions: tuple[str, ...]
     target_model: str | None
-    """Whose calls the trajectories are made of."""
+    """The model whose calls the trajectories contain."""
     target: str | None = None
-    """The target's name, in a run that trains several models."""
+    """The target's name, if a run trains several models."""
 
 
 async def trajectories_of(run: RunFolder, method: Method | None = None) -> AsyncIterator[PhaseTrajectories]:
-    """The trajectories of each epoch of training, or of an evaluation, in order.
+    """Yield the trajectories of each training epoch, or of an evaluation, in order.
 
-    They are those of the run's own trajectory builder, before the curriculum; with `method`, those of
-    the shipped builder for it. Nothing is sampled or scored. Raises RequestError when the run has no
-    episodes.
+    They come from the run's own trajectory builder, before the curriculum. With `method`, they come from the
+    shipped builder for it. Nothing is sampled or scored. Raises RequestError if the run has no episodes.
     """
     data = stored_data(run.path)
     for target in target_names(data):
@@ -83,7 +82,7 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
                 next(iter(config.trajectory_builders))
             )
             for number, (epoch, phases) in enumerate(_by_epoch(run)):
-                # Another method's builder takes all that was collected, however often that was.
+                # Another method's builder takes everything collected, however many collections there were.
                 called = epoch if method is None else None
                 evaluation = StoredEvaluation(run.journal, phases, evaluators_of(data), called)
                 runtime = Runtime(config, run, builder, evaluation, (), {}, finetuning.target_model or "")
@@ -99,7 +98,7 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
 
 
 def _by_epoch(run: RunFolder) -> list[tuple[int | None, list[str]]]:
-    """The phases of each epoch, first epoch first; of a run that never trained, what it has, one by one."""
+    """Return the phases of each epoch in order, or each phase alone if the run never trained."""
     phases = phases_of(run.journal)
     if not phases:
         raise RequestError(f"run {run.name} has no episodes yet")
@@ -108,9 +107,9 @@ def _by_epoch(run: RunFolder) -> list[tuple[int | None, list[str]]]:
 
 
 def _config(data: dict[str, Any], method: Method | None, target: str | None) -> Config:
-    """As much of the run's config as builders need: its agent and its models need not be there."""
+    """Return the parts of the run's config that builders need. Its agent and models need not exist."""
     finetuning = data.get("finetuning") or {}
-    # A target's block has all that it is trained with; the run's own has the model under another name.
+    # A target's block is complete. The run's own block names the model by another key.
     block = finetuning | ((finetuning.get("targets") or {}).get(target) or {})
     builders = without_secrets(data.get("trajectory_builders") or {})
     name = str(block.get("trajectory_builder"))
@@ -130,23 +129,23 @@ def _config(data: dict[str, Any], method: Method | None, target: str | None) -> 
     reward = (block.get("reward_function") or {}).get("name")
     if reward is None:
         raise RequestError("the run's config names no reward function, so its episodes have no rewards")
-    # Set afterwards: the entries that they name are not part of this config.
+    # Set after parsing, because this config lacks the entries that they name.
     config.finetuning.reward_function = RewardFunctionConfig(name=reward)
     config.finetuning.target_model = block.get("target_model") if target is None else block.get("model")
     return config
 
 
 class StoredEvaluation(Evaluation):
-    """Gives back what a run has stored of one epoch, and runs nothing.
+    """A run's stored evaluation of one epoch, returned without running anything.
 
-    A trajectory builder that works with it builds from a finished run what it built then.
+    With it, a trajectory builder rebuilds from a finished run the trajectories that it built during the run.
     """
 
     def __init__(
         self, journal: Journal, phases: Sequence[str], evaluators: Sequence[str], epoch: int | None = None
     ) -> None:
-        """`phases` are those that are read, all at once or, with an `epoch`, each by the call that made it;
-        `evaluators` name their scores."""
+        """`phases` are read all at once, or with an `epoch` each by the call that made it. `evaluators` are
+        the names of the scores."""
         self._journal = journal
         self._phases = phases
         self._evaluators = evaluators
@@ -154,12 +153,12 @@ class StoredEvaluation(Evaluation):
         self._calls: Counter[str] = Counter()
 
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
-        """All stored episodes with their scores; of the request only the phase counts."""
+        """Return all stored episodes with their scores. Only the request's phase matters."""
         phases = self._asked_for(request.phase)
         records = [record for name in phases for record in iter_episodes(self._journal, phase=name)]
-        # Stable: collections of the same example stay in their order.
+        # The sort is stable, so several collections of an example stay in order.
         records.sort(key=lambda record: (record.example.id, record.generation))
-        if len(phases) > 1:  # The episodes of several collections are the generations of one.
+        if len(phases) > 1:  # Episodes of several collections become generations of one.
             groups = groupby(records, key=lambda record: record.example.id)
             records = [replace(each, generation=at) for _, group in groups for at, each in enumerate(group)]
         scores = {name: [self._score(record, name) for record in records] for name in self._evaluators}
@@ -172,18 +171,18 @@ class StoredEvaluation(Evaluation):
         )
 
     def _asked_for(self, label: str) -> Sequence[str]:
-        """The phases that a call with this label is given: the one that the same call made in the run."""
+        """Return the phases for a call with this label: the phase that the same call made in the run."""
         if self._epoch is None:
             return self._phases
         key = phase_name("train", self._epoch, label)
         self._calls[key] += 1
         if key in self._phases:
-            # One that was not begun when the run was stopped has no episodes.
+            # A phase that had not begun when the run stopped has no episodes.
             return [numbered(key, self._calls[key])]
         return self._phases if self._calls[key] == 1 else []
 
     def _score(self, record: EpisodeRecord, evaluator: str) -> EvalOutputItem:
-        """The stored score; of an episode that has none, an item that says so."""
+        """Return the stored score, or an item that says why there is none."""
         if record.failure is None:
             score = read_score(self._journal, record, evaluator)
             error = "not scored before the run was stopped"
@@ -197,7 +196,7 @@ SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one 
 
 @dataclass(slots=True)
 class Written:
-    """Counts of the rows that were written, and of trajectories that the format has no row for."""
+    """Counts of the written rows, and of trajectories that the format cannot represent."""
 
     rows: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -206,10 +205,10 @@ class Written:
 async def write_jsonl(
     path: Path, run: RunFolder, phases: AsyncIterator[PhaseTrajectories], *, openai: bool = False
 ) -> Written:
-    """A line for each trajectory: `run`, `phase`, `target` (where there are several), `group`, `method`,
-    and the trajectory's own fields; or what OpenAI takes of those of the methods `supervised` and `dpo`.
+    """Write a line per trajectory: `run`, `phase`, `target` (if there are several), `group`, `method` and its
+    own fields. With `openai`, write OpenAI's rows for the methods `supervised` and `dpo` instead.
 
-    Raises StoreError; the file is there whole or not at all.
+    Raises StoreError. The file appears complete or not at all.
     """
     written = Written()
     with draft_of(path) as draft, open_private(draft, "w") as file:
@@ -228,7 +227,7 @@ async def write_jsonl(
 
 
 def openai_row(trajectory: Trajectory, method: Method) -> dict[str, Any] | None:
-    """The row of a trajectory; None when OpenAI's format has no place for it."""
+    """Return a trajectory's row, or None if OpenAI's format cannot represent it."""
     if method != "dpo":
         return supervised_row(trajectory)
     try:
@@ -238,7 +237,7 @@ def openai_row(trajectory: Trajectory, method: Method) -> dict[str, Any] | None:
 
 
 def require_openai_method(run: Path, method: str | None) -> None:
-    """Raise RequestError when a run's own trajectories are for a method without such rows."""
+    """Raise RequestError if a run's own trajectories are for a method without such rows."""
     data = stored_data(run)
     made = [method] if method else [trained_parts(data, name)["method"] for name in target_names(data)]
     if "grpo" in made:
@@ -249,9 +248,9 @@ def require_openai_method(run: Path, method: str | None) -> None:
 
 
 def episode_transcript(run: RunFolder, episode: str) -> str:
-    """The transcript of an episode as YAML, by its id.
+    """Return an episode's transcript as YAML.
 
-    Raises RequestError when the run has no such episode.
+    Raises RequestError if the run has no episode with this id.
     """
     record = read_episode(run.journal, episode)
     if record is None:
@@ -265,7 +264,7 @@ def episode_transcript(run: RunFolder, episode: str) -> str:
 
 
 def _scores(journal: Journal, episode: str, rewarded: str | None) -> dict[str, Any]:
-    """The evaluators' outputs, and the score that is the reward."""
+    """Return the evaluators' outputs, and the score that is the reward."""
     stored = scores_of(journal, episode)
     scores = {name: _score(each) for name, each in stored.items()}
     reward = stored.get(str(rewarded), {}).get("score")
@@ -273,15 +272,15 @@ def _scores(journal: Journal, episode: str, rewarded: str | None) -> dict[str, A
 
 
 def _score(stored: Mapping[str, Any]) -> Any:
-    """A number; with what the evaluator had to say about it, where it did."""
+    """Return the score, as a number if there is no reasoning or error."""
     kept = {key: stored[key] for key in ("score", "reasoning", "error") if stored.get(key) is not None}
     return kept["score"] if kept.keys() == {"score"} else kept
 
 
 def _conversation(record: EpisodeRecord) -> dict[str, Any]:
-    """Calls and events in order, then the output or the failure.
+    """Return calls and events in order, then the output or the failure.
 
-    Of a call that continues an earlier one only the new messages are shown.
+    A call that continues an earlier one shows only its new messages.
     """
     example = record.example
     shown: dict[str, Any] = {
@@ -297,7 +296,7 @@ def _conversation(record: EpisodeRecord) -> dict[str, Any]:
 
 
 def _turns(record: EpisodeRecord) -> list[dict[str, Any]]:
-    """The calls, each followed by what happened before the next."""
+    """Return the calls, each followed by the events before the next."""
     turns = [_event(event) for event in record.events if event.after_call < 0]
     for position, call in enumerate(record.calls):
         turns.append(_call(call, record.calls[:position]))
@@ -318,7 +317,7 @@ def _event(event: Event) -> dict[str, Any]:
 
 
 def _call(call: Call, before: Sequence[Call]) -> dict[str, Any]:
-    """A call with the messages that its prompt adds to the call that it continues."""
+    """Return a call with the messages that its prompt adds to the call it continues."""
     function = {} if call.function == WORKFLOW else {"function": call.function}
     shown: dict[str, Any] = {"call": call.index, **function, "model": call.model}
     messages, completion = call.request.messages, call.completion
@@ -336,7 +335,7 @@ def _call(call: Call, before: Sequence[Call]) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """The text of a message under its role, after its thinking, and the tool calls in it by name."""
+    """Return a message's thinking, its text under its role, and its tool calls by name."""
     called = [_tool_call(wire) for wire in message.get("tool_calls") or ()]
     content = text_of(message) if is_text(message) else jsonable(message["content"])
     thinking = message.get("reasoning_content")
@@ -346,7 +345,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _tool_call(wire: Any) -> dict[str, Any]:
-    """The name of a tool and its arguments; as text, where they are no JSON."""
+    """Return a tool call's name and arguments, or the arguments as text if they are not JSON."""
     function = wire.get("function", {})
     arguments = function.get("arguments")
     try:

@@ -1,8 +1,7 @@
-"""A model on the Hugging Face hub: a folder that was exported goes to a repository there. And a model of a
-language-model server as a folder here; of the server, only the address is known.
+"""Uploads of exported models to the Hugging Face hub, and downloads of models from a language-model server.
 
-How files travel is the business of `huggingface_hub`: those that are there already are not sent again, so
-that an upload that was cut off goes on when it is asked for once more, and a commit has all files or none.
+`huggingface_hub` transfers the files. It skips files that are there already, so an interrupted upload resumes
+when it is repeated. A commit has all files or none. Of a server, only the address is needed.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ _REPLACED = (
     "config.json",
     "generation_config.json",
 )
-"""Files of an earlier export that must not stand beside other weights: they stay in the history."""
+"""Files of an earlier export that must not remain next to other weights. They stay in the history."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A model repository of the hub, or of the server that HF_ENDPOINT names.
+    """A model repository on the hub, or on the server that HF_ENDPOINT names.
 
-    Raises RequestError for a name that the hub does not take.
+    Raises RequestError if the hub does not accept the name.
     """
 
     name: str
     """`user/name`"""
     public: bool = False
-    """Whether anybody may see it. One that is public already is not written to without this."""
+    """Whether anybody may see it. Without this, an already public repository is not written to."""
 
     def __post_init__(self) -> None:
         from huggingface_hub.errors import HFValidationError
@@ -66,14 +65,14 @@ class Repository:
 
     @property
     def visibility(self) -> str:
-        """As the hub calls it."""
+        """The hub's word for it."""
         return "public" if self.public else "private"
 
     def require(self) -> None:
-        """Look whether the hub is there, and the repository as it was wished for. Nothing is written.
+        """Check that the hub is available and the repository has the wanted visibility. Nothing is written.
 
-        Raises RequestError without a token, and where it is public and that was not wished for; EtudeError
-        when the hub cannot be reached or refuses.
+        Raises RequestError without a token, or if its visibility is not the wanted one. Raises EtudeError if
+        the hub cannot be reached or refuses.
         """
         from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -82,7 +81,7 @@ class Repository:
             try:
                 stored = api.model_info(self.name)
             except RepositoryNotFoundError:
-                return  # It is made when there is something to send.
+                return  # The repository is created on upload.
         if stored.private and self.public:
             raise RequestError(
                 f"{self.name} is there, and private: make it public in its settings on the hub, or leave out "
@@ -95,9 +94,9 @@ class Repository:
             )
 
     def send(self, folder: Path, message: str) -> str:
-        """Upload an exported folder; the address. The repository is made where need be.
+        """Upload an exported folder, and create the repository if needed. Return its address.
 
-        Raises EtudeError when the hub cannot be reached or refuses; the same call again goes on.
+        Raises EtudeError if the hub cannot be reached or refuses. Repeating the call resumes the upload.
         """
         api = _api()
         with self._explained(api, folder):
@@ -112,11 +111,11 @@ class Repository:
 
     @contextmanager
     def _explained(self, api: HfApi, folder: Path | None = None) -> Iterator[None]:
-        """Say of what goes wrong within what to do; `folder` is kept."""
+        """Turn errors within the block into messages with a remedy. `folder` is kept."""
         from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
         kept = "" if folder is None else f"; the model is in {folder}, and the same command goes on"
-        # Of httpx, or of another library in other releases of the hub's.
+        # From httpx, or another library in other releases of huggingface_hub.
         transport_error = HfHubHTTPError.__bases__[0]
         try:
             yield
@@ -124,7 +123,7 @@ class Repository:
             raise EtudeError(self._refusal(error, api.endpoint) + kept) from error
         except OfflineModeIsEnabled as error:
             raise RequestError("HF_HUB_OFFLINE is set, and nothing goes to the hub: unset it") from error
-        except ValueError as error:  # It looks at the card before anything is sent.
+        except ValueError as error:  # The hub checks the card before anything is sent.
             raise RequestError(
                 f"{api.endpoint} does not take this: {' '.join(str(error).split())}"
             ) from error
@@ -145,7 +144,7 @@ class Repository:
 
 
 def _api() -> HfApi:
-    """The hub, with the user's token, which no text has from now on. Raises RequestError without one."""
+    """Return the hub client. Its token is masked in all texts. Raises RequestError without a token."""
     from huggingface_hub import HfApi, get_token
 
     token = get_token()
@@ -156,14 +155,14 @@ def _api() -> HfApi:
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of the error at the bottom: those above only say that an upload failed."""
+    """Return the first line of the root cause: the errors above it only say that an upload failed."""
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error)
 
 
 _SECONDS = 60.0
-"""For a connection; the server may take minutes to write a model."""
+"""The timeout of a connection. The server may take minutes to write a model."""
 
 _REMEDIES = {
     401: "; name the variable that has the server's key with --api-key-env",
@@ -180,15 +179,15 @@ def export_served(
     lora_only: bool = False,
     gguf: Conversion | None = None,
 ) -> list[str]:
-    """Write a model of the server at `address` into `folder`, with a card; the names of the files.
+    """Write a model of the server at `address` into `folder`, with a card. Return the names of the files.
 
-    Raises RequestError when `folder` holds something else, BackendError for what the server says or does not
-    say, StoreError when the folder cannot be written, EtudeError when llama.cpp does not take the model.
+    Raises RequestError if `folder` holds something else, BackendError for a refusal or no answer. Raises
+    StoreError if the folder cannot be written, EtudeError if llama.cpp does not accept the model.
     """
     require_replaceable(folder)
     kind: Kind = "gguf" if gguf is not None else "lora" if lora_only else "merged"
     url = f"{address.rstrip('/').removesuffix('/v1')}/export/{quote(model, safe='')}"
-    # It is made to be given away.
+    # The export is for publication.
     with draft_of(folder, private=False) as draft:
 
         def fetch(place: Path) -> None:
@@ -207,7 +206,7 @@ def export_served(
 
 
 def _fetch(url: str, folder: Path, key: str | None, lora_only: bool) -> None:
-    """Unpack the archive at `url` into a folder, as it comes."""
+    """Unpack the archive at `url` into a folder while it downloads."""
     headers = {}
     if key:
         keep_secret(key)
@@ -233,9 +232,9 @@ def _fetch(url: str, folder: Path, key: str | None, lora_only: bool) -> None:
 
 
 def _unpack(response: httpx.Response, folder: Path) -> None:
-    """Only files, and each directly in the folder, whatever the archive says."""
+    """Unpack only files, each directly into the folder, whatever paths the archive has."""
     pieces = response.iter_raw()
-    # It reads on where a piece is shorter than what it asked for, and keeps what is left of a longer one.
+    # tarfile reads on after a short piece, and keeps the rest of a longer one.
     stream: Any = SimpleNamespace(read=lambda size: next(pieces, b""))
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for entry in archive:

@@ -1,8 +1,8 @@
-"""A version of a run's model as a folder or as one GGUF file, with a card that says what it is.
+"""A model version as a folder or as one GGUF file, with a model card.
 
-The card is README.md with the front matter that model hubs read, made of the facts of the run. It is meant
-for others, and names no folder of this machine. GGUF is written by the converter of llama.cpp, a program of
-its own, of which Etude has no code: it knows each architecture's tensors.
+The card is README.md with the front matter that model hubs read, made from the run's facts. It is for
+publication, and names no folder of this machine. GGUF is written by llama.cpp's converter, which knows each
+architecture's tensors. It is a separate program, and Etude contains none of its code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from etude.store.versions import RunVersion
 _PACKAGES = ("etude", "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers")
 
 Kind: TypeAlias = Literal["merged", "lora", "gguf"]
-"""The whole model, its LoRA weights alone, or a file for llama.cpp."""
+"""The whole model, only its LoRA weights, or a file for llama.cpp."""
 
 _USE = """## Use
 
@@ -63,9 +63,9 @@ _LIBRARIES: dict[Kind, str] = {"merged": "transformers", "lora": "peft"}
 
 
 def model_card(wanted: RunVersion, kind: Kind, license: str | None) -> str:
-    """Markdown with the front matter that model hubs read.
+    """Return a model card: Markdown with the front matter that model hubs read.
 
-    `license` is as the hub writes it, `apache-2.0`, and None where nobody said.
+    `license` is in the hub's spelling, such as `apache-2.0`, or None if unknown.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -81,7 +81,7 @@ def model_card(wanted: RunVersion, kind: Kind, license: str | None) -> str:
         license=license,
         library_name=_LIBRARIES.get(kind),
         pipeline_tag="text-generation",
-        # A folder of this machine means nothing to anybody else.
+        # A folder of this machine means nothing elsewhere.
         base_model=parts["base"] if _is_on_hub(parts["base"]) else None,
         datasets=[dataset["path"]] if is_of_hub and _is_on_hub(dataset["path"]) else None,
         tags=["etude", *filter(None, (parts["method"],)), *(["gguf"] if kind == "gguf" else [])],
@@ -91,24 +91,24 @@ def model_card(wanted: RunVersion, kind: Kind, license: str | None) -> str:
 
 
 def usage(name: str, kind: Kind) -> str:
-    """The section on how a model of that name is used."""
+    """Return the card's section on how to use the model."""
     if kind == "gguf":
         return _USE_GGUF.format(name=name.lower())
     return _USE.format(load=_LOAD_LORA if kind == "lora" else _LOAD)
 
 
 def model_name(wanted: RunVersion) -> str:
-    """A name for the version that programs and hubs take: `sums-v3`, `debate-prover-v3`."""
+    """Return a name for the version that programs and hubs accept: `sums-v3`, `debate-prover-v3`."""
     return plain_name("-".join(filter(None, (wanted.run.name, wanted.target, f"v{wanted.number}"))))
 
 
 def plain_name(name: str) -> str:
-    """The name as programs and hubs take it, and as a folder may be called."""
+    """Return the name in a form that programs, hubs and file systems accept."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")
 
 
 def _is_on_hub(name: str | None) -> bool:
-    """Whether this may be the name of a model or dataset: it is no folder, and no model made on the spot."""
+    """Return whether this may be a model or dataset on the hub, not a folder or the built-in `tiny`."""
     return name not in (None, "tiny") and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", str(name)) is not None
 
 
@@ -180,11 +180,11 @@ def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Iterator[st
 
 
 OutType: TypeAlias = Literal["auto", "f32", "f16", "bf16", "q8_0"]
-"""How weights are written. `auto` is bf16 for weights of bf16, and f16 for others."""
+"""The format of the weights. `auto` is bf16 for weights in bf16, and f16 for others."""
 
 _SCRIPT = "convert_hf_to_gguf.py"
 _PROGRAMS = ("convert-hf-to-gguf", "llama-convert-hf-to-gguf", _SCRIPT)
-"""As a package of it, llama.cpp's own packaging, and systems' packages of llama.cpp call it."""
+"""The converter's name in its own package, in llama.cpp's packaging, and in systems' packages."""
 
 _TO_INSTALL = (
     "Get llama.cpp: git clone --depth 1 https://github.com/ggml-org/llama.cpp && pip install sentencepiece "
@@ -197,23 +197,23 @@ _UNKNOWN_TOKENIZER = (
     "known family, take a newer llama.cpp: git -C llama.cpp pull"
 )
 _MOST_SECONDS = 4 * 3600
-"""For a conversion to end."""
+"""The time limit of a conversion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How a model becomes a GGUF file."""
+    """Settings for the conversion of a model to a GGUF file."""
 
     command: tuple[str, ...]
-    """The converter, as `find_converter` gives it."""
+    """The converter's command, from `find_converter`."""
     outtype: OutType = "auto"
 
 
 def find_converter(llama_cpp: Path | None = None) -> tuple[str, ...]:
-    """The words of the command that converts: of the llama.cpp in a folder, or of one that is installed.
+    """Return the converter's command, from a llama.cpp folder or an installed package.
 
-    Without a folder it is that of LLAMA_CPP. A script is run by this Python, which has the torch and
-    transformers that it needs. Raises RequestError with what to install.
+    The default folder is LLAMA_CPP. A script is run by this Python, which has the torch and transformers that
+    it needs. Raises RequestError that says what to install.
     """
     named = "--llama-cpp"
     if llama_cpp is None and (folder := os.environ.get("LLAMA_CPP")):
@@ -236,10 +236,10 @@ def _command(program: str) -> tuple[str, ...]:
 
 
 def convert(export: Callable[[Path], None], folder: Path, name: str, conversion: Conversion) -> Path:
-    """Write a GGUF file of the model `name` into `folder`, which is made; its path.
+    """Write a GGUF file of the model `name` into `folder`, which is created. Return its path.
 
-    `export` writes the model as transformers has it into a folder, which is gone afterwards. Raises
-    EtudeError with what the converter said, and what to do.
+    `export` writes the model in transformers' format into a temporary folder. Raises EtudeError with the
+    converter's output, and a remedy.
     """
     model = folder / "model"
     model.mkdir(parents=True)
@@ -284,13 +284,13 @@ def export_model(
     gguf: Conversion | None = None,
     license: str | None = None,
 ) -> list[str]:
-    """Write weights, tokenizer and a model card (README.md) into `folder`; the names of the files.
+    """Write weights, tokenizer and a model card (README.md) into `folder`. Return the names of the files.
 
-    The weights are safetensors, those of the whole model, or with `lora_only` the LoRA weights alone; with
-    `gguf` they are one file for llama.cpp. `license` is for the card.
+    The weights are safetensors of the whole model, or with `lora_only` of the LoRA weights only. With `gguf`
+    they are one file for llama.cpp. `license` is for the card.
 
-    Raises RequestError when there are none or `folder` holds something else, StoreError when it cannot be
-    written, EtudeError when llama.cpp does not take the model.
+    Raises RequestError if there are no such weights or `folder` holds something else. Raises StoreError if it
+    cannot be written, EtudeError if llama.cpp does not accept the model.
     """
     require_replaceable(folder)
     policy = load_version(wanted, quantized=False)
@@ -300,7 +300,7 @@ def export_model(
         )
     kind: Kind = "gguf" if gguf is not None else "lora" if lora_only else "merged"
     card = model_card(wanted, kind, license)
-    # It is made to be given away.
+    # The export is for publication.
     with draft_of(folder, private=False) as draft:
         if gguf is None:
             policy.export(draft, merge=not lora_only)
@@ -308,12 +308,12 @@ def export_model(
             convert(policy.export, draft, model_name(wanted), gguf)
         (draft / CARD).write_text(card, encoding="utf-8")
         for file in draft.iterdir():
-            file.chmod((draft / CARD).stat().st_mode)  # safetensors writes for the user alone.
+            file.chmod((draft / CARD).stat().st_mode)  # safetensors makes files readable by the user only.
     return sorted(file.name for file in folder.iterdir())
 
 
 def require_replaceable(folder: Path) -> None:
-    """Raise RequestError unless there is nothing in a folder, or an earlier export."""
+    """Raise RequestError unless a folder is empty, missing, or an earlier export."""
     if not folder.exists():
         return
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else {""}

@@ -1,1 +1,1 @@
-"""Training jobs: planned, trained step by step, checkpointed and gone on with, wherever they run."""
+"""Training jobs: planned, trained step by step, checkpointed and resumed, on any machine."""

@@ -1,4 +1,4 @@
-"""The content of jobs, which tells them apart, and numbered folders with all that training needs to go on."""
+"""The content that identifies a job, and numbered folders with the state to resume training from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class JobNameTakenError(RequestError):
-    """There is a job of that name, and it is another job. Nothing was submitted."""
+    """A job of that name exists and is a different job. Nothing was submitted."""
 
     def __init__(self, name: str, differences: list[str]) -> None:
         super().__init__(
@@ -35,28 +35,28 @@ class JobNameTakenError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class JobContent:
-    """The parts that a job is made of; one is None where nobody knows it any more.
+    """The parts that define a job. A part is None if it is no longer known.
 
-    A name stands for one job only while both are the same.
+    A job's name must not be reused with other content.
     """
 
     data: str | None
-    """Hash of what it trains on."""
+    """Hash of the training data."""
     method: str | None
     hyperparameters: str | None
-    """Hash of them, the seed included."""
+    """Hash of the hyperparameters, including the seed."""
     start: str | None = None
-    """The model that it starts from, by the backend's name; None where that is not to be compared."""
+    """The backend's name of the start model. None skips its comparison."""
 
     @classmethod
     def of(cls, data: str, method: str, hyperparameters: Any, start: str | None = None) -> JobContent:
-        """The content of a job with JSON-able hyperparameters."""
+        """Return the content of a job with JSON-able hyperparameters."""
         return cls(data, method, content_hash(hyperparameters), start)
 
     def require(self, name: str, asked: JobContent, made: str | None = None) -> None:
-        """Raise JobNameTakenError, saying what differs, unless `asked` is this job.
+        """Raise JobNameTakenError, with the differences, unless `asked` is this job.
 
-        `made` is the model that this job made: who has gone on from it may still ask for the job.
+        `made` is the model that this job made. A caller that has continued from it may still ask for the job.
         """
         differences = []
         if asked.data != self.data:
@@ -72,7 +72,7 @@ class JobContent:
 
 
 def data_hash(collection: TrajectoryCollection) -> str:
-    """A hash of the data as trajectories, whatever the collection is called; 32 hexadecimal digits."""
+    """Hash the data as trajectories, regardless of the collection's name. Returns 32 hexadecimal digits."""
     digest = hashlib.blake2b(collection.method.encode(), digest_size=16)
     for group in collection.groups:
         digest.update(b"\n[")
@@ -86,36 +86,36 @@ _DRAFT = ".part"
 
 
 class StateFolders:
-    """Folders `v1`, `v2` or `step-10`, `step-20`: weights, optimiser and facts, whole or not there at all.
+    """Folders `v1`, `v2` or `step-10`, `step-20` of weights, optimiser and facts, complete or absent.
 
-    Each has the digests of its files, and is read only as it was written.
+    Each contains the digests of its files, and is read only if they match.
     """
 
     def __init__(self, root: Path, prefix: str, noun: str) -> None:
-        """`noun` is what errors call a folder: a version, a checkpoint."""
+        """`noun` is the word for a folder in errors: version or checkpoint."""
         self.root = root
         self._prefix = prefix
         self._noun = noun
 
     def folder(self, number: int) -> Path:
-        """Where a number is, or would be."""
+        """Return the folder's path for a number, whether or not it exists."""
         return self.root / f"{self._prefix}{number}"
 
     def numbers(self) -> list[int]:
-        """The numbers that are there, in their order."""
+        """Return the existing numbers in ascending order."""
         tails = [path.name[len(self._prefix) :] for path in self.root.glob(f"{self._prefix}*")]
         return sorted(int(tail) for tail in tails if tail.isdecimal())
 
     def newest(self) -> int:
-        """The highest number that is there; 0 when there is none."""
+        """Return the highest existing number, or 0."""
         return max(self.numbers(), default=0)
 
     def damage(self, number: int) -> list[str]:
-        """How a folder differs from what was written, a clause for each file; nothing where it is whole."""
+        """Return how a folder differs from the written one, one clause per file. Empty if it is undamaged."""
         return damage_in(self.folder(number))
 
     def newest_whole(self) -> tuple[int, list[str]]:
-        """The highest number whose folder is whole, 0 without one, and the damage of those above it."""
+        """Return the highest number with an undamaged folder, or 0, and the damage of those above it."""
         damage: list[str] = []
         for number in reversed(self.numbers()):
             if not (clauses := self.damage(number)):
@@ -126,7 +126,7 @@ class StateFolders:
     def write(self, number: int, facts: Mapping[str, Any], state: Snapshot) -> ModelVersion:
         """Save a learner's state and JSON-able facts. Raises StoreError.
 
-        It is on the disk when this returns.
+        They are on disk when this returns.
         """
         final = self.folder(number)
         draft = final.with_name(final.name + _DRAFT)
@@ -147,7 +147,7 @@ class StateFolders:
         return version
 
     def facts(self, number: int) -> dict[str, Any]:
-        """The facts that were saved under a number. Raises StoreError when they are not as they were."""
+        """Return the facts saved under a number. Raises StoreError if they are damaged."""
         path = self.folder(number) / _FACTS
         require_as_written(path)
         try:
@@ -157,7 +157,7 @@ class StateFolders:
         return facts
 
     def load(self, number: int, learner: Learner) -> dict[str, Any]:
-        """Put weights and optimiser back to where they were; the facts of that time. Raises StoreError."""
+        """Restore the weights and optimiser of a number. Return its facts. Raises StoreError."""
         from etude.models.weights import load_tensors
 
         folder = self.folder(number)
@@ -169,14 +169,14 @@ class StateFolders:
         """Delete every folder whose number is not in `keep`."""
         for number in self.numbers():
             if number not in keep:
-                # First out of the way: a folder must never be there in part.
+                # Rename it first: a partly deleted folder must never have a number.
                 draft = self.folder(number).with_name(f"{self._prefix}{number}{_DRAFT}")
                 shutil.rmtree(draft, ignore_errors=True)
                 self.folder(number).rename(draft)
                 shutil.rmtree(draft, ignore_errors=True)
 
     def set_aside(self, number: int) -> Path | None:
-        """Give a folder a name that has no number; where it is now, None where there was none.
+        """Rename a folder so that it has no number. Return its new path, or None if it did not exist.
 
         Raises StoreError.
         """
@@ -192,6 +192,6 @@ class StateFolders:
         return aside
 
     def delete_drafts(self) -> None:
-        """Delete what killed processes left half done."""
+        """Delete the incomplete folders of killed processes."""
         for path in self.root.glob(f"{self._prefix}*{_DRAFT}"):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A row of a training file as token sequences, when it is uploaded as well as when it is learned from."""
+"""Training-file rows as token sequences, for checks at upload and for training."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from etude.models.template import ChatTemplate
 
 W = TypeVar("W")
 Write = Callable[[Sequence[Message], Sequence[Tool]], W]
-"""Makes something of a finished conversation. Raises RequestError where the template cannot write it."""
+"""Converts a finished conversation. Raises RequestError if the template cannot write it."""
 
 
 def require_written(row: TrainingRow, template: ChatTemplate) -> None:
-    """Raises RequestError or ImpossibleCall for a row that the chat template cannot write as it stands."""
+    """Raise RequestError or ImpossibleCall if the chat template cannot write the row as it stands."""
     if not isinstance(row, GrpoRow):
         _conversations(row, template.require_written)
 
 
 def units_of_row(row: SupervisedRow | DpoRow | GrpoRow, template: ChatTemplate) -> list[Sample | Pair]:
-    """The samples or the pair of a row. Raises as `require_written`."""
+    """Return the samples or the pair of a row. Raises as `require_written`."""
     if isinstance(row, GrpoRow):
         return [*row.group()]
     samples = [
@@ -36,7 +36,7 @@ def units_of_row(row: SupervisedRow | DpoRow | GrpoRow, template: ChatTemplate) 
 
 
 def require_fits(unit: Sample | Pair, max_context: int, vocabulary: int) -> None:
-    """Raises TrainingError where a sequence outgrows the context, or has a token that the model lacks."""
+    """Raise TrainingError if a sequence exceeds the context or has a token outside the vocabulary."""
     for sample in unit.samples:
         if len(sample.ids) > max_context:
             raise TrainingError(
@@ -51,13 +51,13 @@ def require_fits(unit: Sample | Pair, max_context: int, vocabulary: int) -> None
 
 
 def _conversations(row: SupervisedRow | DpoRow, write: Write[W]) -> list[W]:
-    """Write each conversation that a row is learned as; of a pair there are two, with an answer each.
+    """Write each conversation that a row is learned as. A pair has two, with one answer each.
 
-    Where the template writes earlier messages differently as a conversation goes on, without their thinking
-    for one, there is one for each answer. So each is learned once, after what the model sees before it.
+    Some templates write earlier messages differently later, for example without their thinking. Then each
+    answer has its own conversation, so that it is learned once, after the context that the model sees.
     """
     if isinstance(row, DpoRow):
-        # The assistant's messages in the prompt are context of both answers.
+        # The prompt's assistant messages are context for both answers.
         prompt, tools = _as_context(row.input.messages), row.input.tools or ()
         answers = (row.preferred_output, row.non_preferred_output)
         return [write(_wire([*prompt, *answer]), tools) for answer in answers]
@@ -72,7 +72,7 @@ def _conversations(row: SupervisedRow | DpoRow, write: Write[W]) -> list[W]:
 
 
 def _as_context(messages: Sequence[RowMessage]) -> list[RowMessage]:
-    """The messages with none that is learned."""
+    """Return the messages with none to be learned."""
     return [
         message.model_copy(update={"weight": 0}) if message.role == "assistant" else message
         for message in messages

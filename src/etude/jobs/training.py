@@ -1,4 +1,4 @@
-"""A training job, step by step, by one process or several: its data, its checkpoints and its memory."""
+"""A training job, step by step, in one process or several: its data, checkpoints and memory."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class TooLittleMemory(TrainingError):
 
 
 def require_room(learner: Learner, units: Sequence[Unit]) -> None:
-    """Raise TooLittleMemory where a step on `units` takes more memory than is free.
+    """Raise TooLittleMemory if a step on `units` takes more memory than is free.
 
-    Where it fits with gradient checkpointing, and the options leave that open, there is some from then on.
-    It is asked by the processes of a team together; those on one machine or GPU need it together. What is no
-    larger than a step that was allowed before is not looked at.
+    If it fits with gradient checkpointing and the options allow that, checkpointing is on from then on. All
+    processes of a team must call this together. Processes on one machine or GPU add up their needs. A step no
+    larger than an allowed one is not checked again.
     """
-    for by_length in (True, False):  # To find out what sequences share takes as long as a small step.
+    for by_length in (True, False):  # By length first: shared tokens take as long to find as a small step.
         tokens, choices, is_lean = learner.largest_pass(units, by_length=by_length)
         if tokens <= learner.allowed_tokens:
             return
@@ -59,7 +59,7 @@ def require_room(learner: Learner, units: Sequence[Unit]) -> None:
 
 
 def _why_not(learner: Learner, tokens: int, choices: int, is_lean: bool) -> str | None:
-    """Why a pass takes more memory than is free, if it does: on any machine of the team."""
+    """Return why a pass takes more memory than is free, on any machine of the team, or None."""
     policy, team = learner.policy, learner.team
     device = next(policy.model.parameters()).device
     needed = ModelNumbers.of(policy).training(
@@ -88,35 +88,35 @@ def _why_not(learner: Learner, tokens: int, choices: int, is_lean: bool) -> str 
 
 
 Row: TypeAlias = Sequence[Unit]
-"""Units that go into an optimiser step together: those of one line of a file, or a single one."""
+"""Units that must be in one optimiser step: all units of one line of a file, or a single unit."""
 
 
 class Interrupted(Exception):
-    """The job was asked to make way, and goes on from its checkpoint later."""
+    """The job was asked to stop, and resumes from its checkpoint later."""
 
 
 class JobListener:
-    """Is called as a job goes on, in a team of processes the leader's alone; of itself it does nothing."""
+    """The interface for a job's progress. Only the leader of a team calls it. By default it does nothing."""
 
     def went_back(self, step: int, damage: Sequence[str]) -> None:
-        """The job goes on after `step`, or begins anew after 0: a later checkpoint is damaged, in clauses."""
+        """The job resumes after `step`, or starts anew if 0, because of `damage` to later checkpoints."""
 
     def started(self, done: int) -> None:
-        """The job begins, or goes on after `done` steps."""
+        """The job starts, or resumes after `done` steps."""
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-        """A step was taken. At the end of an epoch its metrics have `valid_loss` where that is measured."""
+        """A step was taken. At the end of an epoch, `metrics` has `valid_loss` if it is measured."""
 
     def checkpointed(
         self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
     ) -> Collection[int]:
-        """A checkpoint was written; returns the steps of earlier ones that are to be kept."""
+        """A checkpoint was written. Return the steps of earlier ones to keep."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobData:
-    """The data of a job, and the order in which they are learned from."""
+    """The data of a job, with their order in training."""
 
     objective: Objective
     rows: Sequence[Row]
@@ -124,13 +124,13 @@ class JobData:
     """Rows whose loss is measured at the end of every epoch."""
     passes: int = 1
     batch_size: int | None = None
-    """Rows per optimiser step; None takes all at once."""
+    """Rows per optimiser step. None takes all at once."""
     seed: int = 0
     key: tuple[str | int, ...] = ()
-    """Tells the shuffling of this job from that of others with the same seed."""
+    """Separates this job's shuffling from other jobs with the same seed."""
 
     def plan(self) -> list[Step]:
-        """The steps of the job. Raises TrainingError when there is nothing to learn from."""
+        """Return the steps of the job. Raises TrainingError if there is nothing to learn from."""
         counts = has_gradient if self.objective.skips_idle else is_trained
         if not any(map(counts, flat(self.rows))):
             raise TrainingError(
@@ -141,29 +141,29 @@ class JobData:
         return plan_steps(live, self.passes, self.batch_size, self.seed, *self.key)
 
     def units(self, step: Step) -> list[Unit]:
-        """The units of a step, without those in which no token is trained."""
+        """Return the units of a step, except those without a trained token."""
         return [unit for unit in flat(self.rows[row] for row in step.rows) if is_trained(unit)]
 
     def largest(self, steps: Sequence[Step]) -> list[Unit]:
-        """The units of the step with the most tokens."""
+        """Return the units of the step with the most tokens."""
         every = map(self.units, steps)
         return max(every, key=lambda units: sum(len(each.ids) for unit in units for each in unit), default=[])
 
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
-        """Further metrics, once the step is taken: at the end of an epoch `valid_loss`."""
+        """Return further metrics after a step: `valid_loss` at the end of an epoch."""
         if not (self.validation and step.ends_epoch):
             return {}
         return {"valid_loss": learner.evaluate([*flat(self.validation)], self.objective)["loss"]}
 
     def trained(self, training: JobTraining) -> int:
-        """The tokens of all steps that were trained on."""
+        """Return the number of trained tokens of all steps."""
         return sum(trained_tokens(flat(self.rows[row] for row in step.rows)) for step in training.steps)
 
 
 class JobTraining:
-    """Trains one job step by step, and can stop and go on after each.
+    """One job's training, step by step. It can stop and resume after each step.
 
-    Every process of the learner's team has one; that of the leader writes, and calls the listener.
+    Every process of the learner's team has one. Only the leader writes and calls the listener.
     """
 
     def __init__(
@@ -176,11 +176,11 @@ class JobTraining:
         *,
         keeps_epochs: bool = True,
     ) -> None:
-        """Plan the job, and go to its newest checkpoint that is whole.
+        """Plan the job, and load its newest undamaged checkpoint.
 
-        `checkpoint_steps` lie between two checkpoints; with `keeps_epochs` there is also one after every
-        epoch, and without it none after the last step, whose weights the caller keeps. Raises
-        TrainingError when there is nothing to learn from, StoreError for a checkpoint that does not fit.
+        A checkpoint follows every `checkpoint_steps` steps. With `keeps_epochs`, one also follows every
+        epoch. Without it, none follows the last step, whose weights the caller keeps. Raises TrainingError if
+        there is nothing to learn from, StoreError for a checkpoint that does not fit.
         """
         self._learner = learner
         self._team = learner.team
@@ -191,14 +191,14 @@ class JobTraining:
         self._keeps_epochs = keeps_epochs
         self.steps = data.plan()
         self.history: list[dict[str, float]] = []
-        """The metrics of the steps that were taken."""
+        """The metrics of the taken steps."""
         learner.begin_training([*flat(data.rows)] if len(self.steps) > 1 else (), data.objective)
         if checkpoints is not None:
             self._go_on_from(checkpoints)
 
     def _go_on_from(self, checkpoints: StateFolders) -> None:
         newest, damage = checkpoints.newest_whole()
-        # All processes have looked before the leader changes anything.
+        # Waits until all processes have looked, before the leader changes anything.
         self._team.any(bool(damage))
         if self._team.leads:
             checkpoints.delete_drafts()
@@ -209,11 +209,11 @@ class JobTraining:
             self.history = checkpoints.load(newest, self._learner)["metrics"]
 
     def run(self, canceled: Event, stopping: Event | None = None) -> dict[str, float]:
-        """Take the steps that are left; the mean of all steps' metrics.
+        """Take the remaining steps. Return the mean metrics of all steps.
 
-        The weights in memory change as it goes: after an error they are between two versions. Raises
-        TrainingCanceled when `canceled` is set, Interrupted when `stopping` is, after a checkpoint, and
-        TooLittleMemory before a step that does not fit.
+        The weights in memory change meanwhile. After an error they are between two versions. Raises
+        TrainingCanceled when `canceled` is set. Raises Interrupted, after a checkpoint, when `stopping` is
+        set. Raises TooLittleMemory before a step that does not fit.
         """
         largest = self._data.largest(self.steps[len(self.history) :])
         skips = self._data.objective.skips_idle
@@ -259,15 +259,15 @@ class JobTraining:
         if team.leads:
             version = self._checkpoints.write(step.number, {"metrics": self.history}, state)
             kept = self._listener.checkpointed(step, version, metrics)
-            # The one before too, to be gone on from where this one is damaged.
+            # The previous checkpoint stays too, to resume from if this one is damaged.
             self._checkpoints.prune({*kept, *self._checkpoints.numbers()[-2:]})
 
 
 def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of the metrics of a training's steps.
+    """Return the mean metrics of a training's steps.
 
-    `mismatch_kl` is `sampled_kl` before anything was changed: of the learner from the engine, where that
-    sampled from the same weights.
+    `mismatch_kl` is `sampled_kl` before the first change. It compares the learner with the engine if the
+    engine sampled from the same weights.
     """
     names = {name for metrics in steps for name in metrics}
     means = {name: sum(metrics.get(name, 0.0) for metrics in steps) / len(steps) for name in sorted(names)}
@@ -276,14 +276,14 @@ def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def flat(rows: Iterable[Row]) -> Iterable[Unit]:
-    """The units of all rows."""
+    """Yield the units of all rows."""
     return (unit for row in rows for unit in row)
 
 
 def units_of_collection(
     collection: TrajectoryCollection, algorithm: Algorithm, template: ChatTemplate
 ) -> list[list[Sample | Pair]]:
-    """The collection's samples or pairs, by group. Raises TrainingError for what cannot be trained on."""
+    """Return the collection's samples or pairs, by group. Raises TrainingError for unusable data."""
 
     def prompt(messages: Sequence[Message]) -> tuple[int, ...]:
         return template.prompt(ChatRequest(tuple(messages))).ids
@@ -295,7 +295,7 @@ def units_of_collection(
 def units_of_rows(
     rows: Iterable[SupervisedRow | DpoRow | GrpoRow], policy: Policy, algorithm: Algorithm
 ) -> list[Row]:
-    """The units of each row of a training file: one, or those of a group.
+    """Return the units of each row of a training file: one, or a group.
 
     Raises TrainingError with the number of a row that does not fit the model.
     """
@@ -313,17 +313,17 @@ def units_of_rows(
 
 
 PEER_SECONDS = 600.0
-"""That a process waits for another: longer than any checkpoint takes to write."""
+"""Seconds that a process waits for another one: longer than any checkpoint takes to write."""
 _LOOK_SECONDS = 0.5
 
 
 def loading_of(team: Team, device: str, dtype: str) -> dict[str, str]:
-    """The `device` and `dtype` by which this process loads the policy, from those that were asked for."""
+    """Return the `device` and `dtype` with which this process loads the policy."""
     device = device if team.device is None else str(team.device)
     chosen = choose_device(device)
     if not team.shards or chosen.type == "cpu":
         return {"device": device, "dtype": dtype}
-    # The whole model need not fit on the device where a part of it will be.
+    # The whole model need not fit on a device that will hold only a part of it.
     return {"device": "cpu", "dtype": dtype_name(choose_dtype(dtype, chosen, 0))}
 
 
@@ -331,11 +331,11 @@ def loading_of(team: Team, device: str, dtype: str) -> dict[str, str]:
 def asked_to_end(
     seat: Seat | None, look: Callable[[Event, Event], None] = lambda canceled, stopping: None
 ) -> Iterator[tuple[Event, Event]]:
-    """Two events: the job is not to run any more, and this process is to make way, as SIGTERM asks it to, and
-    the head of its team on a cluster.
+    """Yield two events: `canceled`, the job must end, and `stopping`, this process must stop for now. SIGTERM
+    and the cluster's head set `stopping`.
 
-    `look(canceled, stopping)` is called in a thread, again and again, and may set them. Where the head is
-    lost the job is not to run any more.
+    A thread calls `look(canceled, stopping)` repeatedly, which may set them. If the head is lost, `canceled`
+    is set.
     """
     canceled, stopping, over = Event(), Event(), Event()
 

@@ -1,1 +1,1 @@
-"""The language-model server: the HTTP face of inference and learner, in OpenAI's API."""
+"""The language-model server: inference and training over HTTP, in OpenAI's API."""

@@ -1,4 +1,4 @@
-"""Where models are put into memory: in this process, or in a vLLM that the server runs."""
+"""The backends that load models: into this process, or into a vLLM that the server runs."""
 
 from __future__ import annotations
 
@@ -31,48 +31,48 @@ from etude.server.settings import ServerSettings
 from etude.store.files import WEIGHTS_FILE, damage_in, draft_of, note_sums
 
 _GPUS, _CPU_CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
-"""The environment variables by which a vLLM is told what it may use, on a GPU and on a CPU."""
+"""The environment variables that tell vLLM which GPUs or CPU cores to use."""
 _SMALLEST_HEAD = 32
-"""Of vLLM's attention on a CPU: its workers die of a model with smaller heads at the first request."""
+"""The smallest attention heads that vLLM takes on a CPU. Smaller ones kill its workers at first use."""
 
 
 class Backend(ABC):
-    """Loads models for the engine pool, which decides when."""
+    """A loader of models for the engine pool, which decides when to load."""
 
     name: str
     speech: Speech | None = None
-    """How the models here read and write; known once it is open."""
+    """The models' tokenizer and template, known after `open`."""
 
     @abstractmethod
     async def open(self) -> None:
-        """Load the base model: one that cannot be is an error of the command. Raises EtudeError."""
+        """Load the base model, so that a bad one fails the command. Raises EtudeError."""
 
     def memory_group(self, model: ServedModel) -> str:
-        """Only models of the same group can be in memory together; of themselves all can."""
+        """Return the model's group. Only models of one group fit in memory together; by default all do."""
         return ""
 
     @abstractmethod
     async def load(self, model: ServedModel) -> TokenEngine:
-        """An engine for a model. Raises EtudeError when it cannot be loaded."""
+        """Return an engine for a model. Raises EngineError if it cannot be loaded."""
 
     @abstractmethod
     async def unload(self, model: ServedModel, engine: TokenEngine) -> None:
-        """Free what an engine holds."""
+        """Free an engine's resources."""
 
     async def put_away(self) -> None:  # noqa: B027  most have nothing left once all is unloaded
-        """Free the device; nothing is loaded any more."""
+        """Free the device after all models are unloaded."""
 
     async def close(self) -> None:
-        """Free everything; it is not used any more."""
+        """Free everything. The backend is not used again."""
         await self.put_away()
 
     def status(self) -> dict[str, Any]:
-        """Fields that it adds to `GET /engine/status`."""
+        """Return the fields that the backend adds to `GET /engine/status`."""
         return {}
 
 
 class EmbeddedBackend(Backend):
-    """Models in this process, an engine for each."""
+    """Models in this process, one engine each."""
 
     name = "embedded"
 
@@ -88,7 +88,7 @@ class EmbeddedBackend(Backend):
         self.speech = self._first.speech
 
     async def load(self, model: ServedModel) -> TokenEngine:
-        """Load the base model, with the trained tensors of `model` on it."""
+        """Load the base model and put the trained tensors of `model` on it."""
         settings, policy = self._settings, self._first
         self._first = None
         if policy is None or model.folder is not None:
@@ -101,7 +101,7 @@ class EmbeddedBackend(Backend):
 
 
 class VllmBackend(Backend):
-    """LoRA weights are loaded at run time, each under a name of its own; full weights need a restart."""
+    """Models in vLLM. LoRA weights load at run time, each under its own name. Full weights need a restart."""
 
     name = "vllm"
 
@@ -128,10 +128,10 @@ class VllmBackend(Backend):
         self._exits = contextlib.ExitStack()
         self._loads_in_place = False
         self._names: dict[str, str] = {}
-        """vLLM's names of LoRA weights, by model."""
+        """vLLM's names for LoRA weights, by model."""
 
     async def open(self) -> None:
-        """Start vLLM with the base model. Raises RequestError for one that it cannot serve here."""
+        """Start vLLM with the base model. Raises RequestError if vLLM cannot serve it here."""
         self.speech = await asyncio.to_thread(Speech.load, self._settings.model)
         config = await asyncio.to_thread(_text_config, self._settings.model)
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -140,22 +140,22 @@ class VllmBackend(Backend):
                 f"the model '{self._settings.model}' has heads of {head} (head_dim), and vLLM serves none "
                 f"below {_SMALLEST_HEAD} on a CPU; serve it with --engine embedded"
             )
-        # vLLM 0.32 loads an output layer that shares its weights with the embeddings only at its start.
+        # vLLM 0.32 loads an output layer that is tied to the embeddings only at start.
         self._loads_in_place = not config.tie_word_embeddings
         if self._settings.samplers:
             await asyncio.to_thread(self._connect)
         await self._processes.start(self._settings.model, every=True)
 
     def _connect(self) -> None:
-        """Connect with the cluster, and have the processes placed there. Not in the main thread: there Ray
-        would take SIGTERM for itself."""
+        """Connect to the cluster and place the processes there. Do not call this in the main thread: Ray
+        would handle SIGTERM there."""
         from etude.cluster.launch import connected, gpus_each
         from etude.cluster.nodes import SamplerLauncher
 
         settings = self._settings
         assert settings.cluster is not None
         self._exits.enter_context(connected(settings.cluster.address, settings.cluster.runtime_env, None))
-        import ray  # Without it there is no connection, and an error that says so.
+        import ray  # Without Ray, `connected` has raised an error that says so.
 
         on_gpus = self._device != "cpu"
         gpus = gpus_each(settings.sampler_gpus, ray.cluster_resources(), on_gpus=on_gpus)
@@ -164,11 +164,11 @@ class VllmBackend(Backend):
             process.launcher = SamplerLauncher(settings.sampler_cpus, gpus, seconds)
 
     def memory_group(self, model: ServedModel) -> str:
-        """LoRA weights go with the base model; a model with full weights goes alone."""
+        """LoRA weights share the base model's group. A model with full weights has its own."""
         return "" if model.folder is None or model.lora is not None else model.name
 
     async def load(self, model: ServedModel) -> TokenEngine:
-        """Have vLLM serve the model. Raises EngineError with its log's last lines when it does not."""
+        """Make vLLM serve the model. Raises EngineError with the last lines of its log if it does not."""
         if model.folder is None or model.lora is not None:
             await self._processes.start(self._settings.model, in_place=self._loads_in_place)
             name = self._settings.model if model.lora is None else await self._add_lora(model)
@@ -188,7 +188,7 @@ class VllmBackend(Backend):
         )
 
     async def unload(self, model: ServedModel, engine: TokenEngine) -> None:
-        """Unload LoRA weights; a model with full weights goes when the next one starts."""
+        """Unload LoRA weights. A model with full weights stays until the next one starts."""
         await engine.close()
         name = self._names.pop(model.name, None)
         if name is not None:
@@ -206,7 +206,7 @@ class VllmBackend(Backend):
         return self._processes.status()
 
     async def _add_lora(self, model: ServedModel) -> str:
-        # A name is never used twice, so that an answer under way keeps the weights that it began with.
+        # A name is never used twice, so that a running answer keeps the weights it began with.
         name = f"lora-{next(self._numbers)}"
         folder = self._folder / name
         await asyncio.to_thread(self._write_lora, model, folder)
@@ -221,7 +221,7 @@ class VllmBackend(Backend):
         write_lora_folder(tensors, **model.lora, base=self._settings.model, folder=folder)
 
     def _merged(self, model: ServedModel) -> Path:
-        """A folder with the whole model, which an earlier server may have written."""
+        """Return a folder with the whole model. An earlier server may have written it."""
         folder = self._folder / f"model-{model.digest}"
         if damage_in(folder):
             where = {"device": "cpu", "dtype": self._processes.processes[0].options.dtype}
@@ -233,9 +233,9 @@ class VllmBackend(Backend):
 
 
 def _text_config(source: str) -> Any:
-    """transformers' config of the part of a model that writes text.
+    """Return transformers' config of the part of a model that writes text.
 
-    Raises RequestError where the model's files do not hold what its config says.
+    Raises RequestError if the model's files do not match its config.
     """
     with loading(source) as (location, file, config):
         model = load_outline(config, location, **file)

@@ -1,4 +1,4 @@
-"""The server's SQLite database: tables, the names of their rows, and lists in pages."""
+"""The server's SQLite database: tables, row ids, and lists in pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from etude.wire.http_server import ApiError
 SCHEMA_VERSION = 2
 _BUSY_SECONDS = 20
 METADATA = sa.MetaData()
-"""All tables of the database, those of extensions too: `open_database` makes what is not there yet."""
+"""All tables of the database, including tables of extensions. `open_database` creates missing ones."""
 
 Row: TypeAlias = dict[str, Any]
 Page: TypeAlias = tuple[Sequence[Row], bool]
@@ -27,7 +27,7 @@ Order: TypeAlias = Literal["asc", "desc"]
 
 
 def table(name: str, *columns: sa.Column[object] | sa.UniqueConstraint) -> sa.Table:
-    """A table whose rows have a number, in the order in which they came, and a name for the outside."""
+    """Return a table whose rows have a number, in order of creation, and a public id."""
     return sa.Table(
         name,
         METADATA,
@@ -47,7 +47,7 @@ FILES = table(
     sa.Column("method", sa.Text),
     sa.Column("rows", sa.Integer, nullable=False),
 )
-"""`method` and `rows` of training files: what they are for, and how many lines they have."""
+"""`method` and `rows` describe training files: the method they are for, and the number of lines."""
 
 JOBS = table(
     "jobs",
@@ -70,7 +70,7 @@ JOBS = table(
     sa.Column("result_files", sa.JSON, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
 )
-"""`attempts` counts the workers that were started since the last checkpoint."""
+"""`attempts` counts the workers started since the last checkpoint."""
 
 EVENTS = table(
     "events",
@@ -82,7 +82,7 @@ EVENTS = table(
     sa.Column("once", sa.Text),
     sa.UniqueConstraint("job", "once"),
 )
-"""`once` names the subject of an event: a step that is taken again after a crash has one event."""
+"""`once` names an event's subject. A step that runs again after a crash keeps one event."""
 
 MODELS = table(
     "models",
@@ -93,19 +93,19 @@ MODELS = table(
     sa.Column("step", sa.Integer),
     sa.Column("metrics", sa.JSON, nullable=False),
 )
-"""`id` is the name that clients use; `step` is set for checkpoints, and null for what a job made."""
+"""`id` is the name that clients use. `step` is set for checkpoints, and null for a job's final model."""
 
 
 def open_database(path: Path) -> sa.Engine:
-    """The engine of the database at `path`, made when it is new.
+    """Return the engine of the database at `path`, which is created if missing.
 
-    Raises StoreError when it cannot be opened or is of another schema version.
+    Raises StoreError if it cannot be opened or has another schema version.
     """
     engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_SECONDS})
     try:
         private_folder(path.parent)
         if not path.exists():
-            open_private(path, "ab").close()  # Its log and index get the same mode.
+            open_private(path, "ab").close()  # SQLite gives its log and index the same mode.
         with engine.begin() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
             version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
@@ -126,7 +126,7 @@ def open_database(path: Path) -> sa.Engine:
 
 
 def row_of(engine: sa.Engine, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> Row | None:
-    """The first row that meets the conditions."""
+    """Return the first row that meets the conditions."""
     with engine.connect() as connection:
         row = connection.execute(sa.select(table).where(*conditions)).mappings().first()
     return None if row is None else dict(row)
@@ -140,7 +140,7 @@ def page_of(
     limit: int,
     order: Order = "desc",
 ) -> Page:
-    """Up to `limit` rows, and whether there are more. Raises ApiError when there is no row `after`."""
+    """Return up to `limit` rows, and whether there are more. Raises ApiError if row `after` is unknown."""
     number = table.c.number if order == "asc" else -table.c.number
     query = sa.select(table).where(*conditions).order_by(number).limit(limit + 1)
     with engine.connect() as connection:
@@ -155,12 +155,12 @@ def page_of(
 
 
 def list_object(page: Page, shown: Callable[[Row], Row]) -> Row:
-    """The list object of a page, whose rows the API has as `shown`."""
+    """Return the list object of a page, with each row converted by `shown`."""
     data, has_more = [shown(row) for row in page[0]], page[1]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
     return {"object": "list", "data": data, "has_more": has_more, "first_id": None, "last_id": None} | ends
 
 
 def new_id(kind: str) -> str:
-    """A new name: `file-…`, `ftjob-…`, `ftevent-…`."""
+    """Return a new id, such as `file-…`, `ftjob-…` or `ftevent-…`."""
     return f"{kind}-{secrets.token_hex(12)}"

@@ -1,4 +1,4 @@
-"""The engines in memory, one for each model that is asked for, and the inference routes over them."""
+"""The engines in memory, one per requested model, and the inference routes over them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from etude.wire.tokens import DetokenizeBody, TokenizeBody
 _LOG = logging.getLogger("etude.server")
 
 JOBS = "jobs"
-"""The holder that puts the engine away while jobs train."""
+"""The holder that stops the engine while jobs train."""
 
 _SHORTEST_WAIT = 0.05
 
@@ -52,10 +52,10 @@ class _Loaded:
 
 
 class EnginePool:
-    """Engines by model name. The least recently used one makes room for another."""
+    """The engines by model name. The least recently used one makes room for another."""
 
     def __init__(self, settings: ServerSettings, models: ModelStore, backend: Backend) -> None:
-        """Nothing is in memory before `start`."""
+        """Load nothing before `start`."""
         self._settings = settings
         self._models = models
         self._backend = backend
@@ -65,15 +65,15 @@ class EnginePool:
         self._arriving = False
         """Whether the backend is loading a model."""
         self._inside = 0
-        """Requests that have been let in, whether their model is in memory yet or not."""
+        """The number of admitted requests, whether or not their model is in memory yet."""
         self._changed = asyncio.Condition()
         self._state: Literal["running", "stopping", "stopped"] = "running"
         self._holds: set[str] = set()
         self.sequences = 0
-        """Under way and waiting, over all models."""
+        """Running and waiting sequences over all models."""
 
     def status(self) -> dict[str, Any]:
-        """The object that `GET /engine/status` answers with."""
+        """Return the object that `GET /engine/status` answers with."""
         return {
             "object": "engine.status",
             "engine": self._backend.name,
@@ -86,9 +86,9 @@ class EnginePool:
 
     @asynccontextmanager
     async def using(self, name: str, sequences: int) -> AsyncIterator[TokenEngine]:
-        """The engine of a model, for a request of so many sequences.
+        """Yield a model's engine for a request of `sequences` sequences.
 
-        Raises ApiError: 404 for an unknown model, 429 when the queue is full, 503 when the engine stays
+        Raises ApiError: 404 for an unknown model, 429 if the queue is full. Raises 503 if the engine stays
         away or the model cannot be loaded.
         """
         known = self._loaded.get(name)
@@ -105,7 +105,7 @@ class EnginePool:
             self.sequences -= sequences
 
     async def start(self, holder: str = "") -> None:
-        """Serve again, once all who put the engine away have said so; load the base model if none is."""
+        """Resume serving once every holder has released the engine. Load the base model if none is loaded."""
         self._holds.discard(holder)
         if self._holds:
             return
@@ -118,7 +118,7 @@ class EnginePool:
             await asyncio.shield(self._loading_of(self._models.base))
 
     async def stop(self, holder: str = "") -> None:
-        """Let requests under way finish, then free the memory. Requests wait until `start`."""
+        """Let running requests finish, then free the memory. New requests wait until `start`."""
         self._holds.add(holder)
         async with self._changed:
             if self._state != "running":
@@ -126,7 +126,7 @@ class EnginePool:
                 return
             self._state = "stopping"
             await self._changed.wait_for(lambda: not self._inside)
-        # Without the condition, which a load that is under way may wait for.
+        # Not under the condition: a running load may be waiting for it.
         async with self._loading:
             await self.close()
         async with self._changed:
@@ -134,7 +134,7 @@ class EnginePool:
             self._changed.notify_all()
 
     async def forget(self, name: str) -> None:
-        """Drop a deleted model from memory; requests that run on it are cut."""
+        """Drop a deleted model from memory. Requests that run on it are cut off."""
         async with self._loading:
             if name in self._loaded:
                 await self._unload(name)
@@ -147,7 +147,7 @@ class EnginePool:
 
     @asynccontextmanager
     async def _let_in(self, model: ServedModel) -> AsyncIterator[_Loaded]:
-        """Wait for the engine, and keep it until the block ends."""
+        """Wait for the engine, and keep it loaded until the block ends."""
         if self._state != "running":
             try:
                 async with asyncio.timeout(self._settings.engine_wait), self._changed:
@@ -156,7 +156,7 @@ class EnginePool:
                 raise self._away() from error
         self._inside += 1
         try:
-            # It may have to make room again before anybody could use it.
+            # The pool may evict the model again before this request could use it.
             while (loaded := self._loaded.get(model.name)) is None:
                 await self._wait_for(model)
             loaded.users += 1
@@ -171,12 +171,12 @@ class EnginePool:
                 self._changed.notify_all()
 
     async def _wait_for(self, model: ServedModel) -> None:
-        """Wait until the model is in memory: while models are being loaded, which has an end; and for room
-        that others take, as long as the patience lasts."""
+        """Wait until the model is in memory, however long loads take. Raises ApiError 503 if other models in
+        use block it for longer than `engine_wait`."""
         loading = self._loading_of(model)
         while not loading.done():
             await asyncio.wait({loading}, timeout=max(self._settings.engine_wait, _SHORTEST_WAIT))
-            # A load that has just ended is done a turn of the loop later.
+            # A finished load's task is done only one turn of the event loop later.
             if not (loading.done() or self._arriving or model.name in self._loaded):
                 raise self._away()
         loading.result()
@@ -187,7 +187,7 @@ class EnginePool:
         return ApiError(503, message, code="engine_unavailable", retry_after=wait)
 
     def _loading_of(self, model: ServedModel) -> asyncio.Task[None]:
-        """Loads a model. It goes on when nobody has the patience: the next one will want it."""
+        """Return the task that loads a model. It continues if its requests give up, for the next one."""
         loading = self._loads.get(model.name)
         if loading is None or loading.done():
             loading = self._loads[model.name] = asyncio.create_task(self._load(model))
@@ -214,7 +214,7 @@ class EnginePool:
             self._loaded[model.name] = _Loaded(model, engine, used=time.monotonic())
 
     async def _make_room(self, model: ServedModel) -> None:
-        """Put models away that cannot be in memory beside it, and wait while they are in use."""
+        """Evict models that cannot share memory with `model`. Wait while they are in use."""
         while in_the_way := self._in_the_way(model):
             idle = [loaded for loaded in in_the_way if not loaded.users]
             if idle:
@@ -226,7 +226,7 @@ class EnginePool:
                 )
 
     def _in_the_way(self, model: ServedModel) -> list[_Loaded]:
-        """Models that cannot be in memory beside it, or, where there are too many that can, all of these."""
+        """Return the models that cannot share memory with `model`, or all if the pool is full."""
         group, loaded = self._backend.memory_group(model), list(self._loaded.values())
         others = [other for other in loaded if self._backend.memory_group(other.model) != group]
         return others or (loaded if len(loaded) >= self._settings.max_models else [])
@@ -247,23 +247,23 @@ _ROUTES: dict[str, tuple[str, type[BaseModel]]] = {
     "/tokenize": ("Tokenise a text or a conversation", TokenizeBody),
     "/detokenize": ("The text of token ids", DetokenizeBody),
 }
-"""The summary of each route, and the body that it takes."""
+"""The summary and the body type of each route."""
 
 
 class Inference:
-    """Answers requests by the engines of a pool, and says how their models read."""
+    """Inference with a pool's engines, and access to the models' tokenizers."""
 
     def __init__(self, pool: EnginePool, metrics: Metrics, base: str) -> None:
-        """`base` is the model of requests about tokens that name none."""
+        """`base` is the model for token requests that name none."""
         self._pool = pool
         self._metrics = metrics
         self._base = base
 
     async def answer(self, asked: ChatBody) -> RecordedCompletion:
-        """One answer. Raises ApiError and EtudeError."""
+        """Return one answer. Raises ApiError and EtudeError."""
         if not asked.model:
             raise RequestError("model: Field required", param="model")
-        # Each answer has a seed of its own; that of the first is as in a request for just one.
+        # Each answer has its own seed. The first one has the seed of a request for a single answer.
         sampling = with_checked(Sampling(), {**asked.sampling, "seed": None})
         seed = asked.sampling.get("seed", secrets.randbits(_KEY_BITS))
         async with self._pool.using(asked.model, 1) as engine:
@@ -294,18 +294,18 @@ class Inference:
         return heading.recorded(completion)
 
     def models(self) -> list[dict[str, Any]]:
-        """None: the server has routes of its own for its models."""
+        """Return no models, because the server has its own routes for them."""
         return []
 
     @asynccontextmanager
     async def reader(self, model: str) -> AsyncIterator[Speech]:
-        """How a model reads."""
+        """Yield a model's tokenizer and template."""
         async with self._pool.using(model or self._base, 0) as engine:
             yield engine.speech
 
 
 def inference_routes(inference: Inference, tells_tokens: Callable[[str], bool]) -> APIRouter:
-    """The routes; models that `tells_tokens` picks give token ids and logprobs without being asked."""
+    """Return the routes. Chats of models in `tells_tokens` get token ids and logprobs by default."""
     router = APIRouter(tags=["inference"])
 
     def defaults(path: str) -> Callable[[str], dict[str, Any]]:
@@ -342,7 +342,7 @@ def _endpoint(gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _schema(body: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a body, without references: those of OpenAPI point elsewhere."""
+    """Return a body's JSON schema without references, which would point elsewhere in OpenAPI."""
     schema = body.model_json_schema()
     definitions = schema.pop("$defs", {})
 

@@ -1,7 +1,7 @@
-"""The seam for what a server offers beside OpenAI's API: more routes, and more names for its models.
+"""Server extensions: more routes and model names besides OpenAI's API.
 
-An extension registers itself by an import path in a module of components (entry-point group
-`etude.components`); `etude serve` and its workers load it from there. The server knows none by name.
+A module of components (entry-point group `etude.components`) registers an extension by its import path.
+`etude serve` and its workers load it from there. The server knows no extension by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _paths: list[str] = []
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """The parts of the server that routes of an extension can use."""
+    """The parts of the server that an extension's routes can use."""
 
     settings: ServerSettings
     database: sa.Engine
@@ -38,32 +38,32 @@ class ServerParts:
     models: ModelStore
     pool: EnginePool
     wake: Callable[[], None]
-    """Has the scheduler look at the queue of jobs."""
+    """Wakes the scheduler to look at the job queue."""
 
 
 class ServerExtension(Protocol):
-    """Something that a server can do beside OpenAI's API."""
+    """A server feature besides OpenAI's API."""
 
     large_paths: frozenset[str]
     """Paths whose bodies are training data, and may be as large as a file."""
     names: ModelNames
-    """Its names for models, which workers look up too."""
+    """The extension's names for models. Workers look them up too."""
 
     def routes(self, parts: ServerParts) -> Sequence[APIRouter]:
-        """The routes to serve. Called once, and not in workers."""
+        """Return the routes to serve. Called once, and not in workers."""
 
     def tells_tokens(self, name: str) -> bool:
-        """Whether chats with the model of that name come with token ids and logprobs unasked."""
+        """Return whether a model's chat answers include token ids and logprobs by default."""
 
 
 def register_server_extension(path: str) -> None:
-    """Register the class of an extension, which is made without arguments, by its `module:name`."""
+    """Register an extension's class by its `module:name`. The class takes no arguments."""
     if path not in _paths:
         _paths.append(path)
 
 
 def load_extensions() -> list[ServerExtension]:
-    """The registered extensions. Raises RequestError when one, or an installed package, cannot be loaded."""
+    """Return the registered extensions. Raises RequestError if one, or an installed package, cannot load."""
     load_entry_points()
     extensions = []
     for path in _paths:

@@ -1,4 +1,4 @@
-"""The files that clients upload, each line of them checked, those that jobs write, and `/v1/files`."""
+"""The files of `/v1/files`: uploads, checked line by line, and the results of jobs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
 def check_training_file(filename: str, file: BinaryIO, speech: Speech | None = None) -> tuple[Method, int]:
-    """Read every line of an upload, one at a time: what they train, and how many they are.
+    """Check every line of an upload, one at a time. Return its training method and number of rows.
 
-    `speech` is the model's, where that is known. Raises ApiError with file, line and field.
+    `speech` is the model's tokenizer and template, if known. Raises ApiError with file, line and field.
     """
     method: Method | None = None
     rows = 0
@@ -72,7 +72,7 @@ def check_training_file(filename: str, file: BinaryIO, speech: Speech | None = N
 
 
 def _require_learnable(row: TrainingRow, speech: Speech, where: str) -> None:
-    """Raises ApiError for a row that the model cannot learn from as it stands."""
+    """Raise ApiError if the model cannot learn from the row as it stands."""
     vocabulary = speech.vocabulary
     if isinstance(row, GrpoRow) and row.largest_id() >= vocabulary:
         first = next(
@@ -91,14 +91,14 @@ def _require_learnable(row: TrainingRow, speech: Speech, where: str) -> None:
 
 
 def read_rows(path: Path, method: Method) -> Iterator[TrainingRow]:
-    """The rows of a file that was checked when it came."""
+    """Yield the rows of a file that was checked on upload."""
     with path.open("rb") as file:
         for _, line in _lines(path.name, file):
             yield ROWS[method].model_validate(read_json(line))
 
 
 def _lines(filename: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not empty, with their numbers; a byte-order mark is no part of the first."""
+    """Yield the non-empty lines with their numbers, without a byte-order mark."""
     number = 0
     while line := file.readline(_LONGEST_LINE + 1):
         number += 1
@@ -114,20 +114,20 @@ def _refused(message: str) -> ApiError:
 
 
 class FileStore:
-    """Files on disk, named by ids of the server's own, and their rows in the database."""
+    """Files on disk under ids that the server chooses, and their rows in the database."""
 
     def __init__(
         self, engine: sa.Engine, data_dir: Path, speech: Callable[[], Speech | None] = lambda: None
     ) -> None:
-        """`speech` gives the model's, by which uploads are checked."""
+        """`speech` returns the model's tokenizer and template, which uploads are checked against."""
         self._engine = engine
         self._speech = speech
         self._folder = data_dir / "files"
 
     def upload(self, filename: str, content: BinaryIO, key: str | None = None) -> Row:
-        """Check a training file and keep it, once for each `key`.
+        """Check a training file and keep it, once per `key`.
 
-        Raises ApiError for a wrong line, and for the key of another file; StoreError.
+        Raises ApiError for a wrong line or a key that belongs to another file; StoreError.
         """
         name = new_id("file") if key is None else f"file-{content_hash(key)}"
         known = None if key is None else row_of(self._engine, FILES, FILES.c.id == name)
@@ -140,10 +140,10 @@ class FileStore:
         try:
             return self._insert(name, filename, "fine-tune", method, rows)
         except sa.exc.IntegrityError:
-            return self._same(self.get(name), content)  # Two attempts at once.
+            return self._same(self.get(name), content)  # Two uploads with one key ran at the same time.
 
     def _same(self, row: Row, content: BinaryIO) -> Row:
-        """The row of a file. Raises ApiError unless that is its content."""
+        """Return the row of a kept file. Raises ApiError if `content` differs from it."""
         content.seek(0)
         with self.path(row["id"]).open("rb") as file:
             pieces = zip_longest(*(iter(partial(each.read, _PIECE), b"") for each in (file, content)))
@@ -153,25 +153,25 @@ class FileStore:
         raise ApiError(409, message, code="idempotency_key_reused")
 
     def write_results(self, name: str, filename: str, text: str) -> None:
-        """Keep a file that a job wrote, under a name of the job's: writing it again is fine."""
+        """Keep a job's result file under the id that the job chose. Writing it again overwrites it."""
         with draft_of(self._folder / name) as draft:
             draft.write_text(text, encoding="utf-8")
         if row_of(self._engine, FILES, FILES.c.id == name) is None:
             self._insert(name, filename, "fine-tune-results")
 
     def get(self, name: str) -> Row:
-        """The row of a file. Raises ApiError 404."""
+        """Return a file's row. Raises ApiError 404."""
         row = row_of(self._engine, FILES, FILES.c.id == name)
         if row is None:
             raise not_found("file", name, param="id", code="file_not_found")
         return row
 
     def path(self, name: str) -> Path:
-        """Where a file's content is. Raises ApiError 404."""
+        """Return the path of a file's content. Raises ApiError 404."""
         return self._folder / str(self.get(name)["id"])
 
     def are_same(self, name: str | None, other: str | None) -> bool:
-        """Whether two files have the same content. One that is not there is the same as itself only."""
+        """Return whether two files have the same content. A missing file equals only its own id."""
         if name == other:
             return True
         if name is None or other is None:
@@ -182,7 +182,7 @@ class FileStore:
             return False
 
     def page(self, purpose: str | None, after: str | None, limit: int, order: Order) -> Page:
-        """A page of files."""
+        """Return a page of files."""
         conditions = [] if purpose is None else [FILES.c.purpose == purpose]
         return page_of(self._engine, FILES, *conditions, after=after, limit=limit, order=order)
 
@@ -211,7 +211,7 @@ class FileStore:
 
 
 def file_object(row: Row) -> dict[str, Any]:
-    """The `file` object."""
+    """Return the `file` object."""
     return {
         **{name: row[name] for name in ("id", "bytes", "filename", "purpose")},
         "object": "file",
@@ -223,7 +223,7 @@ def file_object(row: Row) -> dict[str, Any]:
 
 
 def file_routes(files: FileStore) -> APIRouter:
-    """Upload, list, retrieve, read and delete files."""
+    """Return the routes to upload, list, retrieve, read and delete files."""
     router = APIRouter(prefix="/v1/files", tags=["files"])
 
     @router.post("", summary="Upload a training file")
@@ -234,14 +234,14 @@ def file_routes(files: FileStore) -> APIRouter:
         anchor: Annotated[str | None, Form(alias="expires_after[anchor]")] = None,
         seconds: Annotated[str | None, Form(alias="expires_after[seconds]")] = None,
     ) -> dict[str, Any]:
-        """JSON lines for one method of training, each of them checked; a wrong file is not kept.
+        """Upload JSON lines for one training method. Every line is checked, and a wrong file is not kept.
 
-        A file that was uploaded with the same `Idempotency-Key` is given back instead.
+        If a file was uploaded with the same `Idempotency-Key`, return that one.
         """
         if anchor is not None or seconds is not None:
             message = "files stay until they are deleted here; leave 'expires_after' out"
             raise ApiError(400, message, param="expires_after", code="invalid_value")
-        # The name alone: clients may send a path.
+        # Keep only the file name, because clients may send a path.
         name = PurePosixPath((file.filename or "").replace("\\", "/")).name[:255]
         return file_object(files.upload(name or "upload.jsonl", file.file, idempotency_key))
 
@@ -249,22 +249,22 @@ def file_routes(files: FileStore) -> APIRouter:
     def list_files(
         purpose: str | None = None, after: str | None = None, limit: Limit = 10_000, order: Order = "desc"
     ) -> dict[str, Any]:
-        """The newest first, in pages."""
+        """List the newest files first, in pages."""
         return list_object(files.page(purpose, after, limit, order), file_object)
 
     @router.get("/{file_id}", summary="Retrieve a file's description")
     def retrieve_file(file_id: str) -> dict[str, Any]:
-        """Its name, size and purpose."""
+        """Return a file's name, size and purpose."""
         return file_object(files.get(file_id))
 
     @router.get("/{file_id}/content", summary="Read a file", response_class=FileResponse)
     def retrieve_file_content(file_id: str) -> FileResponse:
-        """The file as it was uploaded, or as a job wrote it."""
+        """Return the file as it was uploaded or as a job wrote it."""
         return FileResponse(files.path(file_id), media_type="application/octet-stream")
 
     @router.delete("/{file_id}", summary="Delete a file")
     def delete_file(file_id: str) -> dict[str, Any]:
-        """Jobs that have not started yet fail without their file."""
+        """Delete a file. Jobs that need it and have not started yet will fail."""
         files.delete(file_id)
         return {"id": file_id, "object": "file", "deleted": True}
 

@@ -1,4 +1,4 @@
-"""In front of all routes: who may come in, with how much; what is asked is counted, and errors told."""
+"""The guard in front of all routes: access, size limits, request counts and error answers."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _LOG = logging.getLogger("etude.server")
 _RETRY_SECONDS = 5
 
 EXPECTED = (HTTPException, RequestValidationError, EtudeError, DBAPIError)
-"""Errors that are no failure of the server's: nothing but their answer is made of them."""
+"""Expected errors: they are answered, and not raised again as failures of the server."""
 
 
 def not_found(kind: str, name: str, *, param: str, code: str) -> ApiError:
-    """The answer about something that is not there."""
+    """Return the error for a missing object."""
     return ApiError(404, f"there is no {kind} {name!r}", param=param, code=code)
 
 
@@ -53,7 +53,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def api_error(request: Request, error: Exception) -> ApiError:
-    """The answer to an error; what is behind one of the server's own is in its log."""
+    """Return the answer to an error. The log has the cause of the server's own errors."""
     where = f"{request.method} {request.url.path}"
     match error:
         case ApiError():
@@ -81,15 +81,15 @@ def api_error(request: Request, error: Exception) -> ApiError:
                 message, code = str(error), "engine_unavailable"
                 return ApiError(503, message, code=code, retry_after=_RETRY_SECONDS)
             return ApiError(500 if isinstance(error, EngineError) else 503, str(error))
-    # It is raised on, and logged by `RequestChecks`.
+    # The error is raised again, and `RequestChecks` logs it.
     return ApiError(500, "the server failed at this request; its log has the reason")
 
 
 class JsonRequest(Request):
-    """A request whose JSON is read within limits, and beside the event loop where there is much of it."""
+    """A request that reads its JSON within limits, and off the event loop if it is large."""
 
     async def json(self) -> Any:
-        """The body's value. Raises ApiError."""
+        """Return the body's value. Raises ApiError."""
         body = await self.body()
         try:
             return await beside_loop(len(body), read_json, body)
@@ -98,10 +98,10 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that takes such requests, to be named as the `route_class` of a router."""
+    """A route with a `JsonRequest`. Pass it to a router as its `route_class`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler, for a `JsonRequest`."""
+        """Return FastAPI's handler, called with a `JsonRequest`."""
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
@@ -111,20 +111,20 @@ class JsonRoute(APIRoute):
 
 
 _OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
-"""Paths that need no key, because they give nothing away."""
+"""Paths without a key, because they reveal nothing."""
 _LARGE = frozenset({"/v1/files"})
 """Paths whose bodies are training data."""
 _MULTIPART_BYTES = 64 * 1024
-"""Bytes that an upload's form may take beside the file."""
+"""Bytes that an upload's form may take besides the file."""
 
 
 class Guard:
-    """Checks key, name and size of each request, and counts it."""
+    """An ASGI middleware that checks each request's key, host name and size, and counts it."""
 
     def __init__(
         self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, large_paths: Iterable[str]
     ) -> None:
-        """`large_paths` are more of those whose bodies are training data."""
+        """`large_paths` are more paths whose bodies are training data."""
         self._settings = settings
         self._metrics = metrics
         self._large = _LARGE.union(large_paths)
@@ -155,7 +155,7 @@ class Guard:
         return self._settings.max_file + _MULTIPART_BYTES if is_large else self._settings.max_body
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raise ApiError for a request that is not let in."""
+        """Raise ApiError if the request is not allowed."""
         if scope["path"] in _OPEN:
             return
         if self._settings.api_key is None:
@@ -168,10 +168,10 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300
 
 
 class Metrics:
-    """The counters of one server, and gauges that are read when they are asked for."""
+    """The counters of one server, and gauges that are computed when read."""
 
     def __init__(self, job_counts: Callable[[], Mapping[str, int]], sequences: Callable[[], float]) -> None:
-        """`job_counts` gives the number of jobs by status."""
+        """`job_counts` returns the number of jobs by status."""
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "etude_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
@@ -198,17 +198,17 @@ class Metrics:
         self.registry.register(Jobs())
 
     def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered; `route` is the path's pattern, so that names do not make series."""
+        """Count an answered request. `route` is the path's pattern, so that names do not create series."""
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def count_tokens(self, prompt: int, sampled: int) -> None:
-        """A completion was made."""
+        """Count the tokens of a completion."""
         self._prompt.inc(prompt)
         self._sampled.inc(sampled)
 
     def text(self) -> bytes:
-        """In Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 
@@ -218,14 +218,14 @@ T = TypeVar("T")
 
 
 async def unless_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
-    """The result of `work`, which is cancelled when the client hangs up.
+    """Return the result of `work`, which is cancelled when the client hangs up.
 
-    Raises ApiError then, for the log: there is nobody to answer.
+    Raises ApiError in that case, only for the log.
     """
     limit = asyncio.timeout(None)
 
     async def listen() -> None:
-        # An answer that comes at once goes unwatched: to listen costs as much as reading the request.
+        # Fast answers are not watched, because listening costs as much as reading the request.
         await asyncio.sleep(_AT_ONCE_SECONDS)
         while (await request.receive())["type"] != "http.disconnect":
             pass

@@ -1,4 +1,4 @@
-"""The hyperparameters of jobs: those of every method, those of an algorithm, and the meaning of `"auto"`."""
+"""The hyperparameters of jobs: common ones, algorithms' own ones, and the meaning of `"auto"`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _LEARNING_RATES: dict[Kind, tuple[float, float]] = {
     "pairs": (5e-5, 1e-6),
     "samples": (2e-5, 1e-6),
 }
-"""Learning rate at a multiplier of 1: of LoRA weights, and of all weights."""
+"""Learning rates at a multiplier of 1: for LoRA weights, and for all weights."""
 
 _EPOCHS: dict[Kind, int] = {"imitation": 3, "pairs": 2, "samples": 1}
-"""Samples are off-policy after the first pass, so they are gone over once."""
+"""Samples are off-policy after the first pass, so one pass is the default."""
 
 _LARGEST_BATCH = 32
 _STEPS_OF_AN_EPOCH = 8
@@ -43,7 +43,7 @@ _RANK = 16
 
 
 class Hyperparameters(BaseModel, extra="forbid"):
-    """OpenAI's, and below them ours."""
+    """OpenAI's hyperparameters, followed by Etude's."""
 
     n_epochs: Auto | Count | None = Field(default=None, description="Times that a job goes over its data.")
     batch_size: Auto | Count | None = Field(default=None, description="Rows of an optimiser step.")
@@ -70,12 +70,12 @@ class Hyperparameters(BaseModel, extra="forbid"):
     )
 
     def given(self) -> dict[str, Any]:
-        """Those that say something else than `auto`."""
+        """Return the hyperparameters with a value other than `auto`."""
         return {key: value for key, value in self.model_dump().items() if value not in (None, "auto")}
 
 
 def server_algorithms() -> dict[Method, type[Algorithm]]:
-    """The algorithms that a job can name: shipped ones, and those of `--algorithms`."""
+    """Return the algorithms that a job can name: shipped ones and those from `--algorithms`."""
     names = registry.names("trajectory_builders")
     types = (registry.lookup("trajectory_builders", name).config_type for name in names)
     known = (kind for kind in types if issubclass(kind, Algorithm))
@@ -84,9 +84,9 @@ def server_algorithms() -> dict[Method, type[Algorithm]]:
 
 @lru_cache(maxsize=64)
 def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
-    """The hyperparameters of an algorithm's jobs: the common ones, and its options of the gradient.
+    """Return the hyperparameters model of an algorithm: the common ones and its gradient options.
 
-    Each may be `"auto"`, which is as the algorithm has it.
+    Each may be `"auto"`, which keeps the algorithm's own value.
     """
     fields: dict[str, Any] = {}
     if algorithm.kind == "samples":
@@ -117,7 +117,7 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
 
 @lru_cache(maxsize=64)
 def method_model(algorithm: type[Algorithm]) -> type[BaseModel]:
-    """The model of `{"grpo": {"hyperparameters": {…}}}`, for the algorithm of that name."""
+    """Return the model of `{"grpo": {"hyperparameters": {…}}}` for an algorithm."""
     model, closed = hyperparameters_model(algorithm), ConfigDict(extra="forbid")
     part: Any = create_model(
         f"{algorithm.__name__}Options",
@@ -129,12 +129,12 @@ def method_model(algorithm: type[Algorithm]) -> type[BaseModel]:
 
 
 def hyperparameters_for(method: Method, **given: Any) -> Hyperparameters:
-    """The hyperparameters of a job of the method, checked. Raises ValidationError, RequestError."""
+    """Return the checked hyperparameters of a method's job. Raises ValidationError, RequestError."""
     return hyperparameters_model(algorithm_type(method)).model_validate(given)
 
 
 def job_algorithm(method: Method, values: Mapping[str, Any]) -> Algorithm:
-    """The algorithm of a job with resolved hyperparameters. DPO's reference is the model it starts from."""
+    """Return a job's algorithm with resolved hyperparameters. DPO's reference is the model it starts from."""
     kind = algorithm_type(method)
     kept = {"reference": "base"} if kind.kind == "pairs" else {}
     return algorithm_of(method, {name: values[name] for name in gradient_fields(kind, at_server=True)} | kept)
@@ -143,10 +143,10 @@ def job_algorithm(method: Method, values: Mapping[str, Any]) -> Algorithm:
 def resolved(
     method: Method, asked: Hyperparameters, rows: int, lora: dict[str, Any] | None, *, fine_tuned: bool
 ) -> dict[str, Any]:
-    """Every hyperparameter with a value, for a file of `rows` rows.
+    """Return a value for every hyperparameter, for a file of `rows` rows.
 
-    `lora` is that of the model to start from. A fine-tuned model goes on as it was made. Raises
-    ValueError when LoRA weights of another shape are asked for.
+    `lora` is the start model's LoRA config. A fine-tuned model keeps its LoRA shape. Raises ValueError if the
+    job asks for LoRA weights of another shape.
     """
     given, algorithm = asked.given(), algorithm_type(method)
     kind, options = algorithm.kind, {*gradient_fields(algorithm, at_server=True)}
@@ -186,10 +186,10 @@ _MOST_STEPS = 1_000_000
 
 
 def require_doable(settings: ServerSettings, values: Mapping[str, Any], *, rows: int, place: str) -> None:
-    """Raise ApiError for a job whose rank or steps are beyond what the model has, or anybody would wait for.
+    """Raise ApiError if a job's rank exceeds the model's width, or if it has too many steps.
 
-    `values` are all of its hyperparameters, `place` is where a request has them. The job itself sees to its
-    memory, before its first step.
+    `values` are all its hyperparameters. `place` is their path in the request. The job checks its memory
+    itself, before its first step.
     """
     width, rank = _width(settings.model), values["lora_rank"]
     if rank > width:
@@ -203,5 +203,5 @@ def require_doable(settings: ServerSettings, values: Mapping[str, Any], *, rows:
 
 @lru_cache(maxsize=8)
 def _width(source: str) -> int:
-    """The width of a model, from its config alone."""
+    """Return a model's width, read from its config alone."""
     return ModelNumbers.of(outline(source)).width

@@ -1,4 +1,4 @@
-"""The training jobs: a queue in the database, which server and workers share, and a folder for each."""
+"""The training jobs: a database queue, shared by server and workers, and a folder for each job."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class JobFolder:
         self.checkpoints = StateFolders(self.path, "step-", "checkpoint")
 
     def locked(self, team: Team) -> RunLock | None:
-        """The lock of a process that trains the job, for as long as it lives; None in all processes of the
-        team when another worker has the job."""
+        """Return a lock that marks this process as training the job. Return None in all processes of the team
+        if another worker has the job."""
         lock: RunLock | None = None
-        # First the leader: of two workers that are started at once, one must get all locks.
+        # The leader comes first: of two workers started at once, one must get all locks.
         for leads in (True, False):
             if team.leads is leads:
                 with suppress(StoreError):
@@ -54,19 +54,19 @@ class JobFolder:
         return lock
 
     def holders(self) -> list[int]:
-        """The processes that train the job."""
+        """Return the pids of the processes that train the job."""
         holders = (locked_by(path) for path in sorted(self.path.glob("lock*")))
         return [pid for pid in holders if pid is not None]
 
 
 class JobStore:
-    """Jobs, their events and their checkpoints. Every change is one transaction."""
+    """Jobs with their events and checkpoints. Every change is one transaction."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
 
     def create(self, values: Mapping[str, Any]) -> tuple[Row, bool]:
-        """Queue a job, and whether it is new: one with the same idempotency key is given back instead."""
+        """Queue a job. Return it and True, or the existing job with the same idempotency key and False."""
         initial = {"status": "queued", "result_files": [], "attempts": 0}
         row = {"id": new_id("ftjob"), "created": time.time(), **initial, **values}
         try:
@@ -83,74 +83,74 @@ class JobStore:
         return self.get(str(row["id"])), True
 
     def require_place(self, most: int) -> None:
-        """Raise ApiError 429 when `most` jobs wait."""
+        """Raise ApiError 429 if `most` jobs are waiting."""
         if len(self.with_status("queued")) >= most:
             message = "the queue of training jobs is full"
             raise ApiError(429, message, code="queue_full", retry_after=_RETRY_SECONDS)
 
     def of_key(self, key: str | None) -> Row | None:
-        """The job that was created with an idempotency key."""
+        """Return the job that was created with an idempotency key."""
         return None if key is None else row_of(self._engine, JOBS, JOBS.c.idempotency_key == key)
 
     def get(self, name: str) -> Row:
-        """A job. Raises ApiError 404."""
+        """Return a job. Raises ApiError 404."""
         row = row_of(self._engine, JOBS, JOBS.c.id == name)
         if row is None:
             raise not_found("fine-tuning job", name, param="id", code="fine_tune_not_found")
         return row
 
     def page(self, metadata: Mapping[str, str], after: str | None, limit: int) -> Page:
-        """A page of jobs that have all of `metadata`."""
+        """Return a page of jobs that have all of `metadata`."""
         conditions = [JOBS.c.metadata[key].as_string() == value for key, value in metadata.items()]
         return page_of(self._engine, JOBS, *conditions, after=after, limit=limit)
 
     def events(self, job: str, after: str | None, limit: int) -> Page:
-        """A page of a job's events. Raises ApiError 404."""
+        """Return a page of a job's events. Raises ApiError 404."""
         self.get(job)
         return page_of(self._engine, EVENTS, EVENTS.c.job == job, after=after, limit=limit)
 
     def checkpoints(self, job: str, after: str | None, limit: int) -> Page:
-        """A page of a job's checkpoints. Raises ApiError 404."""
+        """Return a page of a job's checkpoints. Raises ApiError 404."""
         self.get(job)
         conditions = (MODELS.c.job == job, MODELS.c.step.is_not(None))
         return page_of(self._engine, MODELS, *conditions, after=after, limit=limit)
 
     def with_status(self, *statuses: str) -> list[Row]:
-        """The jobs with a status, in the order in which they came."""
+        """Return the jobs with any of the statuses, oldest first."""
         query = sa.select(JOBS).where(JOBS.c.status.in_(statuses)).order_by(JOBS.c.number)
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
     def require_unneeded(self, model: str, stands_for: Callable[[str], str]) -> None:
-        """Raise ApiError 409 when a job that has not ended needs a model, under whichever of its names."""
+        """Raise ApiError 409 if a job that has not ended needs the model, under any of its names."""
         for job in self.with_status(*LIVE):
             if model == stands_for(job["model"]):
                 message = f"job {job['id']}, which is {job['status']}, needs the model; cancel it first"
                 raise ApiError(409, message, param="model", code="model_in_use")
 
     def counts(self) -> Mapping[str, int]:
-        """Jobs by status."""
+        """Return the number of jobs by status."""
         with self._engine.connect() as connection:
             return Counter(connection.execute(sa.select(JOBS.c.status)).scalars())
 
     def start(self, job: str) -> bool:
-        """Queued to running; False when the job is not in the queue any more."""
+        """Move a queued job to running. Return False if the job is no longer queued."""
         return self._move(job, ("queued",), "running", attempts=JOBS.c.attempts + 1)
 
     def requeue(self, job: str, why: str, attempts: int) -> None:
-        """Running to queued: it goes on later, from its last checkpoint."""
+        """Move a running job back to the queue. It resumes later from its last checkpoint."""
         self._move(job, ("running",), "queued", event=why, level="warn", attempts=attempts)
 
     def cancel(self, job: str) -> Row:
-        """End a job that has not ended. Raises ApiError: 404, and 400 when it has."""
+        """End a job. Raises ApiError: 404 if it is unknown, 400 if it has ended."""
         return self._set_going(job, LIVE, "cancelled", "Fine-tuning job cancelled", finished=time.time())
 
     def pause(self, job: str) -> Row:
-        """Have a job wait until `resume`; one that waits already does. Raises ApiError as `cancel`."""
+        """Pause a job until `resume`. A paused job stays paused. Raises ApiError as `cancel`."""
         return self._set_going(job, LIVE[:2], "paused", "Fine-tuning job paused")
 
     def resume(self, job: str) -> Row:
-        """Put a paused job back into the queue; any other goes on as it is. Raises ApiError as `cancel`."""
+        """Queue a paused job again. Other live jobs stay as they are. Raises ApiError as `cancel`."""
         return self._set_going(job, LIVE[2:], "queued", "Fine-tuning job resumed", attempts=0)
 
     def _set_going(self, job: str, before: Sequence[str], after: str, event: str, **facts: Any) -> Row:
@@ -161,13 +161,13 @@ class JobStore:
         return row
 
     def fail(self, job: str, message: str, code: str, param: str | None = None) -> None:
-        """End a job that cannot be done."""
+        """Fail a job that cannot be done."""
         facts = {"error": {"code": code, "message": message, "param": param}, "finished": time.time()}
         event = f"The job failed: {message}"
         self._move(job, LIVE, "failed", event=event, level="error", **facts)
 
     def succeed(self, job: str, model: Mapping[str, Any], **facts: Any) -> None:
-        """Running to succeeded, and the new model is there, both or neither, as where it was cancelled."""
+        """Move a running job to succeeded and add its model, in one transaction. Skip it if not running."""
         change = {"fine_tuned_model": model["id"], "finished": time.time(), "status": "succeeded", **facts}
         with self._engine.begin() as connection:
             running = (JOBS.c.id == job) & (JOBS.c.status == "running")
@@ -178,17 +178,17 @@ class JobStore:
             _add_event(connection, job, "The job has successfully completed")
 
     def add_event(self, job: str, message: str, **facts: Any) -> None:
-        """Note an event with its `level` and `data`, in the place of an earlier one under the same `once`."""
+        """Add an event with its `level` and `data`. It replaces an earlier one with the same `once`."""
         with self._engine.begin() as connection:
             _add_event(connection, job, message, **facts)
 
     def set(self, job: str, **facts: Any) -> None:
-        """Change facts of a job, but never its status."""
+        """Change columns of a job other than its status."""
         with self._engine.begin() as connection:
             connection.execute(sa.update(JOBS).where(JOBS.c.id == job).values(facts))
 
     def add_checkpoint(self, job: str, model: Mapping[str, Any], keep: int) -> None:
-        """Note a checkpoint that can be asked as a model, and forget all but the job's last `keep`."""
+        """Add a checkpoint that clients can call as a model, and forget all but the job's last `keep`."""
         mine = (MODELS.c.job == job) & MODELS.c.step.is_not(None)
         last = sa.select(MODELS.c.id).where(mine).order_by(MODELS.c.step.desc()).limit(keep)
         with self._engine.begin() as connection:
@@ -216,7 +216,7 @@ class JobStore:
 
 
 def model_name(base: str, suffix: str | None, job: str, step: int | None = None) -> str:
-    """`ft:<base>:<suffix>:<id>`, and `:ckpt-step-<n>` behind it for a checkpoint."""
+    """Return `ft:<base>:<suffix>:<id>`, followed by `:ckpt-step-<n>` for a checkpoint."""
     root = base.split(":")[1] if base.startswith("ft:") else base
     name = f"ft:{root}:{suffix or ''}:{job.removeprefix('ftjob-')[:12]}"
     return name if step is None else f"{name}:ckpt-step-{step}"

@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/jobs`: requests for jobs, and jobs as the API presents them."""
+"""`/v1/fine_tuning/jobs`: job requests, and jobs as the API presents them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError
 
 IDEMPOTENCY_FIELD = "idempotency_key"
-"""In the metadata, where a client cannot send the header `Idempotency-Key`."""
+"""The metadata key for clients that cannot send the header `Idempotency-Key`."""
 
 SameFile = Callable[[str | None, str | None], bool]
-"""Whether two files, by their ids, have the same content."""
+"""Compares the contents of two files, given their ids."""
 
 _Key = Annotated[str, Field(min_length=1, max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
@@ -52,7 +52,7 @@ IdempotencyKey = Annotated[str | None, Header(max_length=255)]
 
 
 class MethodBody(BaseModel, extra="allow"):
-    """`method`: its type, an algorithm, and the hyperparameters under the type's name."""
+    """`method`: its type, which is an algorithm, and the hyperparameters under the type's name."""
 
     type: Method
 
@@ -81,7 +81,7 @@ class MethodBody(BaseModel, extra="allow"):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """With the hyperparameters of every algorithm, as it declares them, under its name."""
+        """Add each algorithm's own hyperparameters under its name."""
         shown = handler.resolve_ref_schema(handler(schema))
         known = [*server_algorithms()]
         shown["properties"]["type"]["enum"] = known
@@ -95,7 +95,7 @@ class MethodBody(BaseModel, extra="allow"):
 
 
 class JobBody(BaseModel, extra="forbid"):
-    """The model to train, the data and the method."""
+    """The body of a job request: model, data and method."""
 
     model: str = Field(min_length=1)
     training_file: str = Field(min_length=1)
@@ -128,16 +128,16 @@ class JobBody(BaseModel, extra="forbid"):
         return suffix or None
 
     def key(self, header: str | None) -> str | None:
-        """The key that makes this request the same as an earlier one; None where it has none."""
+        """Return the idempotency key of this request, or None."""
         return header or (self.metadata or {}).get(IDEMPOTENCY_FIELD) or None
 
     def hash(self) -> str:
-        """Differs between requests for different jobs, but for their files."""
+        """Hash everything that defines the job except its files."""
         files = {"training_file", "validation_file"}
         return content_hash(self.model_dump(mode="json", exclude_none=True, exclude=files))
 
     def differences(self, job: Mapping[str, Any], same_file: SameFile) -> list[str]:
-        """The fields in which this request is not the one that created `job`, a row of the database."""
+        """Return the fields in which this request differs from the one that created `job`, a database row."""
         fields = {
             "model": self.model == job["model"],
             "method": self.method.type == job["method"],
@@ -170,7 +170,7 @@ _JOB_FIELDS = (
 
 
 def job_object(row: Row) -> dict[str, Any]:
-    """The `fine_tuning.job` object."""
+    """Return the `fine_tuning.job` object."""
     method, values = row["method"], row["hyperparameters"]
     return {
         **{name: row[name] for name in _JOB_FIELDS},
@@ -188,7 +188,7 @@ def job_object(row: Row) -> dict[str, Any]:
 
 
 def event_object(row: Row) -> dict[str, Any]:
-    """The `fine_tuning.job.event` object."""
+    """Return the `fine_tuning.job.event` object."""
     return {
         **{name: row[name] for name in ("id", "level", "type", "message")},
         "object": "fine_tuning.job.event",
@@ -198,7 +198,7 @@ def event_object(row: Row) -> dict[str, Any]:
 
 
 def checkpoint_object(row: Row) -> dict[str, Any]:
-    """The `fine_tuning.job.checkpoint` object. It is named by its model, so that pages can go on after it."""
+    """Return the `fine_tuning.job.checkpoint` object. Its id is its model's name, so it serves as `after`."""
     return {
         "id": row["id"],
         "object": "fine_tuning.job.checkpoint",
@@ -221,12 +221,12 @@ def job_routes(
     models: ModelStore,
     wake: Callable[[], None],
 ) -> APIRouter:
-    """Create, pause, cancel and follow jobs, and list algorithms. `wake` has the scheduler look at them."""
+    """Return the routes for jobs and algorithms. `wake` makes the scheduler look at the queue."""
     router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"], route_class=JsonRoute)
 
     @router.post("/jobs", summary="Train a model")
     def create_job(body: JobBody, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
-        """Queue a job. One that was created with the same `Idempotency-Key` is given back instead."""
+        """Queue a job. If a job with the same `Idempotency-Key` exists, return that one."""
         key = body.key(idempotency_key)
         row, is_new = jobs.of_key(key), False
         if row is None:
@@ -243,7 +243,7 @@ def job_routes(
 
     @router.get("/jobs", summary="List jobs")
     def list_jobs(request: Request, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
-        """The newest first; `metadata[key]=value` picks those that have it."""
+        """List the newest jobs first. `metadata[key]=value` selects the jobs with that value."""
         query = request.query_params.multi_items()
         wanted = {key[9:-1]: value for key, value in query if key.startswith("metadata[") and key[-1] == "]"}
         if any('"' in key for key in wanted):
@@ -252,7 +252,7 @@ def job_routes(
 
     @router.get("/jobs/{job_id}", summary="Retrieve a job")
     def retrieve_job(job_id: str) -> dict[str, Any]:
-        """Where it stands."""
+        """Return the job with its current status."""
         return job_object(jobs.get(job_id))
 
     _add_changes(router, jobs, wake)
@@ -263,21 +263,21 @@ def job_routes(
 def _add_changes(router: APIRouter, jobs: JobStore, wake: Callable[[], None]) -> None:
     @router.post("/jobs/{job_id}/cancel", summary="Cancel a job")
     def cancel_job(job_id: str) -> dict[str, Any]:
-        """End a job that waits or trains; it makes no model."""
+        """End a waiting or running job. It makes no model."""
         row = jobs.cancel(job_id)
         wake()
         return job_object(row)
 
     @router.post("/jobs/{job_id}/pause", summary="Pause a job")
     def pause_job(job_id: str) -> dict[str, Any]:
-        """Have a job wait. One that trains makes a checkpoint after its step, and frees the device."""
+        """Pause a job. A running job writes a checkpoint after its current step and frees the device."""
         row = jobs.pause(job_id)
         wake()
         return job_object(row)
 
     @router.post("/jobs/{job_id}/resume", summary="Resume a job")
     def resume_job(job_id: str) -> dict[str, Any]:
-        """Put a paused job back into the queue; it goes on from its checkpoint, to the same weights."""
+        """Queue a paused job again. It resumes from its checkpoint and reaches the same weights."""
         row = jobs.resume(job_id)
         wake()
         return job_object(row)
@@ -286,22 +286,22 @@ def _add_changes(router: APIRouter, jobs: JobStore, wake: Callable[[], None]) ->
 def _add_lists(router: APIRouter, jobs: JobStore) -> None:
     @router.get("/jobs/{job_id}/events", summary="List a job's events")
     def list_events(job_id: str, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
-        """The newest first. Events of the type `metrics` are about a step."""
+        """List the newest events first. Events of type `metrics` describe a step."""
         return list_object(jobs.events(job_id, after, limit), event_object)
 
     @router.get("/jobs/{job_id}/checkpoints", summary="List a job's checkpoints")
     def list_checkpoints(job_id: str, after: str | None = None, limit: Limit = 10) -> dict[str, Any]:
-        """The models after the last epochs; each can be asked by its name."""
+        """List the models after the last epochs. You can call each by its name."""
         return list_object(jobs.checkpoints(job_id, after, limit), checkpoint_object)
 
     @router.get("/algorithms", summary="List algorithms")
     def list_algorithms() -> dict[str, Any]:
-        """Names for the `type` of a job's `method`."""
+        """List the values for `type` in a job's `method`."""
         return {"object": "list", "data": sorted(server_algorithms())}
 
 
 def _values(settings: ServerSettings, body: JobBody, files: FileStore, models: ModelStore) -> dict[str, Any]:
-    """The columns of a new job. Raises ApiError for what does not fit together."""
+    """Return the columns of a new job. Raises ApiError if its parts do not fit together."""
     method = body.method.type
     model = models.get(body.model)
     training = _file(files, body.training_file, method, "training_file")

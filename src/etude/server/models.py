@@ -1,4 +1,4 @@
-"""The models that a server knows: its own, and those that jobs made. `etude export` takes them away."""
+"""The models that a server knows: its base model and those made by jobs. Clients can export them."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ OWNER = "etude"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model by its name, and where its weights are."""
+    """A model by its name, with the location of its weights."""
 
     name: str
     created: float
     folder: Path | None = None
-    """With the trained tensors; None for the base model."""
+    """The folder with the trained tensors, or None for the base model."""
     lora: dict[str, Any] | None = None
-    """Rank and scale of its LoRA weights; None where all weights were trained, or none."""
+    """Rank and scale of its LoRA weights. None if all weights were trained, or none."""
     digest: str = ""
 
     def as_wire(self) -> dict[str, Any]:
-        """The `model` object."""
+        """Return the `model` object."""
         return {"id": self.name, "object": "model", "created": int(self.created), "owned_by": OWNER}
 
 
@@ -53,34 +53,34 @@ class Alias:
     """Another name for one of the server's models."""
 
     served: str
-    """The server's own name of the model."""
+    """The server's own name for the model."""
     created: float
 
 
 class ModelNames(Protocol):
-    """Names for models that come from outside, and may stand for another model later."""
+    """Names for models that extensions add. A name may stand for another model later."""
 
     def aliases(self, connection: sa.Connection) -> Mapping[str, Alias]:
-        """All names, and what they stand for now."""
+        """Return all names, with the models they stand for now."""
 
     def served_under(self, connection: sa.Connection, name: str) -> str | None:
-        """The server's own name of the model with that name; None when there is no such name."""
+        """Return the server's own name for the model, or None if the name is unknown."""
 
 
 class ModelStore:
-    """Finds models by name. A name is only looked up, and never made part of a path."""
+    """The served models by name. A name is only looked up, and never becomes part of a path."""
 
     def __init__(
         self, engine: sa.Engine, data_dir: Path, base: str, names: Sequence[ModelNames] = ()
     ) -> None:
-        """`base` is the name of the model that the server was started with, `names` are others for models."""
+        """`base` is the name of the server's base model. `names` add other names for models."""
         self._engine = engine
         self._data_dir = data_dir
         self._names = names
         self.base = ServedModel(base, time.time())
 
     def get(self, name: str) -> ServedModel:
-        """The model of that name; under another name, the one that it stands for now.
+        """Return the model with a name or alias.
 
         Raises ApiError 404.
         """
@@ -96,14 +96,14 @@ class ModelStore:
         raise not_found("model", name, param="model", code="model_not_found")
 
     def stands_for(self, name: str) -> str:
-        """The server's own name of the model with that name; the name itself where there is none."""
+        """Return the server's own name for the model, or `name` itself if it is unknown."""
         try:
             return self.get(name).name
         except ApiError:
             return name
 
     def all(self) -> list[ServedModel]:
-        """All names: the base, the models that jobs made, and other names for any of them."""
+        """Return the base model, the models that jobs made, and other names for any of them."""
         aliases: dict[str, Alias] = {}
         with self._engine.connect() as connection:
             rows = connection.execute(sa.select(MODELS).order_by(MODELS.c.number)).mappings().all()
@@ -127,7 +127,7 @@ class ModelStore:
             shutil.rmtree(model.folder, ignore_errors=True)
 
     def delete_with_checkpoints(self, name: str) -> list[str]:
-        """Delete what a job made, and its checkpoints; the names of all. None is fine too."""
+        """Delete a job's model and its checkpoints. Return all their names, none if the model is unknown."""
         with self._engine.connect() as connection:
             job = sa.select(MODELS.c.job).where(MODELS.c.id == name).scalar_subquery()
             names = connection.execute(sa.select(MODELS.c.id).where(MODELS.c.job == job)).scalars().all()
@@ -141,11 +141,11 @@ class ModelStore:
 
 
 def load_policy(settings: ServerSettings, model: ServedModel, *, keep_base: bool = False) -> Policy:
-    """Load the server's own model with the trained tensors of `model` on it.
+    """Load the server's base model and put the trained tensors of `model` on it.
 
-    `keep_base` keeps the server's own tensors beside the trained ones. Raises RequestError when the server's
-    model cannot be loaded, StoreError and EngineError when the tensors are missing, damaged or of another
-    model.
+    `keep_base` keeps the base model's tensors in addition to the trained ones. Raises RequestError if the
+    base model cannot be loaded. Raises StoreError or EngineError if the tensors are missing, damaged or from
+    another model.
     """
     policy = Policy.load(settings.model, device=settings.device, dtype=settings.dtype)
     if model.lora is not None:
@@ -160,9 +160,9 @@ def load_policy(settings: ServerSettings, model: ServedModel, *, keep_base: bool
 def load_policy_of_job(
     settings: ServerSettings, job: Row, model: ServedModel, keeps_reference: bool
 ) -> Policy:
-    """The policy that a job trains, from the model that it starts from; raises as `load_policy`.
+    """Load the policy that a job trains, from its start model. Raises as `load_policy`.
 
-    With `keeps_reference` the weights of the reference model are kept beside those that are trained.
+    With `keeps_reference`, the policy also keeps the weights of the reference model.
     """
     values = job["hyperparameters"]
     from_base = keeps_reference and values.get("reference") == "base"
@@ -171,7 +171,7 @@ def load_policy_of_job(
         options = LoraOptions(values["lora_rank"], values["lora_alpha"])
         policy.use_lora(options, fold(job["seed"], "lora"))
     if keeps_reference:
-        # Where the server's own model is not the reference: the one that the job starts from.
+        # Unless the server's base model is the reference, the job's start model is.
         policy.keep_base()
     return policy
 
@@ -181,10 +181,10 @@ _BLOCK = tarfile.BLOCKSIZE
 
 
 def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
-    """The route that gives a model away."""
+    """Return the route that exports a model."""
     router = APIRouter(tags=["models"])
     one_at_a_time = asyncio.Lock()
-    """Each is in memory once more until it is written."""
+    """Each export holds one more model in memory until it is written."""
 
     @router.get(
         "/export/{model:path}",
@@ -193,9 +193,9 @@ def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
         responses={200: {"content": {"application/x-tar": {}}}},
     )
     async def export_model(model: str, lora: bool = False) -> StreamingResponse:
-        """A tar archive of a folder that transformers loads, with a card.
+        """Return a tar archive of a folder that transformers loads, with a model card.
 
-        It has the whole model, or with `lora` the LoRA weights alone.
+        It has the whole model, or with `lora` only the LoRA weights.
         """
         served = models.get(model)
         if lora and served.lora is None:
@@ -215,14 +215,14 @@ def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
 
 
 def _write(settings: ServerSettings, served: ServedModel, folder: Path, lora: bool) -> None:
-    """Write the model as it is served, by the CPU: the device is the engine's and the jobs'."""
+    """Write the model as it is served. Use the CPU, because engine and jobs need the device."""
     kind: Any = dtype_name(dtype_of(settings.model, settings.dtype, choose_device(settings.device)))
     policy = load_policy(settings.model_copy(update={"device": "cpu", "dtype": kind}), served)
     policy.export(folder, merge=not lora)
 
 
 def _archive(folder: TemporaryDirectory[str]) -> Iterator[bytes]:
-    """The files of a folder as a tar archive, piece by piece; then the folder is gone."""
+    """Yield the files of a folder as a tar archive, piece by piece. Delete the folder at the end."""
     with folder as name:
         for path in sorted(Path(name).iterdir()):
             entry = tarfile.TarInfo(path.name)
@@ -236,7 +236,7 @@ def _archive(folder: TemporaryDirectory[str]) -> Iterator[bytes]:
 
 
 def _card(served: ServedModel, base: str, lora: bool) -> str:
-    """The known facts of the model, as Markdown with the front matter that model hubs read."""
+    """Return a model card in Markdown, with the front matter that model hubs read."""
     front = {"library_name": "peft" if lora else "transformers", "tags": ["etude"]}
     rows = {"base model": Path(base).name if Path(base).is_absolute() else base}
     if served.lora is not None:

@@ -1,4 +1,4 @@
-"""The scheduler: takes jobs from the queue, gives each a worker process, and sees how that ends."""
+"""The scheduler: takes jobs from the queue, starts a worker process for each, and handles its end."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _LOG = logging.getLogger("etude.server")
 
 _MODULE = "etude.server.worker"
 _ATTEMPTS = 3
-"""Workers that may end without a checkpoint before their job is given up."""
+"""The number of workers that may end without a checkpoint before their job fails."""
 _LOOK_SECONDS = 0.5
 _LOG_LINES = 5
 _GRACE_SECONDS = 20.0
-"""For a worker to end by itself once its job is cancelled or the server stops."""
+"""Seconds for a worker to end after its job is cancelled or the server stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +41,34 @@ class Worker:
 
     pid: int
     code: asyncio.Future[int]
-    """Its exit code, once it is over; 1 where nobody saw it."""
+    """The exit code of the process after its end, or 1 if nobody saw it."""
 
 
 class Workers:
-    """Starts the workers of jobs, each in a session of its own: Ctrl-C is for the server.
+    """The processes that train jobs, each in its own session, so that Ctrl-C reaches only the server.
 
-    They are forked from a nursery, a process that has imported what takes seconds to import.
+    They are forked from a nursery, a process that has done the slow imports.
     """
 
     def __init__(self, environment: Mapping[str, str], launcher: TeamLauncher) -> None:
-        """`environment` is that of the workers; `launcher` starts those that train a job together."""
+        """`environment` is for the workers. `launcher` starts processes that train a job together."""
         self._launcher = launcher
-        # With NVML, as CUDA itself could not be used any more after a fork.
+        # Checks CUDA with NVML, because CUDA itself would be unusable after a fork.
         self._environment = {**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        # The other end is closed by the end of this process, whatever that is, and workers notice it.
+        # The other end closes when this process ends for any reason, and workers notice it.
         self._lifeline, self._life = os.pipe()
         self._environment |= {LIFELINE: str(self._lifeline)}
         self._nursery: Process | None = None
         self._listener: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._started: asyncio.Queue[Worker | None] = asyncio.Queue()
-        """The workers of the nursery as they are started, and None once it has ended."""
+        """The nursery's workers as they start, and None after it has ended."""
         self._closed = False
 
     async def start(self, order: WorkerOrder) -> Worker | None:
-        """A process that trains the job, or launches those that do; None once `close` was called.
+        """Start a process that trains the job, or a launcher of several. Returns None after `close`.
 
-        Raises OSError when it cannot be started.
+        Raises OSError if the process cannot start.
         """
         folder = JobFolder(order.settings.data_dir, order.job)
         private_folder(folder.path)
@@ -80,7 +80,7 @@ class Workers:
             return Worker(process.pid, asyncio.ensure_future(process.wait()))
         try:
             return await self._fork(order)
-        except BrokenPipeError:  # The nursery ended, killed or tired of waiting, before it had the order.
+        except BrokenPipeError:  # The nursery ended, killed or idle, before it had the order.
             return None if self._closed else await self._fork(order)
 
     async def _fork(self, order: WorkerOrder) -> Worker:
@@ -102,7 +102,7 @@ class Workers:
         return worker
 
     async def _listen(self, nursery: Process, started: asyncio.Queue[Worker | None]) -> None:
-        """Note which workers the nursery starts, and how they end."""
+        """Record the workers that the nursery starts, and how they end."""
         loop = asyncio.get_running_loop()
         running: dict[int, asyncio.Future[int]] = {}
         assert nursery.stdout is not None
@@ -114,13 +114,13 @@ class Workers:
                 running[pid] = loop.create_future()
                 started.put_nowait(Worker(pid, running[pid]))
         await nursery.wait()
-        # Its workers go on. The scheduler finds them by their locks.
+        # The nursery's workers continue. The scheduler finds them by their locks.
         for future in running.values():
             future.set_result(1)
         started.put_nowait(None)
 
     def close(self) -> None:
-        """Start no more workers. The nursery ends after those that it has."""
+        """Start no more workers. The nursery ends after its current workers."""
         self._closed = True
         if self._nursery is None or self._nursery.returncode is not None:
             return
@@ -140,10 +140,10 @@ class Workers:
 
 
 class Scheduler:
-    """Runs up to `running_jobs` workers. All that must survive it is in the database.
+    """The scheduler of up to `running_jobs` workers. Everything that must survive it is in the database.
 
-    A worker notices that its server was killed, and ends with a checkpoint after the step that it is at. It
-    holds its job's lock while it lives, so the next server waits for that instead of starting another.
+    If the server is killed, each worker notices it and ends with a checkpoint after its current step. A
+    worker holds its job's lock until it ends, so the next server waits for it instead of starting another.
     """
 
     def __init__(self, settings: ServerSettings, jobs: JobStore, pool: EnginePool) -> None:
@@ -160,25 +160,25 @@ class Scheduler:
         self._workers = Workers(without_key, self._launcher)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._workers_of: dict[str, Worker] = {}
-        """Those that this server has started, by their jobs."""
+        """The workers that this server has started, by job."""
         self._engine_away_for: set[str] = set()
-        """Jobs that the engine was put away for, until it is back."""
+        """The jobs that stopped the engine, until it is back."""
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with what earlier servers left, then go on with the queue."""
+        """Take over the jobs of earlier servers, then process the queue."""
         self._loop = asyncio.get_running_loop()
         self._main = self._loop.create_task(self._run())
 
     def wake(self) -> None:
-        """Look at the queue now; from any thread."""
+        """Look at the queue now. Can be called from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def stop(self) -> None:
-        """Ask the workers to make checkpoints and end; their jobs go back to the queue."""
+        """Ask the workers to write checkpoints and end. Their jobs return to the queue."""
         if self._main is not None:
             self._main.cancel()
         self._workers.close()
@@ -190,16 +190,16 @@ class Scheduler:
                 self._send(job, signal.SIGKILL)
 
     def _send(self, job: str, number: signal.Signals) -> None:
-        """Send a signal to a job's worker, whichever server started it.
+        """Send a signal to a job's worker, even if an earlier server started it.
 
-        One process is enough to be asked to end: it tells the others. SIGKILL is for all of them, and for
-        what launched them.
+        Other signals go to one process, which tells the rest. SIGKILL goes to all of them and to their
+        launcher.
         """
         worker = self._workers_of.get(job)
         processes = [*([] if worker is None else [worker.pid]), *self._folder(job).holders()]
         for process in processes if number == signal.SIGKILL else processes[:1]:
             with contextlib.suppress(ProcessLookupError):
-                # The holder of a lock may not have written its number yet; 0 would be this process's group.
+                # The lock's holder may not have written its pid yet. Pid 0 would be this process's group.
                 if process:
                     os.kill(process, number)
 
@@ -237,13 +237,13 @@ class Scheduler:
             self._add(job["id"], self._work(job["id"]))
 
     async def _make_room(self, job: Row) -> None:
-        """Put the engine away for a job that needs the device."""
+        """Stop the engine if the job needs the device."""
         if self._settings.stop_engine_for_jobs or job["metadata"].get(FREE_ENGINE) == "true":
             self._engine_away_for.add(job["id"])
             await self._pool.stop(JOBS)
 
     async def _bring_engine_back(self) -> None:
-        """Once no job needs the device any more."""
+        """Restart the engine once no job needs the device."""
         if self._engine_away_for and not self._engine_away_for & self._tasks.keys():
             await self._pool.start(JOBS)
             self._engine_away_for.clear()
@@ -274,21 +274,21 @@ class Scheduler:
         await self._settle(job, self._launcher.first_failure(text) or exit_words(code))
 
     async def _wait_for_orphan(self, job: str) -> None:
-        """A job that an earlier server started: its worker may still be at it."""
+        """Wait for a job that an earlier server started. Its worker may still run."""
 
         async def locks_free() -> int:
             while await asyncio.to_thread(self._folder(job).holders):  # noqa: ASYNC110
-                await asyncio.sleep(_LOOK_SECONDS)  # Of another server's children there are no events.
+                await asyncio.sleep(_LOOK_SECONDS)  # Children of another server send no events.
             return 0
 
         await self._wait(job, asyncio.ensure_future(locks_free()))
-        # It was not the job's fault: a machine that restarts often must not fail it.
+        # The job is not at fault: frequent restarts of the machine must not fail it.
         await self._settle(job, "the server was ended", counts=False)
 
     async def _wait(self, job: str, code: asyncio.Future[int]) -> int:
-        """The worker's exit code. One that goes on for a while after its job is over is killed.
+        """Return the worker's exit code. Kill a worker that continues too long after its job has ended.
 
-        That of a paused job may take its time: it ends after the step that it is at.
+        A paused job's worker may take its time, because it ends after its current step.
         """
         deadline: float | None = None
         while True:
@@ -302,7 +302,7 @@ class Scheduler:
                 self._send(job, signal.SIGKILL)
 
     async def _settle(self, job: str, how: str, *, counts: bool = True) -> None:
-        """After a worker's end: the job is over, or goes on later, or is given up."""
+        """Handle a worker's end: its job has ended, is queued again, or fails."""
         row = await asyncio.to_thread(self._jobs.get, job)
         folder = self._folder(job)
         if row["status"] == "paused":
@@ -326,12 +326,12 @@ class Scheduler:
 
 
 def launcher_for(settings: ServerSettings) -> TeamLauncher:
-    """Starts the processes that train, here or on a cluster. Raises MissingExtraError, RequestError."""
+    """Return the launcher of training processes, local or Ray. Raises MissingExtraError, RequestError."""
     if settings.cluster is None:
         return LocalTeams()
     from etude.cluster.launch import RayTeams
 
-    # Algorithms of a user's are imported from the server's current folder.
+    # Workers import custom algorithms from the server's current folder.
     code = Path.cwd() if settings.algorithms else None
     desk, on_gpus = "etude.server.stores:stores_of", settings.device != "cpu"
     return RayTeams(config=settings.cluster, desk=desk, on_gpus=on_gpus, code=code)

@@ -1,4 +1,4 @@
-"""The server's parts put together as an ASGI application, its smaller routes, and running it."""
+"""The server as an ASGI application: its parts put together, its smaller routes, and its run loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from etude.wire.http_server import ApiError, listen, server_config
 
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 45.0
-"""For workers and engines to end, after the requests under way."""
+"""Seconds for workers and engines to end, after the running requests."""
 _LOADING_GRACE_SECONDS = 3.0
 
 
@@ -47,11 +47,11 @@ class ServeError(EtudeError):
 
 
 def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `on_ready` gets the address once requests are answered.
+    """Serve until SIGINT or SIGTERM. `on_ready` gets the address once the server answers requests.
 
-    Requests under way have `settings.drain` seconds to finish. Raises RequestError for unsafe settings,
-    a port in use or too many training processes, StoreError when the data folder is unusable or in use,
-    ServeError when the model cannot be loaded.
+    Running requests have `settings.drain` seconds to finish. Raises RequestError for unsafe settings, a port
+    in use or too many training processes. Raises StoreError if the data folder is unusable or in use,
+    ServeError if the server cannot start. A base model that cannot be loaded raises its own EtudeError.
     """
     require_safe(settings)
     if settings.api_key is not None:
@@ -64,7 +64,7 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
             private_folder(settings.data_dir)
         except OSError as error:
             raise StoreError(f"{settings.data_dir}: {error.strerror}; choose another --data-dir") from error
-        try:  # Two servers in a data folder would start the same jobs.
+        try:  # Two servers in one data folder would start the same jobs.
             lock = RunLock(settings.data_dir / "lock")
         except StoreError as error:
             raise StoreError(
@@ -88,12 +88,12 @@ def _run(
     host, port = listening.getsockname()[:2]
 
     class Server(uvicorn.Server):
-        """Tells when it is ready, and why it cannot be."""
+        """A uvicorn server that reports when it is ready, or why it cannot start."""
 
         error: EtudeError | None = None
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            """Begin to end, and be over in time: a thread that loads a model cannot be stopped."""
+            """Begin to end, with a time limit, because a thread that loads a model cannot be stopped."""
             super().handle_exit(sig, frame)
             seconds = settings.drain + _GRACE_SECONDS if self.started else _LOADING_GRACE_SECONDS
             last = threading.Timer(seconds, os._exit, [128 + sig])
@@ -101,11 +101,11 @@ def _run(
             last.start()
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            # Before anything is served: a model that cannot be loaded is an error of the command.
+            # Before anything is served, so that a model that cannot be loaded fails the command.
             opening = asyncio.ensure_future(backend.open())
             while not (opening.done() or self.should_exit):
                 await asyncio.wait({opening}, timeout=_LOOK_SECONDS)
-            if self.should_exit:  # By a signal, which nobody but this loop looks at yet.
+            if self.should_exit:  # A signal has set it. Only this loop checks it at this point.
                 opening.cancel()
                 await asyncio.wait({opening})
                 await backend.close()
@@ -116,7 +116,7 @@ def _run(
                 self.error, self.should_exit = error, True
                 await backend.close()
                 return
-            gc.freeze()  # To look through what stays, models and modules, took 0.2 s now and then.
+            gc.freeze()  # Garbage collection of lasting objects (models, modules) took up to 0.2 s at a time.
             await super().startup(sockets)
             if self.started:
                 on_ready(f"http://{host}:{port}")
@@ -143,9 +143,9 @@ Point any OpenAI client here: `OpenAI(base_url="http://this-server/v1", api_key=
 
 
 def create_app(settings: ServerSettings, backend: Backend) -> Guard:
-    """The application; `backend` is open.
+    """Return the application. `backend` is opened when the server starts.
 
-    Raises StoreError when the data folder cannot be used, RequestError when an extension cannot be loaded.
+    Raises StoreError if the data folder cannot be used, RequestError if an extension cannot be loaded.
     """
     extensions = load_extensions()
     database = open_database(settings.data_dir / SERVER_DATABASE)
@@ -200,17 +200,17 @@ def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRo
 
     @router.get("", summary="List the models")
     def list_models() -> dict[str, Any]:
-        """The base model, all that jobs have made, checkpoints included, and other names for them."""
+        """List the base model, the models and checkpoints of all jobs, and other names for them."""
         return {"object": "list", "data": [model.as_wire() for model in models.all()]}
 
     @router.get("/{model:path}", summary="Retrieve a model")
     def retrieve_model(model: str) -> dict[str, Any]:
-        """One model by its name."""
+        """Return one model by its name."""
         return models.get(model).as_wire() | {"id": model}
 
     @router.delete("/{model:path}", summary="Delete a fine-tuned model")
     async def delete_model(model: str) -> dict[str, Any]:
-        """Forget a model that a job made, and delete its weights; 409 while a job needs it."""
+        """Delete a job's model and its weights. The answer is 409 while a job needs it."""
         name = models.get(model).name
         if name == models.base.name:
             raise ApiError(400, "the base model cannot be deleted", param="model")
@@ -227,19 +227,19 @@ def _engine_routes(pool: EnginePool) -> APIRouter:
 
     @router.post("/start", summary="Bring the engine back")
     async def start_engine() -> dict[str, Any]:
-        """Serve again; returns when the base model is in memory. Does nothing where it is."""
+        """Resume serving. Returns when the base model is in memory. Does nothing if it already is."""
         await pool.start()
         return pool.status()
 
     @router.post("/stop", summary="Put the engine away")
     async def stop_engine() -> dict[str, Any]:
-        """Let requests under way finish, and free the device. New requests wait, or get 503."""
+        """Let running requests finish, and free the device. New requests wait, or get 503."""
         await pool.stop()
         return pool.status()
 
     @router.get("/status", summary="Say what the engine does")
     async def engine_status() -> dict[str, Any]:
-        """`running`, `stopping` or `stopped`, and the models in memory."""
+        """Return `running`, `stopping` or `stopped`, and the models in memory."""
         return pool.status()
 
     return router
@@ -250,17 +250,17 @@ def _status_routes(metrics: Metrics, etude: str) -> APIRouter:
 
     @router.get("/health", summary="Is the server up")
     async def health() -> dict[str, str]:
-        """Answers as long as the server does; `/engine/status` is about its engine."""
+        """Answer as long as the server runs. For its engine, ask `/engine/status`."""
         return {"status": "ok"}
 
     @router.get("/version", summary="Which etude this is")
     async def version() -> dict[str, str]:
-        """The server's version."""
+        """Return the server's version."""
         return {"version": etude}
 
     @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     def prometheus() -> Response:
-        """Requests, tokens, queue and jobs, in Prometheus's text format."""
+        """Return requests, tokens, queue and jobs in Prometheus's text format."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router

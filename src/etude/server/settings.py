@@ -1,4 +1,4 @@
-"""How a server runs."""
+"""The settings of a server and of its workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from etude.wire.http_server import is_loopback
 _MEBIBYTE = 2**20
 
 LIFELINE = "ETUDE_SERVER_LIFELINE"
-"""The variable with the descriptor by which workers notice that their server is no more."""
+"""The environment variable that gives workers a pipe's descriptor. The pipe closes when their server ends."""
 
 
 class ServerSettings(BaseModel, frozen=True, extra="forbid"):
@@ -24,77 +24,77 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid"):
     model: str
     """A model folder, or a name on the Hugging Face hub."""
     name: str = Field(min_length=1)
-    """The name of that model for clients."""
+    """The name that clients use for the base model."""
     data_dir: Path
-    """Where files, jobs and fine-tuned models are kept."""
+    """The folder for files, jobs and fine-tuned models."""
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    """0 takes a free one."""
+    """0 takes a free port."""
     api_key: SecretStr | None = None
     engine: Literal["embedded", "vllm"] = "embedded"
-    """The engine that samples: in this process, or a vLLM that the server runs."""
+    """The engine that samples: `embedded`, in this process, or `vllm`, a vLLM that the server runs."""
     vllm_command: str = "vllm"
-    """vLLM's program, as a shell would take it."""
+    """The command that starts vLLM, as you would type it in a shell."""
     vllm_args: tuple[str, ...] = ()
-    """More options of `vllm serve`."""
+    """More options for `vllm serve`."""
     vllm_devices: tuple[str, ...] = ()
-    """The device of each of several vLLM processes; without any there is one, on all that there is."""
+    """The device of each vLLM process. If empty, one process uses all devices."""
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_batch: int = Field(default=256, ge=1)
-    """Sequences that an engine samples at once."""
+    """The number of sequences that an engine samples at once."""
     max_tokens: int = Field(default=512, ge=1)
-    """Most tokens of a chat completion that asks for no number."""
+    """The token limit of a chat completion that sets none."""
     max_queue: int = Field(default=1024, ge=1)
-    """Sequences under way and waiting; more are refused with 429."""
+    """The limit of running and waiting sequences. The server refuses more with 429."""
     max_models: int = Field(default=3, ge=1)
-    """Models in memory at once."""
+    """The number of models in memory at once."""
     max_body: int = Field(default=32 * _MEBIBYTE, ge=1024)
-    """Bytes of a request, but for uploads."""
+    """The limit of a request's size in bytes, except for uploads."""
     max_file: int = Field(default=512 * _MEBIBYTE, ge=1024)
-    """Bytes of an uploaded file."""
+    """The limit of an uploaded file's size in bytes."""
     max_connections: int = Field(default=2048, ge=1)
-    """Connections at once, idle ones among them; beyond them requests are answered with 503."""
+    """The limit of open connections, idle ones included. The server answers more with 503."""
     running_jobs: int = Field(default=1, ge=1)
-    """Training jobs at once."""
+    """The number of jobs that train at once."""
     training_processes: int | None = Field(default=None, ge=1)
-    """Processes that train a job together; None takes one for each GPU."""
+    """The number of processes that train a job together. None starts one per GPU."""
     algorithms: tuple[str, ...] = ()
-    """Algorithms of one's own that jobs may name, as import paths `module:Name`; the server imports them."""
+    """Import paths `module:Name` of custom algorithms that jobs may name. The server imports them."""
     shard_training: bool = False
-    """Whether each of these processes holds only a part of the weights and of the optimiser's state."""
+    """Give each training process only a part of the weights and of the optimiser state."""
     cluster: RayConfig | None = None
-    """The Ray cluster whose nodes train; None trains on this machine."""
+    """The Ray cluster whose nodes train. None trains on this machine."""
     samplers: int = Field(default=0, ge=0)
-    """vLLM processes on the nodes of the cluster; without any they are on this machine."""
+    """The number of vLLM processes on the cluster's nodes. With 0, vLLM runs on this machine."""
     sampler_cpus: float = Field(default=1.0, ge=0)
-    """CPUs that Ray sets aside for each of them."""
+    """The CPUs that Ray reserves for each sampler."""
     sampler_gpus: float | None = Field(default=None, ge=0)
-    """GPUs for each; None takes one where the cluster has any, unless the device is `cpu`."""
+    """The GPUs for each sampler. None reserves one if the cluster has GPUs and the device is not `cpu`."""
     waiting_jobs: int = Field(default=100, ge=1)
-    """Jobs in the queue; more are refused with 429."""
+    """The limit of queued jobs. The server refuses more with 429."""
     checkpoint_steps: int = Field(default=10, ge=1)
-    """Optimiser steps between two checkpoints that an interrupted job resumes from."""
+    """Optimiser steps between two checkpoints. An interrupted job resumes from the last one."""
     engine_wait: float = Field(default=30.0, ge=0)
-    """Seconds that a request waits for an engine that was put away."""
+    """Seconds that a request waits for an engine that was stopped."""
     stop_engine_for_jobs: bool = False
-    """Put the engine away while jobs train, to leave them the device."""
+    """Stop the engine while jobs train, so that they have the device."""
     log_level: LogLevel = LogLevel.INFO
-    """From which level on log lines are shown, those of training processes too."""
+    """The lowest level of log lines to show, also in training processes."""
     drain: float = Field(default=30.0, ge=0)
-    """Seconds that requests under way have to finish when the server is stopped."""
+    """Seconds that running requests have to finish when the server stops."""
 
 
 class WorkerOrder(BaseModel, frozen=True):
-    """The job of a worker. It may be on the worker's command line, and has no secrets."""
+    """The job of a worker. It can appear on a command line, so it contains no secrets."""
 
     job: str
     settings: ServerSettings
-    """The server's, without its key, and with the number of processes that train the job together."""
+    """The server's settings, without its key and with the resolved number of training processes."""
 
 
 def server_settings(**given: Any) -> ServerSettings:
-    """The settings, checked. Raises RequestError that names what is wrong."""
+    """Return the checked settings. Raises RequestError that names the wrong option."""
     try:
         settings = ServerSettings(**given)
     except ValidationError as error:
@@ -120,7 +120,7 @@ def server_settings(**given: Any) -> ServerSettings:
 
 
 def require_safe(settings: ServerSettings) -> None:
-    """Raise RequestError for a server that others can reach and that has no key."""
+    """Raise RequestError if other machines can reach the server and it has no key, or if its key is empty."""
     if settings.api_key is None and not is_loopback(settings.host):
         raise RequestError(
             f"--host {settings.host} lets other machines in, and there is no API key; put one in an "
@@ -131,15 +131,15 @@ def require_safe(settings: ServerSettings) -> None:
 
 
 def training_processes(settings: ServerSettings) -> int:
-    """As many as the settings say, or else one for each GPU.
+    """Return the configured number of training processes, by default one per GPU.
 
-    Raises RequestError when there are more than GPUs to train on.
+    Raises RequestError if the number exceeds the GPUs to train on.
     """
     if settings.cluster is not None:
         return settings.cluster.learners or 1
     import torch
 
-    # None on the CPU, which any number of processes share.
+    # None on the CPU, which any number of processes can share.
     asked, gpus = settings.training_processes, None if settings.device == "cpu" else 1
     if settings.device in ("auto", "cuda"):
         gpus = torch.cuda.device_count() or (1 if torch.backends.mps.is_available() else None)

@@ -1,4 +1,4 @@
-"""The server's database and folders, as its workers see them: on its machine, or on another one."""
+"""The server's database and folders for its workers, on its own machine or another one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _stores(settings: ServerSettings, database: Engine) -> Stores:
 
 @contextmanager
 def stores_here(settings: ServerSettings) -> Iterator[Stores]:
-    """The stores of a database on this machine. Raises StoreError when it cannot be opened."""
+    """Yield the stores of a database on this machine. Raises StoreError if it cannot be opened."""
     database = open_database(settings.data_dir / SERVER_DATABASE)
     try:
         yield _stores(settings, database)
@@ -46,13 +46,13 @@ def stores_here(settings: ServerSettings) -> Iterator[Stores]:
 
 
 def stores_of(order: str) -> Stores:
-    """Those of a worker's order, for as long as the process lives: no other machine can open the database."""
+    """Return the stores for a worker's order. They stay open, as no other machine can open the database."""
     settings = WorkerOrder.model_validate_json(order).settings
     return _stores(settings, open_database(settings.data_dir / SERVER_DATABASE))
 
 
 def stores_at(seat: Seat) -> Stores:
-    """The same for a process of a cluster: every call goes to the head. Raises HeadLost when used."""
+    """Return stores for a process of a cluster: every call goes to the head. Raises HeadLost when used."""
 
     class Remote:
         def __init__(self, store: str) -> None:

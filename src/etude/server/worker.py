@@ -1,6 +1,6 @@
 """The worker: one or more processes that train a job of the database, from its file to a new model.
 
-`python -m etude.server.worker [ORDER]`. Without an order it is the nursery of those that are forked.
+Without an order, `python -m etude.server.worker [ORDER]` is the nursery, which forks workers.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from etude.wire.http_server import ApiError
 
 _LOG = logging.getLogger("etude.server.worker")
 _ALONE_SECONDS = 60.0
-"""For a worker to end with a checkpoint once its server is no more."""
+"""Seconds for a worker to end with a checkpoint after its server has ended."""
 _IDLE_SECONDS = 900.0
-"""After which a nursery without orders and workers ends, to give back its memory."""
+"""Seconds after which an idle nursery without workers ends, to free its memory."""
 
 
 def work(order: WorkerOrder, seat: Seat | None = None) -> bool:
-    """Train the job, alone or as one of its processes; whether this one has done its part.
+    """Train the job, alone or as one of its processes. Return whether this process did its part.
 
-    `seat` is the place of this process, where a cluster started it.
+    `seat` is this process's place in a cluster, if a cluster started it.
     """
     load_algorithms(order.settings.algorithms)
     opened = stores_here(order.settings) if seat is None else nullcontext(stores_at(seat))
@@ -78,22 +78,22 @@ def work(order: WorkerOrder, seat: Seat | None = None) -> bool:
         with together as team, opened as stores:
             return run_order(order, team, stores, seat)
     except (PeerLost, HeadLost) as error:
-        # The job goes on from its last checkpoint, with new processes.
+        # The job resumes from its last checkpoint, with new processes.
         _LOG.error("job %s: %s", order.job, error)
         return False
 
 
 def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None = None) -> bool:
-    """Train the job, unless another worker does; how it ended is in the database.
+    """Train the job, unless another worker does. The result is in the database.
 
-    False when it failed. Raises PeerLost and HeadLost.
+    Returns False if the job failed. Raises PeerLost and HeadLost.
     """
     jobs, lock = stores.jobs, None
     try:
         if seat is None:
             lock = JobFolder(order.settings.data_dir, order.job).locked(team)
         else:
-            # The lock of a job on a cluster is its launcher's, and the processes have others.
+            # A cluster job's launcher holds the lock of the job. Its processes have other locks.
             seat.require_shared()
             lock = seat.lock(team)
         if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
@@ -125,7 +125,7 @@ def _train(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None) ->
     settings = settings.model_copy(update=loading_of(team, settings.device, settings.dtype))
 
     def look(canceled: Event, stopping: Event) -> None:
-        """The job may be canceled or paused."""
+        """Check whether the job was cancelled or paused."""
         status = stores.jobs.get(order.job)["status"]
         if status in FINAL:
             canceled.set()
@@ -137,12 +137,12 @@ def _train(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None) ->
 
 
 def _nursery() -> WorkerOrder | None:
-    """Fork a worker for each order, a line on standard input: its order in the worker, and None in the end.
+    """Fork a worker for each order, a line on standard input. Return its order in a worker, else None.
 
-    Says on standard output who was started (`PID`), and how each ended (`PID CODE`). What takes seconds to
-    import is imported before. The nursery ends after its input and its workers, or a while without either.
+    Print each started worker (`PID`) and its exit code (`PID CODE`) to standard output. Do slow imports
+    first. End after the input and the workers have ended, or after a while without workers or orders.
     """
-    with suppress(ImportError):  # A job that needs it will say so.
+    with suppress(ImportError):  # A job that needs the extra reports it.
         import peft  # noqa: F401
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
     with suppress(EtudeError):
@@ -182,8 +182,8 @@ def _nursery() -> WorkerOrder | None:
 
 
 def end_with_the_server(connection: int) -> None:
-    """Have this process end as by SIGTERM once the other end of a connection is closed, as it is by the
-    server's end, and by SIGKILL if that takes too long."""
+    """Send this process SIGTERM when the other end of a connection closes, as it does when the server ends.
+    Send SIGKILL if the process then takes too long."""
 
     def watch() -> None:
         poll = select.poll()
@@ -197,12 +197,12 @@ def end_with_the_server(connection: int) -> None:
 
 
 def _say(line: str) -> None:
-    with suppress(BrokenPipeError):  # A server that was killed does not listen any more.
+    with suppress(BrokenPipeError):  # A server that was killed no longer listens.
         os.write(1, line.encode() + b"\n")
 
 
 def _born(line: bytes) -> WorkerOrder:
-    """The order of the worker that this process is from now on; its output is the job's log."""
+    """Turn this fork into a worker whose output goes to the job's log. Return its order."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -214,15 +214,15 @@ def _born(line: bytes) -> WorkerOrder:
     ):
         for descriptor, file in enumerate((nothing, log, log)):
             os.dup2(file.fileno(), descriptor)
-    if sys.platform != "linux":  # Elsewhere a library may break in a fork.
+    if sys.platform != "linux":  # On other systems, libraries may break in a fork.
         os.execv(sys.executable, [sys.executable, "-m", "etude.server.worker", line.decode()])
     return order
 
 
 def main(seat: Seat | None = None, *arguments: str) -> int:
-    """Work by the order in the arguments, on the command line or on standard input; the exit code.
+    """Run the order from the arguments, the command line or standard input. Return the exit code.
 
-    A cluster calls it with the place of the process.
+    A cluster calls this with the seat of the process.
     """
     set_up_process()
     show_logs(LogLevel.INFO)
@@ -240,7 +240,7 @@ def main(seat: Seat | None = None, *arguments: str) -> int:
 
 
 KEPT_CHECKPOINTS = 3
-"""Checkpoints of a job that can be asked as models: those of its last epochs."""
+"""The number of a job's checkpoints that clients can call as models, from its last epochs."""
 
 _COLUMNS = ("loss", "learning_rate", "tokens_per_s", "valid_loss")
 _HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
@@ -249,10 +249,10 @@ _HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
 def train_job(
     settings: ServerSettings, job: Row, stores: Stores, team: Team, canceled: Event, stopping: Event
 ) -> None:
-    """Train a job, from its newest checkpoint, and make its model. All processes of the team call it.
+    """Train a job from its newest checkpoint, and make its model. All processes of the team call this.
 
-    Raises TrainingError for rows that the model cannot take, ApiError for a model or file that is gone,
-    TrainingCanceled when `canceled` is set, and Interrupted, after a checkpoint, when `stopping` is.
+    Raises TrainingError for rows that the model cannot take, and ApiError if a model or file is gone. Raises
+    TrainingCanceled when `canceled` is set. Raises Interrupted, after a checkpoint, when `stopping` is set.
     """
     values: Mapping[str, Any] = job["hyperparameters"]
     algorithm = job_algorithm(job["method"], values)
@@ -294,7 +294,7 @@ def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy
 
 
 class _Reporter(JobListener):
-    """Writes what a job does into the database: events, checkpoints that are models, and its end."""
+    """A listener that writes a job's events, model checkpoints and end to the database."""
 
     def __init__(self, job: Row, stores: Stores, data_dir: Path) -> None:
         self._job = job
@@ -303,7 +303,7 @@ class _Reporter(JobListener):
         self._files = stores.files
         self._data_dir = data_dir
         self._clock = (time.time(), 0)
-        """When this worker began, and after which step."""
+        """When this worker began, and the number of steps done before."""
 
     def went_back(self, step: int, damage: Sequence[str]) -> None:
         on = f"the job goes on from step {step}" if step else "the job begins anew"
@@ -315,7 +315,7 @@ class _Reporter(JobListener):
         self._jobs.add_event(self._id, f"Fine-tuning job started{resumed}", once=f"started {done}")
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-        """An event, and when the job is expected to end."""
+        """Add an event, and update the estimated end of the job."""
         loss = metrics.get("loss", math.nan)
         message = f"Step {step.number}/{step.of}: training loss={loss:.4f}"
         if "valid_loss" in metrics:
@@ -330,7 +330,7 @@ class _Reporter(JobListener):
     def checkpointed(
         self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
     ) -> Collection[int]:
-        """One at the end of an epoch can be asked as a model."""
+        """Make the checkpoint callable as a model if it ends an epoch."""
         if step.ends_epoch:
             finite = _finite(metrics)
             shown = {"step": step.number, "train_loss": finite.get("loss")}
@@ -351,7 +351,7 @@ class _Reporter(JobListener):
         history: Sequence[Mapping[str, float]],
         tokens: int,
     ) -> None:
-        """Write the model and the table of steps. Raises TrainingError when no weight has changed."""
+        """Write the model and the table of steps. Raises TrainingError if no weight has changed."""
         folder = self._data_dir / "models" / self._id
         with draft_of(folder) as draft:
             draft.mkdir(parents=True)
@@ -366,7 +366,7 @@ class _Reporter(JobListener):
         self._jobs.succeed(self._id, model, trained_tokens=tokens, result_files=[results])
 
     def _model(self, folder: Path, digest: str, step: int | None) -> Row:
-        """The row of a model, whose folder is relative: the data folder may be moved."""
+        """Return a model's row. Its folder is relative, because the data folder may be moved."""
         values = self._job["hyperparameters"]
         rank = values["lora_rank"]
         return {
@@ -381,13 +381,13 @@ class _Reporter(JobListener):
 
 
 def _line(step: int, metrics: Mapping[str, float]) -> str:
-    """A line of the table of steps; a number that is not finite is left out."""
+    """Return a line of the table of steps, without numbers that are not finite."""
     finite = _finite(metrics)
     return ",".join([str(step), *(f"{finite[name]:.6g}" if name in finite else "" for name in _COLUMNS)])
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """JSON has no other numbers."""
+    """Drop numbers that JSON cannot represent."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
