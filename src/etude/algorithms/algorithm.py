@@ -180,7 +180,7 @@ class Algorithm(Collecting):
     def units(
         self, groups: Sequence[Sequence[SampleOrPair]], divergences: Divergences | None = None
     ) -> tuple[list[tuple[Sample, ...]], dict[str, float]]:
-        """Return all units of a job in the learner's form, and metrics of the measurements for them.
+        """Return all units of a job in the learner's form, and the metrics measured for them.
 
         Raises TrainingError if the algorithm needs divergences and `divergences` is None.
         """
@@ -214,7 +214,7 @@ class Algorithm(Collecting):
         return Skipped(reason=reason)
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
-        """Return a factor on the weights of each sample of an optimiser step: the mean over all tokens."""
+        """Return factors on the samples' weights that turn a step's sums into a mean over all tokens."""
         total = sum(sum(sample.loss_weights) for unit in units for sample in unit)
         return [[1.0 / max(total, 1e-9)] * len(unit) for unit in units]
 

@@ -157,7 +157,7 @@ class CollectingBuilder(TrajectoryBuilder):
         self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._replacements: dict[int, int] = {}
-        """By epoch, the number of examples played to replace flat ones."""
+        """The number of examples that each epoch played to replace flat ones."""
 
     @property
     def methods(self) -> tuple[Method, ...]:

@@ -57,7 +57,7 @@ class Preferences(Algorithm, name=""):
     beta: OfGradient[FiniteFloat] = Field(0.1, gt=0)
     """Set how strongly preferences pull away from the reference."""
     label_smoothing: OfGradient[float] = Field(0.0, ge=0, lt=0.5)
-    """Set the share of pairs that may have the wrong order (cDPO)."""
+    """Set which share of pairs may have the wrong order (cDPO)."""
     loss_type: OfGradient[Literal["sigmoid", "sigmoid_norm", "ipo"]] = "sigmoid"
     """Choose DPO's loss, the same on means per token, or IPO's (on means per token)."""
     reference: OfGradient[Literal["sampler", "base"]] = "sampler"

@@ -105,7 +105,7 @@ class Tally:
     left_out: Counter[str] = field(default_factory=Counter)
     """The counts of everything that the algorithm left out, by reason."""
     reward_groups: dict[str, int] = field(default_factory=dict)
-    """The number of groups `compared` within, and of `flat` ones among them, without an advantage."""
+    """Groups with several rewards (`compared`), and those of them without an advantage (`flat`)."""
 
     def leave_out(self, reason: str, count: int) -> None:
         """Count what an algorithm leaves out. A reason with a count of 0 is not kept."""

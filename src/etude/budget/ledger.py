@@ -1,7 +1,9 @@
-"""The ledger: the one place that counts a run's spending and limits it. A call is charged when it was made,
-whatever happens to its answer. A resumed run reads answers from its journal and asks no model again, so it
-counts nothing twice. Before a call begins, the ledger reserves the most that it can cost. A call that does
-not fit waits until others have ended. If no others are left, the run stops."""
+"""The ledger: the one place that counts a run's spending and limits it.
+
+A call is charged when it is made, even if its answer is lost. A resumed run reads answers from its journal,
+so it pays for nothing twice. The ledger reserves the most that a call can cost before it begins. A call that
+does not fit waits until others have ended. If no others are left, the run stops.
+"""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _watch(runs: dict[Any, int], desk: Any, stopping: threading.Event) -> None:
         for run in ended:
             try:
                 ray.get(run)
-            except Exception as error:  # noqa: BLE001  whatever it was ends the team, and is told by its cause
+            except Exception as error:  # noqa: BLE001  any error ends the team, and its cause is reported
                 failures[left[run]] = error
                 deadline = min(deadline, time.monotonic() + _LAST_WORDS_SECONDS)
             del left[run]

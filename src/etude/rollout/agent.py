@@ -38,7 +38,7 @@ class AgentConfig(WorkflowConfig, name="agent"):
     `question`, or the only input."""
 
     def workflow(self, *sets: ToolSet) -> Workflow:
-        """Return the agent as a workflow, with tool sets besides the config's."""
+        """Return the agent as a workflow, with additional tool sets."""
         return Workflow(self.type_name, _answer, self.timeout, {"config": self, "sets": sets}, sets)
 
 

@@ -22,7 +22,7 @@ from etude.wire.endpoint import EndpointServer
 from etude.wire.sampling import change_sampling
 
 _SETTLE_SECONDS = 30.0
-"""Seconds to wait for calls under way when a run stops by itself."""
+"""Seconds to wait for calls under way before an orderly stop of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class Collector:
                     model = self._models.choose(None)
                     await write_episode(self._journal, job.logged.played(job.id, job.generation, model))
                 await finished.put(await play(job))
-        except Exception as error:  # noqa: BLE001  the jobs are the caller's code; it is raised there
+        except Exception as error:  # noqa: BLE001  the jobs are the caller's code; `collect` raises it
             await finished.put(error)
         else:
             await finished.put(None)

@@ -175,7 +175,7 @@ class Episode:
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
         input: str = "",
-        timeout: float | None = None,  # noqa: ASYNC109  as subprocess.run has it
+        timeout: float | None = None,  # noqa: ASYNC109  like subprocess.run
         check: bool = True,
     ) -> ProgramResult:
         """Run another program to its end, such as a coding agent that uses this episode's model.

@@ -76,7 +76,7 @@ def no_exit(whose: str) -> Iterator[None]:
         yield
     except (Exception, asyncio.CancelledError, GeneratorExit):
         raise
-    except BaseException as error:  # noqa: BLE001  all that is left would end the program
+    except BaseException as error:  # noqa: BLE001  any other error would end the program
         raise RuntimeError(f"{whose} raised {words_of(error)}").with_traceback(error.__traceback__) from None
 
 

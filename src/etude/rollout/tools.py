@@ -33,9 +33,11 @@ T = TypeVar("T")
 
 
 class FunctionTools:
-    """Tools that are Python functions, sync or async, described by annotations and docstrings. An exception
-    of a function is the tool's error, which the model sees. Sync functions run in threads, at the same time
-    as others. Raises RequestError for a function that cannot be described, and for two of one name."""
+    """Tools that are Python functions, sync or async, described by annotations and docstrings.
+
+    A function's exception is the tool's error, which the model sees. Sync functions run in threads. Raises
+    RequestError for a function that cannot be described, and for two of one name.
+    """
 
     forgets = False
     """The program manages a function's memory."""

@@ -74,7 +74,7 @@ class Workflow:
     @functools.cached_property
     def is_async(self) -> bool:
         """Whether the function is a coroutine function."""
-        call = getattr(self.fn, "__call__", None)  # noqa: B004  not whether it is callable, but what is called
+        call = getattr(self.fn, "__call__", None)  # noqa: B004  the called method itself is needed
         return inspect.iscoroutinefunction(inspect.unwrap(self.fn)) or inspect.iscoroutinefunction(call)
 
     @property

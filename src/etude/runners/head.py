@@ -281,7 +281,7 @@ _Waiting: TypeAlias = "deque[asyncio.Future[Place]]"
 
 
 class Places:
-    """Places for a bounded number of episodes each. An episode gets the emptiest place, or one alone.
+    """Places for a bounded number of episodes each. Each gets the emptiest place, or a place for itself.
 
     Waiting episodes are woken in turn, and only when there is a place. So an episode costs the same with any
     number of runners and of waiting episodes.
@@ -324,12 +324,12 @@ class Places:
             self._leave(place)
 
     def close(self, place: Place) -> None:
-        """Give this place to nobody any more."""
+        """Stop giving out this place."""
         place.is_closed = True
         self._by_load[place.episodes].pop(place, None)
 
     def hold(self, place: Place, starting: asyncio.Task[None]) -> None:
-        """Give this place to nobody while its runner starts. On failure all waiting get its error."""
+        """Hold back this place while its runner starts. On failure, raise its error in all waiters."""
         place.starting = starting
         self._by_load[place.episodes].pop(place, None)
         starting.add_done_callback(lambda task: self._offer(place, task))

@@ -203,7 +203,7 @@ class Link:
 
         try:
             frame = ["answer", number, await self._answer(method, parameters, note)]
-        except Exception as error:  # noqa: BLE001  whatever it is, it is raised where the question was asked
+        except Exception as error:  # noqa: BLE001  the asking end raises it
             frame = ["error", number, _as_json(error)]
         finally:
             self._answering.pop(number, None)

@@ -53,7 +53,7 @@ four per second, a thousand idle runners would use all of its time and more."""
 
 
 class RunnerPool:
-    """Plays episodes in runners, each of which plays a bounded number of them at a time."""
+    """Plays episodes in runners. Each runner plays a bounded number of them at a time."""
 
     def __init__(
         self,

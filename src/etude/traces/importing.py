@@ -1,5 +1,7 @@
-"""From the calls of a log to the chats of a run folder, to look at, score and learn from. Decides which calls
-form a chat, which chats began alike, and which parts to leave out. Has the dataset `logged`."""
+"""From the calls of a log to the chats of a run folder, to look at, score and learn from.
+
+Decides which calls form a chat, which chats began alike, and which parts to leave out.
+"""
 
 import asyncio
 import hashlib

@@ -242,8 +242,7 @@ def _stopped(
     limits: Limits,
     cancelled: threading.Event,
 ) -> str | None:
-    """Collect the reports of a process until it ends. Returns the limit for which it must be killed, or
-    None."""
+    """Collect a process's reports until it ends. Returns the limit that it must be killed for, or None."""
     assert process.stderr is not None
     pipe, poll = process.stderr.fileno(), select.poll()
     poll.register(pipe, select.POLLIN)
