@@ -143,7 +143,7 @@ class Dpo(Preferences, name="dpo"):
         return [UnitGroup.of_pairs(self.turn_pairs(part, collected.tally)) for part in parts]
 
     def parts(self, group: Group, tally: Tally) -> list[Group]:
-        """Return a group for each agent if turns of plays are compared: they count by agent."""
+        """Return a group for each agent if turns of plays are compared, since payoffs are per agent."""
         plays = [scored for scored in group if is_play(scored.episode)]
         return [*by_agent(plays)] if self.compare == "turns" and plays else super().parts(group, tally)
 
