@@ -74,7 +74,7 @@ def shipped(config: Config, *, over_network: bool = False, at_head: Collection[s
 
 
 def received(data: dict[str, Any]) -> Config:
-    """Return the config from the JSON of `shipped`. Raises ConfigError for components missing here."""
+    """Read `shipped` JSON. Raises RequestError for missing variables, ConfigError for missing components."""
     missing = [
         f"{name} (for {dotted(path)})"
         for path, text in strings(data)
