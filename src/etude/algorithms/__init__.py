@@ -1,1 +1,1 @@
-"""TrajectoryBuilder and the algorithms."""
+"""Algorithms, and the `TrajectoryBuilder` interface."""

@@ -1,7 +1,7 @@
-"""Algorithm: which samples come from the episodes of a group, with which advantages, under which loss.
+"""The base class of algorithms: which samples a group of episodes gives, with which advantages and loss.
 
-An algorithm is a class of pure functions whose fields are its options, each declared once: the config's
-schema, the reference page, the hyperparameters of the server's jobs and the checks are derived from them.
+An algorithm is a class of pure functions whose fields are its options. Each option is declared once. The
+config's schema, the reference page, the hyperparameters of server jobs and the checks are derived from it.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ if TYPE_CHECKING:
     from etude.learner.objective import MicroBatch
 
 Divergences = Callable[[Sequence[Sample]], list[list[float]]]
-"""For each turn of each sample Σ log π_sampled - log π_reference over its tokens: `Learner.divergences`."""
+"""Per sample, per turn: Σ log π_sampled - log π_reference over the turn's tokens (`Learner.divergences`)."""
 
 
 _ROUNDING = 1e-9
-"""Advantages that are smaller are what rounding leaves of equal rewards."""
+"""Advantages below this are rounding noise between equal rewards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """Marks an option of an algorithm that is about the gradient: it travels with a job's data."""
+    """Marks an algorithm's option that concerns the gradient. Such options travel with a job's data."""
 
     everywhere: bool = True
-    """Whether a server has it too, and not only a learner in this process."""
+    """True if a server supports the option too; False if only a learner in this process does."""
 
 
 T = TypeVar("T")
 
 OfGradient: TypeAlias = Annotated[T, Gradient()]
-"""`clip_low: OfGradient[float] = Field(0.2, …)`; options without the mark are about collecting."""
+"""`clip_low: OfGradient[float] = Field(0.2, …)`. Options without the mark concern the collection."""
 
 
 class Algorithm(Collecting):
-    """Base of all algorithms. Its fields are the options; a subclass is registered when it is defined.
+    """Base class of all algorithms. Its fields are the options. Defining a subclass registers it.
 
-    `class MaxRL(Algorithm, name="maxrl")` is `_type: maxrl`, and without a name `_type: my_module:MaxRL`.
-    A subclass overrides what it does otherwise: `samples` or `groups` (which samples come from a group of
-    scored episodes), `advantages`, `loss`. For the learner it is an `etude.learner.objective.Objective`.
+    `class MaxRL(Algorithm, name="maxrl")` is `_type: maxrl`; without a name it is `_type: my_module:MaxRL`. A
+    subclass overrides what differs: `samples` or `groups` (the samples of a group of scored episodes),
+    `advantages`, `loss`. The learner uses it as an `etude.learner.objective.Objective`.
     """
 
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised")
-    """The methods that make its loss: a subclass that overrides none of them has the loss of its parent."""
+    """The methods that make the loss. A subclass that overrides none of them has its parent's loss."""
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Raises RequestError for an option that it does not have.
+        """Create the algorithm. Raises RequestError for an unknown option.
 
-        What a config has is checked elsewhere, with its line: pydantic makes that without these arguments.
+        Options from a config are checked elsewhere, with their line. Pydantic passes none of them here.
         """
         unknown = next((name for name in options if name not in names_of(cls)), None)
         if unknown is None:
@@ -85,7 +85,7 @@ class Algorithm(Collecting):
 
     @classmethod
     def __pydantic_init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
-        """Register the class under its name, or under its import path; with the name "" not at all."""
+        """Register the class under its name or its import path. The name "" registers nothing."""
         path = f"{cls.__module__}:{cls.__qualname__}"
         super().__pydantic_init_subclass__(name=path if name is None else name, **kwargs)
         for interface in (Collecting, Algorithm):
@@ -94,35 +94,35 @@ class Algorithm(Collecting):
             register_trajectory_builder(config_type=cls)(_build)
 
     def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
-        """Its own name, and the options of its gradient."""
+        """Return the algorithm's own name and its gradient options."""
         return self.type_name, self.gradient()
 
     def gradient(self) -> dict[str, Any]:
-        """The options of the gradient, as JSON."""
+        """Return the gradient options as JSON."""
         return self.model_dump(mode="json", include={*gradient_fields(type(self))})
 
     @property
     def skips_idle(self) -> bool:
-        """Whether units without advantage have no gradient and need not be computed. An algorithm whose loss
-        has another term, which reaches them, says no."""
+        """Whether units without an advantage have no gradient, so that the learner can skip them. False for
+        an algorithm whose loss has another term that reaches such units."""
         return self.kind == "samples" and not self.needs() & {"reference", "entropy"}
 
     def advantages(self, group: Sequence[Sample]) -> Sequence[Sequence[float]] | None:
-        """For each sample of a group a number for each of its turns; None where the loss wants none."""
+        """Return one number per turn for each sample of a group, or None if the loss needs no advantages."""
         return None
 
     def differ(self, group: Sequence[Sample]) -> bool:
-        """Whether any of the samples that are compared with each other has an advantage; where the loss wants
-        none, whether they have earned different rewards."""
+        """Return whether any of the compared samples has an advantage. For a loss without advantages, return
+        whether the samples earned different rewards."""
         values = self.advantages(group)
         if values is None:
             return len({(sample.reward, *(sample.returns or ())) for sample in group}) > 1
-        # What is no number counts: it is refused by name where it is assigned.
+        # NaN counts as different here. `_with_advantages` refuses it by name.
         return any(not abs(value) <= _ROUNDING for turns in values for value in turns)
 
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
-        """For each group of a collection whether it has something to compare: advantages as this algorithm
-        gives them, or, of pairs and of what is imitated, rewards that are not all equal."""
+        """Return for each group of a collection whether it has something to compare. For samples, that means
+        advantages. For pairs and imitation, it means rewards that are not all equal."""
         if self.kind != "samples":
             return super().compared(groups)
         samples = [group.samples for group in groups]
@@ -133,26 +133,26 @@ class Algorithm(Collecting):
         return [any(abs(gain) > _ROUNDING for sample in each for gain in sample.gains) for each in own]
 
     def to_compare(self, episodes: Sequence[Group], collected: Collected) -> Sequence[UnitGroup]:
-        """The groups within which it compares: of samples, those that it makes."""
+        """Return the groups within which the algorithm compares: for samples, the groups it makes."""
         make = self.groups if self.kind == "samples" else super().to_compare
         return make(episodes, collected)
 
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
-        """Whether a job on the groups would change nothing: there is no advantage, and no other term of the
-        loss. The KL is none while the policy is the model that training began with (`at_base`)."""
+        """Return whether a job on the groups would change nothing: no advantages and no other loss term.
+        `at_base` means that the policy is still the model that training began with, so its KL is zero."""
         if self.kind != "samples" or self.needs() & {"entropy", "divergence"}:
             return False
         has_other_term = not self.skips_idle and not ("reference" in self.needs() and at_base)
         return not has_other_term and not self.teaches([group.samples for group in groups if group.units])
 
     def teaches(self, groups: Sequence[Sequence[Sample]]) -> bool:
-        """Whether any sample of a job has an advantage, as far as samples without token ids tell."""
+        """Return whether any sample of a job has an advantage. Samples without token ids count as such."""
         if not all(map(_has_tokens, groups)):
             return True
         return any(sample.has_gradient for group in self.assigned(groups) for sample in group)
 
     def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """All samples of a job with their advantages; a group that has them already keeps them."""
+        """Return all samples of a job with advantages. Groups that already have them keep them."""
         assigned: list[list[Sample]] = []
         for group in groups:
             known = all(sample.advantages is not None for sample in group)
@@ -161,7 +161,7 @@ class Algorithm(Collecting):
         return assigned
 
     def _with_advantages(self, group: Sequence[Sample], values: Sequence[Sequence[float]]) -> list[Sample]:
-        """The samples of a group with their advantages. Raises TrainingError for what are none."""
+        """Add advantages to a group's samples. Raises TrainingError for missing or invalid values."""
         who = f"{self.type_name}: `advantages` gives each sample a list with a finite number for each turn"
         try:
             rows = [[number(value) for value in turns] for turns in values]
@@ -180,9 +180,9 @@ class Algorithm(Collecting):
     def units(
         self, groups: Sequence[Sequence[SampleOrPair]], divergences: Divergences | None = None
     ) -> tuple[list[tuple[Sample, ...]], dict[str, float]]:
-        """All units of a job as the learner takes them, and metrics of what was measured on the way.
+        """Return all units of a job in the learner's form, and the metrics measured for them.
 
-        Raises TrainingError when it needs divergences and nobody can measure them.
+        Raises TrainingError if the algorithm needs divergences and `divergences` is None.
         """
         if self.kind == "pairs":
             return [unit.samples for group in groups for unit in group], {}
@@ -202,7 +202,7 @@ class Algorithm(Collecting):
     def reason_to_skip(
         self, groups: Sequence[Sequence[SampleOrPair]], *, at_base: bool = False
     ) -> Skipped | None:
-        """Why a job on these groups could change nothing; None where it may, as far as is known before it."""
+        """Return why a job on these groups could change nothing, or None if it may change something."""
         if not self.is_idle([*map(UnitGroup, groups)], at_base=at_base):
             return None
         reason = (
@@ -214,20 +214,20 @@ class Algorithm(Collecting):
         return Skipped(reason=reason)
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
-        """For every sample of an optimiser step the factor of its weights: here the mean over all tokens."""
+        """Return factors on the samples' weights that turn a step's sums into a mean over all tokens."""
         total = sum(sum(sample.loss_weights) for unit in units for sample in unit)
         return [[1.0 / max(total, 1e-9)] * len(unit) for unit in units]
 
     def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """The micro-batch's share of the step's loss and of its metrics.
+        """Return the micro-batch's share of the step's loss and metrics.
 
-        `logprobs_BT` are those of the policy in training, with gradient; `batch.weights_BT` are normalised.
+        `logprobs_BT` belong to the policy in training, with gradient. `batch.weights_BT` are normalised.
         """
         raise _no_loss(self)
 
 
 async def _build(config: Algorithm, builder: Builder) -> AsyncIterator[CollectingBuilder]:
-    """The trajectory builder of any algorithm. Raises RequestError for what could never teach anything."""
+    """Build the trajectory builder of any algorithm. Raises RequestError if it could never learn anything."""
     if type(config).loss is Algorithm.loss:
         raise _no_loss(config)
     await config.check_protocol(builder)
@@ -242,7 +242,7 @@ def _no_loss(algorithm: Algorithm) -> RequestError:
 
 
 def gradient_fields(algorithm: type[Algorithm], *, at_server: bool = False) -> Iterator[str]:
-    """The names of the options that are about the gradient; of those, the ones that a server has too."""
+    """Yield the names of the gradient options; with `at_server`, only those that a server supports."""
     for name, field in algorithm.model_fields.items():
         marks = [mark for mark in field.metadata if isinstance(mark, Gradient)]
         if any(mark.everywhere or not at_server for mark in marks):
@@ -250,14 +250,14 @@ def gradient_fields(algorithm: type[Algorithm], *, at_server: bool = False) -> I
 
 
 def changed_options(algorithm: Algorithm, of: type[Algorithm] | None = None) -> dict[str, Any]:
-    """The options of the gradient (those that the class `of` has) that are not its defaults, as JSON."""
+    """Return the gradient options (of the class `of`) that differ from their defaults, as JSON."""
     kind = of or type(algorithm)
     values = algorithm.model_dump(mode="json", include={*gradient_fields(kind)})
     return {name: value for name, value in values.items() if value != kind.model_fields[name].get_default()}
 
 
 def algorithm_type(name: Method) -> type[Algorithm]:
-    """The class of that name, imported where it is `module:Name`. Raises RequestError."""
+    """Return the algorithm class with this name, or import it from `module:Name`. Raises RequestError."""
     if is_import_path(name) and name not in registry.names("trajectory_builders"):
         import_object(name)
     algorithm = registry.lookup("trajectory_builders", name).config_type
@@ -269,9 +269,9 @@ def algorithm_type(name: Method) -> type[Algorithm]:
 
 
 def load_algorithms(paths: Sequence[str]) -> None:
-    """Import what ships, and algorithms that somebody vouches for, also from the current folder.
+    """Import the shipped algorithms and those at trusted `paths`, also from the current folder.
 
-    Raises RequestError.
+    Raises RequestError for a path that is not an algorithm.
     """
     registry.load_entry_points()
     if paths:
@@ -283,7 +283,7 @@ def load_algorithms(paths: Sequence[str]) -> None:
 
 
 def algorithm_of(name: Method, options: Mapping[str, Any] | None = None) -> Algorithm:
-    """The algorithm of a collection or a job. Raises RequestError for an unknown one, and for its options."""
+    """Create an algorithm by name. Raises RequestError for an unknown name or invalid options."""
     try:
         return algorithm_type(name).model_validate(dict(options or {}))
     except ValidationError as error:
@@ -292,7 +292,7 @@ def algorithm_of(name: Method, options: Mapping[str, Any] | None = None) -> Algo
 
 
 def loss_of(algorithm: Algorithm, known: Collection[Method]) -> type[Algorithm] | None:
-    """The one of the `known` algorithms that has the same loss; None where none has."""
+    """Return the algorithm among `known` that has the same loss, or None."""
     own = type(algorithm)
     bases = (base for base in own.__mro__ if issubclass(base, Algorithm) and base.type_name in known)
     for base in bases:
@@ -304,14 +304,14 @@ def loss_of(algorithm: Algorithm, known: Collection[Method]) -> type[Algorithm] 
 def groups_of(
     collection: TrajectoryCollection, algorithm: Algorithm, encoder: Encoder | None = None
 ) -> list[list[SampleOrPair]]:
-    """The samples or pairs of a collection. Raises TrainingError for what the algorithm cannot learn from."""
+    """Return the samples or pairs of a collection, by group. Raises TrainingError for unusable data."""
     needs_logprobs = "logprobs" in algorithm.needs()
     units = partial(units_of, kind=algorithm.kind, encoder=encoder, needs_logprobs=needs_logprobs)
     return [[*chain.from_iterable(map(units, group))] for group in collection.groups]
 
 
 def kind_of(name: Method) -> Kind:
-    """The kind of data that the named algorithm learns from: samples, where there is no such algorithm."""
+    """Return the kind of data that the named algorithm learns from, or "samples" for an unknown name."""
     try:
         return algorithm_type(name).kind
     except EtudeError:
@@ -321,7 +321,7 @@ def kind_of(name: Method) -> Kind:
 def by_turn(
     returns: Sequence[Sequence[float]], compare: Callable[[Sequence[float]], Sequence[float]]
 ) -> list[list[float]]:
-    """The advantages of every turn against the same turn of its siblings; shapes as `returns`.
+    """Return each turn's advantage over the same turn of its siblings; same shape as `returns`.
 
     `returns[i][t]` is the return of sample i from turn t on. Samples may differ in their number of turns.
     """

@@ -1,4 +1,4 @@
-"""Collecting: run the workflow, score, group by example, let an algorithm make samples, count the rest."""
+"""Collection: run the workflow, score, group by example, have an algorithm make samples, count the rest."""
 
 from __future__ import annotations
 
@@ -49,56 +49,56 @@ if TYPE_CHECKING:
 
 
 Need = Literal["logprobs", "start", "reference", "entropy", "divergence"]
-"""The sampler's logprobs; the learner's own at the start of a job of several steps; those of the model that
-training began with, or their sum over each turn before advantages are made; the entropies that tokens were
-chosen from."""
+"""`logprobs`: the sampler's. `start`: the learner's own at the start of a job of several steps. `reference`:
+those of the model that training began with. `divergence`: their sum over each turn, before advantages are
+computed. `entropy`: the entropy of each token's distribution."""
 
 
 class Collecting(TrajectoryBuilderConfig):
-    """The first half of an `Algorithm`: which episodes it collects, and which samples it makes of them."""
+    """The collecting half of an `Algorithm`: which episodes it collects and which samples it makes."""
 
     kind: ClassVar[Kind] = "samples"
-    """The data that it learns from. It decides which backends can do it."""
+    """The data that it learns from, which decides the backends that can train it."""
 
     num_generations: int = Field(default=8, ge=1, validation_alias=AliasChoices("num_generations", "group"))
-    """Episodes for each example of an epoch."""
+    """Set the number of episodes for each example of an epoch."""
     examples_per_epoch: int | None = Field(default=None, ge=1)
-    """Examples of an epoch, from a shuffle that cycles through the dataset; all by default."""
+    """Set the number of examples per epoch, from a shuffle that cycles through the dataset; default: all."""
     replace_flat_groups: int = Field(default=0, ge=0)
-    """Other examples, at most, that an epoch plays in place of those in which no episode has an advantage
-    over the others (dynamic sampling, DAPO)."""
+    """Set how many other examples an epoch may play to replace flat ones (dynamic sampling, DAPO). An example
+    is flat if no episode has an advantage over the others."""
     discount: float = Field(default=1.0, ge=0, le=1)
-    """Discount of later rewards, for agents that give step rewards."""
+    """Discount later rewards by this factor, for agents that give step rewards."""
     credit: Literal["episode", "agent"] = "episode"
-    """`agent`: each agent of the model is compared with itself in the other episodes, by what it earned: in a
-    protocol, or by its own measured score "reward". `episode`: all have the reward of the episode."""
+    """`episode`: all agents have the episode's reward. `agent`: each agent of the model is compared with
+    itself in other episodes, by its payoff in a protocol or its measured score "reward"."""
     cut_off: CutOff = "train"
-    """Answers that the limit of tokens cut off. `train`: on them as on others. `mask`: they are left out of
-    the loss, and count in comparisons."""
+    """Choose how to treat answers that the token limit cut off. `train`: like all others. `mask`: they are
+    left out of the loss, but count in comparisons."""
     cut_off_penalty: FiniteFloat = Field(default=0.0, ge=0)
-    """Taken from the reward of an episode for each of its answers that was cut off."""
+    """Subtract this from an episode's reward for each answer that the token limit cut off."""
 
     @abstractmethod
     def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
-        """The algorithm whose loss learns from an epoch's data, and the options of its gradient."""
+        """Return the algorithm whose loss learns from an epoch's data, and its gradient options."""
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """All algorithms whose losses learn from its data, in one epoch or another."""
+        """All algorithms whose losses learn from the data, in any epoch."""
         return (self.method_at(0)[0],)
 
     def needs(self) -> set[Need]:
-        """The data that its samples must have, and a learner must compute for its loss and advantages."""
+        """Return the data that the samples must have, or that a learner must compute."""
         return set() if self.kind == "imitation" else {"logprobs"}
 
     def check(self) -> None:
-        """Raise RequestError for options under which nothing could ever be learned, or that do nothing."""
+        """Raise RequestError for options that do nothing, or with which nothing could ever be learned."""
 
     async def check_protocol(self, builder: Builder) -> None:
-        """The same, of what the config's workflow plays."""
+        """Raise RequestError if nothing could ever be learned from the protocol that the workflow plays."""
 
     def check_logged(self, examples: Sequence[Example]) -> None:
-        """The same, where chats from a log are to be learned from: they have no tokens of the model's own."""
+        """Raise RequestError for logged chats if the algorithm needs tokens that the model itself sampled."""
         logged = next((example for example in examples if isinstance(example, LoggedExample)), None)
         if logged is None or not (self.kind == "samples" or "logprobs" in self.needs()):
             return
@@ -111,44 +111,44 @@ class Collecting(TrajectoryBuilderConfig):
         )
 
     def widths(self, epoch: int) -> Any:
-        """How many answers an epoch's plays have for each turn; None leaves it to the workflow."""
+        """Return how many answers an epoch's plays have for each turn; None leaves this to the workflow."""
         return None
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
-        """The samples of a whole collection, of which `episodes` has the scored episodes by example."""
+        """Return the samples of a whole collection. `episodes` has the scored episodes by example."""
         parts = [part for group in episodes for part in self.parts(group, collected.tally)]
         return [UnitGroup(self.samples(part, collected.tally), rewards_of(part)) for part in parts]
 
     async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
-        """The samples with what others must be asked for, such as a teacher among the runtime's engines."""
+        """Add what others must provide to the samples, such as the logprobs of a teacher engine."""
         return groups
 
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
-        """For each group whether it has something to compare: here rewards that are not all equal."""
+        """Return for each group whether it has something to compare. Here: rewards that are not all equal."""
         return [len({*(group.rewards or ())}) > 1 for group in groups]
 
     def to_compare(self, episodes: Sequence[Group], collected: Collected) -> Sequence[UnitGroup]:
-        """The groups within which it compares: here the episodes of an example."""
+        """Return the groups within which the algorithm compares. Here: the episodes of an example."""
         return [UnitGroup([], rewards_of(group)) for group in episodes]
 
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
-        """Whether a job on the groups would change nothing. `at_base`: the policy is as training began."""
+        """Return whether a job on the groups would change nothing. `at_base`: the policy is the base."""
         return False
 
     def parts(self, group: Group, tally: Tally) -> list[Group]:
-        """The group itself or, where `credit` says so, a group for each agent."""
+        """Return the group itself, or a group for each agent if `credit` is not `episode`."""
         return [group] if self.credit == "episode" else [*by_agent(group, tally)]
 
     def samples(self, group: Group, tally: Tally) -> Sequence[SampleOrPair]:
-        """The samples, or pairs, of a group of episodes: here every branch of every episode.
+        """Return the samples or pairs of a group of episodes. Here: every branch of every episode.
 
-        What is left out goes into `tally.left_out`.
+        Add the counts of everything left out to `tally.left_out`.
         """
         return [sample for scored in group for sample in scored.samples(self.discount)]
 
 
 class CollectingBuilder(TrajectoryBuilder):
-    """Collects several episodes for each example, and has an algorithm make samples of them."""
+    """Collects several episodes for each example and has an algorithm make samples from them."""
 
     def __init__(self, trajectory_builder_config: Collecting) -> None:
         super().__init__(trajectory_builder_config)
@@ -157,21 +157,21 @@ class CollectingBuilder(TrajectoryBuilder):
         self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._replacements: dict[int, int] = {}
-        """Examples that an epoch played in place of others."""
+        """The number of examples that each epoch played to replace flat ones."""
 
     @property
     def methods(self) -> tuple[Method, ...]:
         return self.algorithm.methods
 
     def label_of(self, epoch: int) -> str:
-        """A part of the episodes' names, equal for all targets that collect alike in an epoch."""
+        """Return a part of the episodes' names, equal for all targets that collect alike in an epoch."""
         widths = self.algorithm.widths(epoch)
         if widths is None:
             return ""
         return f"k{widths if isinstance(widths, int) else content_hash(widths)[:8]}"
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Take the `finetuning` block. Raises RequestError for no reward, or where nothing can be learned."""
+        """Take the `finetuning` block. Raises RequestError without a reward, or if nothing can be learned."""
         await super().initialize(run_config)
         self._reward_name()
         self.algorithm.check()
@@ -182,14 +182,14 @@ class CollectingBuilder(TrajectoryBuilder):
         if run_id in self.evaluation_runs:
             raise ValueError(f"Run {run_id} is already in progress.")
         if self.run_config is None:
-            # Used by itself, without a trainer that initializes it: the defaults of the block.
+            # Used without a trainer that initializes it: take the block's defaults.
             self.run_config = FinetuneConfig()
         epoch = self.epoch_of(meta)
         self.evaluation_runs[run_id] = asyncio.create_task(self.collect(epoch), name=f"collect {run_id}")
 
     @staticmethod
     def epoch_of(meta: dict[str, Any] | None) -> int:
-        """The epoch that is collected for, from 0: the trainer's, or what `meta` says where there is none."""
+        """Return the collection's epoch, from 0: the trainer's, or without a trainer `meta`'s."""
         epoch = worked_on("train")
         return epoch if epoch is not None else int((meta or {}).get("epoch") or 0)
 
@@ -208,7 +208,7 @@ class CollectingBuilder(TrajectoryBuilder):
         others = [example for example in self.runtime.examples if example.id not in known]
         generator(self.run_config.seed, "replacements", epoch).shuffle(others)
         while count := min(await self._flat_groups(latest, epoch), left):
-            # A stored run is read back without its examples: there each call gives what it gave then.
+            # A stored run is read back without its examples. Each call then gives the stored result.
             if not others and self.runtime.examples:
                 break
             latest, others = await self._run(others[:count], epoch), others[count:]
@@ -230,7 +230,7 @@ class CollectingBuilder(TrajectoryBuilder):
         )
 
     async def _flat_groups(self, output: EvaluationRunOutput, epoch: int) -> int:
-        """In how many examples there is nothing to compare."""
+        """Return the number of examples with nothing to compare."""
         episodes = await self._scored_groups(output, Tally(), {"epoch": epoch})
         collected = Collected(epoch, self.run_config.seed, Tally())
         groups = [self.algorithm.to_compare([group], collected) for group in episodes]
@@ -271,11 +271,11 @@ class CollectingBuilder(TrajectoryBuilder):
         )
 
     def facts(self, run_id: str) -> dict[str, Any]:
-        """Counts of the last finished collection."""
+        """Return the counts of the last finished collection."""
         return dict(self._facts.get(run_id, {}))
 
     def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Add a line to `trajectory_builder.jsonl` in `output_dir`; nothing without one."""
+        """Append a line to `trajectory_builder.jsonl` in `output_dir`, if one is given."""
         if output_dir is not None:
             append_json_line(Path(output_dir) / "trajectory_builder.jsonl", {"run_id": run_id, **metrics})
 
@@ -306,7 +306,7 @@ class CollectingBuilder(TrajectoryBuilder):
     def scored(
         self, episode: EpisodeRecord, reward: float, reasoning: Any, tally: Tally
     ) -> ScoredEpisode | None:
-        """An episode with its reward and its branches; None when no call of it is targeted."""
+        """Return an episode with its reward and branches, or None if no call of it is targeted."""
         used = without_retries(episode)
         branches = tuple(branches_of(used, self.run_config.target_functions, self.target_model))
         tally.rewards.append(reward)
@@ -324,7 +324,7 @@ class CollectingBuilder(TrajectoryBuilder):
     def _episode_finished(self, episode: EpisodeRecord) -> None:
         self.runtime.progress.episode_finished(episode)
         if self.token_ids_required:
-            # Checked while the first episodes come in, so that a wrong engine does not cost an epoch.
+            # Check the first episodes as they finish, so that a wrong engine does not cost an epoch.
             for branch in branches_of(episode, self.run_config.target_functions, self.target_model):
                 require_tokens(episode, branch, logprobs="logprobs" in self.algorithm.needs())
 
@@ -353,7 +353,7 @@ class CollectingBuilder(TrajectoryBuilder):
 
 
 async def played_by(builder: Builder) -> ProtocolWorkflow | None:
-    """The protocol that the config's workflow plays; None where it is another kind of agent."""
+    """Return the protocol that the config's workflow plays, or None for another kind of agent."""
     if builder.config.workflow is None:
         return None
     played = (await builder.get_workflow()).fn
@@ -361,9 +361,9 @@ async def played_by(builder: Builder) -> ProtocolWorkflow | None:
 
 
 async def require_branching(builder: Builder, widths: Widths | None, what: str, remedy: str) -> None:
-    """Raises RequestError when no turn of a trained agent can have two answers, which `what` compares.
+    """Raise RequestError if no turn of a trained agent can have the several answers that `what` compares.
 
-    `widths` are those of the builder; None leaves them to the workflow.
+    `widths` are the builder's; None means the workflow's.
     """
     played = await played_by(builder)
     if played is None:

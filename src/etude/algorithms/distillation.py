@@ -1,7 +1,7 @@
-"""On-policy distillation: the policy samples, and a teacher says of every token how likely it was.
+"""On-policy distillation: the policy samples, and a teacher scores every token.
 
-Agarwal et al. (2024); as a policy gradient, Lu and Thinking Machines (2025). A token's advantage is
-log π_teacher - log π_sampled, a sample of the reverse KL's gradient, alone or beside the reward's.
+Agarwal et al. (2024); as a policy gradient, Lu and Thinking Machines (2025). A token's advantage is log
+π_teacher - log π_sampled. It samples the gradient of the reverse KL, alone or added to the reward's.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ class Distillation(Grpo, name="distillation"):
     """Samples with a teacher's logprobs, for on-policy distillation.
 
     The teacher is an entry of `llms` with the same tokenizer: a model in this process (`_type: local`), or an
-    endpoint that tells `prompt_logprobs`. The advantage of a token is `reward_weight` times that of GRPO plus
-    `teacher_weight` times log π_teacher - log π_sampled.
+    endpoint that returns `prompt_logprobs`. A token's advantage is `reward_weight` times GRPO's advantage
+    plus `teacher_weight` times log π_teacher - log π_sampled.
     """
 
     teacher: LlmRef = "teacher"
-    """The entry of `llms` that teaches."""
+    """Name the entry of `llms` that teaches."""
     teacher_weight: OfGradient[FiniteFloat] = Field(1.0, ge=0)
-    """Weight of the reverse KL per token."""
+    """Set the weight of the reverse KL per token."""
     reward_weight: OfGradient[FiniteFloat] = Field(0.0, ge=0)
-    """Weight of the reward's advantage; 0: the teacher alone."""
+    """Set the weight of the reward's advantage; 0: only the teacher counts."""
     drop_flat_groups: bool = False
-    """Leave out groups with no advantage by their rewards."""
+    """Leave out groups whose rewards give no advantage."""
 
     def check(self) -> None:
-        """One episode of an example is enough where the teacher alone counts, and no reward does."""
+        """Raise RequestError for options without effect. With only a teacher, one episode is enough."""
         if self.reward_weight:
             super().check()
         elif self.cut_off_penalty:
             raise RequestError("cut_off_penalty is taken from the reward, and reward_weight is 0: set it too")
 
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
-        """For each group whether any sample has an advantage by its reward: no teacher was asked yet."""
+        """Return for each group whether its rewards give any advantage. No teacher was asked yet."""
         return [bool(group.units) and self.differ(group.samples) for group in groups]
 
     async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
-        """The samples with the teacher's logprobs, each asked for once in a run.
+        """Add the teacher's logprobs to the samples. A run asks for each only once.
 
-        Raises RequestError where there is no such teacher, EngineError when it does not answer.
+        Raises RequestError if there is no such teacher, EngineError if it does not answer.
         """
         if runtime is None:
             raise RequestError("distillation asks a teacher, which is there within a run")
@@ -84,7 +84,7 @@ class Distillation(Grpo, name="distillation"):
         if policy is not None:
             from etude.learner.packed import logprobs_of
 
-            # All at once: what they have in common is computed once.
+            # All at once, so that shared prefixes are computed once.
             read = partial(asyncio.to_thread, logprobs_of, policy, samples)
             scores: list[list[float]] = await journal.step(f"{keys[0]}/{len(keys)}", read)
             return scores
@@ -97,13 +97,13 @@ class Distillation(Grpo, name="distillation"):
         return told
 
     async def _asked(self, engine: Any, sample: Sample) -> list[float]:
-        """An endpoint's word on a sample."""
+        """Ask an endpoint for the logprobs of a sample's tokens; 0 for tokens that were not sampled."""
         with asking_for("teacher", sample.episode or ""):
             scores = await engine.score(sample.ids)
         return [float(value) if sampled else 0.0 for value, sampled in zip(scores, sample.mask, strict=True)]
 
     def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """The samples with the advantages of both, token by token."""
+        """Return the samples with the weighted advantages of reward and teacher, token by token."""
         if any(sample.advantages is not None for group in groups for sample in group):
             return super().assigned(groups)
         return [[self._with_teacher(sample) for sample in group] for group in super().assigned(groups)]

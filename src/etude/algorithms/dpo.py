@@ -1,4 +1,4 @@
-"""DPO: pairs of episodes of one example, or of answers to one prompt, the better one preferred."""
+"""DPO: pairs of episodes of one example, or of answers to one prompt, where one is preferred."""
 
 from __future__ import annotations
 
@@ -38,31 +38,30 @@ OTHER_PROMPT = "pair of episodes that began with different prompts"
 OVER_LIMIT = "pair beyond max_pairs_per_group"
 
 _TOLERANCE = 1e-9
-"""0.3 - 0.1 counts as a difference of 0.2."""
+"""Makes 0.3 - 0.1 count as a difference of 0.2."""
 
 T = TypeVar("T")
 
 
 class Preferences(Algorithm, name=""):
-    """Learning from pairs: the options of the loss, and the loss.
+    """Base of algorithms that learn from pairs: the options of the loss, and the loss.
 
-    DPO (Rafailov et al., 2023): L = -log σ(β·m), or of IPO (Azar et al., 2023) (m - 1/2β)², with
-    m = Σ(log π - log π_ref) of the chosen minus that of the rejected. Where the loss is on means per token,
-    each sum is divided by its number of tokens. Label smoothing is that of cDPO (Mitchell, 2023):
-    -(1-ε)·log σ(β·m) - ε·log σ(-β·m).
+    DPO (Rafailov et al., 2023): L = -log σ(β·m). IPO (Azar et al., 2023): L = (m - 1/2β)². Here m is Σ(log π
+    - log π_ref) of the chosen minus the same sum of the rejected. Losses on means per token divide each sum
+    by its number of tokens. Label smoothing follows cDPO (Mitchell, 2023): -(1-ε)·log σ(β·m) - ε·log σ(-β·m).
     """
 
     kind: ClassVar[Kind] = "pairs"
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "pair_loss")
 
     beta: OfGradient[FiniteFloat] = Field(0.1, gt=0)
-    """How hard preferences pull away from the reference."""
+    """Set how strongly preferences pull away from the reference."""
     label_smoothing: OfGradient[float] = Field(0.0, ge=0, lt=0.5)
-    """Share of pairs that may be the wrong way round (cDPO)."""
+    """Set which share of pairs may have the wrong order (cDPO)."""
     loss_type: OfGradient[Literal["sigmoid", "sigmoid_norm", "ipo"]] = "sigmoid"
-    """DPO's, the same on means per token, or IPO's (on means per token)."""
+    """Choose DPO's loss, the same on means per token, or IPO's (on means per token)."""
     reference: OfGradient[Literal["sampler", "base"]] = "sampler"
-    """The policy that sampled the pairs, or the base model."""
+    """Choose the reference: the policy that sampled the pairs, or the base model."""
 
     @model_validator(mode="after")
     def _smoothed_where_there_are_labels(self) -> Preferences:
@@ -71,19 +70,19 @@ class Preferences(Algorithm, name=""):
         return self
 
     def choices(self, scored: ScoredEpisode) -> Iterator[Choice]:
-        """The prompts of an episode that have answers to compare: not those that are masked."""
+        """Yield the prompts of an episode with several answers to compare, without masked answers."""
         return choices_of(scored, complete=self.cut_off == "mask")
 
     def needs(self) -> set[Need]:
-        """The sampler's logprobs come with the data; those of the base model must be computed."""
+        """Return the needed logprobs. The sampler's come with the data; the base model's must be computed."""
         return {"logprobs"} if self.reference == "sampler" else {"reference"}
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
-        """Weights stay masks: a response counts by its sum."""
+        """Return factors of 1. The weights stay masks, because a response counts by its sum."""
         return [[1.0] * len(unit) for unit in units]
 
     def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """The mean of `pair_loss` over pairs, whose rows are neighbours."""
+        """Return the mean of `pair_loss` over pairs. The rows of a pair are neighbours."""
         import torch
 
         reference_BT = batch.sampled_BT if batch.reference_BT is None else batch.reference_BT
@@ -99,7 +98,7 @@ class Preferences(Algorithm, name=""):
         return self.pair_loss(margin_P).sum() * batch.unit_share, metrics
 
     def pair_loss(self, margin_P: torch.Tensor) -> torch.Tensor:
-        """The loss of each of P pairs, by how much more the policy has come to prefer the chosen one."""
+        """Return the loss of each of P pairs, by how much more the policy now prefers the chosen one."""
         from torch.nn.functional import logsigmoid
 
         if self.loss_type == "ipo":
@@ -112,17 +111,17 @@ class Dpo(Preferences, name="dpo"):
     """Pairs of episodes, or of answers to one prompt, for DPO."""
 
     compare: Literal["episodes", "turns"] = "episodes"
-    """Episodes of an example by their rewards; or the answers to one prompt within an episode: in a protocol
-    by what they were worth, elsewhere by the step reward after each."""
+    """Compare episodes of an example by their rewards, or answers to one prompt within an episode. In a
+    protocol answers count by their value, elsewhere by the step reward after each."""
     pairs: Literal["all", "best_vs_worst"] = "all"
     """Pair every two episodes of an example, or only its best and its worst."""
     min_reward_diff: float = Field(default=0.01, gt=0)
-    """Pairs whose rewards differ by less are left out; ties always are."""
+    """Leave out pairs whose rewards differ by less. Ties are always left out."""
     max_pairs_per_group: int | None = Field(default=None, ge=1)
-    """Keep at most this many pairs of an example (of a prompt, when turns are compared): the clearest."""
+    """Keep at most this many pairs of an example (with `compare: turns`, of a prompt): the clearest ones."""
 
     def check(self) -> None:
-        """Raise RequestError for groups in which there is never a pair."""
+        """Raise RequestError for groups that can never have a pair."""
         super().check()
         if self.compare == "episodes" and self.num_generations == 1:
             raise RequestError(
@@ -131,32 +130,32 @@ class Dpo(Preferences, name="dpo"):
             )
 
     async def check_protocol(self, builder: Builder) -> None:
-        """Raise RequestError for answers of a protocol that are to be compared, and can never be."""
+        """Raise RequestError if answers are compared and the protocol never has several to one prompt."""
         if self.compare == "turns":
             remedy = "Set `workflow.widths: 2` or more, also by agent; or `compare: episodes`"
             await require_branching(builder, None, "`compare: turns`", remedy)
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
-        """A group of pairs for each example, judged by the rewards of its episodes, or of its answers."""
+        """Return a group of pairs for each example, judged by the rewards of its episodes or answers."""
         if self.compare == "episodes":
             return super().groups(episodes, collected)
         parts = [part for group in episodes for part in self.parts(group, collected.tally)]
         return [UnitGroup.of_pairs(self.turn_pairs(part, collected.tally)) for part in parts]
 
     def parts(self, group: Group, tally: Tally) -> list[Group]:
-        """Answers in a play are worth what their agent earned; hence a group for each agent."""
+        """Return a group for each agent if turns of plays are compared, since payoffs are per agent."""
         plays = [scored for scored in group if is_play(scored.episode)]
         return [*by_agent(plays)] if self.compare == "turns" and plays else super().parts(group, tally)
 
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
-        """The pairs of a group, by falling difference of their rewards; of answers, by turn."""
+        """Return the pairs of a group, largest reward difference first; pairs of answers by turn."""
         if self.compare == "turns":
             return self.turn_pairs(group, tally)
         ranked = self._ranked(group, lambda scored: scored.reward, tally)
         return self._kept([pair for both in ranked for pair in _pairs_of(*both, tally)], tally)
 
     def turn_pairs(self, group: Group, tally: Tally) -> list[Pair]:
-        """The pairs of answers to one prompt in the episodes of a group."""
+        """Return the pairs of answers to one prompt in a group's episodes."""
         pairs: list[Pair] = []
         for choice in (choice for scored in group for choice in self.choices(scored)):
             ranked = self._ranked(choice.candidates, lambda candidate: candidate.value, tally)
@@ -164,7 +163,7 @@ class Dpo(Preferences, name="dpo"):
         return pairs
 
     def _ranked(self, items: Sequence[T], value: Callable[[T], float], tally: Tally) -> list[tuple[T, T]]:
-        """Pairs with the better one first, whose values differ enough, the clearest before the others."""
+        """Return the pairs that differ enough, better one first, sorted by largest difference."""
         order = sorted(items, key=lambda item: -value(item))
         if self.pairs == "best_vs_worst":
             order = [order[0], order[-1]] if len(order) > 1 else []
@@ -179,7 +178,7 @@ class Dpo(Preferences, name="dpo"):
         return sorted(kept, key=lambda pair: value(pair[1]) - value(pair[0]))
 
     def _kept(self, pairs: Sequence[Pair | None], tally: Tally) -> list[Pair]:
-        """Those in which there is a difference, up to the limit."""
+        """Drop pairs without a difference, and pairs beyond the limit."""
         different = [pair for pair in pairs if pair is not None]
         kept = different[: self.max_pairs_per_group]
         tally.leave_out(SAME_RESPONSE, len(pairs) - len(different))
@@ -188,7 +187,7 @@ class Dpo(Preferences, name="dpo"):
 
 
 def _pairs_of(better: ScoredEpisode, worse: ScoredEpisode, tally: Tally) -> Iterator[Pair | None]:
-    """A preference for each branch that both episodes have and began alike."""
+    """Yield a pair for each branch that both episodes have and that began with the same prompt."""
     for chosen, rejected in zip(better.samples(), worse.samples(), strict=False):
         if not same_prompt(chosen, rejected):
             tally.left_out[OTHER_PROMPT] += 1

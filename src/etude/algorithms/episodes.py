@@ -1,4 +1,4 @@
-"""Scored episodes, which algorithms work on; in plays whose call is whose, and what it earned."""
+"""Scored episodes, as algorithms use them, and in plays each agent's calls and earnings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from etude.core.sample import Kind, Pair, Sample, SampleOrPair
 from etude.protocols.tree import EpisodeTree, choices
 
 REWARD = "reward"
-"""The measured score of an agent that `credit` goes by."""
+"""The measured score of an agent that `credit` uses."""
 
 IDLE = "group without an advantage, and no other term of the loss that moves the policy"
 UNMEASURED = "agent without a measured reward"
@@ -35,24 +35,24 @@ UNMEASURED = "agent without a measured reward"
 
 @dataclass(frozen=True, slots=True)
 class ScoredEpisode:
-    """An episode with its reward, and the branches of it that are trained on."""
+    """An episode with its reward and its trained branches."""
 
     episode: EpisodeRecord
     reward: float
     branches: tuple[Branch, ...]
     reasoning: Any = None
     agent: str | None = None
-    """Whose reward and branches these are, where the agents of an episode are told apart."""
+    """The agent that reward and branches belong to, if an episode's agents are distinguished."""
     penalty: float = 0.0
-    """Taken for each answer that was cut off; `reward` is without what was taken."""
+    """The penalty per cut-off answer; `reward` already has it subtracted."""
 
     @property
     def calls(self) -> list[Call]:
-        """Those of its branches."""
+        """The calls of its branches."""
         return [call for branch in self.branches for call in branch.calls]
 
     def samples(self, discount: float = 1.0) -> list[Sample]:
-        """The samples of its branches."""
+        """Return the samples of its branches."""
         return [
             sample_of(branch, self.episode, self.reward, discount, agent=self.agent, reasoning=self.reasoning)
             for branch in self.branches
@@ -65,31 +65,30 @@ Group = Sequence[ScoredEpisode]
 
 @dataclass(frozen=True, slots=True)
 class UnitGroup:
-    """The outcome of a group of episodes: samples to be compared with each other, or pairs."""
+    """The outcome of a group of episodes: samples to compare with each other, or pairs."""
 
     units: Sequence[SampleOrPair]
     rewards: Sequence[float] | None = None
-    """Of all episodes of the group, also of those that nothing was made of: by these it is judged. None:
-    those of the units."""
+    """The rewards of all the group's episodes, even of those without units. None: use the units' rewards."""
 
     @property
     def samples(self) -> list[Sample]:
-        """Those of its units that are no pairs."""
+        """The units that are not pairs."""
         return [unit for unit in self.units if isinstance(unit, Sample)]
 
     @classmethod
     def of_pairs(cls, pairs: Sequence[Pair]) -> UnitGroup:
-        """Pairs of answers, judged by the values of all that are in one of them."""
+        """Return pairs of answers, judged by the values of all their sides."""
         return cls(pairs, [sample.reward for pair in pairs for sample in pair.samples])
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one collection: those that the run does not make of the episodes that it hands out."""
+    """Counts of one collection that the run itself does not keep."""
 
     episodes: int = 0
     rewards: list[float] = field(default_factory=list)
-    """Of every scored episode, whether or not it is trained on."""
+    """The rewards of every scored episode, trained on or not."""
     unscored: int = 0
     """Episodes without a reward."""
     untargeted: int = 0
@@ -98,29 +97,29 @@ class Tally:
     drifted: int = 0
     """Branches that began because a prompt repeated a conversation in other tokens."""
     drift: Counter[str] = field(default_factory=Counter)
-    """The same by what the template writes differently: the role and kind of a message, or the tools."""
+    """Drifted branches by what the template wrote differently: a message's role and kind, or the tools."""
     retried: int = 0
-    """Answers in a protocol that could not be used and were asked for again; they are not trained on."""
+    """Unusable answers in a protocol that were asked for again. They are not trained on."""
     replacements: int = 0
-    """Examples that were played in place of others, in which no episode had an advantage."""
+    """Examples played to replace others in which no episode had an advantage."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Counts of all that the algorithm left out, by reason."""
+    """The counts of everything that the algorithm left out, by reason."""
     reward_groups: dict[str, int] = field(default_factory=dict)
-    """Groups that are `compared` within, and of them the `flat` ones, in which there is no advantage."""
+    """Groups with several rewards (`compared`), and those of them without an advantage (`flat`)."""
 
     def leave_out(self, reason: str, count: int) -> None:
-        """Count what an algorithm leaves out; no reason has a count of 0."""
+        """Count what an algorithm leaves out. A reason with a count of 0 is not kept."""
         if count:
             self.left_out[reason] += count
 
     def facts(self) -> dict[str, Any]:
-        """The counts as JSON."""
+        """Return the counts as JSON."""
         return asdict(self) | {"drift": dict(self.drift), "left_out": dict(self.left_out)}
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """One epoch's collection, as an algorithm makes samples of it."""
+    """One epoch's collection, from which an algorithm makes samples."""
 
     epoch: int
     """From 0."""
@@ -129,14 +128,13 @@ class Collected:
 
 
 def reward_groups(groups: Iterable[UnitGroup], compared: Iterable[bool]) -> dict[str, int]:
-    """How many groups can be `compared`, having several rewards, and how many of these are `flat`: there is
-    nothing in them to compare."""
+    """Return the number of groups with several rewards (`compared`), and of the `flat` ones among them."""
     several = [differ for group, differ in zip(groups, compared, strict=True) if len(group.rewards or ()) > 1]
     return {"compared": len(several), "flat": several.count(False)}
 
 
 def without_cut_off(group: UnitGroup, kind: Kind, tally: Tally) -> UnitGroup:
-    """The group without answers that were cut off in its loss."""
+    """Return the group with cut-off answers masked out of its loss."""
     made = [masked(unit, kind) for unit in group.units]
     for reason in made:
         if isinstance(reason, str):
@@ -145,24 +143,24 @@ def without_cut_off(group: UnitGroup, kind: Kind, tally: Tally) -> UnitGroup:
 
 
 def sampled_from(version: int, episodes: Iterable[Group]) -> bool:
-    """Whether all answers of some episodes are of a version; those that name none are of version 0."""
+    """Return whether one version sampled all answers. Answers without a version count as version 0."""
     answers = (call.completion for group in episodes for scored in group for call in scored.calls)
     return all((answer.model_version or 0) == version for answer in answers if answer is not None)
 
 
 def rewards_of(group: Group) -> list[float]:
-    """The rewards of a group's episodes."""
+    """Return the rewards of a group's episodes."""
     return [scored.reward for scored in group]
 
 
 def is_play(episode: EpisodeRecord) -> bool:
-    """Whether a protocol was played in the episode."""
+    """Return whether the episode played a protocol."""
     output = episode.output
     return isinstance(output, Mapping) and {"protocol", "nodes", "bounds"} <= output.keys()
 
 
 def tree_of(episode: EpisodeRecord) -> EpisodeTree:
-    """The episode's tree. Raises RequestError when no protocol was played in it."""
+    """Return the episode's tree. Raises RequestError if it played no protocol."""
     try:
         return EpisodeTree.from_json(episode.output)
     except RequestError as error:
@@ -170,7 +168,7 @@ def tree_of(episode: EpisodeRecord) -> EpisodeTree:
 
 
 def without_retries(episode: EpisodeRecord) -> EpisodeRecord:
-    """The episode without the answers that could not be used and were asked for again."""
+    """Return the episode without unusable answers that were asked for again."""
     if not is_play(episode):
         return episode
     retried = {answer.call for node in tree_of(episode).nodes for answer in node.rejected}
@@ -179,11 +177,11 @@ def without_retries(episode: EpisodeRecord) -> EpisodeRecord:
 
 
 def by_agent(group: Group, tally: Tally | None = None) -> list[list[ScoredEpisode]]:
-    """A group for each agent: its own part of each episode, with what it earned itself for the reward.
+    """Return a group for each agent: its part of each episode, with its own earnings as the reward.
 
-    In a play these are its payoffs. Elsewhere an agent's calls are those of the function with its name, and
-    it earned the score "reward" that the episode measured of it; where that is missing, the agent is left
-    out and counted. Raises RequestError when the episodes are neither.
+    In a play these are its payoffs. Elsewhere an agent's calls are the calls of the function with its name,
+    and its earnings are its measured score "reward". An agent without that score is left out and counted.
+    Raises RequestError if the episodes have neither.
     """
     groups: dict[str, list[ScoredEpisode]] = defaultdict(list)
     for scored in group:
@@ -208,7 +206,7 @@ def by_agent(group: Group, tally: Tally | None = None) -> list[list[ScoredEpisod
 
 
 _Part: TypeAlias = tuple[str, tuple[Branch, ...], float | None]
-"""An agent, its branches in an episode, and what it earned there."""
+"""An agent, its branches in an episode, and its earnings there."""
 
 
 def _played_parts(scored: ScoredEpisode) -> Iterator[_Part]:
@@ -232,10 +230,9 @@ def _measured_parts(scored: ScoredEpisode) -> Iterator[_Part]:
 def turn_returns(
     branch: Branch, tree: EpisodeTree, agent: str, discount: float, penalty: float = 0.0
 ) -> list[float] | None:
-    """An agent's earnings from each call of a branch on, less a penalty for each that was cut off; None where
-    the play goes several ways.
+    """Return an agent's earnings from each call of a branch on, minus a penalty for each cut-off answer.
 
-    What it earned before its first answer is no merit of any answer.
+    None if the play branches. Earnings before the agent's first answer count for no answer.
     """
     leaves = list(tree.leaves())
     if len(leaves) != 1:
@@ -265,20 +262,20 @@ class Choice:
 
     scored: ScoredEpisode
     index: int
-    """Order within the episode, and for its agent, from 0."""
+    """Position within the episode and its agent, from 0."""
     candidates: tuple[Candidate, ...]
     bounds: tuple[float, float] | None = None
-    """The least and the most that the agent can earn in the play; None where the protocol does not say."""
+    """The least and most that the agent can earn in the play; None if the protocol does not say."""
 
     def sample(self, candidate: Candidate, *, alone: bool = False) -> Sample:
-        """The sample of an answer; `alone` it counts as an episode of its own in a group."""
+        """Return the sample of an answer. With `alone`, it counts as a separate episode in a group."""
         scored = self.scored
         made = sample_of(Branch(0, (candidate.call,)), scored.episode, candidate.value, agent=scored.agent)
         name = f"{scored.episode.id}#{candidate.call.index}" if alone else scored.episode.id
         return with_turns(replace(made, episode=name, notes={"turn": self.index}), "value", None)
 
     def pair(self, better: Candidate, worse: Candidate) -> Pair | None:
-        """The preference of one candidate over another; None when there is no difference to learn from."""
+        """Return the preference for `better` over `worse`, or None without a difference to learn from."""
         agent = {} if self.scored.agent is None else {"agent": self.scored.agent}
         notes = {"episode": self.scored.episode.id, "turn": self.index} | agent
         values = {"chosen_reward": better.value, "rejected_reward": worse.value}
@@ -286,11 +283,11 @@ class Choice:
 
 
 def choices_of(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[Choice]:
-    """The prompts of an episode that were answered more than once; `complete` leaves out cut-off answers.
+    """Yield the prompts of an episode with several answers; `complete` leaves out cut-off answers.
 
-    In a protocol these are the choices of the episode's agent, and an answer's value is that of its
-    nodes. Elsewhere they are calls with equal prompts, and the value is the step reward after the call;
-    one that got none is no candidate.
+    In a protocol these are the choices of the episode's agent, and an answer's value is its nodes' value.
+    Elsewhere they are calls with equal prompts, valued by the step reward after the call. A call without a
+    step reward is no candidate.
     """
     for choice in _in_play(scored) if is_play(scored.episode) else _in_calls(scored):
         candidates = tuple(
@@ -303,11 +300,10 @@ def choices_of(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[Cho
 
 
 def answer_groups(group: Group, discount: float) -> list[list[Sample]]:
-    """One agent's answers in the episodes of a group, each with what was earned from it on.
+    """Return one agent's answers in a group's episodes, each with the earnings from it on.
 
-    Outside of plays that is what step rewards say. Where a play branches, the answers to one prompt are a
-    group. The others make one group, in which an answer is compared with those of the same turn in the
-    sibling plays.
+    Outside plays, step rewards give these earnings. If a play branches, the answers to one prompt are a
+    group. The others form one group, which compares each answer with the same turn of the sibling plays.
     """
     if not any(is_play(scored.episode) for scored in group):
         return [[sample for scored in group for sample in scored.samples(discount)]]
@@ -321,7 +317,7 @@ def answer_groups(group: Group, discount: float) -> list[list[Sample]]:
 
 
 def _turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
-    """An agent's samples in a play that goes one way, with what it earned from each answer on."""
+    """Return an agent's samples in an unbranched play, with its earnings from each answer on."""
     tree, agent = tree_of(scored.episode), str(scored.agent)
     rows = zip(scored.branches, scored.samples(discount), strict=True)
     made = ((sample, turn_returns(branch, tree, agent, discount, scored.penalty)) for branch, sample in rows)
@@ -352,7 +348,7 @@ def _in_calls(scored: ScoredEpisode) -> Iterator[Choice]:
 
 
 def _prompt(call: Call) -> Any:
-    """Equal for equal prompts: the tokens, where they are known."""
+    """Return a key that is equal for equal prompts: the tokens if known, otherwise the messages."""
     completion = call.completion
     if completion is not None and completion.prompt_ids is not None:
         return completion.prompt_ids

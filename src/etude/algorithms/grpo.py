@@ -1,7 +1,7 @@
-"""GRPO: every episode of an example against its siblings, by a clipped policy gradient.
+"""GRPO: each episode of an example compared with its siblings, by a clipped policy gradient.
 
-Shao et al. (2024), DeepSeekMath: the advantage of an episode is its reward against those of the other
-episodes of the same example. Its named variants are choices of the same few options.
+Shao et al. (2024), DeepSeekMath. An episode's advantage compares its reward with the rewards of the example's
+other episodes. The named variants choose among the same few options.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"clip_high": 0.2, "beta": 0.04, "aggregation": "sequence"},
     "dr_grpo": {"clip_high": 0.2, "aggregation": "constant", "advantage_scale": "none"},
     "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence", "ratio": "sequence"},
-    # The bound that was found best by Khatri et al. (2025), which is on the ratio itself: 5.
+    # The best bound found by Khatri et al. (2025). Theirs is on the ratio itself: 5.
     "cispo": {"clip_high": 4.0, "surrogate": "cispo"},
 }
-"""Their differences from the options' defaults: DAPO (Yu et al., 2025), GRPO (Shao et al., 2024),
-Dr. GRPO (Liu et al., 2025), GSPO (Zheng et al., 2025) and CISPO (MiniMax, 2025)."""
+"""The variants' differences from the default options: DAPO (Yu et al., 2025), GRPO (Shao et al., 2024), Dr.
+GRPO (Liu et al., 2025), GSPO (Zheng et al., 2025) and CISPO (MiniMax, 2025)."""
 
 
 class Grpo(Algorithm, name="grpo"):
@@ -47,52 +47,52 @@ class Grpo(Algorithm, name="grpo"):
 
     L = -Σ w·v·min(r·A, clip(r, 1-ε_low, 1+ε_high)·A) + β·Σ w·(e^d - d - 1) - c·Σ w·H
 
-    with r = π/π_sampled, v = 1, d = log π_ref - log π, and the entropy H of each token's distribution. With
-    `cispo` the first sum is that of w·v·min(r, 1+ε_high)·A·log π, where r is a constant. With a correction,
-    v is the bounded π_start/π_sampled and r = π/π_start, with π_start that of the job's start (Hilton et al.,
-    2022).
+    Here r = π/π_sampled, v = 1, d = log π_ref - log π, and H is the entropy of each token's distribution.
+    With `cispo` the first sum is over w·v·min(r, 1+ε_high)·A·log π, with r as a constant. With a correction,
+    v is the bounded π_start/π_sampled and r = π/π_start. π_start is the policy at the job's start (Hilton et
+    al., 2022).
     """
 
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "importance")
 
     credit: Literal["episode", "agent", "turn"] = "episode"  # type: ignore[assignment]
-    """`agent`: each agent of the model is compared with itself in the other episodes, by what it earned: in a
-    protocol, or by its own measured score "reward". `turn`: and each answer by what was earned from it on;
-    where a play branches, with the other answers to its prompt. `episode`: all by the episode's reward."""
+    """`episode`: all agents have the episode's reward. `agent`: each agent of the model is compared with
+    itself in other episodes, by its payoff in a protocol or its measured score "reward". `turn`: the same for
+    each answer, by its earnings from then on; in branching plays, against other answers."""
     drop_flat_groups: bool = True
-    """Leave out groups with no advantage, unless the loss has a term besides that they teach by."""
+    """Leave out groups without an advantage, unless another term of the loss learns from them."""
     variant: OfGradient[Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"]] = "dapo"
-    """A name for a choice of the options below; each can be changed."""
+    """Choose a named set of the options below. You can still change each of them."""
     clip_low: OfGradient[float] = Field(0.2, gt=0, lt=1)
-    """ε_low of the clipped ratio to the weights at the job's start, which is 1 in a job of one step."""
+    """ε_low: bounds the ratio to the weights at the job's start. That ratio is 1 in a job of one step."""
     clip_high: OfGradient[FiniteFloat] = Field(0.28, gt=0)
-    """ε_high (clip-higher, DAPO)."""
+    """ε_high: the upper bound of the same ratio (clip-higher, DAPO)."""
     beta: OfGradient[FiniteFloat] = Field(0.0, ge=0)
-    """Weight of the KL to the base model."""
+    """Set the weight of the KL to the base model."""
     reward_kl: Annotated[FiniteFloat, Gradient(everywhere=False)] = Field(0.0, ge=0)
-    """Price in the reward of each nat away from the base model; `local` only."""
+    """Set how much each nat of distance from the base model costs the reward; `local` only."""
     entropy_bonus: OfGradient[FiniteFloat] = Field(0.0, ge=0)
-    """Weight of each token's entropy."""
+    """Set the weight of each token's entropy."""
     aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "token"
-    """Averages over all tokens (DAPO), per sequence (GRPO), or by a constant (Dr. GRPO)."""
+    """Average over all tokens (DAPO), per sequence (GRPO), or divide by a constant (Dr. GRPO)."""
     constant_length: OfGradient[int] = Field(256, ge=1)
-    """Tokens of `aggregation: constant`."""
+    """Set the constant of `aggregation: constant`, in tokens."""
     ratio: OfGradient[Literal["token", "sequence"]] = "token"
-    """Each token's own ratio, or one of the whole sequence (GSPO)."""
+    """Use a ratio for each token, or one for the whole sequence (GSPO)."""
     surrogate: OfGradient[Literal["clip", "cispo"]] = "clip"
     """Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO)."""
     advantage_scale: OfGradient[Literal["std", "none"]] = "std"
-    """Divide by the group's deviation (GRPO), or not (Dr. GRPO)."""
+    """Divide by the group's standard deviation (GRPO), or not (Dr. GRPO)."""
     overlong_limit: OfGradient[int | None] = Field(None, ge=1)
-    """Tokens at which an answer is punished by 1; left out: none is (DAPO)."""
+    """Set the answer length in tokens that costs the reward 1 (DAPO); empty: no penalty."""
     overlong_buffer: OfGradient[int] = Field(1, ge=1)
-    """Tokens before it over which that grows."""
+    """Set over how many tokens before the limit that penalty grows."""
     correction: OfGradient[Literal["none", "truncate", "mask"]] = "truncate"
-    """Importance weights for tokens that other weights, or another engine, sampled: bounded (truncated
-    importance sampling, Yao et al., 2025), or 0 beyond the bound (Zheng et al., 2025). With `none` the
-    clipped ratio is to the sampler's logprobs."""
+    """Weight tokens that other weights or another engine sampled. `truncate`: bounded importance weights
+    (truncated importance sampling, Yao et al., 2025). `mask`: 0 beyond the bound (Zheng et al., 2025).
+    `none`: no weights; the clipped ratio is to the sampler's logprobs."""
     correction_cap: OfGradient[FiniteFloat] = Field(2.0, ge=1)
-    """Their upper bound."""
+    """Set the upper bound of these importance weights."""
 
     @model_validator(mode="before")
     @classmethod
@@ -112,15 +112,15 @@ class Grpo(Algorithm, name="grpo"):
             )
 
     async def check_protocol(self, builder: Builder) -> None:
-        """Raise RequestError for answers of a protocol that are to be compared, and can never be."""
+        """Raise RequestError if answers are compared and the protocol never has several to one prompt."""
         if self.credit == "turn" and self.num_generations == 1 and self._drops:
             remedy = "Set `num_generations`, or `workflow.widths`, to 2 or more"
             await require_branching(builder, None, "`credit: turn` with one play", remedy)
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
-        """A group for each example, or for each of its agents, or with `credit: turn` for each prompt.
+        """Return a group for each example, agent (`credit: agent`) or prompt (`credit: turn`).
 
-        Groups without advantage are counted, and by default have no samples.
+        Groups without an advantage are counted, and by default have no samples.
         """
         if self.credit != "turn":
             made = super().groups(episodes, collected)
@@ -137,28 +137,28 @@ class Grpo(Algorithm, name="grpo"):
         return replace(group, units=[])
 
     def teaches(self, groups: Sequence[Sequence[Sample]]) -> bool:
-        """Whether any sample of a job has an advantage; those that are to be kept without do too."""
+        """Return whether any sample of a job has an advantage, or flat groups are explicitly kept."""
         keeps = "drop_flat_groups" in self.model_fields_set and not self.drop_flat_groups
         return keeps or super().teaches(groups)
 
     @property
     def _drops(self) -> bool:
-        """Whether groups without advantage are left out: not where they have a gradient all the same, or
-        where only the learner can tell, since the price of leaving the base model is not known before."""
+        """Whether groups without an advantage are left out. False if they have a gradient anyway, or if a
+        price on divergence can still give them an advantage."""
         return self.drop_flat_groups and self.skips_idle and "divergence" not in self.needs()
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
-        """The advantages of a group's rewards: minus their mean, scaled. Equal ones have none."""
+        """Return the advantages of a group's rewards: minus their mean, scaled; 0 for equal rewards."""
         mean = math.fsum(rewards) / max(len(rewards), 1)
         centred = [reward - mean for reward in rewards]
         deviation = math.sqrt(math.fsum(value * value for value in centred) / max(len(rewards), 1))
-        # Rounding can leave a whisper of deviation among equal rewards; it must not be blown up to 1.
+        # Rounding can leave a tiny deviation among equal rewards, which must not be scaled up to 1.
         flat = deviation <= 1e-9 * max(1.0, abs(mean))
         scale = 1.0 if self.advantage_scale == "none" else deviation
         return [0.0 if flat else value / scale for value in centred]
 
     def advantages(self, group: Sequence[Sample]) -> list[list[float]]:
-        """Of episodes, whose branches share one; with step rewards of turns, against siblings' same turn."""
+        """Return one advantage per turn: the episode's, or with step rewards one per turn index."""
         prices = [[self._price(turn) for turn in sample.turns] for sample in group]
         if any(sample.returns for sample in group):
             owed = [[*accumulate(own[::-1])][::-1] for own in prices]
@@ -172,7 +172,7 @@ class Grpo(Algorithm, name="grpo"):
         return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
 
     def _price(self, turn: Turn) -> float:
-        """The price that an answer, and those before it, pay: for leaving the base model, and for length."""
+        """Return what an answer costs the reward: for leaving the base model, and for length."""
         price = self.reward_kl * turn.divergence
         if self.overlong_limit is not None:
             over = turn.stop - turn.start - (self.overlong_limit - self.overlong_buffer)
@@ -180,8 +180,7 @@ class Grpo(Algorithm, name="grpo"):
         return price
 
     def needs(self) -> set[Need]:
-        """The KL looks at the reference, the bonus at entropies, the price at divergences, and the correction
-        at the start."""
+        """Return the needed data: the options for KL, bonus, price and correction each need their own."""
         wants: dict[Need, bool] = {
             "reference": self.beta > 0,
             "entropy": self.entropy_bonus > 0,
@@ -191,7 +190,7 @@ class Grpo(Algorithm, name="grpo"):
         return {"logprobs", *(need for need, is_wanted in wants.items() if is_wanted)}
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
-        """Factors that make sums a mean over tokens, over samples of their token means, or Dr. GRPO's."""
+        """Return factors that make sums a mean over tokens, over samples' token means, or Dr. GRPO's."""
         masses = [[sum(sample.loss_weights) for sample in unit] for unit in units]
         rows = sum(1 for unit in masses for mass in unit if mass)
         if self.aggregation == "token":
@@ -201,10 +200,10 @@ class Grpo(Algorithm, name="grpo"):
         return [[1.0 / (rows * mass) if mass else 0.0 for mass in unit] for unit in masses]
 
     def importance(self, start_BT: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The class's v [B, T], and the metrics of what was cut.
+        """Return v [B, T] of the class's formula, and the metrics of the cut tokens.
 
-        `start_BT` is log π/π_sampled of the tokens at the job's start, without gradient, 0 where nothing is
-        trained.
+        `start_BT` is log π/π_sampled of the tokens at the job's start, without gradient. It is 0 for
+        untrained tokens.
         """
         if self.correction == "none":
             return start_BT.new_ones(start_BT.shape), {}
@@ -215,7 +214,7 @@ class Grpo(Algorithm, name="grpo"):
         return weights_BT, {"out_of_bounds": out_BT}
 
     def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """The class's formula. Metrics are means over the trained tokens."""
+        """Return the class's formula. Metrics are means over the trained tokens."""
         import torch
 
         trained_BT = batch.weights_BT > 0
@@ -254,21 +253,21 @@ class Grpo(Algorithm, name="grpo"):
 class Rloo(Grpo, name="rloo"):
     """Groups of episodes for RLOO (REINFORCE leave-one-out, Ahmadian et al., 2024).
 
-    The advantage of an episode is its reward minus the mean of its siblings' rewards, and its loss is summed
-    over its tokens: `aggregation: constant` with a `constant_length` of 1. Ratios are clipped as in PPO.
+    An episode's advantage is its reward minus the mean reward of its siblings. Its loss is summed over its
+    tokens: `aggregation: constant` with a `constant_length` of 1. Ratios are clipped as in PPO.
     """
 
     clip_high: OfGradient[FiniteFloat] = Field(0.2, gt=0)
-    """ε_high of the clipped ratio."""
+    """ε_high: the upper bound of the clipped ratio."""
     aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "constant"
-    """Averages over all tokens, per sequence, or sums divided by a constant."""
+    """Average over all tokens, per sequence, or divide by a constant."""
     constant_length: OfGradient[int] = Field(1, ge=1)
-    """The constant of `aggregation: constant`, in tokens."""
+    """Set the constant of `aggregation: constant`, in tokens."""
     advantage_scale: OfGradient[Literal["std", "none"]] = "none"
-    """Divide by the group's deviation, or not."""
+    """Divide by the group's standard deviation, or not."""
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
-        """Each reward minus the mean of the others: the distance to the mean of all, times n / (n - 1)."""
+        """Return each reward minus the others' mean, which is its distance to the mean times n / (n - 1)."""
         factor = len(rewards) / max(len(rewards) - 1, 1)
         return [value * factor for value in super().compare(rewards)]
 
@@ -276,16 +275,16 @@ class Rloo(Grpo, name="rloo"):
 class ReinforcePP(Grpo, name="reinforce_pp"):
     """Episodes for REINFORCE++ (Hu, 2025).
 
-    The advantage of a token is the reward of its episode, normalised over all sampled tokens of the batch:
-    their mean is 0 and their deviation 1. With `baseline` (REINFORCE++-baseline) the mean of the group is
-    taken off first, as suits several episodes of each example.
+    A token's advantage is its episode's reward, normalised over all sampled tokens of the batch to mean 0 and
+    deviation 1. With `baseline` (REINFORCE++-baseline) the group's mean is subtracted first. This suits
+    several episodes for each example.
     """
 
     baseline: OfGradient[bool] = False
-    """Compare with the group before normalising."""
+    """Subtract the group's mean before normalising."""
     drop_flat_groups: bool = False
-    """Leave out groups in which no episode has an advantage over the others. They do have one here, unless
-    there is a `baseline`."""
+    """Leave out groups in which no episode has an advantage over the others. Without a `baseline`, their
+    episodes do have an advantage, over the batch."""
 
     def check(self) -> None:
         """Raise RequestError for groups that can never have an advantage."""
@@ -293,17 +292,17 @@ class ReinforcePP(Grpo, name="reinforce_pp"):
         Grpo.check(self.model_copy(update={"baseline": compares, "drop_flat_groups": compares}))
 
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
-        """For each group whether any sample has an advantage over the others, without the batch."""
+        """Return for each group whether any sample has an advantage over the others in the group."""
         within = self.model_copy(update={"baseline": True})
         return [bool(group.units) and within.differ(group.samples) for group in groups]
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
-        """The rewards themselves, or their distance to the group's mean."""
+        """Return the rewards themselves, or with `baseline` their distance to the group's mean."""
         mean = math.fsum(rewards) / max(len(rewards), 1) if self.baseline else 0.0
         return [reward - mean for reward in rewards]
 
     def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
-        """The samples with advantages that are normalised over all of their sampled tokens."""
+        """Return the samples with advantages normalised over all their sampled tokens."""
         assigned = super().assigned(groups)
         if any(sample.advantages is not None for group in groups for sample in group):
             return assigned

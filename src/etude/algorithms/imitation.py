@@ -1,7 +1,7 @@
-"""Imitation: of all episodes, whatever they earned, or by expert iteration of good ones.
+"""Imitation of all episodes, or of good ones (expert iteration).
 
-These are chosen by threshold or by rank: Anthony et al. (2017); as rejection sampling on a
-model's own answers, Yuan et al. (2023). In protocols, guesses can be put right before they are imitated.
+Good ones are chosen by threshold or rank (Anthony et al., 2017; on a model's own answers: rejection sampling,
+Yuan et al., 2023). In protocols, guesses can be corrected before they are imitated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Supervised(Algorithm, name="supervised"):
     kind: ClassVar[Kind] = "imitation"
 
     def check(self) -> None:
-        """Raise RequestError for a penalty, which changes nothing where rewards are not looked at."""
+        """Raise RequestError for a penalty on rewards, because rewards are not used."""
         if self.cut_off_penalty and type(self).groups is Supervised.groups:
             raise RequestError(
                 f"{self.type_name} imitates episodes whatever they earned, and cut_off_penalty is taken from "
@@ -54,7 +54,7 @@ class Supervised(Algorithm, name="supervised"):
         super().check()
 
     def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """That mean, which is the metric `nll` too."""
+        """Return the class's formula, which is also the metric `nll`."""
         loss = -(batch.weights_BT * logprobs_BT).sum()
         return loss, {"nll": float(loss.detach())}
 
@@ -65,17 +65,17 @@ NO_BEST = "group with equal rewards: no episode is better than another"
 
 
 class GuessReplacementConfig(BaseModel, extra="forbid"):
-    """In a protocol: some episodes are imitated with the verifier's decision replaced by the truth."""
+    """In a protocol: imitate some episodes with the verifier's decision replaced by the truth."""
 
     proportion: float = Field(default=0.0, ge=0, le=1)
-    """Share of the episodes, at first."""
+    """Set the share of such episodes in the first epoch."""
     annealing: Literal["none", "linear", "exponential"] = "none"
-    """How the share falls from epoch to epoch."""
+    """Choose how the share falls from epoch to epoch."""
     annealing_rate: float = Field(0.1, ge=0, le=1)
-    """`linear`: what it falls by. `exponential`: the part of it that is lost."""
+    """`linear`: subtract this each epoch. `exponential`: lose this part of the share each epoch."""
 
     def share(self, epoch: int) -> float:
-        """The share in an epoch, from 0."""
+        """Return the share in an epoch, from 0."""
         match self.annealing:
             case "none":
                 return self.proportion
@@ -86,25 +86,25 @@ class GuessReplacementConfig(BaseModel, extra="forbid"):
 
 
 class SelectionConfig(BaseModel, extra="forbid"):
-    """Which episodes are imitated."""
+    """The choice of episodes to imitate."""
 
     min_reward: float | None = None
     """Keep episodes with at least this reward."""
     best_k: int | None = Field(default=None, ge=1)
-    """Keep the best k episodes of each example; 1 when min_reward is not given either."""
+    """Keep the best k episodes of each example. Without min_reward the default is 1."""
     guess_replacement: GuessReplacementConfig = Field(default_factory=GuessReplacementConfig)
-    """Decisions replaced by the truth."""
+    """Imitate some decisions replaced by the truth."""
 
 
 class ExpertIteration(Supervised, SelectionConfig, name="expert_iteration"):
     """Good episodes for supervised training."""
 
     def method_at(self, epoch: int) -> tuple[str, dict[str, object]]:
-        """The loss is that of `supervised`."""
+        """Return the loss of `supervised`."""
         return Supervised.type_name, {}
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
-        """The samples of the selected episodes."""
+        """Return the samples of the selected episodes."""
         parts = [part for group in episodes for part in self.parts(group, collected.tally)]
         return imitations(parts, self, self.discount, collected)
 
@@ -112,7 +112,7 @@ class ExpertIteration(Supervised, SelectionConfig, name="expert_iteration"):
 def imitations(
     groups: Sequence[Group], config: SelectionConfig, discount: float, collected: Collected
 ) -> list[UnitGroup]:
-    """The samples to imitate, by group. Each agent's episodes are selected from by themselves."""
+    """Return the samples to imitate, by group. Each agent's episodes are selected separately."""
     made: list[list[Sample]] = [[] for _ in groups]
     seed = fold(collected.seed, "expert iteration", collected.epoch)
     for agent in {scored.agent: None for group in groups for scored in group}:
@@ -137,10 +137,10 @@ def imitations(
 def best_episodes(
     group: Group, min_reward: float | None, best_k: int | None, tally: Tally
 ) -> list[ScoredEpisode]:
-    """The episodes of a group to imitate, best first.
+    """Return the episodes of a group to imitate, best first.
 
-    Without `min_reward` a group whose rewards are all equal is left out: its best is also its worst.
-    Equal rewards are told apart by generation.
+    Without `min_reward`, a group with equal rewards is left out: its best is also its worst. Ties go to the
+    lower generation.
     """
     if min_reward is None:
         best_k = best_k or 1
@@ -155,10 +155,10 @@ def best_episodes(
 
 
 def truth_of(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None:
-    """The sample of a play with the truth for the decision, which was not sampled and has no tokens yet.
+    """Return a play's sample with the true decision, which was not sampled and has no tokens yet.
 
-    None where there is no play, where it goes several ways, or where nobody decided. Raises RequestError when
-    the scenario reads no answer as the right verdict.
+    None if the episode is no play, branches, or has no decision. Raises RequestError if the scenario reads no
+    answer as the right verdict.
     """
     if not is_play(scored.episode):
         return None

@@ -1,7 +1,7 @@
 """MALT: every turn of a play is answered several times, and good answers are preferred to bad ones.
 
-Motwani et al. (2024). An answer's value is what its agent earned with it, and on average over what
-followed: own reward plus the mean of the children's values, whatever the number of leaves.
+Motwani et al. (2024). An answer's value is what its agent earned with it, plus the mean value of its
+children. The number of leaves below a child does not matter.
 """
 
 from __future__ import annotations
@@ -33,43 +33,43 @@ class Malt(Preferences, name="malt"):
     """Pairs of answers to one prompt in a protocol, for DPO."""
 
     num_generations: int = Field(default=1, ge=1, validation_alias=AliasChoices("num_generations", "group"))
-    """Plays for each example of an epoch."""
+    """Set the number of plays for each example of an epoch."""
     credit: Literal["episode", "agent"] = "agent"
-    """Always `agent`: answers are worth what their agent earned."""
+    """Always `agent`: an answer is worth what its agent earned."""
     num_responses: int | list[int] | Annotated[dict[str, int | list[int]], Refers("agents")] | None = 2
-    """Answers for each turn: a number, a list by round, or these by agent. Left empty: as the workflow has
-    it."""
+    """Set the number of answers for each turn: a number, a list by round, or either of them by agent. Leave
+    it empty for the workflow's setting."""
     pairs: Literal["sign", "interval"] = "sign"
-    """`sign`: an answer at or above the mid-point of what the agent can earn against one below it.
-    `interval`: two answers whose values differ by more than a share of that range."""
+    """`sign`: pairs an answer at or above the mid-point of what the agent can earn with one below it.
+    `interval`: pairs two answers whose values differ by more than a share of that range."""
     interval: float = Field(default=0.5, ge=0, lt=1)
-    """The share of the range, for `pairs: interval`."""
+    """Set the share of the range, for `pairs: interval`."""
     initial_expert_iterations: int = Field(default=0, ge=0)
-    """First epochs of expert iteration on plays that do not branch."""
+    """Set the number of first epochs that do expert iteration on plays without branches."""
     expert_iteration: SelectionConfig = Field(
         default_factory=lambda: SelectionConfig(min_reward=0.9), description="What these epochs imitate."
     )
 
     def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
-        """The loss of `supervised` in the first epochs, then that of `dpo`."""
+        """Return the loss of `supervised` for the first epochs, then `dpo`'s."""
         return (Supervised.type_name, {}) if self.imitates(epoch) else (Dpo.type_name, self.gradient())
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """`supervised` too when there are epochs of expert iteration."""
+        """`dpo`, preceded by `supervised` if there are epochs of expert iteration."""
         first = (Supervised.type_name,) if self.initial_expert_iterations else ()
         return (*first, Dpo.type_name)
 
     def widths(self, epoch: int) -> Any:
-        """One answer each in the first epochs, then as many as `num_responses` says."""
+        """Return one answer per turn in the first epochs, then `num_responses`."""
         return 1 if self.imitates(epoch) else self.num_responses
 
     def imitates(self, epoch: int) -> bool:
-        """Whether the epoch is one of expert iteration."""
+        """Return whether the epoch is one of expert iteration."""
         return epoch < self.initial_expert_iterations
 
     async def check_protocol(self, builder: Builder) -> None:
-        """Raise RequestError for answers of a protocol that are to be compared, and can never be."""
+        """Raise RequestError if the protocol has no bounds, or never has several answers to one prompt."""
         played = await played_by(builder)
         if played is not None and not played.protocol.bounds:
             name = played.protocol.name
@@ -80,14 +80,14 @@ class Malt(Preferences, name="malt"):
         await require_branching(builder, widths, "`_type: malt`", remedy)
 
     def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
-        """For each agent and example its pairs, judged by their answers' values; or plays to imitate."""
+        """Return the pairs of each agent and example, judged by answer values, or plays to imitate."""
         parts = [part for group in episodes for part in by_agent(group)]
         if self.imitates(collected.epoch):
             return imitations(parts, self.expert_iteration, self.discount, collected)
         return [UnitGroup.of_pairs(self.samples(part, collected.tally)) for part in parts]
 
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
-        """The pairs of one agent in the plays of a group."""
+        """Return the pairs of one agent in the plays of a group."""
         return [
             pair
             for scored in group
@@ -106,7 +106,7 @@ class Malt(Preferences, name="malt"):
             tally.left_out[SAME_ANSWER] += 1
 
     def _ranked(self, choice: Choice) -> Iterator[tuple[Candidate, Candidate]]:
-        """The pairs that the rule makes, the better answer first."""
+        """Yield the pairs that the rule allows, the better answer first."""
         low, high = choice.bounds or (0.0, 0.0)
         for first, second in combinations(choice.candidates, 2):
             better, worse = (first, second) if first.value >= second.value else (second, first)

@@ -1,8 +1,8 @@
-"""From calls to branches to samples: which calls of an episode are one token sequence.
+"""From calls to branches to samples: which calls of an episode form one token sequence.
 
-Training never tokenises text again, so two calls belong to one sequence only when the prompt of the
-later one starts with exactly the tokens of the earlier one: its prompt and what was sampled. Any other
-call starts a branch of its own. Answers that the limit of tokens cut off can be left out.
+Training never tokenises text again. So two calls form one sequence only if the later prompt starts with
+exactly the tokens of the earlier call: its prompt and its sampled tokens. Any other call starts a new branch.
+Answers cut off at the token limit can be left out.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from etude.core.message import Message, message_key
 from etude.core.sample import PER_TOKEN, Kind, Pair, Sample, SampleOrPair, Turn, shared_length
 
 CutOff: TypeAlias = Literal["train", "mask"]
-"""Their treatment: trained on like others, or left out of the loss."""
+"""The treatment of cut-off answers: trained on like others, or left out of the loss."""
 
 CUT_OFF_PAIR = "pair in which a whole side was cut off"
 CUT_OFF_SAMPLE = "sample in which every answer was cut off"
 
 
 def count_cut_off(calls: Iterable[Call]) -> int:
-    """How many of the calls have an answer that was cut off."""
+    """Return how many of the calls have a cut-off answer."""
     completions = (call.completion for call in calls)
     return sum(made is not None and made.finish_reason == "length" for made in completions)
 
 
 def masked(unit: SampleOrPair, kind: Kind) -> SampleOrPair | str:
-    """The unit without what was cut off in its loss; where nothing to learn from is left, the reason.
+    """Return the unit without cut-off answers in its loss, or the reason why nothing is left to learn from.
 
-    A sample that is compared keeps its place in the group, and so counts in the mean. Of what is imitated,
-    or has no token ids, such an answer becomes context. In a pair its tokens are masked.
+    A compared sample keeps its place in the group, so it counts in the mean. In samples to imitate, or
+    without token ids, a cut-off answer becomes context. In a pair its tokens are masked.
     """
     if isinstance(unit, Pair):
         chosen, rejected = (replace(side, mask=_complete(side)) for side in unit.samples)
@@ -52,7 +52,7 @@ def masked(unit: SampleOrPair, kind: Kind) -> SampleOrPair | str:
     kept = [turn for turn in unit.turns if not _is_cut(turn)]
     if not kept:
         return CUT_OFF_SAMPLE
-    # The others are context, and what follows the last is cut away.
+    # Cut-off answers become context. Everything after the last kept answer is removed.
     end, last = kept[-1].stop, kept[-1].message
     fields: dict[str, Any] = {"ids": unit.ids[:end], "mask": _complete(unit)[:end]}
     for name in PER_TOKEN:
@@ -67,7 +67,7 @@ def _is_cut(turn: Turn) -> bool:
 
 
 def _complete(sample: Sample) -> tuple[bool, ...]:
-    """The mask [T] without what was cut off."""
+    """Return the mask [T] without the tokens of cut-off answers."""
     complete = sample.by_token(not _is_cut(turn) for turn in sample.turns)
     return tuple(own and bool(kept) for own, kept in zip(sample.mask, complete, strict=True))
 
@@ -76,35 +76,35 @@ EVERY_FUNCTION = "*"
 """Stands for all functions among the targeted ones."""
 
 UNTOLD = "the engine does not tell"
-"""In place of a fault."""
+"""Replaces a fault that the engine does not report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Calls that extend each other, in order; each has a completion."""
+    """Calls that extend each other, in order. Each has a completion."""
 
     index: int
-    """Order within the episode, from 0."""
+    """Position within the episode, from 0."""
     calls: tuple[Call, ...]
     fault: str = ""
-    """Where it began because a prompt repeated a conversation in other tokens: the kind of message that they
-    are in; of an engine that does not tell, that it does not."""
+    """Why the branch began, if a prompt repeated a conversation in other tokens: the kind of message with the
+    difference. `UNTOLD` if the engine does not report it; empty for any other beginning."""
 
     @property
     def drifted(self) -> bool:
-        """Whether it began for that reason."""
+        """Whether the branch began because a prompt repeated a conversation in other tokens."""
         return bool(self.fault)
 
 
 def branches_of(
     episode: EpisodeRecord, target_functions: Collection[str], target_model: str | None
 ) -> list[Branch]:
-    """The branches of an episode, of calls by the functions (`*`: by any) to the model (None: to any)."""
+    """Return the branches of the calls by the functions (`*`: any) to the model (None: any)."""
     return branches_in([call for call in episode.calls if is_targeted(call, target_functions, target_model)])
 
 
 def branches_in(calls: Sequence[Call]) -> list[Branch]:
-    """The branches that answered calls make."""
+    """Return the branches that the answered calls form."""
     open_branches: list[list[Call]] = []
     faults: list[str] = []
     for call in calls:
@@ -114,7 +114,7 @@ def branches_in(calls: Sequence[Call]) -> list[Branch]:
         if fitting:
             max(fitting, key=_length).append(call)
             continue
-        # A fault without drift is a family that begins anew on purpose, like one that drops its thinking.
+        # A fault without drift is a family that starts anew on purpose, such as one that drops its thinking.
         drifted = call.completion.drifted or (
             not call.completion.fault
             and any(
@@ -129,7 +129,7 @@ def branches_in(calls: Sequence[Call]) -> list[Branch]:
 
 
 def is_targeted(call: Call, target_functions: Collection[str], target_model: str | None) -> bool:
-    """Whether a call was answered, by a model and for a function that are meant."""
+    """Return whether a call was answered and belongs to the targeted functions and model."""
     if call.completion is None or call.function == SIMULATED_USER:
         return False
     if call.function not in target_functions and EVERY_FUNCTION not in target_functions:
@@ -138,7 +138,7 @@ def is_targeted(call: Call, target_functions: Collection[str], target_model: str
 
 
 def _sequence_of(call: Call) -> tuple[int, ...] | None:
-    """The tokens of a call, prompt and completion; None where the engine did not tell."""
+    """Return the tokens of a call, prompt and completion, or None if the engine did not return them."""
     completion = call.completion
     if completion is None or completion.prompt_ids is None or completion.completion_ids is None:
         return None
@@ -146,12 +146,12 @@ def _sequence_of(call: Call) -> tuple[int, ...] | None:
 
 
 def _length(branch: Sequence[Call]) -> int:
-    """The tokens of a branch, or its messages."""
+    """Return the number of tokens of a branch, or else of its messages."""
     return len(_sequence_of(branch[-1]) or branch[-1].request.messages)
 
 
 def _extends(earlier: Call, call: Call) -> bool:
-    """By tokens where both calls have them, otherwise by messages."""
+    """Return whether `call` extends `earlier`: by tokens if both have them, otherwise by messages."""
     sequence = _sequence_of(earlier)
     prompt = call.completion.prompt_ids if call.completion is not None else None
     if sequence is None or prompt is None:
@@ -168,9 +168,9 @@ def sample_of(
     agent: str | None = None,
     **notes: Any,
 ) -> Sample:
-    """The sample of a branch. Its turns have returns where the agent gave step rewards.
+    """Return the sample of a branch. Its turns have returns if the agent gave step rewards.
 
-    Without token ids of every call it has messages alone; see `require_tokens`.
+    It has only messages if any call lacks token ids; see `require_tokens`.
     """
     ids: list[int] = []
     mask: list[bool] = []
@@ -223,14 +223,14 @@ def sample_of(
 def _returns(
     branch: Branch, episode: EpisodeRecord, reward: float, discount: float
 ) -> Sequence[float | None]:
-    """The return of each call; None where its agent gave no step rewards."""
+    """Return the return of each call; all None if its agents gave no step rewards."""
     functions = {None, *(call.function for call in branch.calls)}
     events = [event for event in episode.events if event.agent in functions]
     return step_returns(branch.calls, events, reward, discount) or [None] * len(branch.calls)
 
 
 def drawn_by(call: Call) -> Sampling:
-    """How a call's answer was sampled, as far as the distributions of its tokens depend on it."""
+    """Return the sampling settings that the distributions of an answer's tokens depend on."""
     sampling = call.request.sampling.shape()
     if call.completion is None or call.completion.constraint is None:
         return sampling
@@ -240,7 +240,7 @@ def drawn_by(call: Call) -> Sampling:
 def _logprobs(
     branch: Branch, episode: EpisodeRecord, turns: Sequence[Turn], length: int
 ) -> tuple[float, ...] | None:
-    """Of all tokens; None where an engine did not tell them. Raises TrainingError for too few or many."""
+    """Return all tokens' logprobs, or None if any is missing. Raises TrainingError for a wrong count."""
     spread = [0.0] * length
     for call, turn in zip(branch.calls, turns, strict=True):
         if call.completion is None or call.completion.logprobs is None:
@@ -255,7 +255,7 @@ def _logprobs(
 
 
 def with_turns(sample: Sample, field: str, values: Sequence[float] | None) -> Sample:
-    """The sample with a field of each turn set: its return, for instance; None: for all of them to None."""
+    """Return the sample with a field of each turn set, such as its return. None sets all of them to None."""
     row: Sequence[Any] = [None] * len(sample.turns) if values is None else values
     turns = (replace(turn, **{field: value}) for turn, value in zip(sample.turns, row, strict=True))
     return replace(sample, turns=tuple(turns))
@@ -264,10 +264,10 @@ def with_turns(sample: Sample, field: str, values: Sequence[float] | None) -> Sa
 def step_returns(
     calls: Sequence[Call], events: Sequence[Event], reward: float, discount: float
 ) -> list[float] | None:
-    """The discounted return from each call on: step rewards, and `reward` at the end.
+    """Return the discounted return from each call on: step rewards, and `reward` at the end.
 
-    A step reward belongs to the branch's last call before it; one that was given before the first
-    call was earned by none. None when the agent gave no step rewards.
+    A step reward belongs to the branch's last call before it. One given before the first call counts for no
+    call. None if the agent gave no step rewards.
     """
     steps = [0.0] * len(calls)
     given = False
@@ -283,11 +283,11 @@ def step_returns(
 
 
 def pair_of(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
-    """The preference of one sample over another; None when there is no difference to learn from.
+    """Return the preference for one sample over another, or None without a difference to learn from.
 
-    They part where their tokens part. Over several turns a response is the whole rest of the conversation;
-    the observations in it were not sampled and are masked (Rafailov et al., 2023). There is no difference
-    when the sequences are equal, or when nothing was sampled after they part.
+    The responses begin where the tokens diverge. Over several turns a response is the whole rest of the
+    conversation. The observations in it were not sampled and are masked (Rafailov et al., 2023). There is no
+    difference if the sequences are equal, or if nothing was sampled after they diverge.
     """
     if not chosen.ids or not rejected.ids:
         differ = [*map(thinking_key, chosen.messages)] != [*map(thinking_key, rejected.messages)]
@@ -299,7 +299,7 @@ def pair_of(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
 
 
 def same_prompt(a: Sample, b: Sample) -> bool:
-    """Whether both began with the same prompt: the tokens where they are known."""
+    """Return whether both began with the same prompt, by tokens if both have them."""
     if a.ids and b.ids:
         return a.ids[: a.turns[0].start] == b.ids[: b.turns[0].start]
     prompts = (map(message_key, sample.messages[: sample.turns[0].message]) for sample in (a, b))
@@ -308,10 +308,10 @@ def same_prompt(a: Sample, b: Sample) -> bool:
 
 
 def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> None:
-    """Raise TrainingError unless every call of the branch has its token ids (and logprobs)."""
+    """Raise TrainingError unless every call of the branch has token ids (and logprobs)."""
     for call in branch.calls:
         if call.logged:
-            continue  # A backend makes its tokens of the text.
+            continue  # A backend tokenises its text.
         has_ids = _sequence_of(call) is not None
         has_logprobs = call.completion is not None and call.completion.logprobs is not None
         if not has_ids or (logprobs and not has_logprobs):
@@ -324,10 +324,10 @@ def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> No
 
 
 def discounted_returns(step_rewards: Sequence[float], discount: float) -> list[float]:
-    """The return of each step: `G[t] = r[t] + discount * G[t + 1]`.
+    """Return the return of each step: `G[t] = r[t] + discount * G[t + 1]`.
 
-    Sutton and Barto, Reinforcement Learning (2018), equation 3.9. As many values as steps. Raises
-    ValueError for a discount outside [0, 1].
+    Sutton and Barto, Reinforcement Learning (2018), equation 3.9. One value per step. Raises ValueError for a
+    discount outside [0, 1].
     """
     if not 0 <= discount <= 1:
         raise ValueError(f"a discount must lie between 0 and 1, found {discount}")

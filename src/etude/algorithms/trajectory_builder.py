@@ -20,18 +20,18 @@ class TrajectoryBuilder(ABC):
     """Runs the workflow on examples and turns the episodes into trajectories."""
 
     method: Method = "grpo"
-    """The algorithm that the trajectories are made for; the adapter must be able to do it."""
+    """The algorithm that the trajectories are for. The adapter must support it."""
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """All algorithms that it makes data for, in one epoch or another."""
+        """All algorithms that it makes data for, in any epoch."""
         return (self.method,)
 
     token_ids_required: bool = False
     """Set by the trainer from the adapter's capabilities before the first epoch."""
 
     run_config: FinetuneConfig
-    """The `finetuning` block, from `initialize` on."""
+    """The `finetuning` block, set by `initialize`."""
 
     def __init__(self, trajectory_builder_config: TrajectoryBuilderConfig) -> None:
         """Keep the config. Nothing is started here."""
@@ -40,13 +40,13 @@ class TrajectoryBuilder(ABC):
         self._runtime: Runtime | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have every implementation held to the interface."""
+        """Wrap every implementation, so that it is checked against the interface."""
         super().__init_subclass__(**kwargs)
         wrap_implementations(cls, TrajectoryBuilder)
 
     @property
     def runtime(self) -> Runtime:
-        """The open run: examples, engines, the evaluation run. Raises EtudeError before `bind_runtime`."""
+        """The open run: examples, engines, evaluation. Raises EtudeError before `bind_runtime`."""
         if self._runtime is None:
             raise EtudeError(
                 f"{type(self).__name__} has no runtime. Call bind_runtime(runtime) before collecting, "
@@ -55,11 +55,11 @@ class TrajectoryBuilder(ABC):
         return self._runtime
 
     def bind_runtime(self, runtime: Runtime) -> None:
-        """Hand over what is running. Called once before `initialize`, and again around a validation."""
+        """Take the running parts. Called once before `initialize`, and again around a validation."""
         self._runtime = runtime
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Take the `finetuning` block, and its reward function into the own config."""
+        """Keep the `finetuning` block, and its reward function in the builder's config."""
         self.run_config = run_config
         self.trajectory_builder_config.reward = run_config.reward_function
 
@@ -76,8 +76,8 @@ class TrajectoryBuilder(ABC):
     async def run_eval(self) -> EvaluationRunOutput:
         """Run the workflow once on each of the runtime's examples, and score the episodes.
 
-        Each call plays new episodes, also calls at the same time. Episodes that failed, or that the reward
-        function could not score, are in the output's `left_out` and nowhere else.
+        Each call plays new episodes, even when calls overlap. Failed episodes, and episodes that the reward
+        function could not score, appear only in the output's `left_out`.
         """
         runtime, reward = self.runtime, self._block.reward_function
         output = await runtime.evaluation.run(
@@ -92,22 +92,22 @@ class TrajectoryBuilder(ABC):
 
     @abstractmethod
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
-        """Start collecting for one epoch, under a name of its own.
+        """Start collecting for one epoch, under a new `run_id`.
 
         `meta` has the `epoch` (from 0), `begins_from` (the number of the version that training began with)
-        and whatever else the trainer knows. Raises ValueError for a `run_id` that is being collected.
+        and other facts of the trainer. Raises ValueError if `run_id` is already being collected.
         """
 
     @abstractmethod
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         """Wait for the episodes of `start_run` and return their trajectories.
 
-        Raises ValueError for a `run_id` that was not started, ErrorBudgetExceeded when too many
-        episodes or scores failed.
+        Raises ValueError for a `run_id` that was not started, ErrorBudgetExceeded if too many episodes or
+        scores failed.
         """
 
     async def compute_reward(self, output_item: EvalOutputItem, meta: dict[str, Any] | None = None) -> float:
-        """The reward of one scored episode; override it to shape rewards.
+        """Return the reward of one scored episode. Override this to shape rewards.
 
         Raises ValueError for an item without a score: a failed evaluator is never a zero reward.
         """
@@ -118,16 +118,16 @@ class TrajectoryBuilder(ABC):
 
     @abstractmethod
     def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Record facts about a collection, in `output_dir` when one is given."""
+        """Record facts about a collection, in `output_dir` if one is given."""
 
     def facts(self, run_id: str) -> dict[str, Any]:
-        """Counts of a finished collection, as JSON; empty when the builder keeps none.
+        """Return the counts of a finished collection, as JSON; empty if the builder keeps none.
 
-        The run counts the episodes, failures, calls and tokens of what it hands out itself. A builder adds
-        what only it knows: `rewards` (as it shapes them), `untargeted`, `left_out` (counts by reason). Of
-        episodes that do not come from the run it may tell those counts too, by the same names.
+        The run itself counts the episodes, failures, calls and tokens that it hands out. A builder adds what
+        only it knows: `rewards` (after shaping), `untargeted`, `left_out` (counts by reason). It may also
+        report the run's counts, under the same names, for episodes from elsewhere.
         """
         return {}
 
     async def cleanup(self) -> None:  # noqa: B027  # a hook: builders that hold nothing need not override it
-        """Stop what is still being collected and free what is held."""
+        """Stop collections in progress and free all resources."""

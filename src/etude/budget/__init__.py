@@ -1,1 +1,1 @@
-"""The spending of a run: on what, how much, and where it has to stop."""
+"""A run's spending: models, amounts and limits."""

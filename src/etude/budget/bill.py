@@ -1,4 +1,4 @@
-"""The bill of a run, as its journal has it: one line for each model, role and part of the run."""
+"""A run's bill, read from its journal: one line for each model, role and part of the run."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _JOBS = "spent/jobs/"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """All that one model took in one role and part of a run, or that a training job did."""
+    """The total usage of one model in one role and part of a run, or of a training job."""
 
     model: str
     """The entry of `llms`."""
     role: str
     """`agent`, `user`, `judge`, `teacher`, `opponent`, `other`; `training` for a job."""
     phase: str
-    """`train/3`, `validation/5`, `eval`; of a job its name."""
+    """`train/3`, `validation/5`, `eval`; for a job its name."""
     calls: int = 0
-    """Calls that the model answered, or charged for."""
+    """Calls that the model answered or charged for."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Those of the prompts that the endpoint had in its cache."""
+    """Prompt tokens that were in the endpoint's cache."""
     completion_tokens: int = 0
     trained_tokens: int = 0
     usd: float = 0.0
     unpriced_tokens: int = 0
-    """Tokens of all kinds for which no price was known."""
+    """Tokens of all kinds without a known price."""
 
     @property
     def tokens(self) -> int:
@@ -45,11 +45,11 @@ class Line:
 
     @property
     def key(self) -> str:
-        """Where it is in the journal."""
+        """Its key in the journal."""
         return line_key(self.model, self.role, self.phase)
 
     def plus_call(self, usage: Usage, usd: float | None) -> Line:
-        """The line with one more call."""
+        """Return the line with one more call."""
         unpriced = usage.prompt_tokens + usage.completion_tokens if usd is None else 0
         return replace(
             self,
@@ -62,18 +62,18 @@ class Line:
         )
 
     def stored(self) -> dict[str, str | float]:
-        """The line as the journal keeps it."""
+        """Return the line in its journal form."""
         amounts = {name: amount for name in _AMOUNTS if (amount := getattr(self, name))}
         return {"model": self.model, "role": self.role, "phase": self.phase, **amounts}
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, with `tokens`."""
+        """Return all fields, and `tokens`."""
         return {**asdict(self), "tokens": self.tokens}
 
 
 @lru_cache(maxsize=256)
 def line_key(model: str, role: str, phase: str) -> str:
-    """Where the line with these facts is in the journal."""
+    """Return the journal key of the line with these facts."""
     if role == "training":
         return f"{_JOBS}{quote(phase, safe='')}"
     return _CALLS + "/".join(quote(part, safe="") for part in (model, role, phase))
@@ -83,18 +83,18 @@ _AMOUNTS = tuple(each.name for each in fields(Line) if each.name not in ("model"
 
 
 def total(lines: Iterable[Line], *, model: str = "", role: str = "", phase: str = "") -> Line:
-    """The sum of lines, under the names that are given."""
+    """Return the sum of lines, under the given names."""
     lines = list(lines)
     return Line(model, role, phase, **{name: sum(getattr(line, name) for line in lines) for name in _AMOUNTS})
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """All that a run has taken so far."""
+    """The total usage of a run so far."""
 
     lines: tuple[Line, ...] = ()
     seconds: float = 0.0
-    """In which its processes were at work."""
+    """Seconds during which the run's processes were working."""
 
     @property
     def total(self) -> Line:
@@ -102,14 +102,14 @@ class Bill:
         return total(self.lines)
 
     def by(self, *names: str) -> list[Line]:
-        """The sums of the lines that agree in `names`: `model`, `role`, `phase`; in their order."""
+        """Return sums of lines grouped by `names` (`model`, `role`, `phase`), sorted by them."""
         groups: dict[tuple[str, ...], list[Line]] = {}
         for line in self.lines:
             groups.setdefault(tuple(getattr(line, name) for name in names), []).append(line)
         return [total(lines, **dict(zip(names, key, strict=True))) for key, lines in sorted(groups.items())]
 
     def as_json(self) -> dict[str, Any]:
-        """The lines, and their sums."""
+        """Return the lines and their sums."""
         amounts = self.total.as_json()
         return {
             "total": {name: amounts[name] for name in (*_AMOUNTS, "tokens")},
@@ -119,12 +119,12 @@ class Bill:
 
 
 def bill_of(journal: Journal) -> Bill:
-    """The bill of a run by its journal. Raises StoreError."""
+    """Read a run's bill from its journal. Raises StoreError."""
     lines = tuple(Line(**value) for prefix in (_CALLS, _JOBS) for _, value in journal.scan(prefix))
     return Bill(lines, (journal.get(TIME_STEP) or {}).get("seconds", 0.0))
 
 
 def read_bill(run: Path) -> Bill:
-    """The bill of the run in a folder. Raises StoreError."""
+    """Read the bill of the run in a folder. Raises StoreError."""
     with RunFolder.read(run) as folder:
         return bill_of(folder.journal)

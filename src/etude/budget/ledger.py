@@ -1,8 +1,8 @@
-"""The ledger: the one place where a run's spending is known, and where it is bounded.
+"""The ledger: the one place that counts a run's spending and limits it.
 
-A call is charged when it was made, whatever becomes of its answer: what a resumed run has from its journal
-is not asked for again, and so never counted twice. Before a call begins, the most that it can take is held
-for it; one for which there is no room waits until others have ended, and when none is left the run stops.
+A call is charged when it is made, even if its answer is lost. A resumed run reads answers from its journal,
+so it pays for nothing twice. The ledger reserves the most that a call can cost before it begins. A call that
+does not fit waits until others have ended. If no others are left, the run stops.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ Unit: TypeAlias = Literal["usd", "tokens", "hours"]
 
 @dataclass(slots=True)
 class Limit:
-    """The most of one unit, for the run or for one of its models."""
+    """A limit in one unit, for the run or for one of its models."""
 
     key: str
-    """Where it stands in the config."""
+    """Its key in the config."""
     unit: Unit
     most: float
     model: str | None = None
     """None for the run as a whole."""
     used: float = 0.0
     held: float = 0.0
-    """For what is under way, at most."""
+    """The reserved amount: an upper bound for all calls and jobs under way."""
     holders: int = 0
-    """How many of these there are."""
+    """The number of reservations."""
 
     def covers(self, model: str) -> bool:
-        """Whether what the model takes counts."""
+        """Return whether the model's usage counts."""
         return self.model in (None, model)
 
     def hold(self, amount: float) -> None:
-        """Keep so much for something that begins."""
+        """Reserve an amount for a call or job that begins."""
         self.held += amount
         self.holders += 1
 
     def release(self, amount: float) -> None:
-        """Let go of what was held: it has ended."""
+        """Release the reserved amount of a call or job that has ended."""
         self.holders -= 1
         self.held = self.held - amount if self.holders else 0.0
 
     def reached(self, amount: float = 0.0, what: str = "") -> BudgetReached:
-        """The error that says so; `what` is what would take up to `amount` more."""
+        """Return the error for a reached limit; `what` would take up to `amount` more."""
         more = f", and {what} may take up to {shown(amount, self.unit)}" if what else ""
         text = f"{self.key} is {shown(self.most, self.unit)}: {shown(self.used, self.unit)} are used{more}"
         larger = max(2 * self.most, 1.1 * (self.used + amount))
@@ -72,7 +72,7 @@ class Limit:
 
 
 def limits_of(config: Config) -> list[Limit]:
-    """All limits that a config sets."""
+    """Return all limits that a config sets."""
     blocks: list[tuple[str, object, str | None]] = [("budget", config.budget, None)]
     blocks += [(f"llms.{name}.budget", llm.budget, name) for name, llm in config.llms.items()]
     units: tuple[Unit, ...] = ("usd", "tokens", "hours")
@@ -85,7 +85,7 @@ def limits_of(config: Config) -> list[Limit]:
 
 
 def prices_of(config: Config) -> dict[str, ModelPrices]:
-    """The prices of the models of a config that have any, by their names."""
+    """Return the prices of a config's models by name, without models that have none."""
     prices: dict[str, ModelPrices] = {}
     for name, llm in config.llms.items():
         of = config.llms[llm.of] if isinstance(llm, OpponentsConfig) and llm.prices is None else llm
@@ -95,7 +95,7 @@ def prices_of(config: Config) -> dict[str, ModelPrices]:
 
 
 def unpriced(config: Config) -> list[str]:
-    """The models that are not on this machine, as far as is known, and have no price."""
+    """Return the models without a price that run, as far as is known, on another machine."""
     priced = prices_of(config)
     return [name for name, llm in config.llms.items() if name not in priced and _is_remote(llm, config)]
 
@@ -110,15 +110,15 @@ def _is_remote(llm: LlmConfig, config: Config) -> bool:
 
 
 def how_to_price(name: str) -> str:
-    """The key that gives a model its price."""
+    """Return the config key that gives a model its price."""
     return f"llms.{name}.prices: {{prompt: 0.15, completion: 0.60}}, in USD for a million tokens"
 
 
 def require_bounded(config: Config) -> None:
-    """Raise RequestError for limits that could not be kept.
+    """Raise RequestError for limits that could not be enforced.
 
-    One in USD needs the price of all models that it covers; it and one in tokens need to know how long an
-    answer can get.
+    A limit in USD needs the price of all models that it covers. Limits in USD or tokens also need the maximum
+    length of an answer.
     """
     for name, llm in config.llms.items():
         limits = {"budget": config.budget, f"llms.{name}.budget": llm.budget}
@@ -137,7 +137,7 @@ def require_bounded(config: Config) -> None:
 
 
 def shown(amount: float, unit: Unit) -> str:
-    """An amount as a person reads it."""
+    """Format an amount for people."""
     if unit == "usd":
         return shown_usd(amount)
     if unit == "tokens":
@@ -146,7 +146,7 @@ def shown(amount: float, unit: Unit) -> str:
 
 
 def shown_usd(usd: float) -> str:
-    """An amount of money, with more places than those of cents where it is less than a dollar."""
+    """Format an amount of money, with more than two decimals if it is less than a dollar."""
     if usd >= 1 or not usd:
         return f"${usd:,.2f}"
     places = 4 if usd >= 0.001 else 8
@@ -155,26 +155,26 @@ def shown_usd(usd: float) -> str:
 
 
 _SECONDS_BETWEEN_TIMES = 5.0
-"""The time at work is stored so often: a process that is killed forgets less than that."""
+"""Seconds between two writes of the working time: a killed process loses no more than that."""
 
 _LOOK_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 0.5
-"""For answers that have just come to get into the journal."""
+"""Seconds for answers that have just arrived to get into the journal."""
 
 _NOTHING = Line("", "", "")
 
 
 class Ledger:
-    """Counts what a run takes, journals it, and stops the run at a limit of its budget."""
+    """Counts a run's spending, journals it, and stops the run at a limit of its budget."""
 
     def __init__(
         self, journal: Journal, config: Config, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """With what the run has taken before. Raises RequestError for a budget that could not be kept."""
+        """Start from the run's earlier spending. Raises RequestError for limits that cannot be enforced."""
         require_bounded(config)
         self.limits = limits_of(config)
         self.bounds_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
-        """Whether calls have to be held room for."""
+        """Whether calls need a reservation."""
         self.prices = prices_of(config)
         self.reached: BudgetReached | None = None
         self.on_reached: Callable[[], None] = lambda: None
@@ -184,7 +184,7 @@ class Ledger:
         self._numbers = itertools.count()
         self._holds: dict[int, list[tuple[Limit, float]]] = {}
         self._left = asyncio.Event()
-        """Set, and made anew, whenever something leaves room."""
+        """Set, and replaced by a new event, whenever a reservation is released."""
         bill = bill_of(journal)
         self._lines = {line.key: line for line in bill.lines}
         self._earlier = bill.seconds
@@ -195,13 +195,13 @@ class Ledger:
 
     @property
     def bill(self) -> Bill:
-        """All that the run has taken so far."""
+        """The total spending so far."""
         return Bill(tuple(self._lines.values()), self._at_work())
 
     async def hold(self, model: str, most: Usage) -> int:
-        """Hold room for a call that takes so many tokens at most; the number to `settle` it by.
+        """Reserve room for a call with `most` tokens at most. Returns the number for `settle`.
 
-        Waits while there is no room and others may yet leave some; for good once the run has to stop.
+        Waits while there is no room and others may still release some; forever once the run has to stop.
         """
         tokens = most.prompt_tokens + most.completion_tokens
         price = self.prices.get(model)
@@ -211,9 +211,9 @@ class Ledger:
     async def settle(
         self, number: int | None, model: str, purpose: Purpose, usage: Usage, version: int = 0
     ) -> None:
-        """Count a call of a version of a model that was answered, and let go of what was held for it.
+        """Count an answered call of a model's version, and release its reservation.
 
-        It is done when this is first waited for: what whoever called stores then comes later in the journal.
+        It contains no await, so what the caller stores afterwards comes later in the journal.
         """
         if usage != NO_USAGE:
             price = self.prices.get(model)
@@ -223,15 +223,15 @@ class Ledger:
         self.release(number)
 
     def release(self, number: int | None) -> None:
-        """Let go of what was held for something that has ended."""
+        """Release the reservation of a call or job that has ended."""
         for limit, amount in self._holds.pop(number, ()) if number is not None else ():
             limit.release(amount)
         self._wake()
 
     async def begin_job(self, model: str, name: str, tokens: int) -> None:
-        """Count a training job as if it had taken so many tokens, before it is submitted; once per name.
+        """Count a training job as if it had used `tokens`, before it is submitted; once per name.
 
-        Waits as `hold` does where there is no room for it.
+        Waits like `hold` while there is no room.
         """
         line = self._job(model, name, tokens)
         if (known := self._lines.get(line.key)) is not None and known.trained_tokens:
@@ -242,7 +242,7 @@ class Ledger:
         self.release(number)
 
     def end_job(self, model: str, name: str, tokens: int) -> None:
-        """Count what a job has taken, at the price that it had when it began."""
+        """Count the tokens that a job has used, at the price from its beginning."""
         line = self._job(model, name, tokens)
         before = self._lines.get(line.key)
         if before is not None and before.trained_tokens:
@@ -255,7 +255,7 @@ class Ledger:
             self._wake()
 
     def tick(self) -> None:
-        """Look at the clock, and store the time now and then; to be called about once a second."""
+        """Check the time limits and store the working time now and then. Call it about once a second."""
         self._note_time()
         if self._clock() - self._stored_at >= _SECONDS_BETWEEN_TIMES:
             self.store_time()
@@ -264,13 +264,13 @@ class Ledger:
                 self._stop(limit.reached())
 
     def store_time(self) -> None:
-        """Store how long the run has been at work."""
+        """Store the run's working time."""
         self._stored_at = self._clock()
         seconds = self._at_work()
         self._journal.put_soon(TIME_STEP, lambda: {"seconds": seconds})
 
     def figures(self) -> dict[str, Any]:
-        """The sums, and the limits, for displays."""
+        """Return the sums and the limits, for displays."""
         whole = self.bill.total
         limits = {limit.key: [limit.used, limit.most] for limit in self.limits}
         return {"usd": whole.usd, "tokens": whole.tokens, "limits": limits}
@@ -331,10 +331,10 @@ class Ledger:
 
 @asynccontextmanager
 async def within_budget(ledger: Ledger, progress: Progress) -> AsyncIterator[None]:
-    """End the block with BudgetReached when the run has to stop; the time within it counts.
+    """Raise BudgetReached from the block when the run has to stop. The time in the block counts.
 
-    Whatever is under way in the block then is cancelled, as by Ctrl-C. It is the innermost block: all that
-    the work needs is closed after it.
+    All work in the block is then cancelled, as by Ctrl-C. Use it as the innermost block, so that all
+    resources of the work are closed after it.
     """
     looking = asyncio.ensure_future(_look(ledger, progress))
     loop = asyncio.get_running_loop()
@@ -351,7 +351,7 @@ async def within_budget(ledger: Ledger, progress: Progress) -> AsyncIterator[Non
         ledger.on_reached = lambda: None
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
-        with contextlib.suppress(Exception):  # The journal may be what failed.
+        with contextlib.suppress(Exception):  # The journal itself may have failed.
             if ledger.bill.lines:
                 ledger.store_time()
 

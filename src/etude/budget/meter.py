@@ -1,4 +1,4 @@
-"""`MeteredEngine`: an engine around another one, whose calls are counted for whom they are made."""
+"""`MeteredEngine`: wraps an engine and charges each call to its caller."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Purpose:
 
     role: Role = "other"
     phase: str = ""
-    """`train/3`, `validation/5`, `eval`; empty outside of episodes."""
+    """`train/3`, `validation/5`, `eval`; empty outside episodes."""
 
 
 _OTHER = Purpose()
@@ -39,12 +39,12 @@ _PURPOSE: ContextVar[Purpose] = ContextVar("purpose", default=_OTHER)
 
 
 def asking_for(role: Role, episode_id: str) -> Within[Purpose]:
-    """Have the calls within the block count for a role, and for the part of the run that has the episode."""
+    """Charge the block's calls to a role, and to the part of the run that has the episode."""
     return Within(_PURPOSE, _purpose(role, episode_id))
 
 
 def restored(purpose: Purpose) -> Within[Purpose]:
-    """The same for a purpose that another process has told."""
+    """Charge the block's calls to a purpose that another process has sent."""
     return Within(_PURPOSE, purpose)
 
 
@@ -55,44 +55,44 @@ def _purpose(role: Role, episode_id: str) -> Purpose:
 
 
 def current_purpose() -> Purpose:
-    """The purpose of a call that is made now."""
+    """Return the purpose of a call made now."""
     return _PURPOSE.get()
 
 
 _FRAME_TOKENS = 16
-"""That a template may put around a message, at most."""
+"""The most tokens that a template puts around a message."""
 _TEMPLATE_TOKENS = 256
-"""That it may put before all of them."""
+"""The most tokens that a template puts before all messages."""
 _PART_TOKENS = 40_000
-"""Of a part of a message that is no text, such as an image: what the dearest one takes."""
+"""Tokens of a message part that is not text, such as an image: the cost of the most expensive kind."""
 _ANSWER_TOKENS = 4096
-"""Of an answer without any limit, of an engine that has none."""
+"""Tokens of an answer without a limit, from an engine that has no limit either."""
 
 
 class Account(Protocol):
-    """Where calls are counted: the run's ledger, or the way to it from another process."""
+    """Where calls are counted: the run's ledger, or its proxy in another process."""
 
     @property
     def bounds_calls(self) -> bool:
-        """Whether calls have to be held room for."""
+        """Whether calls need a reservation."""
 
     async def hold(self, model: str, most: Usage) -> int:
-        """As `Ledger.hold`."""
+        """Reserve like `Ledger.hold`."""
 
     async def settle(
         self, number: int | None, model: str, purpose: Purpose, usage: Usage, version: int
     ) -> None:
-        """As `Ledger.settle`."""
+        """Count like `Ledger.settle`."""
 
 
 class MeteredEngine(Engine):
-    """An engine whose calls are counted, whoever makes them and whoever wrote the engine.
+    """An engine that counts the calls of any other engine.
 
-    All that is asked of it but calls is the engine's own; `bare` gives the engine itself.
+    All other attributes are the wrapped engine's. `bare` returns the wrapped engine.
     """
 
     def __init__(self, name: str, engine: Engine, account: Account, llms: Mapping[str, LlmConfig]) -> None:
-        """`name` is the entry of `llms`."""
+        """Wrap `engine`, the entry `name` of `llms`."""
         self.metered = engine
         self._name, self._account = name, account
         llm = llms.get(name)
@@ -103,11 +103,11 @@ class MeteredEngine(Engine):
 
     @property
     def version(self) -> int:
-        """The engine's."""
+        """The wrapped engine's version."""
         return self.metered.version
 
     async def complete(self, request: ChatRequest) -> Completion:
-        """Have the engine sample. Raises WrongReturnError where it gives no completion."""
+        """Have the engine sample. Raises WrongReturnError if it returns no completion."""
         most = NO_USAGE
         if self._account.bounds_calls:
             if request.sampling.max_tokens is None and self._longest is not None:
@@ -124,7 +124,7 @@ class MeteredEngine(Engine):
         return completion
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
-        """Have an engine that scores tokens do so."""
+        """Have the engine score tokens, if it can."""
         engine: Any = self.metered
         usage = Usage(len(ids), 1)
 
@@ -134,7 +134,7 @@ class MeteredEngine(Engine):
         return tuple(await self._counted(usage, call))
 
     async def adopt(self, version: ModelVersion) -> None:
-        """Have the engine adopt it."""
+        """Have the engine adopt the version."""
         await self.metered.adopt(version)
 
     async def close(self) -> None:
@@ -142,7 +142,7 @@ class MeteredEngine(Engine):
         await self.metered.close()
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute that only engines of this one's kind have."""
+        """Return an attribute that only the wrapped engine has."""
         return getattr(self.metered, name)
 
     async def _counted(self, most: Usage, call: Callable[[], Awaitable[tuple[Any, Usage, int]]]) -> Any:
@@ -164,7 +164,7 @@ class MeteredEngine(Engine):
 
 
 def most_tokens(request: ChatRequest) -> Usage:
-    """The tokens that a call can take at most: a token of text stands for at least one byte of it."""
+    """Return the most tokens that a call can take. A text token stands for at least one byte."""
     if isinstance(request.prompt, tuple):
         prompt = len(request.prompt)
     elif request.prompt is not None:
@@ -180,7 +180,7 @@ def most_tokens(request: ChatRequest) -> Usage:
 
 
 def _without_parts(message: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    """The message without parts that are no text, and how many these are."""
+    """Return the message without parts that are not text, and the number of removed parts."""
     content = message.get("content")
     if not isinstance(content, list):
         return message, 0

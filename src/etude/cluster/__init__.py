@@ -1,1 +1,1 @@
-"""Ray: the `cluster` block, its runners and the processes that train a job together, on many machines."""
+"""Ray: the `cluster` block, its runners, and teams of processes that train a job on many machines."""

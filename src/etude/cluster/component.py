@@ -1,4 +1,4 @@
-"""The component behind `cluster: {_type: ray}`: where a run's runners and learners are placed."""
+"""The component for `cluster: {_type: ray}`: where a run's runners and learners are placed."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 @register_cluster(config_type=RayConfig)
 async def ray_cluster(config: RayConfig, builder: Builder) -> AsyncIterator[Cluster]:
-    """Places runners and learners on a cluster. Raises RequestError where there is none."""
+    """Place runners and learners on a cluster. Raises RequestError if there is none."""
     if builder.run is None:
         raise RequestError("processes on a cluster need a run folder")
     require_ray(config.address)
     _require_no_secrets(builder.config)
     require_used(config, builder.config)
     file = builder.config.finetuning.run_configuration.config_file
-    # The folder that goes along: that of the config file, or the current one.
+    # The folder to send: the config file's, or the current one.
     folder = (file.parent if file is not None else Path()).absolute()
     learners = partial(RayTeams, config=config, code=folder) if config.learners else None
     async with contextlib.AsyncExitStack() as exits:
         runners = dashboard = None
         if config.runners:
             connection = connected(config.address, config.runtime_env, folder)
-            # In a thread: in the main one Ray would take SIGTERM for itself.
+            # In a thread: in the main thread, Ray would take over SIGTERM.
             dashboard = await asyncio.to_thread(connection.__enter__)
             exits.push_async_callback(asyncio.to_thread, connection.__exit__, None, None, None)
             runners = RayLauncher(config.num_cpus, config.num_gpus, config.resources)
@@ -48,7 +48,7 @@ async def ray_cluster(config: RayConfig, builder: Builder) -> AsyncIterator[Clus
 
 
 def _require_no_secrets(config: Config) -> None:
-    """Raise RequestError for secrets in Ray's runtime environment, and what comes from the environment there.
+    """Raise RequestError for secrets and environment variables in Ray's runtime environment.
 
     Ray keeps runtime environments in its head, and writes them into its logs.
     """
@@ -67,7 +67,7 @@ def _require_no_secrets(config: Config) -> None:
 
 
 def require_used(cluster: ClusterConfig, config: Config) -> None:
-    """Raise RequestError for learners where nothing is trained that they could train."""
+    """Raise RequestError for learners without an adapter that could use them."""
     kinds = [adapter.type_name for adapter in config.trainer_adapters.values()]
     if cluster.learners is not None and config.finetuning.enabled and "local" not in kinds:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster: the `cluster` block, the connection, and teams of processes on the nodes."""
+"""Ray clusters: the `cluster` block, the connection, and teams of processes on the nodes."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
 
 
 class RayConfig(ClusterConfig, name="ray"):
-    """The nodes of a Ray cluster, of which this machine is one."""
+    """The nodes of a Ray cluster. This machine must be one of them."""
 
     address: str = "auto"
-    """`auto` for the cluster that this machine is a node of, or `HOST:PORT` of its head."""
+    """Set `auto` for this machine's cluster, or `HOST:PORT` of a cluster's head."""
     num_cpus: float = Field(default=1.0, ge=0)
-    """CPUs that Ray sets aside for each runner."""
+    """Set the CPUs that Ray reserves for each runner."""
     num_gpus: float = Field(default=0.0, ge=0)
-    """GPUs for each runner."""
+    """Set the GPUs for each runner."""
     resources: dict[str, float] = Field(default_factory=dict)
-    """Other resources for each runner, by the names that the nodes were given."""
+    """Set other resources for each runner, by the names that the nodes have for them."""
     learner_gpus: float | None = Field(default=None, ge=0)
-    """GPUs for each learner, beside a CPU; left out: one where the cluster has any, unless the model's device
-    is `cpu`."""
+    """Set the GPUs for each learner, besides one CPU. Left out: 1 if the cluster has any, unless the model's
+    device is `cpu`."""
     learner_wait: float = Field(default=300.0, gt=0)
-    """Seconds that a job waits for room for all of `learners`, before the attempt counts as failed."""
+    """Set how many seconds a job waits for room for all `learners`. Then the attempt counts as failed."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
-    """Ray's runtime environment of runners and learners. Left out, the config's folder goes along as
-    `working_dir`, so that modules beside the config are found."""
+    """Set Ray's runtime environment for runners and learners. Left out, Etude sends the config's folder as
+    `working_dir`, so that modules next to the config are found."""
 
     def learner_room(self, cluster: Mapping[str, float], *, on_gpus: bool) -> dict[str, float]:
-        """The resources for each learner on a cluster that has these in all."""
+        """Return the resources for each learner, on a cluster with these total resources."""
         gpus = gpus_each(self.learner_gpus, cluster, on_gpus=on_gpus)
         return {"CPU": 1.0} | ({"GPU": gpus} if gpus else {})
 
     def check(self, folder: Path | None, *, on_gpus: bool = True) -> list[Placement]:
-        """Whether the nodes that are there now have room for runners and learners."""
+        """Check whether the current nodes have room for runners and learners."""
         with connected(self.address, self.runtime_env, folder):
             import ray
 
@@ -68,12 +68,12 @@ class RayConfig(ClusterConfig, name="ray"):
 
 
 def gpus_each(asked: float | None, cluster: Mapping[str, float], *, on_gpus: bool) -> float:
-    """Those asked for, or else one for each process, where the cluster has any and they are to be used."""
+    """Return the requested GPUs per process, by default 1 if the cluster has any and they may be used."""
     return asked if asked is not None else float(on_gpus and bool(cluster.get("GPU")))
 
 
 def placed(what: str, count: int, room: Mapping[str, float], nodes: Sequence[dict[str, float]]) -> Placement:
-    """Whether processes have room on nodes, of whose resources it is taken."""
+    """Check whether processes have room on nodes, and subtract it from the nodes' resources."""
     found, used = 0, 0
     for left in nodes:
         before = found
@@ -89,14 +89,14 @@ def placed(what: str, count: int, room: Mapping[str, float], nodes: Sequence[dic
 
 
 _ANSWER_SECONDS = 10.0
-"""For a cluster to answer where somebody waits for it."""
+"""Seconds for a cluster to answer while somebody waits for it."""
 _PAUSE_SECONDS = 0.2
 _LEFT_OUT = ["runs", ".git", ".venv", "node_modules", "**/__pycache__", ".env", ".env.*"]
-"""Of the folder that goes along."""
+"""The paths that are not sent with the folder."""
 
 
 def require_ray(address: str) -> None:
-    """Raise MissingExtraError without Ray, RequestError for an address that is not of this kind."""
+    """Raise MissingExtraError without Ray, RequestError for an address of Ray's client."""
     if find_spec("ray") is None:
         raise MissingExtraError("a Ray cluster", "ray")
     if address.startswith("ray://"):
@@ -109,10 +109,10 @@ def require_ray(address: str) -> None:
 
 @contextlib.contextmanager
 def connected(address: str, runtime_env: Mapping[str, Any], folder: Path | None) -> Iterator[str | None]:
-    """Within the block this process is connected with the cluster, to whose nodes `folder` goes along, unless
-    the runtime environment names another one. Yields the address of the cluster's own web page, if known.
+    """Connect this process with the cluster within the block, and send `folder` to its nodes.
 
-    Raises MissingExtraError, RequestError.
+    The runtime environment may name another folder. Yields the address of Ray's dashboard, or None. Raises
+    MissingExtraError, RequestError.
     """
     require_ray(address)
     import ray
@@ -135,21 +135,19 @@ def connect(
     seconds: float,
     shows_output: bool = False,
 ) -> str | None:
-    """Make this process a driver of the cluster, whose workers have `folder` as their current one.
+    """Make this process a driver of the cluster, whose workers have `folder` as their current folder.
 
-    Returns the address of the cluster's own web page, where it has one.
-
-    It waits for `seconds` for somebody to answer at the address. `shows_output` writes what the workers
-    print to this process's output. Raises RequestError.
+    Returns the address of Ray's dashboard, or None. Waits up to `seconds` for an answer at the address.
+    `shows_output` prints the workers' output here. Raises RequestError.
     """
     import ray
 
     _wait_for(address, seconds)
-    # Etude ends itself on SIGTERM, and need not be told that Ray will not.
+    # Etude handles SIGTERM itself, so the warning that Ray does not is useless.
     logging.getLogger("ray._private.worker").addFilter(
         lambda record: "SIGTERM handler is not set" not in record.getMessage()
     )
-    # Files can only go along with the whole connection.
+    # Files can only be sent with the whole connection.
     code = {} if folder is None else {"working_dir": str(folder), "excludes": _LEFT_OUT}
     try:
         context = ray.init(
@@ -171,7 +169,7 @@ def connect(
 
 
 def no_cluster(address: str, reason: str) -> str:
-    """The error where there is no cluster."""
+    """Return the error text for a missing cluster."""
     return (
         f"there is no Ray cluster at {address} that this machine is a node of ({reason}); start one: `ray "
         "start --head`, or join one: `ray start --address=HOST:6379`"
@@ -179,7 +177,7 @@ def no_cluster(address: str, reason: str) -> str:
 
 
 def _wait_for(address: str, seconds: float) -> None:
-    """Until a named head listens: Ray itself tries for many minutes. Raises RequestError."""
+    """Wait until a head with an address listens. Ray itself tries for many minutes. Raises RequestError."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         return
@@ -196,34 +194,34 @@ def _wait_for(address: str, seconds: float) -> None:
 
 
 MARK = "shared"
-"""A file of the head's in the job's folder: a node that has another one, or none, has another folder."""
+"""The head's file in the job's folder. A node that finds other content, or none, has another folder."""
 
 _LOCK_SECONDS = 60.0
-"""In which a process of an earlier team ends, whose launcher was killed."""
+"""Seconds for a process of an earlier team to end, after its launcher was killed."""
 
 
 class HeadLost(EtudeError):
-    """The process on the head that started this one has ended: nobody can be told what it does."""
+    """The process on the head that started this one has ended, so nobody receives its results."""
 
 
 class Desk:
-    """An object on the head, as its database that no other machine can open; called from all nodes."""
+    """An actor on the head that lets all nodes call an object there, such as its database."""
 
     def __init__(self, factory: str, argument: str) -> None:
-        """`factory` is the import path of what makes the object of `argument`."""
+        """Create the object from `argument`. `factory` is the import path of its constructor."""
         self._object = pkgutil.resolve_name(factory)(argument)
         self._stopping = False
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the object, or of one that it has, as `jobs.get`."""
+        """Call a method of the object or of one of its attributes, such as `jobs.get`."""
         return attrgetter(name)(self._object)(*args, **options)
 
     def stop(self) -> None:
-        """Ask the processes to make way, after a checkpoint."""
+        """Ask the processes to stop after a checkpoint."""
         self._stopping = True
 
     def stopping(self) -> bool:
-        """Whether they are to make way."""
+        """Return whether the processes were asked to stop."""
         return self._stopping
 
 
@@ -235,22 +233,22 @@ class Seat:
     node: str
     """The address of its node."""
     folder: Path
-    """The job's, on storage that all nodes share."""
+    """The job's folder, on storage that all nodes share."""
     mark: str
-    """The content of the head's file there."""
+    """The content of the head's file in that folder."""
     _call: Callable[..., Any]
-    """Calls a method of the desk by its name. Raises HeadLost."""
+    """Calls a method of the desk by name. Raises HeadLost."""
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a method on the head, as `Desk.call`. Raises its errors, and HeadLost."""
+        """Call a method on the head, like `Desk.call`. Raises the method's errors, and HeadLost."""
         return self._call("call", name, *args, **options)
 
     def stopping(self) -> bool:
-        """Whether the team is to make way. Raises HeadLost."""
+        """Return whether the team was asked to stop. Raises HeadLost."""
         return bool(self._call("stopping"))
 
     def require_shared(self) -> None:
-        """Raise StoreError where the job's folder on this node is not that of the head, or takes no locks."""
+        """Raise StoreError if this node has another job folder than the head, or one without locks."""
         path = self.folder / MARK
         try:
             same = path.read_text(encoding="utf-8") == self.mark
@@ -272,10 +270,10 @@ class Seat:
             )
 
     def lock(self, team: Team) -> RunLock:
-        """This process's lock, for as long as it trains, so that of two teams one writes. All processes of a
-        team must ask together.
+        """Return this process's lock, held while it trains, so that only one of two teams writes.
 
-        Raises PeerLost where a process of an earlier team does not end.
+        All processes of a team must call this together. Raises PeerLost if a process of an earlier team does
+        not end.
         """
         from etude.learner.team import PeerLost
 
@@ -292,66 +290,66 @@ class Seat:
 
 
 CAUSE = "the team has ended: "
-"""Begins the line that says why."""
+"""The prefix of the line with the team's cause of failure."""
 
 _CAUSE = re.compile(rf"^{re.escape(CAUSE)}(.+)$", re.MULTILINE)
 
 
 class RayTeams(BaseModel, frozen=True):
-    """Starts the processes of a team as actors of Ray's.
+    """Starts the processes of a team as Ray actors.
 
     The command is a process on this machine, a node of the cluster, and holds the lock of the job's folder.
-    When it ends, however that comes about, Ray ends the others.
+    When it ends for any reason, Ray ends the others.
     """
 
     config: RayConfig
     desk: str
-    """The import path of what makes the object on the head that the processes call, of the last argument."""
+    """The import path of a constructor. Called with the last argument, it makes the head's shared object."""
     on_gpus: bool
-    """Whether each process is to have a GPU, where the cluster has any."""
+    """Whether each process gets a GPU, if the cluster has any."""
     code: Path | None = None
-    """The current folder of the processes, with modules of the user's."""
+    """The current folder of the processes, with the user's modules."""
 
     def model_post_init(self, context: Any) -> None:
-        """Raises MissingExtraError, RequestError."""
+        """Check the address. Raises MissingExtraError, RequestError."""
         require_ray(self.config.address)
 
     def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
-        """The command that starts the processes once, as many as the cluster has room for in between."""
+        """Return the command that starts the processes once, when the cluster has room for all of them."""
         asked = {"module": module, "arguments": tuple(arguments), "processes": processes, "folder": folder}
         order = TeamOrder(**dict(self), **asked)
-        # Everyone on this machine can read a command line, and this file only its user.
+        # Everyone on this machine can read a command line, but only the user can read this file.
         descriptor, path = tempfile.mkstemp(prefix="etude-team-", suffix=".json")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(order.model_dump_json())
         return [sys.executable, "-m", "etude.cluster.team", path]
 
     def first_failure(self, log: str) -> str | None:
-        """As the command has written it."""
+        """Return the cause that the command wrote to the log, or None."""
         causes = _CAUSE.findall(log)
         return str(causes[-1]) if causes else None
 
 
 class TeamOrder(RayTeams):
-    """The team to start. Its runtime environment may have secrets, which are for Ray alone."""
+    """The team to start. Its runtime environment may contain secrets, which only Ray may see."""
 
     module: str
-    """Its `main` is called in every process, with the process's seat and the `arguments`."""
+    """A module whose `main` is called in every process, with the process's seat and the `arguments`."""
     arguments: tuple[str, ...]
     processes: int
     folder: Path
-    """The job's, on storage that all nodes share."""
+    """The job's folder, on storage that all nodes share."""
 
 
 _CALL_SECONDS = 120.0
-"""That the head has for an answer."""
+"""Seconds for the head to answer a call."""
 
 
 class Part:
-    """Runs the module of an order."""
+    """An actor that runs the module of an order."""
 
     def address(self) -> tuple[str, int]:
-        """Where others find this process: its node, and a port that is free there."""
+        """Return the address of this process for others: its node and a free port."""
         import ray
 
         node = str(ray.util.get_node_ip_address())
@@ -360,9 +358,10 @@ class Part:
             return node, int(listening.getsockname()[1])
 
     def run(self, order: TeamOrder, desk: Any, mark: str, rank: int, first: tuple[str, int]) -> None:
-        """Do this process's part in a team, whose first process is at `first`. Raises EtudeError."""
+        """Run this process's part in a team, whose first process is at `first`. Raises EtudeError."""
         node, _ = self.address()
-        # As a launcher of torch's would. Ray shows each process its own devices, so that it is the only one.
+        # Like torch's launcher. Each process is the only one on its devices, because Ray shows it only its
+        # own.
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(order.processes)}
         os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": first[0], "MASTER_PORT": str(first[1])}

@@ -1,6 +1,6 @@
-"""Programs on the nodes of a Ray cluster: an actor starts each, sends what it prints, and says how it ends.
+"""Programs on the nodes of a Ray cluster: an actor starts each, sends its output, and reports its end.
 
-An actor's death, with its node's or with its driver's, ends its program.
+If the actor dies, with its node or its driver, its program ends.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from etude.inference.programs import Child, Launcher, LocalLauncher, ProcessEnd,
 from etude.store.files import open_private, private_folder
 
 _LOG_SECONDS = 0.5
-"""Between two looks at the output of a program."""
+"""Seconds between two reads of a program's output."""
 _PIECE_BYTES = 64_000
-"""Of its output at once: a short answer goes from process to process, and not into the object store."""
+"""The most bytes of output per read. Ray sends short answers directly, not through the object store."""
 _LOST_SECONDS = 5.0
-"""For the end of an actor that was killed to be told."""
+"""Seconds for Ray to report the end of a killed actor."""
 _ANSWER_SECONDS = 30.0
-"""For an actor to do what takes a moment."""
+"""Seconds for an actor to answer a short call."""
 _PAUSE_SECONDS = 1.0
-"""Before an actor that was lost at its start is placed again."""
+"""Seconds before an actor that was lost at its start is placed again."""
 
 
 class Keeper:
@@ -38,7 +38,7 @@ class Keeper:
         self._folder = Path(tempfile.mkdtemp(prefix="etude-"))
 
     async def start(self, program: Program) -> tuple[str, str, str, int]:
-        """Start it. Gives the node's address and id, the program's own address, and the process's number.
+        """Start the program. Returns the node's address and id, the program's address and its pid.
 
         Raises EtudeError.
         """
@@ -48,32 +48,32 @@ class Keeper:
         log = self._folder / "log"
         self._child = await LocalLauncher(node).launch(program, log)
         self._output = log.open("rb")
-        log.unlink()  # Without a name it is gone with us, however that comes about.
+        log.unlink()  # Without a name it disappears with this process, however that ends.
         self._folder.rmdir()
         return node, ray.get_runtime_context().get_node_id(), self._child.address, self._child.pid
 
     async def ended(self) -> ProcessEnd:
-        """Wait for its end."""
+        """Wait for the program's end."""
         return await self._child.ended()
 
     async def output(self, start: int) -> bytes:
-        """The next piece of what it has printed, from a byte on; nothing where there is none."""
+        """Return the next piece of its output, from byte `start` on; empty if there is none."""
         return os.pread(self._output.fileno(), _PIECE_BYTES, start)
 
     async def end(self, seconds: float) -> None:
-        """End it, after so many seconds at most, and leave nothing of it on the node."""
+        """End the program within `seconds`, and remove its files from the node."""
         await self._child.end(seconds)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def keep_folder(self, name: str, files: Mapping[str, bytes]) -> str:
-        """Write files to the node's disk; the path of their folder."""
+        """Write files to the node's disk. Returns the path of their folder."""
         folder = private_folder(self._folder / name)
         for file, content in files.items():
             (folder / file).write_bytes(content)
         return str(folder)
 
     async def drop_folder(self, name: str) -> None:
-        """Remove such a folder."""
+        """Remove a folder that `keep_folder` wrote."""
         shutil.rmtree(self._folder / name, ignore_errors=True)
 
 
@@ -81,7 +81,7 @@ class RayChild(Child):
     """A program on some node."""
 
     def __init__(self, actor: Any, started: Any, log: Path) -> None:
-        """`started` is Ray's reference to what `Keeper.start` gives."""
+        """Follow a program. `started` is Ray's reference to the result of `Keeper.start`."""
         self._actor = actor
         self.log, self.begin = log, log.stat().st_size if log.exists() else 0
         self.node = self.node_id = self.address = ""
@@ -89,18 +89,18 @@ class RayChild(Child):
         self._lines, self._taken, self._turn = MaskedLines(), 0, asyncio.Lock()
         self._killed = asyncio.Event()
         self.started = asyncio.ensure_future(self._start(started))
-        """Raises RayTaskError with what prevented its start, and another RayError where the actor is lost."""
+        """Raises RayTaskError with the cause of a failed start, another RayError for a lost actor."""
         self._end = asyncio.ensure_future(self._wait(asyncio.ensure_future(self._follow())))
 
     async def ended(self) -> ProcessEnd:
-        """Wait until it has ended, or its actor has."""
+        """Wait until the program or its actor has ended."""
         return await asyncio.shield(self._end)
 
     async def _start(self, started: Any) -> None:
         self.node, self.node_id, self.address, self.pid = await started
 
     async def _follow(self) -> ProcessEnd:
-        """Write down what it prints, for as long as it lives; how it ended."""
+        """Write the program's output to the log while it runs. Returns how it ended."""
         import ray
 
         await self.started
@@ -124,7 +124,7 @@ class RayChild(Child):
         killed: asyncio.Future[Any] = asyncio.ensure_future(self._killed.wait())
         await asyncio.wait({following, killed}, return_when=asyncio.FIRST_COMPLETED)
         killed.cancel()
-        # Ray may take a minute to see that a node is gone, and nothing is to be waited for there.
+        # Ray may take a minute to notice a lost node, and waiting for it is useless.
         await asyncio.wait({following}, timeout=_LOST_SECONDS)
         self._write(self._lines.end())
         if not following.done():
@@ -146,12 +146,12 @@ class RayChild(Child):
                 self._write(self._lines.add(piece))
 
     def _write(self, text: bytes) -> None:
-        # A full disk is told of by the journal.
+        # The journal reports a full disk.
         with contextlib.suppress(OSError), open_private(self.log, "ab") as file:
             file.write(text)
 
     def kill(self) -> None:
-        """Kill the actor, whose end ends the program."""
+        """Kill the actor, which ends the program."""
         import ray
 
         if not self._end.done():
@@ -172,7 +172,7 @@ class RayChild(Child):
                 await self._fetch()
 
     async def send_folder(self, folder: Path) -> str:
-        """The path at its node, to which the files of the folder are sent."""
+        """Send a folder's files to the program's node. Returns their path there."""
         import ray
 
         files = await asyncio.to_thread(
@@ -187,7 +187,7 @@ class RayChild(Child):
         await self._asked("drop_folder", name)
 
     async def _asked(self, method: str, argument: Any, within: float = _ANSWER_SECONDS) -> None:
-        """Have the actor do something, unless it is lost."""
+        """Call a method of the actor, and ignore its loss."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
@@ -199,7 +199,7 @@ class RayLauncher(Launcher):
     """Places programs on the nodes of the cluster that this process is connected with."""
 
     def __init__(self, cpus: float, gpus: float, resources: Mapping[str, float] | None = None) -> None:
-        """Ray sets these resources aside for each."""
+        """Set the resources that Ray reserves for each program."""
         import ray
 
         self.address = str(ray.util.get_node_ip_address())
@@ -207,13 +207,13 @@ class RayLauncher(Launcher):
         self._options = {**room, "scheduling_strategy": "SPREAD", "max_restarts": 0}
 
     async def launch(self, program: Program, log: Path) -> RayChild:
-        """Have it started on a node that has room. Raises EtudeError for resources that Ray does not take."""
+        """Start a program on a node with room. Raises EtudeError for resources that Ray refuses."""
         import ray
 
         private_folder(log.parent)
         try:
             actor: Any = ray.remote(Keeper).options(**self._options).remote()
-            # A short argument goes from process to process, and not into the object store.
+            # Ray sends a short argument directly, not through the object store.
             return RayChild(actor, actor.start.remote(program), log)
         except (ray.exceptions.RayError, ValueError, TypeError) as error:
             raise EtudeError(f"Ray cannot start a program: {error}; look at the keys of `cluster`") from error
@@ -223,13 +223,13 @@ class SamplerLauncher(RayLauncher):
     """Places vLLM processes on the nodes of the cluster that this process is connected with."""
 
     def __init__(self, cpus: float, gpus: float, seconds: float) -> None:
-        """Each is waited for so many seconds until it has room."""
+        """Set the resources of each process, and how many `seconds` it may wait for room."""
         super().__init__(cpus, gpus)
         self._seconds = seconds
         self._room = f"{{CPU: {cpus:g}" + (f", GPU: {gpus:g}}}" if gpus else "}")
 
     async def launch(self, program: Program, log: Path) -> RayChild:
-        """Start one on a node that has room, and wait for that if need be. Raises EngineError."""
+        """Start a process on a node, once there is room. Raises EngineError."""
         import ray
 
         lost = ""
@@ -243,7 +243,7 @@ class SamplerLauncher(RayLauncher):
                     except ray.exceptions.RayTaskError as error:
                         raise EngineError(str(error.cause)) from error
                     except ray.exceptions.RayError as error:
-                        # Ray may place actors on a node that is gone for as long as it has not seen that.
+                        # Ray may place actors on a lost node until it notices the loss.
                         lost = f" (the last attempt: {first_line(error)})"
                         await asyncio.sleep(_PAUSE_SECONDS)
                     finally:

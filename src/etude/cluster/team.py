@@ -1,4 +1,4 @@
-"""`python -m etude.cluster.team FILE`: starts a team on a cluster, and lives for as long as it does."""
+"""`python -m etude.cluster.team FILE`: starts a team on a cluster, and runs as long as the team does."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LOOK_SECONDS = 0.2
 _JOIN_SECONDS = 90.0
 _ALARM_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 3.0
-"""In which processes that ended after the first are heard: that one may only have lost its peer."""
+"""Seconds to hear from processes that end after the first, which may only have lost its peer."""
 _BEGIN_SECONDS = 120.0
-"""For the processes of a team to start, once Ray has set their room aside."""
+"""Seconds for a team's processes to start, after Ray has reserved their resources."""
 
 
 class TeamLost(EtudeError):
@@ -32,7 +32,7 @@ class TeamLost(EtudeError):
 
 
 def main() -> int:
-    """Start the team of the order in a file; 0 once all have done their part, or others do it."""
+    """Start the team of the order in a file. Returns 0 once it is done, or if another team is at work."""
     set_up_process()
     path = Path(sys.argv[1])
     order = TeamOrder.model_validate_json(path.read_text(encoding="utf-8"))
@@ -40,11 +40,11 @@ def main() -> int:
     try:
         lock = RunLock(order.folder / "lock")
     except StoreError:
-        return 0  # Whoever waits for the lock sees when the others end.
+        return 0  # The process that waits for the lock sees when the others end.
     stopping, code = threading.Event(), 0
     try:
         _join(order)
-        # Ray has put a handler of its own in its place.
+        # Ray has installed its own handler.
         signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
         _run(order, stopping)
     except TeamLost as error:
@@ -53,7 +53,7 @@ def main() -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     lock.release()
-    # At once: Ray ends all that belongs to a driver that is gone.
+    # Immediately: Ray ends everything that belongs to a driver without a process.
     os._exit(code)
 
 
@@ -68,7 +68,7 @@ def _join(order: TeamOrder) -> None:
         sys.stderr.flush()
         os._exit(1)
 
-    # Ray itself tries for many minutes where nobody answers, and cannot be stopped meanwhile.
+    # If nobody answers, Ray tries for many minutes and cannot be stopped.
     alarm = threading.Timer(seconds + _ALARM_SECONDS, give_up)
     alarm.daemon = True
     alarm.start()
@@ -81,7 +81,7 @@ def _join(order: TeamOrder) -> None:
 
 
 def _run(order: TeamOrder, stopping: threading.Event) -> None:
-    """Raises TeamLost."""
+    """Place the processes and run them to their end. Raises TeamLost."""
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -100,14 +100,14 @@ def _run(order: TeamOrder, stopping: threading.Event) -> None:
     except (RayActorError, GetTimeoutError) as error:
         raise TeamLost(f"a process ended before it began: {first_line(error)}") from error
     tell_team(order.folder, order.processes, tuple(node for node, _ in places))
-    # The runtime environment is for Ray alone.
+    # Only Ray may see the runtime environment.
     plain = order.model_copy(update={"config": order.config.model_copy(update={"runtime_env": {}})})
     runs = {part.run.remote(plain, desk, mark, rank, places[0]): rank for rank, part in enumerate(parts)}
     _watch(runs, desk, stopping)
 
 
 def _parts(order: TeamOrder, stopping: threading.Event) -> list[Any]:
-    """The processes; none where they are not wanted any more. Raises TeamLost without room in time."""
+    """Place the processes; none if the team was asked to stop. Raises TeamLost without room in time."""
     import ray
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -133,7 +133,7 @@ def _parts(order: TeamOrder, stopping: threading.Event) -> list[Any]:
 
 
 def _watch(runs: dict[Any, int], desk: Any, stopping: threading.Event) -> None:
-    """Until all processes have done their part. Raises TeamLost with the first that ended otherwise."""
+    """Wait until all processes are done. Raises TeamLost with the cause of the first failure."""
     import ray
     from ray.exceptions import RayActorError
 
@@ -143,14 +143,14 @@ def _watch(runs: dict[Any, int], desk: Any, stopping: threading.Event) -> None:
         for run in ended:
             try:
                 ray.get(run)
-            except Exception as error:  # noqa: BLE001  whatever it was ends the team, and is told by its cause
+            except Exception as error:  # noqa: BLE001  any error ends the team, and its cause is reported
                 failures[left[run]] = error
                 deadline = min(deadline, time.monotonic() + _LAST_WORDS_SECONDS)
             del left[run]
         if stopping.is_set() and not asked:
             asked = True
             desk.stop.remote()
-        # Who has not done its part has, as a rule, lost one of the others.
+        # A process that failed without crashing has usually lost one of the others.
         if any(isinstance(error, RayActorError) for error in failures.values()):
             break
     if failures:
@@ -158,7 +158,7 @@ def _watch(runs: dict[Any, int], desk: Any, stopping: threading.Event) -> None:
 
 
 def _nodes() -> str:
-    """The nodes that are there, with their room."""
+    """Describe the current nodes and their resources."""
     import ray
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -167,7 +167,7 @@ def _nodes() -> str:
 
 
 def _cause(failures: dict[int, Exception]) -> str:
-    """Which process ended first and how: one that was killed before those that lost it."""
+    """Describe the first failed process. A killed process comes before those that lost it."""
     from ray.exceptions import RayActorError
 
     killed = {rank: error for rank, error in failures.items() if isinstance(error, RayActorError)}

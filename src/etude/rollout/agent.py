@@ -1,4 +1,4 @@
-"""A ready agent, which answers a prompt and calls tools until it needs no more, and a user to talk with."""
+"""A ready agent that answers a prompt and calls tools, and a simulated user for agents."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _INPUT = re.compile(r"\{(\w+)\}")
 
 
 class AgentConfig(WorkflowConfig, name="agent"):
-    """An agent with tools, which needs no code."""
+    """An agent with tools, without code."""
 
     system: str = ""
-    """The system message, in which `{name}` stands for an input of the example."""
+    """Set the system message. `{name}` stands for an input of the example."""
     model: LlmRef | None = None
-    """The entry of `llms` that the agent samples from; by default the one that is trained."""
+    """Name the entry of `llms` that the agent samples from; default: the trained one."""
     tools: Annotated[list[str] | None, Refers("tools")] = Field(default=None, min_length=1)
-    """The tool sets that it has; by default all of the config's."""
+    """Name the agent's tool sets; default: all of the config's."""
     max_turns: Annotated[int, CHANGEABLE] = Field(default=10, ge=1)
-    """Answers of the model to the prompt, those that call tools included."""
+    """Limit the model's answers to the prompt, including those that call tools."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """Seconds that an episode may take."""
+    """Set the seconds that an episode may take."""
     prompt: str = ""
-    """The user's message, in which `{name}` stands for an input of the example. By default the input
-    `messages` or `question`, or the only one."""
+    """Set the user's message. `{name}` stands for an input of the example. Default: the input `messages` or
+    `question`, or the only input."""
 
     def workflow(self, *sets: ToolSet) -> Workflow:
-        """The agent, with tool sets of its own besides those of the config."""
+        """Return the agent as a workflow, with additional tool sets."""
         return Workflow(self.type_name, _answer, self.timeout, {"config": self, "sets": sets}, sets)
 
 
 async def _answer(example: Example, episode: Episode, config: AgentConfig, sets: tuple[ToolSet, ...]) -> str:
-    """The agent's answer to its prompt."""
+    """Answer the prompt, calling tools until the model needs no more."""
     system = _filled(config.system, example, "system")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages += _prompt(example, config.prompt)
@@ -60,7 +60,7 @@ async def _answer(example: Example, episode: Episode, config: AgentConfig, sets:
 
 
 def _filled(text: str, example: Example, key: str) -> str:
-    """The text with the example's inputs in place. Raises RequestError for an input that there is not."""
+    """Fill the example's inputs into the text. Raises RequestError for an unknown input."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in example.inputs:
@@ -100,8 +100,8 @@ When you have reached your goal, or see that you cannot, write only {stop}"""
 class SimulatedUser:
     """A user of an agent, played by a model. Its calls are recorded, and never trained on.
 
-    `reply(messages)` is the user's next message to a conversation as the agent has it, or None when the user
-    has stopped.
+    `reply(messages)` returns the user's next message in the agent's conversation, or None when the user has
+    stopped.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class SimulatedUser:
         greeting: str = "Hello! How can I help you?",
         instructions: str = _USER,
     ) -> None:
-        """`model` is an entry of `llms`. The user stops by writing `stop`, and after `max_turns` messages.
+        """Set up the user. `model` is an entry of `llms`. It stops with `stop` or after `max_turns` messages.
 
-        `instructions` is its system message, with `{goal}`, `{persona}` and `{stop}` filled in; `greeting` is
-        the assistant's first words, as the user sees them where it speaks first. Raises RequestError for a
-        model that there is not, an empty goal, and a limit that allows no message.
+        `instructions` is its system message, where `{goal}`, `{persona}` and `{stop}` are filled in. If the
+        user speaks first, it sees `greeting` as the assistant's first words. Raises RequestError for an
+        unknown model, an empty goal, and a limit that allows no message.
         """
         episode.require_model(model)
         if not goal.strip():
@@ -135,14 +135,14 @@ class SimulatedUser:
         for name, text in texts.items():
             self._instructions = self._instructions.replace(f"{{{name}}}", text)
         self.turns = 0
-        """Messages that the user has written."""
+        """The number of messages that the user has written."""
         self.ended: Literal["stop", "turns"] | None = None
-        """Why the user has stopped: by the word, or by the limit of turns. None while it talks."""
+        """Why the user stopped: `stop` for the word, `turns` for the limit; None while it talks."""
 
     async def reply(self, messages: Sequence[Message]) -> str | None:
-        """The user's answer to the conversation so far, of which it sees the texts alone; None at its end.
+        """Return the user's answer to the conversation, or None at its end. The user sees only texts.
 
-        Raises as `Episode.chat` does, and EngineError for a model that writes nothing.
+        Raises like `Episode.chat`, and EngineError for a model that writes nothing.
         """
         if self.ended is None and self.turns >= self._max_turns:
             self.ended = "turns"
@@ -157,7 +157,7 @@ class SimulatedUser:
         return reply.text
 
     def _seen(self, messages: Sequence[Message]) -> list[Message]:
-        """The conversation from the user's side: its own words are those of the model that plays it."""
+        """Return the conversation from the user's side, where the user's messages are the assistant's."""
         sides = {"user": "assistant", "assistant": "user"}
         seen: list[Message] = [
             {"role": sides[message["role"]], "content": text}

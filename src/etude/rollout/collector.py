@@ -1,4 +1,4 @@
-"""The collector: runs the workflow over many examples at once, each run recorded."""
+"""The collector: runs the workflow over many examples at once, and records each run."""
 
 import asyncio
 import time
@@ -22,17 +22,17 @@ from etude.wire.endpoint import EndpointServer
 from etude.wire.sampling import change_sampling
 
 _SETTLE_SECONDS = 30.0
-"""For calls under way when a run stops by itself."""
+"""Seconds to wait for calls under way before an orderly stop of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on what episodes may take. Raises RequestError for a bound that allows nothing."""
+    """Limits for episodes. Raises RequestError for a limit that allows nothing."""
 
     max_concurrency: int = 8
     """Episodes that run at the same time."""
     timeout: float | None = 300.0
-    """Seconds per episode; a workflow's own timeout goes before it."""
+    """Seconds per episode. A workflow's own timeout overrides it."""
     max_calls: int | None = 1000
     """Model calls per episode."""
 
@@ -45,33 +45,33 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeJob:
-    """An episode to be run."""
+    """An episode to run."""
 
     id: str
-    """Unique within the run; a finished episode of this id is read back and not run again."""
+    """Unique within the run. A finished episode with this id is read back and not run again."""
     example: Example
     generation: int = 0
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Sampling` that all calls have, whatever the agent asks for: `{"temperature": 0}`."""
+    """Fields of `Sampling` that override the agent's for all calls: `{"temperature": 0}`."""
     logged: LoggedExample | None = None
-    """Where the episode was played before, and is only to be read."""
+    """The example if the episode was played before, and only needs to be read."""
     widths: Any = None
-    """How many answers are sampled for each turn of a protocol, as JSON; None leaves it to the workflow."""
+    """The answers sampled for each turn of a protocol, as JSON; None leaves this to the workflow."""
 
     def __post_init__(self) -> None:
-        """Raises RequestError for an unknown field or an impossible value."""
+        """Raise RequestError for an unknown field or an impossible value."""
         change_sampling(Sampling(), self.sampling)
 
 
 class Runner(Protocol):
-    """Plays episodes elsewhere, and has their scores made there too."""
+    """Plays episodes in other processes, and has their scores computed there too."""
 
     async def play(self, job: EpisodeJob) -> EpisodeRecord:
-        """The finished episode of a job, in the journal with its scores. Raises StoreError."""
+        """Return the finished episode of a job, journalled with its scores. Raises StoreError."""
 
 
 class Collector:
-    """Runs a workflow on examples and gives back what happened, one finished episode at a time."""
+    """Runs a workflow on examples and returns one finished episode at a time."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class Collector:
         endpoint_port: int = 0,
         runner: Runner | None = None,
     ) -> None:
-        """`sampling` and `template_options` are for calls that do not say, by model, `default_model` is for
-        those that name none. `tools` are those of `episode.tools`, by name. `endpoint_port` is that of
-        `episode.endpoint`; 0 takes a free one. Episodes are collected from `runner` where there is one.
+        """Set up a collection of episodes, played by `runner` if given, else here.
 
-        Raises RequestError when the workflow or the models do not fit.
+        `sampling` and `template_options` are the models' defaults, `default_model` answers calls that name no
+        model. `tools` are for `episode.tools`, by name. `endpoint_port` is for `episode.endpoint`; 0 takes a
+        free port. Raises RequestError if the workflow or the models do not fit.
         """
         workflow.check(complete=True)
         self.workflow = workflow
@@ -106,19 +106,19 @@ class Collector:
         self._server = EndpointServer(port=endpoint_port)
         self._collections = 0
         self.playing: dict[str, float] = {}
-        """The episodes that are played here, and since when by the monotonic clock."""
+        """The episodes played here, and their start times by the monotonic clock."""
 
     def calls_under_way(self) -> dict[str, tuple[int, float]]:
-        """Calls of these episodes that wait for an answer, by model: how many, and the age of the oldest."""
+        """Return the number of calls waiting for an answer, and the oldest one's age in seconds, by model."""
         now, waiting = time.monotonic(), defaultdict[str, list[float]](list)
         for model, since in self._models.under_way.values():
             waiting[model].append(now - since)
         return {model: (len(ages), max(ages)) for model, ages in waiting.items()}
 
     async def settle(self) -> None:
-        """Give the calls under way time to be answered, since they are paid for, and begin no others.
+        """Wait for the answers to calls under way, which are paid for, and let no new calls begin.
 
-        For whoever is about to stop the run. What is answered now is not asked for again when it goes on.
+        Call it before stopping the run. A resumed run does not ask again for these answers.
         """
         waiting, deadline = object(), time.monotonic() + _SETTLE_SECONDS
         self._models.settling.add(waiting)
@@ -131,11 +131,11 @@ class Collector:
     async def collect(self, jobs: Iterable[EpisodeJob]) -> AsyncGenerator[EpisodeRecord]:
         """Run the jobs, and yield each episode when it is finished and journalled.
 
-        Jobs are taken from the iterable only as there is room for them, and episodes wait for their
-        consumer, so that memory stays flat. Failed episodes are yielded too: a failure is data.
-        Leaving the loop early or cancelling stops the episodes under way; their calls are kept for
-        the next time (use `contextlib.aclosing` when you break out). Raises StoreError when the
-        journal cannot be written, RequestError when the endpoint's port is in use.
+        A job is taken from the iterable only when there is room for it, and episodes wait for their consumer,
+        so memory stays flat. Failed episodes are yielded too: a failure is data. Leaving the loop early or
+        cancelling stops the episodes under way, but keeps their calls for the next run. Use
+        `contextlib.aclosing` when you break out. Raises StoreError if the journal cannot be written,
+        RequestError if the endpoint's port is in use.
         """
         waiting = iter(jobs)
         finished: asyncio.Queue[EpisodeRecord | BaseException | None] = asyncio.Queue(
@@ -162,19 +162,19 @@ class Collector:
             try:
                 await asyncio.gather(*workers, return_exceptions=True)
             finally:
-                # Also when it is cancelled a second time, while the workers stop.
+                # Even when cancelled a second time, while the workers stop.
                 self._collections -= 1
                 if not self._collections:
                     await self.close()
 
     async def close(self) -> None:
-        """Close the server of `episode.endpoint`, which the next episode that needs it opens again."""
+        """Close the server of `episode.endpoint`. The next episode that needs it opens it again."""
         await self._server.close()
 
     async def run(self, job: EpisodeJob) -> EpisodeRecord:
-        """The finished episode of a job: read back from the journal, or run and journalled.
+        """Return the finished episode of a job, read from the journal or run and journalled.
 
-        Raises StoreError when the journal cannot be read or written.
+        Raises StoreError if the journal cannot be read or written.
         """
         stored = read_episode(self._journal, job.id, job.example)
         if stored is not None:
@@ -187,7 +187,7 @@ class Collector:
             override=job.sampling,
             max_calls=self.limits.max_calls,
         )
-        # A copy: what an agent does to its inputs must not reach the other episodes of the example.
+        # A copy: an agent that changes its inputs must not affect the example's other episodes.
         example = replace(job.example, inputs=dict(job.example.inputs))
         episode = Episode(
             example, job.generation, recorder, seed=self._seed, server=self._server, tools=self._tools
@@ -220,7 +220,7 @@ class Collector:
         waiting: Iterator[EpisodeJob],
         finished: asyncio.Queue[EpisodeRecord | BaseException | None],
     ) -> None:
-        """Run jobs until there are none, and say so; an error ends the collection."""
+        """Run jobs until there are none, then put None into the queue. An error ends the collection."""
         play = self.run if self._runner is None else self._runner.play
         try:
             for job in waiting:
@@ -228,7 +228,7 @@ class Collector:
                     model = self._models.choose(None)
                     await write_episode(self._journal, job.logged.played(job.id, job.generation, model))
                 await finished.put(await play(job))
-        except Exception as error:  # noqa: BLE001  the jobs are the caller's code; it is raised there
+        except Exception as error:  # noqa: BLE001  the jobs are the caller's code; `collect` raises it
             await finished.put(error)
         else:
             await finished.put(None)

@@ -1,4 +1,4 @@
-"""Datasets: rows from files, the hub or Python, and the examples that are made of them."""
+"""Datasets: rows from files, the hub or Python, and the examples made from them."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from etude.rollout.run_workflow import failure_of
 
 
 class DatasetStructure(BaseModel, extra="forbid"):
-    """Which columns hold the question and the answer."""
+    """The columns of the question and the answer."""
 
     question_key: str = "question"
-    """The column that becomes the input `question`."""
+    """Name the column that becomes the input `question`."""
     answer_key: str = "answer"
-    """The column that becomes the expected answer."""
+    """Name the column that becomes the expected answer."""
 
 
 class RowsConfig(DatasetConfig):
-    """Options of all dataset types: which columns become what, and how many rows are used."""
+    """Options of all dataset types: how columns are used, and how many rows."""
 
     source_key: ClassVar[str]
-    """The option that says where the rows come from, for errors."""
+    """The option that names the source of the rows, for errors."""
 
     id_key: str = "id"
-    """The column that holds each row's id."""
+    """Name the column with each row's id."""
     ids: Literal["column", "from_row"] = "column"
-    """`from_row` makes a stable id from each row's content."""
+    """Set `from_row` to make a stable id from each row's content."""
     inputs: list[str] | None = None
-    """Columns the agent is given; by default all but id and expected answer."""
+    """Name the columns that the agent is given; default: all except id and expected answer."""
     expected: str | None = None
-    """The column of the expected answer; by default `expected`, or else `answer`."""
+    """Name the column of the expected answer; default: `expected`, or else `answer`."""
     structure: DatasetStructure | None = None
-    """Names the columns of question and answer, where they are called otherwise."""
+    """Name the columns of question and answer if they have other names."""
     limit: int | None = Field(default=None, ge=1)
     """Use at most this many rows."""
     shuffle: bool = False
-    """Shuffle the rows, before `limit` is applied."""
+    """Shuffle the rows before `limit` is applied."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the shuffling."""
+    """Set the seed of the shuffle."""
 
     def _placed(self) -> Iterator[Placed]:
-        """The content of the rows, each with its place."""
+        """Yield the content of each row with its place."""
         source = getattr(self, self.source_key)
         for number, content in enumerate(self._contents(), start=1):
             yield f"{source}: row {number}", content
@@ -64,11 +64,11 @@ class RowsConfig(DatasetConfig):
         raise DatasetError(f"dataset type '{self.type_name}' has no reader")
 
     def examples(self) -> list[Example]:
-        """The examples, in the order of the rows, or shuffled when the config says so.
+        """Return the examples in the order of the rows, or shuffled if the config says so.
 
-        Raises DatasetError for a dataset that is missing, broken or empty, for a column that is not
-        there, and for an id that is missing or not unique; the message names the row. Raises
-        MissingExtraError when the libraries that read it are not installed.
+        Raises DatasetError for a missing, broken or empty dataset, a missing column, and a missing or
+        repeated id; the message names the row. Raises MissingExtraError if the libraries that read it are not
+        installed.
         """
         examples = list(_unique(((where, _example(self, where, row)) for where, row in self._placed()), self))
         if not examples:
@@ -79,7 +79,7 @@ class RowsConfig(DatasetConfig):
 
 
 load_examples = RowsConfig.examples
-"""The examples that a config describes."""
+"""Return the examples that a config describes."""
 
 
 class FileDatasetConfig(RowsConfig):
@@ -88,7 +88,7 @@ class FileDatasetConfig(RowsConfig):
     source_key = "file_path"
 
     file_path: Path
-    """The file."""
+    """Set the path of the file."""
 
     def _placed(self) -> Iterator[Placed]:
         path = self.file_path
@@ -120,7 +120,7 @@ _READERS: Mapping[str, Callable[[Path], Iterator[Placed]]] = {
     "csv": read_csv,
     "parquet": read_parquet,
 }
-"""By the type of the dataset. They raise DatasetError for a file that is not UTF-8 or not readable."""
+"""Readers by dataset type. They raise DatasetError for a file that is not UTF-8 or not readable."""
 
 
 class JsonDatasetConfig(FileDatasetConfig, name="json"):
@@ -140,18 +140,18 @@ class ParquetDatasetConfig(FileDatasetConfig, name="parquet"):
 
 
 class HuggingFaceDatasetConfig(RowsConfig, name="huggingface"):
-    """A dataset of the Hugging Face hub, or a local folder of one. Needs the extra `data`."""
+    """A dataset on the Hugging Face hub, or in a local folder. Needs the extra `data`."""
 
     source_key = "path"
 
     path: str
-    """Name on the hub, or a folder."""
+    """Set a name on the hub, or a folder."""
     subset: str | None = None
-    """The dataset's configuration, where it has several."""
+    """Choose the dataset's configuration, if it has several."""
     split: str = "train"
-    """The split; slices such as `train[:100]` work."""
+    """Choose the split. Slices such as `train[:100]` work."""
     revision: str | None = None
-    """Version on the hub."""
+    """Choose the version on the hub."""
 
     def _contents(self) -> Iterable[Any]:
         try:
@@ -175,9 +175,9 @@ class PythonDatasetConfig(RowsConfig, name="python"):
     source_key = "function"
 
     function: str
-    """`package.module:name` of the function or iterable."""
+    """Set `package.module:name` of the function or iterable."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the function."""
+    """Set keyword arguments for the function."""
 
     def _contents(self) -> Iterator[Any]:
         origin = import_object(self.function)
@@ -236,7 +236,7 @@ def _id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:
 
 
 def _unique(examples: Iterable[tuple[str, Example]], config: RowsConfig) -> Iterator[Example]:
-    """The examples, when no two have one id; equal rows that make their own ids are numbered."""
+    """Yield the examples, and raise DatasetError for a repeated id. Repeated `from_row` ids get a number."""
     first: dict[str, str] = {}
     count: Counter[str] = Counter()
     for where, example in examples:
@@ -253,20 +253,20 @@ def _unique(examples: Iterable[tuple[str, Example]], config: RowsConfig) -> Iter
 
 
 class SeedsConfig(DatasetConfig, name="seeds"):
-    """Examples that are a seed each, for environments that make a task of one. More of them begin with the
-    same ones, and those of the two splits are never the same, whatever their `seed`."""
+    """Examples that are a seed each, for environments that make a task from a seed. A larger `size` begins
+    with the same examples. The two splits never share one, whatever their `seed`."""
 
     size: int = Field(default=256, ge=1, le=2**20)
-    """How many examples."""
+    """Set the number of examples."""
     seed: int = Field(default=0, ge=0)
-    """Draws other examples."""
+    """Set another seed to draw other examples."""
     split: Literal["train", "validation"] = "train"
-    """Training takes even numbers, validation odd ones."""
+    """Choose the split: training takes even numbers, validation odd ones."""
     inputs: dict[str, Any] = Field(default_factory=dict)
-    """Further inputs, the same in each example."""
+    """Add further inputs, the same in each example."""
 
     def examples(self) -> list[Example]:
-        """The examples: the id is `seed-` and the number, which is less than 2**31 and stands in `seed`."""
+        """Return the examples. The id is `seed-` and the number below 2**31 that is the input `seed`."""
         draw, numbers = generator(self.seed, "seeds", self.split), dict[int, None]()
         while len(numbers) < self.size:
             numbers[2 * draw.getrandbits(30) + (self.split == "validation")] = None
@@ -281,5 +281,5 @@ class SeedsConfig(DatasetConfig, name="seeds"):
 @register_dataset(config_type=PythonDatasetConfig)
 @register_dataset(config_type=SeedsConfig)
 async def dataset(config: Dataset, builder: Builder) -> AsyncIterator[Dataset]:
-    """All shipped dataset types make their own examples."""
+    """Yield the config itself: all shipped dataset types make their own examples."""
     yield config

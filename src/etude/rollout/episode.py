@@ -1,4 +1,4 @@
-"""The live episode, by which a workflow talks to models: with asyncio, and without."""
+"""The live episode, through which a workflow calls models, with asyncio or without."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Episode:
         tools: Mapping[str, ToolSet],
     ) -> None:
         self.example = example
-        """The dataset row that this run is about."""
+        """The dataset row of this run."""
         self.generation = generation
-        """Which of the example's parallel episodes this is, from 0."""
+        """The episode's number among the example's parallel episodes, from 0."""
         self.widths: Any = None
-        """The widths of a protocol that is played, in place of the workflow's own."""
+        """The widths for a played protocol. They override the workflow's."""
         self.loop = EpisodeLoop(recorder.episode_id)
-        """The event loop that the episode lives on, whatever loop its workflow runs on."""
+        """The run's event loop, even if the workflow runs on another loop."""
         self._seed = seed
         self._recorder = recorder
         self._server = server
@@ -72,9 +72,9 @@ class Episode:
         self._endpoint: Endpoint | None = None
         self._workplace = Workplace()
         self.said = AnswerMemory()
-        """The answers that clients were given, to be known again in whatever form they come back."""
+        """The answers that clients were given, to recognise them in any form that they come back in."""
         self.readers = recorder.models
-        """The models that clients may ask, and how they read."""
+        """The models that clients may ask, and their readers."""
 
     @property
     def id(self) -> str:
@@ -83,7 +83,7 @@ class Episode:
 
     @functools.cached_property
     def random(self) -> random.Random:
-        """Random numbers of this episode alone: the same ones when it is resumed."""
+        """This episode's random numbers, which are the same when it is resumed."""
         return generator(self._seed, self.id, "random")
 
     async def chat(
@@ -103,15 +103,15 @@ class Episode:
     ) -> Reply:
         """Ask a model to continue the conversation.
 
-        `messages` are in OpenAI's format. `model` is an entry of `llms`; it may be left out when there
-        is one, or one that is trained. `tools` are dicts in OpenAI's format or Python functions, which
-        are described by their signature and docstring (calling them is up to the agent). What is left
-        out of the sampling parameters is as the config says. `response_format`, a pydantic model or as in
-        OpenAI's API, is a form that the answer cannot leave; `tool_choice` is OpenAI's too;
-        `chat_template_kwargs` are variables of the model's chat template, such as `enable_thinking`.
+        `messages` are in OpenAI's format. `model` is an entry of `llms`. You may leave it out if there is
+        only one, or only one is trained. `tools` are dicts in OpenAI's format, or Python functions described
+        by their signature and docstring. The agent calls them itself. Missing sampling parameters come from
+        the config. `response_format` is a pydantic model or OpenAI's format, and the answer cannot leave this
+        form. `tool_choice` is as in OpenAI's API. `chat_template_kwargs` are variables of the model's chat
+        template, such as `enable_thinking`.
 
-        Raises RequestError when the request is wrong, EngineError when the model has no answer, and
-        EpisodeError when the episode is over or has made too many calls.
+        Raises RequestError for a wrong request, EngineError if the model has no answer. Raises EpisodeError
+        if the episode is over or has made too many calls.
         """
         sampling = {
             "temperature": temperature,
@@ -136,10 +136,10 @@ class Episode:
         return reply_of(call)
 
     def openai(self, model: str | None = None) -> AsyncOpenAI:
-        """A real `AsyncOpenAI` client whose chat completions and responses are recorded into this episode.
+        """Return a real `AsyncOpenAI` client whose chat completions and responses are recorded here.
 
-        A request that names an entry of `llms` goes to it; any other model name means `model`, or the
-        model that `chat` would take. The client does not retry and opens no connection.
+        A request that names an entry of `llms` goes to it. Any other model name means `model`, or the model
+        that `chat` would take. The client does not retry and opens no connection.
         """
         from etude.wire.gateway import recording_client
 
@@ -148,10 +148,10 @@ class Episode:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Base URL and key under which code in another process reaches the recorded models.
+        """The base URL and key of the recorded models, for code in another process.
 
         The server listens on this machine only, and refuses the key when the episode is over. Raises
-        RequestError when its port is in use.
+        RequestError if its port is in use.
         """
         if not self.loop.is_here:
             return self.loop.wait(_endpoint_of(self))
@@ -175,16 +175,16 @@ class Episode:
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
         input: str = "",
-        timeout: float | None = None,  # noqa: ASYNC109  as subprocess.run has it
+        timeout: float | None = None,  # noqa: ASYNC109  like subprocess.run
         check: bool = True,
     ) -> ProgramResult:
-        """Run another program to its end, such as a coding agent, whose model is this episode's.
+        """Run another program to its end, such as a coding agent that uses this episode's model.
 
-        It works in `cwd`, or in `folder`, with an empty home, and gets of the environment only what programs
-        need to run, the variables of `endpoint.environment`, and `env`. After `timeout` seconds it is
-        stopped. With it end all processes that it has started. How it ended and what it printed is noted.
+        It works in `cwd`, or in `folder`, with an empty home. Its environment has only what programs need to
+        run, the variables of `endpoint.environment`, and `env`. It is stopped after `timeout` seconds. All
+        processes that it has started end with it. Its status and output are noted.
 
-        Raises EpisodeError when it cannot be started, and with `check` when it fails or is stopped.
+        Raises EpisodeError if it cannot be started, and with `check` if it fails or is stopped.
         """
         environment = {**self.endpoint.environment, **(env or {})}
         where = self.folder if cwd is None else Path(cwd)
@@ -196,34 +196,34 @@ class Episode:
         return result
 
     def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> AbstractAsyncContextManager[Tools]:
-        """`async with episode.tools("search") as tools:` opens tools; every call of them is recorded.
+        """Open tools with `async with episode.tools("search") as tools:`; their calls are recorded.
 
-        They are those of entries of the config's `tools`, by default of all, and of Python functions.
-        `tools.schemas` tells a model of them, `await tools.call_all(reply.tool_calls)` makes the calls that
-        it asks for and gives the messages with their results.
+        `sets` are entries of the config's `tools` (default: all) and Python functions. `tools.schemas`
+        describes the tools for a model. `await tools.call_all(reply.tool_calls)` makes the model's calls and
+        returns the messages with their results.
 
-        Raises RequestError for a set that there is not, ToolError for one that cannot be opened.
+        Raises RequestError for an unknown set, ToolError for one that cannot be opened.
         """
         return self._tools.open(sets)
 
     def function(self, name: str) -> FunctionScope:
-        """`with episode.function("search"):` — calls made inside belong to that function."""
+        """Attribute calls to a function: `with episode.function("search"):`."""
         return FunctionScope(name)
 
     def step_reward(self, value: float, reason: str = "", *, agent: str | None = None) -> None:
-        """Give a reward for what was done since the call before, by all or by one `agent`.
+        """Give a reward for the work since the previous call, by all agents or by one `agent`.
 
-        Raises ValueError when it is not finite.
+        Raises ValueError if it is not finite.
         """
         reward = self._finite("a step reward", value)
         self._events.append(Event("step_reward", self._recorder.last_index, reward, reason, agent=agent))
 
     def score(self, name: str, value: float, reason: str | None = None, agent: str | None = None) -> None:
-        """Record a score that is measured inside the run, such as an environment's reward.
+        """Record a score measured inside the run, such as an environment's reward.
 
-        Evaluators of `_type: measured` read it by its name. `agent` says whose it is, where each has its
-        own: the name of the function whose calls the agent's are. The same score again takes the place of
-        the one before. Raises ValueError when it is not finite.
+        Evaluators of `_type: measured` read it by its name. If each agent has its own score, `agent` names
+        it: the function that the agent's calls belong to. A repeated score replaces the earlier one. Raises
+        ValueError if it is not finite.
         """
         score = self._finite(f"the score '{name}'", value)
         self._events.append(Event("score", self._recorder.last_index, score, reason or "", name, agent))
@@ -239,21 +239,21 @@ class Episode:
         return result
 
     def note(self, text: str) -> None:
-        """Write something into the episode's record, for whoever reads it later."""
+        """Write a note into the episode's record, for people."""
         self._events.append(Event("note", self._recorder.last_index, None, text))
 
     def require_model(self, model: str | None) -> None:
-        """Raises RequestError when `model` is given and is not an entry of `llms`."""
+        """Raise RequestError if `model` is given and is not an entry of `llms`."""
         if model is not None:
             self._recorder.models.require(model)
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Step rewards, scores, notes, calls of tools and their logs so far."""
+        """Step rewards, scores, notes, tool calls and tool logs so far."""
         return tuple(self._events)
 
     async def answer(self, body: ChatBody, default_model: str | None = None) -> RecordedCompletion:
-        """Make the call that an OpenAI request asks for. Raises as `chat` does."""
+        """Make the call that an OpenAI request asks for. Raises like `chat`."""
         model = self._recorder.models.choose(
             body.model if body.model in self._recorder.models.engines else default_model
         )
@@ -261,7 +261,7 @@ class Episode:
         speech = getattr(bare(self._recorder.models.engines[model]), "speech", None)
 
         def heading(name: str) -> Heading:
-            # The id is a function of the request, for code that puts it into a later request.
+            # The id depends only on the request, for code that puts it into a later request.
             head = Heading(f"chatcmpl-{name.replace('/', '-')}", model, tokens_as_ids=body.tokens_as_ids)
             return head if speech is None else replace(head, bytes_of=speech.template.rendering.token_bytes)
 
@@ -280,7 +280,7 @@ class Episode:
         return heading(name).recorded(call.completion)
 
     async def close(self) -> None:
-        """End the episode: no more calls, its key is void, its folder is gone, its tools are closed."""
+        """End the episode: refuse calls, revoke its key, remove its folder, close its tools."""
         self.loop.close()
         self._recorder.close()
         if self._endpoint is not None:
@@ -293,7 +293,7 @@ class Episode:
 def _waiting_for(
     method: Callable[Concatenate[Episode, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SyncEpisode, P], T]:
-    """The method of an episode, with a result that is waited for."""
+    """Wrap an episode's method so that it waits for the result."""
 
     @functools.wraps(method)
     def call(episode: SyncEpisode, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -324,7 +324,7 @@ class SyncEpisode:
 
     @property
     def random(self) -> random.Random:
-        """Random numbers of this episode alone."""
+        """This episode's random numbers."""
         return self._episode.random
 
     @property
@@ -333,7 +333,7 @@ class SyncEpisode:
         return self._episode.folder
 
     def openai(self, model: str | None = None) -> OpenAI:
-        """A real `OpenAI` client whose chat completions are recorded into this episode."""
+        """Return a real `OpenAI` client whose chat completions are recorded into this episode."""
         from etude.wire.gateway import blocking_recording_client
 
         episode = self._episode
@@ -344,13 +344,13 @@ class SyncEpisode:
 
     @contextlib.contextmanager
     def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> Iterator[SyncTools]:
-        """`with episode.tools("search") as tools:` opens tools, whose calls wait for their results."""
+        """Open tools with `with episode.tools("search") as tools:`; their calls wait for results."""
         with self.loop.entered_by_waiting(self._episode.tools(*sets)) as tools:
             yield SyncTools(tools, self.loop.wait)
 
     @property
     def endpoint(self) -> Endpoint:
-        """Base URL and key under which code in another process reaches the recorded models."""
+        """The base URL and key of the recorded models, for code in another process."""
         return self._episode.endpoint
 
 

@@ -1,4 +1,4 @@
-"""Where code of an episode runs: its event loop, for code in other threads, and other programs.
+"""Where an episode's code runs: its event loop, for code in other threads, and other programs.
 
 Such a program may be a coding agent's command line.
 """
@@ -29,10 +29,9 @@ T = TypeVar("T")
 
 
 class EpisodeLoop:
-    """Where the calls of an episode are made and recorded: its run's event loop.
+    """The run's event loop, where an episode's calls are made and recorded.
 
-    Whoever calls from another thread waits for that loop; when the episode is over, these calls raise
-    EpisodeError.
+    Code in other threads waits for that loop. When the episode is over, its calls raise EpisodeError.
     """
 
     def __init__(self, episode_id: str) -> None:
@@ -48,7 +47,7 @@ class EpisodeLoop:
         return threading.get_ident() == self._thread
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, run there, for coroutines of any loop."""
+        """Run `work` on that loop and return its result, from a coroutine on any loop."""
         if self.is_here:
             return await work
         with self._sent(work) as waiting:
@@ -61,7 +60,7 @@ class EpisodeLoop:
                 raise
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same for code without asyncio, in other threads only."""
+        """Run `work` on that loop and block until its result, from other threads only."""
         if self.is_here:
             work.close()
             raise EpisodeError("a blocking call on the event loop would wait for ever; write `async def`")
@@ -73,28 +72,28 @@ class EpisodeLoop:
 
     @contextlib.contextmanager
     def entered_by_waiting(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """The context, entered and left there."""
+        """Enter and leave an async context on that loop, from another thread."""
         value = self.wait(context.__aenter__())
         try:
             yield value
         finally:
-            if not self._over:  # Or the episode has left it.
+            if not self._over:  # Otherwise the episode has left it.
                 self.wait(context.__aexit__(None, None, None))
 
     def heard_here(self, fn: Callable[P, None]) -> Callable[P, None]:
-        """`fn` for code there to call, run on the loop that this is called on."""
+        """Wrap `fn` so that code on the episode's loop can call it here, on the current loop."""
         if self.is_here:
             return fn
         loop = asyncio.get_running_loop()
 
         def send(*args: P.args, **kwargs: P.kwargs) -> None:
-            with contextlib.suppress(RuntimeError):  # That loop is closed.
+            with contextlib.suppress(RuntimeError):  # The current loop may be closed.
                 loop.call_soon_threadsafe(partial(fn, *args, **kwargs))
 
         return send
 
     def close(self) -> None:
-        """Let go of all that wait in other threads."""
+        """Cancel all waits in other threads."""
         self._over = True
         for waiting in tuple(self._waiting):
             waiting.cancel()
@@ -116,36 +115,36 @@ class EpisodeLoop:
 
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
-"""All that a program gets of this one's environment: other variables may hold other keys."""
+"""The variables that a program inherits. Others may hold keys."""
 _MOST_BYTES = 2**20
 _NOTED_CHARACTERS = 8_000
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How a program ended, and the ends of what it printed, of at most 1 MiB each."""
+    """How a program ended, and the last 1 MiB of each of its outputs."""
 
     returncode: int | None
-    """Its exit status, negative for a signal; None where it ran out of time and was killed."""
+    """The exit status, negative for a signal; None if the program ran out of time and was killed."""
     stdout: str
     stderr: str
     seconds: float
 
     def describe(self, name: str) -> str:
-        """A sentence on how it ended."""
+        """Return a sentence on how it ended."""
         if self.returncode is None:
             return f"{name} was stopped after {self.seconds:.1f} s"
         return f"{name} ended with status {self.returncode} after {self.seconds:.1f} s"
 
     def note(self, name: str) -> str:
-        """The same with the ends of what it printed."""
+        """Return the same sentence and the ends of its output."""
         printed = (("stdout", self.stdout), ("stderr", self.stderr))
         parts = [f"{stream}:\n{text[-_NOTED_CHARACTERS:]}" for stream, text in printed if text]
         return "\n".join([self.describe(name), *parts])
 
 
 class Workplace:
-    """An episode's folders for programs, which are made when they are needed and removed at its end."""
+    """An episode's folders for programs, created when needed and removed at its end."""
 
     @cached_property
     def _root(self) -> tempfile.TemporaryDirectory[str]:
@@ -156,27 +155,27 @@ class Workplace:
 
     @property
     def folder(self) -> Path:
-        """Where programs work."""
+        """The folder in which programs work."""
         return Path(self._root.name, "work")
 
     def remove(self) -> None:
-        """Remove what was made. More can be made afterwards."""
+        """Remove the folders. They are created again when needed."""
         if "_root" in self.__dict__:
             self.__dict__.pop("_root").cleanup()
 
     async def run(
         self, command: Sequence[str], cwd: Path, env: Mapping[str, str], text: str, limit: float | None
     ) -> ProgramResult:
-        """Run a program to its end, or for `limit` seconds, and kill all that it has started.
+        """Run a program to its end or for `limit` seconds, and kill all processes that it has started.
 
-        It also ends with this process, however that ends. Raises EpisodeError where it cannot be started.
+        It also ends with this process, however that ends. Raises EpisodeError if it cannot be started.
         """
         # A home without anybody's settings.
         home = str(Path(self._root.name, "home"))
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         started = time.monotonic()
         with contextlib.ExitStack() as files:
-            # Files, because a child that lives on would hold a pipe open.
+            # Files, because a surviving child process would hold a pipe open.
             given, stdout, stderr = (
                 files.enter_context(tempfile.TemporaryFile(dir=self._root.name)) for _ in range(3)
             )
@@ -200,7 +199,7 @@ class Workplace:
 
 
 async def _end_of(process: asyncio.subprocess.Process, lifeline: int, limit: float | None) -> int | None:
-    """The exit status; None where time ran out. Its process group is killed in any case."""
+    """Return the exit status, or None after a timeout. Kill the process group in any case."""
     try:
         async with asyncio.timeout(limit):
             return await process.wait()
@@ -219,6 +218,6 @@ def _tail(file: int) -> str:
 
 
 def last_line(result: ProgramResult) -> str:
-    """The last line that a program printed, of its errors if there are any."""
+    """Return the last line that a program printed, from its errors if there are any."""
     lines = (result.stderr.strip() or result.stdout.strip()).splitlines()
     return f"it last said: {lines[-1][:400]}" if lines else "it printed nothing"

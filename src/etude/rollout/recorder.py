@@ -1,4 +1,4 @@
-"""The recorder: makes the model calls of one episode, each as a journalled step."""
+"""The recorder: makes an episode's model calls, each as a journalled step."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from etude.wire.sampling import change_sampling
 from etude.wire.tokens import model_object
 
 _PARENT_CANDIDATES = 8
-"""How many of the latest calls are looked at for the one that a new call continues."""
+"""The number of recent calls among which a new call's predecessor is looked for."""
 _IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
 """Fields of `Sampling` that are hashed even at their defaults."""
 _FREE_FORM = ["auto", True, {}, None, 0, None]
-"""Tool choice, parallel calls, the template's options and what follows, of most requests: hashed only
-where they differ."""
+"""Most requests' tool choice, parallel calls, template options, prompt and logprobs. Only other values are
+hashed."""
 _JSON = json.JSONEncoder(default=asdict)
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Engines by name, how each samples by default, and which one is meant when none is named."""
+    """Engines by name, their default sampling, and the default engine."""
 
     engines: Mapping[str, Engine]
     sampling: Mapping[str, Sampling] = field(default_factory=dict)
     default: str | None = None
     template_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Variables of each model's chat template where a call gives none."""
+    """Each model's default variables of the chat template."""
     under_way: dict[object, tuple[str, float]] = field(default_factory=dict, compare=False)
-    """Calls that wait for an answer: the model, and since when by the monotonic clock."""
+    """Calls waiting for an answer: the model, and the start time by the monotonic clock."""
     settling: set[object] = field(default_factory=set, compare=False)
-    """Whoever waits for the answers to these, before the run stops: no call begins meanwhile."""
+    """The callers that wait for these answers before the run stops. Meanwhile no call begins."""
 
     def __post_init__(self) -> None:
-        """Raises RequestError when there are no models, or the default is none of them."""
+        """Raise RequestError if there are no models, or the default is not one of them."""
         if not self.engines:
             raise RequestError("there are no models for the agent to call; add an entry to `llms`")
         for name in (*self.sampling, *((self.default,) if self.default is not None else ())):
             self.require(name)
 
     def choose(self, name: str | None) -> str:
-        """The name of the model that is meant. Raises RequestError when that is not clear."""
+        """Return the model for a name, or the default. Raises RequestError if the choice is not clear."""
         if name is not None:
             return self.require(name)
         if self.default is not None:
@@ -70,18 +70,18 @@ class Models:
         return next(iter(self.engines))
 
     def require(self, name: str) -> str:
-        """`name` itself when it is a model. Raises RequestError naming the models there are."""
+        """Return `name` if it is a model. Raises RequestError, which names the models."""
         if name not in self.engines:
             raise RequestError(f"there is no model '{name}'; models: {', '.join(self.engines)}")
         return name
 
     def models(self) -> list[dict[str, Any]]:
-        """OpenAI's `model` object of each."""
+        """Return OpenAI's `model` object of each."""
         return [model_object(name, 0) for name in self.engines]
 
     @asynccontextmanager
     async def reader(self, model: str) -> AsyncIterator[Any]:
-        """How a model reads. Raises RequestError for one that is sampled elsewhere."""
+        """Yield a model's text codec. Raises RequestError for a model that is sampled elsewhere."""
         name = model if model in self.engines else self.choose(None)
         speech = getattr(bare(self.engines[name]), "speech", None)
         if speech is None:
@@ -95,9 +95,9 @@ class Models:
 class Recorder:
     """The calls of one episode, in order.
 
-    A call is named by the hash of its request and how often the same was asked before, and its randomness
-    follows from that name. So a workflow that runs again gets the answers it had, whatever else has
-    changed, and a request that is new is answered anew.
+    A call's name is the hash of its request, and the number of equal requests before it. Its randomness
+    follows from that name. So a workflow that runs again gets its old answers, whatever else has changed, and
+    a new request gets a new answer.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Recorder:
         override: Mapping[str, Any] | None = None,
         max_calls: int | None = None,
     ) -> None:
-        """`override` sets fields of `Sampling` for all calls, over what the agent asks for."""
+        """Start a record. `override` sets fields of `Sampling` for all calls, over the agent's."""
         self.models = models
         self.episode_id = episode_id
         self.journal = journal
@@ -120,29 +120,29 @@ class Recorder:
         self._asked: dict[str, int] = {}
         self._calls: list[Call | None] = []
         self.names: dict[int, str] = {}
-        """Of the calls that are in the journal, by index."""
+        """The names of the calls in the journal, by index."""
         self._reader = CallReader(journal, episode_id)
         self._closed = False
         self._under_way: dict[int, float] = {}
         self._longest = 0.0
         self.fatal: EtudeError | None = None
-        """Set when the run cannot go on, whatever the agent makes of the error."""
+        """Set when the run cannot continue, however the agent handles the error."""
 
     @property
     def last_index(self) -> int:
-        """Index of the call that was started last; -1 when there was none."""
+        """The index of the call that was started last; -1 if there was none."""
         return len(self._calls) - 1
 
     def calls(self) -> tuple[Call, ...]:
-        """All calls that were started and came to an end."""
+        """Return all calls that were started and have ended."""
         return tuple(call for call in self._calls if call is not None)
 
     def longest_call(self) -> float:
-        """Seconds of the slowest call so far, those under way included."""
+        """Return the seconds of the slowest call so far, including calls under way."""
         return max([self._longest, *(time.monotonic() - begun for begun in self._under_way.values())])
 
     def close(self) -> None:
-        """Refuse further calls, and leave the ones under way out of the record."""
+        """Refuse further calls, and leave calls under way out of the record."""
         self._closed = True
         for engine in self.models.engines.values():
             end_conversation(engine, self.episode_id)
@@ -155,13 +155,13 @@ class Recorder:
         function: str,
         on_delta: Callable[[str, Delta], None] | None = None,
     ) -> tuple[str, Call]:
-        """Make a call, or get it back from the journal. Returns its name and the call.
+        """Make a call, or read it from the journal. Returns its name and the call.
 
-        `model` is asked whatever the request names. `on_delta` gets the call's name with each piece of an
-        answer that is sampled, and none of one in the journal.
+        `model` overrides the request's model. `on_delta` gets the call's name with each piece of a sampled
+        answer. An answer from the journal has no pieces.
 
-        Raises RequestError for an unknown model or impossible sampling, EngineError when the model
-        has no answer, EpisodeError when the episode is over or has made too many calls.
+        Raises RequestError for an unknown model or impossible sampling, EngineError if the model has no
+        answer. Raises EpisodeError if the episode is over or has made too many calls.
         """
         await self._admit()
         model = self.models.choose(model)
@@ -219,12 +219,12 @@ class Recorder:
             )
         else:
             return
-        # A loop that catches the error and asks again must not keep the event loop from everyone else.
+        # A loop that catches the error and asks again must not block the event loop.
         await asyncio.sleep(0)
         raise EpisodeError(f"episode {self.episode_id} {problem}")
 
     async def _make(self, name: str, asked: Call, on_delta: Callable[[Delta], None] | None) -> Call:
-        """The call with its answer, from the model or from the journal."""
+        """Return the call with its answer, from the model or from the journal."""
         began, since = time.time(), time.monotonic()
 
         def ended(completion: Completion | None, error: str | None = None) -> Call:
@@ -270,7 +270,7 @@ class Recorder:
         return call
 
     async def _complete(self, asked: Call, on_delta: Callable[[Delta], None] | None) -> Completion:
-        """The answer of the model."""
+        """Have the model answer."""
         model, request = asked.model, asked.request
         earlier = tuple(
             call
@@ -289,7 +289,7 @@ class Recorder:
             del self.models.under_way[waiting]
 
     def _parent(self, call: Call) -> tuple[str, Call] | None:
-        """The recent call that shares the most messages with this one, and its name."""
+        """Return the recent call that shares the most messages with this one, and its name."""
         best, most = None, -1
         for candidate in reversed(self._calls[-_PARENT_CANDIDATES:]):
             if candidate is None or candidate.completion is None:
@@ -298,7 +298,7 @@ class Recorder:
             if shared > most:
                 best, most = (self.names[candidate.index], candidate), shared
             if shared > len(candidate.request.messages):
-                break  # It continues this one; an earlier one cannot share more that matters.
+                break  # This call continues that one. No earlier call can share more.
         return best
 
 
@@ -309,7 +309,7 @@ def _digest(
     sampling: Sampling,
     form: Sequence[Any],
 ) -> str:
-    """A hash of all that can change the answer: 16 hexadecimal digits.
+    """Hash everything that can change the answer, to 16 hexadecimal digits.
 
     `form` has tool choice, parallel calls, template options, prompt, and the two numbers of logprobs.
     """

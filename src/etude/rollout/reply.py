@@ -1,4 +1,4 @@
-"""Tools as a model is told of them, Python functions among them, and its reply, which may call some."""
+"""Tools as they are described to a model, including Python functions, and the model's reply."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ from etude.store.plain import plain
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool that the model wants to be called."""
+    """A tool that the model wants to call."""
 
     id: str
     name: str
     arguments: dict[str, Any] | None
-    """The arguments by name; None when the model did not write a JSON object."""
+    """The arguments by name; None if the model did not write a JSON object."""
     raw_arguments: str
     """The arguments exactly as the model wrote them."""
 
     def result(self, content: Any) -> Message:
-        """The tool message that gives `content` back to the model; what is not text is written as JSON."""
+        """Return the tool message with `content` for the model. Anything but text is written as JSON."""
         text = content if isinstance(content, str) else json.dumps(plain(content), ensure_ascii=False)
         return {"role": "tool", "tool_call_id": self.id, "content": text}
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer of a model."""
+    """A model's answer."""
 
     text: str
-    """The content of the message; empty when there is none."""
+    """The message's content; empty if there is none."""
     thinking: str
-    """The model's thinking before it answered; no part of the text. Empty when there is none."""
+    """The model's thinking before its answer, which is not part of the text; empty if there is none."""
     message: Message
-    """The message in OpenAI's format: append it to the conversation to go on."""
+    """The message in OpenAI's format. Append it to the conversation to continue."""
     tool_calls: tuple[ToolCall, ...]
     finish_reason: str
     """`stop`, `length` or `tool_calls`."""
     logprobs: tuple[float, ...] | None
-    """Natural-log probability of each sampled token, where the engine tells."""
+    """The natural-log probability of each sampled token, if the engine returns it."""
     token_ids: tuple[int, ...] | None
-    """The sampled token ids, where the engine tells."""
+    """The sampled token ids, if the engine returns them."""
 
 
 def reply_of(call: Call) -> Reply:
-    """The answer of a finished call. The message is a copy: the record stays what it is."""
+    """Return the answer of a finished call. Its message is a copy, so the record cannot be changed."""
     completion = call.completion
     assert completion is not None, "the call has no answer"
     message = plain(completion.message)
@@ -92,7 +92,7 @@ def _tool_call(wire: Any) -> ToolCall:
 
 
 def schema_of(response_format: Any) -> Any:
-    """A pydantic model as OpenAI's `response_format`; anything else as it is."""
+    """Return a pydantic model as OpenAI's `response_format`, and anything else unchanged."""
     if not (isinstance(response_format, type) and issubclass(response_format, BaseModel)):
         return response_format
     return {"type": "json_schema", "json_schema": {"schema": response_format.model_json_schema()}}
@@ -101,18 +101,18 @@ def schema_of(response_format: Any) -> Any:
 _HEADING = re.compile(
     r"^((?:keyword |other )?(?:args|arguments|params|parameters)):[ \t]*\n+(?=[ \t]+\S)", re.M | re.I
 )
-"""griffe takes it for a heading only after a blank line, and before none."""
+"""griffe recognises this heading only after a blank line, and only without one below it."""
 
 
 class PythonFunction:
     """A function, method, or other callable that a model may call.
 
-    It is described by pydantic's schema of its signature, with the texts of `Annotated`, of `Field` and of
-    the docstring, and a call's arguments are checked by the same.
+    Pydantic's schema of its signature describes it, with the texts of `Annotated`, `Field` and the docstring.
+    The same schema checks a call's arguments.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        """Raises RequestError for what is no function, and where an annotation has no JSON schema."""
+        """Describe `fn`. Raises RequestError if it is no function, or an annotation has no JSON schema."""
         if not callable(fn):
             raise RequestError(f"a tool must be a dict or a function, found {fn!r:.80}")
         inner = fn
@@ -143,7 +143,7 @@ class PythonFunction:
         for name, described in properties.items():
             if "description" not in described and name in said:
                 described["description"] = said[name]
-        if not isinstance(others, bool):  # That there are others or none goes without saying.
+        if not isinstance(others, bool):  # By default others are neither mentioned nor ruled out.
             schema["additionalProperties"] = others
         description = {"description": text} if text else {}
         self.tool: Tool = {
@@ -152,18 +152,18 @@ class PythonFunction:
         }
 
     def call(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
-        """The call with these arguments, each of the type that its annotation says.
+        """Return the call with these arguments, converted to their annotated types.
 
-        Raises pydantic's ValidationError where they do not fit.
+        Raises pydantic's ValidationError if they do not fit.
         """
         made: Callable[[], Any] = self._adapter.validate_python(ArgsKwargs((), dict(arguments)))
         return made
 
 
 def _binding(name: str, fn: Callable[..., Any], routine: Any) -> Callable[..., Callable[[], Any]]:
-    """A function of the arguments that a model sets, all by their names, which gives the call with them.
+    """Return a function that takes the model's arguments by name and returns the call with them.
 
-    What a `partial` has set by name is not the model's to set; nor are positional arguments of any number.
+    The model cannot set arguments that a `partial` has set by name, nor positional arguments of any number.
     """
     signature = inspect.signature(fn)
     fixed = fn.keywords if isinstance(fn, functools.partial) else {}
@@ -191,12 +191,12 @@ def _binding(name: str, fn: Callable[..., Any], routine: Any) -> Callable[..., C
 
 
 class _Schema(GenerateJsonSchema):
-    """Says nothing of defaults that JSON does not have."""
+    """A schema generator that omits defaults without a JSON form."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def encode_default(self, dft: Any) -> Any:
-        """The default as JSON. Raises PydanticSerializationError."""
+        """Return the default as JSON. Raises PydanticSerializationError."""
         value = super().encode_default(dft)
         try:
             json.dumps(value, allow_nan=False)
@@ -206,7 +206,7 @@ class _Schema(GenerateJsonSchema):
 
 
 def _untitled(schema: Any, *, is_names: bool = False) -> Any:
-    """A schema without titles, which only cost tokens."""
+    """Return a schema without titles, which only cost tokens."""
     if isinstance(schema, list):
         return [_untitled(inner) for inner in schema]
     if not isinstance(schema, dict):
@@ -220,9 +220,9 @@ def _untitled(schema: Any, *, is_names: bool = False) -> Any:
 
 
 def _read_docstring(docstring: str) -> tuple[str, dict[str, str]]:
-    """The text of a docstring of any style, and its descriptions of arguments, each on one line.
+    """Split a docstring of any style into its text and its argument descriptions, each on one line.
 
-    What is returned and raised is left out.
+    Sections on return values and errors are left out.
     """
     from griffe import Docstring, parse_auto
     from griffe import DocstringSectionKind as Kind
@@ -245,14 +245,14 @@ def _read_docstring(docstring: str) -> tuple[str, dict[str, str]]:
 
 
 def describe_tools(tools: Sequence[Tool | Callable[..., Any]] | None) -> tuple[Tool, ...]:
-    """OpenAI's description of each tool: dicts are taken as they are, functions are described.
+    """Return OpenAI's description of each tool. Dicts stay unchanged; functions are described.
 
-    Raises RequestError for what is neither, and for a function that cannot be described.
+    Raises RequestError for anything else, and for a function that cannot be described.
     """
     described = []
     for tool in tools or ():
         if not isinstance(tool, dict):
-            # Some callable objects cannot be a key.
+            # Some callable objects are not hashable.
             tool = (_described if isinstance(tool, Hashable) else PythonFunction)(tool).tool
         elif not (isinstance(tool.get("function"), dict) and tool["function"].get("name")):
             raise RequestError(

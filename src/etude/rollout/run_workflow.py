@@ -1,4 +1,4 @@
-"""Running a workflow once: whatever the user's code does comes back as an output or a failure, in time."""
+"""Running a workflow once, so that the user's code gives an output or a failure, in time."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from etude.store.plain import plain
 from etude.wire.dialect import ERROR_HEADER
 
 _abandoned: set[asyncio.Task[Any]] = set()
-"""Tasks that did not stop when they were told to; held so that they are not collected half-way."""
+"""Tasks that did not stop when cancelled. Kept so that they are not garbage-collected midway."""
 
 _LIBRARIES = (
     str(Path(__file__).parents[1]),
@@ -30,20 +30,20 @@ _LIBRARIES = (
 )
 
 _CLIENTS = ("etude", "openai", "anthropic", "langchain_core", "litellm", "pydantic_ai")
-"""Libraries whose objects are answers, or what stands around them: as JSON they would be scored as if
-they were what the agent says."""
+"""Libraries whose objects contain answers. Written as JSON, the whole object would be scored as the agent's
+answer."""
 
 
 async def run_workflow(
     workflow: Workflow, episode: Episode, seconds: float | None, longest_call: Callable[[], float]
 ) -> tuple[Any, Failure | None]:
-    """The output of the workflow as JSON keeps it, or None and why there is none.
+    """Run the workflow. Returns its output as JSON, or None and the failure.
 
-    `longest_call` says how many seconds the episode's slowest model call has taken so far. Returns at most a
-    grace period after `seconds`, unless code blocks the event loop. Raises nothing that the user's code
-    raises where that is awaited.
+    `longest_call` returns the seconds of the episode's slowest model call so far. The result comes at most a
+    grace period after `seconds`, unless code blocks the event loop. Exceptions of the user's code become
+    failures.
     """
-    # A thread has its own grace, after which it is left to itself.
+    # A thread has its own grace period, after which it is abandoned.
     grace = threads.GRACE_SECONDS * (1 if workflow.is_async else 2)
     task = asyncio.ensure_future(_call(workflow, episode))
     try:
@@ -55,7 +55,7 @@ async def run_workflow(
         waited, reason = longest_call(), f"{workflow.where}: no output within {seconds:g} s"
         await _stop(task, grace)
         if seconds is not None and waited > seconds / 2:
-            # Not the agent's own failure: a model kept it waiting.
+            # Not the agent's failure: a model kept it waiting.
             return None, Failure("timeout", f"{reason}, of which one model call took {waited:.3g} s", "model")
         return None, Failure("timeout", reason)
     if task.cancelled():
@@ -71,17 +71,17 @@ async def run_workflow(
 
 @contextlib.contextmanager
 def no_exit(whose: str) -> Iterator[None]:
-    """Within the block RuntimeError is raised in place of what would end the program, such as SystemExit."""
+    """Raise RuntimeError instead of errors that would end the program, such as SystemExit."""
     try:
         yield
     except (Exception, asyncio.CancelledError, GeneratorExit):
         raise
-    except BaseException as error:  # noqa: BLE001  all that is left would end the program
+    except BaseException as error:  # noqa: BLE001  any other error would end the program
         raise RuntimeError(f"{whose} raised {words_of(error)}").with_traceback(error.__traceback__) from None
 
 
 async def _call(workflow: Workflow, episode: Episode) -> Any:
-    """Run an async workflow on this event loop, and another in a thread."""
+    """Run an async workflow on this event loop, and any other in a thread."""
     if workflow.is_async:
         with no_exit("the workflow"):
             return await workflow.fn(episode.example, episode, **workflow.arguments)
@@ -96,26 +96,26 @@ async def _call(workflow: Workflow, episode: Episode) -> Any:
 
 
 async def _stop(task: asyncio.Task[Any], grace: float) -> None:
-    """Cancel the task and wait a little for it to end."""
+    """Cancel the task and wait briefly for its end."""
     task.cancel()
     done, _ = await asyncio.wait({task}, timeout=grace)
     _abandoned.add(task)
     task.add_done_callback(_forget)
     if not done:
-        # The end of the program would wait for it otherwise, maybe for ever.
+        # Otherwise the program's end would wait for it, maybe forever.
         asyncio._unregister_task(task)
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
     _abandoned.discard(task)
     if not task.cancelled():
-        task.exception()  # Seen: how it ended does not matter any more.
+        task.exception()  # Retrieve the exception: how the task ended no longer matters.
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The failure that an exception of the workflow stands for: `file:line: Type: message`."""
+    """Return the failure for an exception of the workflow: `file:line: Type: message`."""
     if isinstance(error.__cause__, StopIteration):
-        error = error.__cause__  # A coroutine cannot raise it: Python puts a RuntimeError in its place.
+        error = error.__cause__  # A coroutine cannot raise it: Python raises a RuntimeError instead.
     where, words = user_line(error), words_of(error)
     reason = f"{where}: {words}" if where else words
     calls = [failed for cause in _causes(error) if (failed := _call_error(cause)) is not None]
@@ -124,13 +124,13 @@ def failure_of(error: BaseException) -> Failure:
     if not calls:
         is_away = any(isinstance(cause, EnvironmentAway) for cause in _causes(error))
         return Failure("raised", reason, "environment" if is_away else "agent")
-    # What no model could answer is the agent's own failure.
+    # A call that no model could answer is the agent's failure.
     is_agents = all(issubclass(failed, ImpossibleCall) for failed in calls)
     return Failure("call_failed", reason, "agent" if is_agents else "model")
 
 
 def _call_error(error: BaseException) -> type[EngineError] | None:
-    """The class of the failed call that an error is, or that an OpenAI client's error stands for."""
+    """Return the class of the failed call behind an error, or behind an OpenAI client's error."""
     if isinstance(error, EngineError):
         return type(error)
     headers = getattr(getattr(error, "response", None), "headers", None)
@@ -139,14 +139,14 @@ def _call_error(error: BaseException) -> type[EngineError] | None:
 
 
 def _with_subclasses(kind: type[EngineError]) -> Iterator[type[EngineError]]:
-    """The class and all that inherit from it, those of an engine of the user's own among them."""
+    """Yield the class and all its subclasses, including custom engines' classes."""
     yield kind
     for derived in kind.__subclasses__():
         yield from _with_subclasses(derived)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what caused it, and the errors inside exception groups."""
+    """Yield the error, its causes, and the errors inside exception groups."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -161,7 +161,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def user_line(error: BaseException) -> str | None:
-    """`file:line` of the innermost line that is neither ours nor a library's, else of the innermost."""
+    """Return `file:line` of the innermost user's line, or of the innermost line if there is none."""
     frames = traceback.extract_tb(error.__traceback__)[::-1]
     own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
     for frame in own or frames:
@@ -172,13 +172,13 @@ def user_line(error: BaseException) -> str | None:
 
 
 class NoOutput(Exception):
-    """A workflow returned something that is no output; the message says what to return instead."""
+    """A workflow's return value is no output. The message says what to return instead."""
 
 
 def output_of(returned: Any) -> Any:
-    """`returned` as JSON keeps it; of a `Reply` its text.
+    """Return a workflow's return value as JSON; for a `Reply`, its text.
 
-    Raises NoOutput for what cannot be kept and for what was surely not meant.
+    Raises NoOutput for values that cannot be stored, or that are surely a mistake.
     """
     if returned is None:
         raise NoOutput("the workflow returned None; return its answer")
@@ -198,7 +198,7 @@ def output_of(returned: Any) -> Any:
 
 
 def _meant(value: Any) -> Any:
-    """The value with the text of each `Reply` in its place. Raises NoOutput for what is no output."""
+    """Replace each `Reply` in the value by its text. Raises NoOutput for a value that is no output."""
     if isinstance(value, Reply):
         if value.tool_calls and not value.text:
             names = ", ".join(call.name for call in value.tool_calls)
@@ -216,7 +216,7 @@ def _meant(value: Any) -> Any:
     package = type(value).__module__.partition(".")[0]
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
-            value.close()  # Or Python would warn that nobody awaited it.
+            value.close()  # Otherwise Python would warn that nobody awaited it.
         problem = f"{kind_of(value)} that nobody awaited; write `return await …`"
     elif isinstance(value, Iterator | AsyncIterator):
         problem = f"{kind_of(value)} (does it `yield`?); return all of it, as a list or text"

@@ -1,4 +1,4 @@
-"""Tools in an episode: opened, called within their limits, and recorded, whatever they are made of."""
+"""An episode's tools: opened, called within their limits, and recorded."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 
 class FunctionTools:
-    """Tools that are Python functions, sync or async. Their schemas are of annotations and docstrings.
+    """Tools that are Python functions, sync or async, described by annotations and docstrings.
 
-    What a function raises is the tool's error, which the model is told. Sync functions run in threads, at the
-    same time as others. Raises RequestError for a function that cannot be described, and two of one name.
+    A function's exception is the tool's error, which the model sees. Sync functions run in threads. Raises
+    RequestError for a function that cannot be described, and for two of one name.
     """
 
     forgets = False
-    """A function's memory is a matter of the program."""
+    """The program manages a function's memory."""
 
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         made = [PythonFunction(fn) for fn in functions]
@@ -52,7 +52,7 @@ class FunctionTools:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[FunctionTools]:
-        """The same functions for every episode."""
+        """Yield the same functions for every episode."""
         yield self
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
@@ -74,7 +74,7 @@ class FunctionTools:
         return ToolResult(text)
 
     async def log(self) -> str:
-        """Functions have no log of their own."""
+        """Return an empty text: functions have no log."""
         return ""
 
 
@@ -82,7 +82,7 @@ class FunctionToolsConfig(ToolsConfig, name="functions"):
     """Python functions as tools, described by their annotations and docstrings."""
 
     functions: list[str] = Field(min_length=1)
-    """`package.module:name` of each function."""
+    """Set `package.module:name` of each function."""
 
 
 register_tools(config_type=FunctionToolsConfig)(
@@ -91,10 +91,10 @@ register_tools(config_type=FunctionToolsConfig)(
 
 
 class EpisodeTools:
-    """The tools of one episode: what is open, what was called, and what came back.
+    """One episode's tools: which are open, their calls and their results.
 
-    A call is a journalled step, named by the tool, its arguments and how often the same was called before: an
-    episode that runs again gets the results it had.
+    A call is a journalled step, named by the tool, its arguments and the number of equal calls before. So an
+    episode that runs again gets its old results.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class EpisodeTools:
         self.record, self.loop = record, loop
         self._open: list[contextlib.AsyncExitStack] = []
         self.counts = defaultdict[str, int](int)
-        """Calls by the name of their set."""
+        """The number of calls by set name."""
         self._asked = defaultdict[str, int](int)
 
     def find(self, wanted: str | ToolSet | Callable[..., Any]) -> ToolSet:
-        """The set of that name, or one of a Python function. Raises RequestError when there is none."""
+        """Return a set by name, or a new one for a function. Raises RequestError for an unknown name."""
         if isinstance(wanted, ToolSet):
             return wanted
         if callable(wanted):
@@ -127,7 +127,7 @@ class EpisodeTools:
 
     @contextlib.asynccontextmanager
     async def open(self, wanted: Sequence[str | ToolSet | Callable[..., Any]]) -> AsyncIterator[Tools]:
-        """The tools of these sets together; closed at the end, or with the episode."""
+        """Open the tools of these sets together, and close them at the end, or with the episode."""
         sets = [self.find(each) for each in wanted or self._sets]
         stack = contextlib.AsyncExitStack()
         self._open.append(stack)
@@ -141,12 +141,12 @@ class EpisodeTools:
                         self.record(Event("log", -1, None, f"{each.set.name}: {log}"))
 
     async def close(self) -> None:
-        """Close what an agent that did not end has left open."""
+        """Close tools that an unfinished agent has left open."""
         for stack in self._open:
             await stack.aclose()
 
     async def result(self, opened: _OpenSet, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """The result of a call, from the journal or from the tool. Raises ToolError when there is none."""
+        """Return a call's result, from the journal or the tool. Raises ToolError if there is none."""
         digest = content_hash([opened.set.name, name, arguments])
         count = self._asked[digest]
         self._asked[digest] += 1
@@ -155,7 +155,7 @@ class EpisodeTools:
         async def call() -> ToolResult:
             nonlocal is_new
             is_new = True
-            async with opened.catching_up:  # The session may have forgotten the recorded calls.
+            async with opened.catching_up:  # The session may not know recorded calls.
                 while opened.set.source.forgets and opened.recorded:
                     await opened.call(*opened.recorded[0])
                     del opened.recorded[0]
@@ -174,16 +174,16 @@ class EpisodeTools:
 
 @dataclass
 class _OpenSet:
-    """One set of tools that is open."""
+    """One open set of tools."""
 
     set: ToolSet
     session: ToolSession
     recorded: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """Calls whose results came from the journal, and which the session does not know of."""
+    """Calls with results from the journal, which the session does not know."""
     catching_up: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def tools(self) -> dict[str, Tool]:
-        """The tools that are offered, by the names that the model knows. Raises RequestError."""
+        """Return the offered tools, by the names that the model sees. Raises RequestError."""
         only, offered = self.set.only, {}
         for tool in self.session.tools:
             function = tool["function"]
@@ -199,7 +199,7 @@ class _OpenSet:
         return offered
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """The tool's answer, cut to its limit. Raises ToolError when there is none in time."""
+        """Return the tool's answer, cut to its limit. Raises ToolError if there is none in time."""
         limits = self.set.limits
         try:
             async with asyncio.timeout(limits.call_timeout) as clock:
@@ -214,7 +214,7 @@ class _OpenSet:
                 + (f"\n{log}" if log else "")
             ) from error
         if result.is_error:
-            # Before the model reads it: what it is told and what is recorded stay the same.
+            # Before the model reads it, so that the recorded text is the text that the model saw.
             result = replace(result, text=masked(result.text))
         if len(result.text) > limits.max_characters:
             note = f"… (the first {limits.max_characters} of {len(result.text)} characters)"
@@ -223,13 +223,13 @@ class _OpenSet:
 
 
 class Tools:
-    """Tools that are open in an episode: `async with episode.tools("search") as tools:`."""
+    """An episode's open tools: `async with episode.tools("search") as tools:`."""
 
     def __init__(self, episode: EpisodeTools, opened: Sequence[_OpenSet]) -> None:
         self._episode = episode
         self._owners: dict[str, _OpenSet] = {}
         self.schemas: list[Tool] = []
-        """The tools in OpenAI's format: hand them to `episode.chat(tools=…)`, or to a client."""
+        """The tools in OpenAI's format, for `episode.chat(tools=…)` or for a client."""
         for each in opened:
             for name, tool in each.tools().items():
                 if name in self._owners:
@@ -242,17 +242,17 @@ class Tools:
                 self.schemas.append(tool)
 
     async def call(self, call: ToolCall) -> Message:
-        """Call a tool as the model asked; the message with its result, to append to the conversation.
+        """Call a tool as the model asked. Returns the message with its result, to append to the conversation.
 
-        The model is told of its own mistakes, and of a tool's error. Raises ToolError when the tool has no
-        answer: then the episode fails, unless the agent catches it.
+        The model sees its own mistakes and a tool's errors. Raises ToolError if the tool has no answer. Then
+        the episode fails, unless the agent catches the error.
         """
         return call.result(await self._episode.loop.call(self._text(call)))
 
     async def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
-        """Call several tools at the same time; their messages in the order of the calls.
+        """Call several tools at the same time. Returns their messages in the order of the calls.
 
-        Raises ToolError as `call` does, once all calls have ended.
+        Raises ToolError like `call`, once all calls have ended.
         """
         return await all_of(map(self.call, calls))
 
@@ -278,7 +278,7 @@ class Tools:
         return use.result
 
     def _refusal(self, call: ToolCall, opened: _OpenSet | None) -> str | None:
-        """Why a call is not made, as the model is told; None when it is."""
+        """Return why a call is refused, in words for the model, or None."""
         if opened is None:
             return f"error: there is no tool '{call.name}'; tools: {', '.join(self._owners)}"
         if call.arguments is None:
@@ -291,7 +291,7 @@ class Tools:
 
 
 async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of all calls. An error is raised once the others have ended: what they cost is kept."""
+    """Return the results of all calls. Errors are raised once all have ended, so no result is lost."""
     results: list[T] = []
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):
@@ -301,18 +301,18 @@ async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class SyncTools:
-    """Tools that are open in the episode of a plain function: their calls wait for the results."""
+    """A plain function's open tools: their calls wait for the results."""
 
     def __init__(self, tools: Tools, wait: Callable[[Any], Any]) -> None:
         self._tools, self._wait = tools, wait
         self.schemas = tools.schemas
 
     def call(self, call: ToolCall) -> Message:
-        """Call a tool as the model asked; the message with its result."""
+        """Call a tool as the model asked. Returns the message with its result."""
         message: Message = self._wait(self._tools.call(call))
         return message
 
     def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
-        """Call several tools at the same time; their messages in the order of the calls."""
+        """Call several tools at the same time. Returns their messages in the order of the calls."""
         messages: list[Message] = self._wait(self._tools.call_all(calls))
         return messages

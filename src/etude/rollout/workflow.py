@@ -1,4 +1,4 @@
-"""The workflow: the user's agent code, and the named parts of it that training can be aimed at."""
+"""The workflow: the user's agent code, and the named parts of it that training can target."""
 
 from __future__ import annotations
 
@@ -28,24 +28,23 @@ current_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLO
 class Workflow:
     """Agent code: a sync or async function of an example and an episode that returns the output.
 
-    A sync function runs in a thread, and is handed a `SyncEpisode`.
+    A sync function runs in a thread, with a `SyncEpisode`.
     """
 
     name: str
     fn: Callable[..., Any]
     timeout: float | None = None
-    """Seconds that an episode may take; None leaves it to the config."""
+    """Seconds that an episode may take; None leaves this to the config."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments of every call."""
     tool_sets: tuple[ToolSet, ...] = ()
-    """Tools that it has besides those of the config; `etude check` opens them."""
+    """Tools in addition to the config's. `etude check` opens them."""
 
     def check(self, *, complete: bool = False) -> None:
-        """Raises RequestError when the function cannot be called with an example and an episode.
+        """Raise RequestError if the function cannot be called with an example and an episode.
 
-        Not when the workflow is made: a function that does not fit must not keep the rest of its module
-        from being imported. Whether further arguments are missing is only known when the config has given
-        them (`complete`).
+        This is not checked at creation, so a wrong function does not stop its module from being imported.
+        Missing further arguments are only known once the config has given its own (`complete`).
         """
         if not callable(self.fn) or isinstance(self.fn, type):
             raise RequestError(
@@ -58,7 +57,7 @@ class Workflow:
         try:
             signature = inspect.signature(self.fn)
         except (TypeError, ValueError):
-            return  # Written in C: whether it fits will show.
+            return  # A function written in C: the call will show whether it fits.
         try:
             (signature.bind if complete else signature.bind_partial)(None, None, **self.arguments)
         except TypeError as error:
@@ -75,12 +74,12 @@ class Workflow:
     @functools.cached_property
     def is_async(self) -> bool:
         """Whether the function is a coroutine function."""
-        call = getattr(self.fn, "__call__", None)  # noqa: B004  not whether it is callable, but what is called
+        call = getattr(self.fn, "__call__", None)  # noqa: B004  the called method itself is needed
         return inspect.iscoroutinefunction(inspect.unwrap(self.fn)) or inspect.iscoroutinefunction(call)
 
     @property
     def where(self) -> str:
-        """`file:line` of the function, where that is known."""
+        """The function's `file:line`, if known."""
         return where_defined(self.fn)
 
 
@@ -101,11 +100,11 @@ def workflow(
     name: str | None = None,
     timeout: float | None = None,
 ) -> Workflow | Callable[[Callable[..., Any]], Workflow]:
-    """Decorate a function `fn(example, episode)`, sync or async, as the agent to be trained.
+    """Decorate a function `fn(example, episode)`, sync or async, as the agent to train.
 
     Its return value is the episode's output, which must be JSON: text, numbers, lists, dicts, pydantic
-    models, dataclasses. `timeout` is in seconds per episode. Whether the function takes an example and
-    an episode is checked when it is used.
+    models, dataclasses. `timeout` is in seconds per episode. The function's parameters are checked when it is
+    used.
     """
 
     if fn is None:
@@ -116,9 +115,9 @@ def workflow(
 def as_workflow(
     obj: Any, *, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
 ) -> Workflow:
-    """The workflow that a decorated or plain function stands for, with what is given set on it.
+    """Return a decorated or plain function as a workflow, with the given settings.
 
-    Raises RequestError when it is no function, or does not take these arguments.
+    Raises RequestError if it is no function, or does not take these arguments.
     """
     agent = obj if isinstance(obj, Workflow) else Workflow(_name(obj), obj)
     if timeout is not None:
@@ -133,16 +132,16 @@ class FunctionWorkflowConfig(WorkflowConfig, name="function"):
     """Agent code named by an import path."""
 
     function: str
-    """`package.module:name` of the function, decorated or plain."""
+    """Set `package.module:name` of the function, decorated or plain."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """Seconds that an episode may take."""
+    """Set the seconds that an episode may take."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Further keyword arguments of the function."""
+    """Set further keyword arguments of the function."""
 
 
 @register_workflow(config_type=FunctionWorkflowConfig)
 async def function_workflow(config: FunctionWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Raises RequestError when the function is not found or does not fit."""
+    """Build the workflow. Raises RequestError if the function is not found or does not fit."""
     yield as_workflow(import_object(config.function), arguments=config.arguments, timeout=config.timeout)
 
 
@@ -151,7 +150,7 @@ def _name(fn: Callable[..., Any]) -> str:
 
 
 class FunctionScope:
-    """Model calls made inside belong to the named function. Use it with `with` or `async with`."""
+    """Attributes model calls made inside to the named function, with `with` or `async with`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -182,7 +181,7 @@ def function(fn: Fn | None = None, /, *, name: str | None = None) -> Fn | Callab
     """Decorate a function of an agent: model calls made inside it belong to it.
 
     `@etude.function` takes the function's own name, `@etude.function(name="search")` another one.
-    These are the names that `finetuning.target_functions` lists.
+    `finetuning.target_functions` lists these names.
     """
     return (lambda fn: _named(fn, name)) if fn is None else _named(fn, name)
 

@@ -1,1 +1,1 @@
-"""Runners: other processes that play episodes. The run's own process, the head, alone writes the journal."""
+"""Runners: other processes that play episodes. Only the run's own process, the head, writes the journal."""

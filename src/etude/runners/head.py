@@ -1,4 +1,4 @@
-"""The head's end of runners: answers them, shares out episodes among them, and sees when one is gone."""
+"""The head's side of runners: answers them, shares episodes among them, and notices dead ones."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Head:
 
     journal: Journal
     engines: Mapping[str, Engine]
-    """The models of the run, by name."""
+    """The run's models, by name."""
     sampled_here: frozenset[str]
-    """Those that runners ask for samples of; they build the others themselves."""
+    """The models that runners sample through the head. Runners build the others themselves."""
     patience: float
-    """Seconds that a runner's event loop may stand still."""
+    """Seconds that a runner's event loop may stall."""
     ledger: Ledger
-    """Where what runners ask models for is counted."""
+    """Counts what runners ask models for."""
     answers: defaultdict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
-    """Calls of each episode under way that were answered: a runner may die before it has committed one, and
-    the episode then asks again."""
+    """Answered calls of each episode under way. If a runner dies before it has committed an answer, the
+    episode asks again."""
 
     async def answer(self, asked: Call, count: RetryCount) -> Call:
-        """The call with its answer, which is sampled unless that has been done. Raises EngineError."""
+        """Return the call with its answer, sampled only if there is none yet. Raises EngineError."""
         answers = self.answers[asked.request.conversation] if asked.request.conversation else []
         for call in answers:
             # The key first: it differs unless the agent has set a seed.
@@ -67,30 +67,30 @@ class Head:
         return call
 
     def forget(self, episode_id: str) -> None:
-        """Let go of an episode that is over."""
+        """Drop the answers of an episode that is over."""
         self.answers.pop(episode_id, None)
         for name in self.sampled_here:
             end_conversation(self.engines[name], episode_id)
 
 
 class RunnerDied(EtudeError):
-    """The process of a runner is gone."""
+    """A runner's process has ended."""
 
     def __init__(self, end: ProcessEnd, *, is_late: bool = False) -> None:
         super().__init__(end.how)
         self.end = end
         self.is_late = is_late
-        """Whether it was killed because its event loop stood still; what was alone in it did that."""
+        """True if it was killed because its event loop stalled. An episode alone in it is then the cause."""
         self.playing: frozenset[str] = frozenset()
-        """The episodes that were played there."""
+        """The ids of the episodes that were playing in it."""
         self.log = ""
 
 
 class RemoteRunner:
-    """A runner that is connected."""
+    """A connected runner."""
 
     def __init__(self, head: Head, stream: Stream, process: Child, beat_seconds: float) -> None:
-        """It is looked at every `beat_seconds`."""
+        """Start serving the runner and checking it every `beat_seconds`."""
         self._head = head
         self.process = process
         self._beat_seconds = beat_seconds
@@ -102,12 +102,12 @@ class RemoteRunner:
         self._adopted: dict[str, ModelVersion | None] = {}
         self._died: asyncio.Task[RunnerDied] | None = None
         self._held: set[int] = set()
-        """The numbers of what is held for its calls in the ledger."""
+        """The numbers of its calls' reservations in the ledger."""
         self.playing: set[str] = set()
-        """Ids of the episodes that are played there now."""
+        """The ids of the episodes that are playing in it."""
         self.has_played = False
         self.calls: dict[str, tuple[int, float]] = {}
-        """Its calls that wait for an answer, by model: how many, and the age of the oldest."""
+        """Its calls that wait for an answer, by model: their number, and the oldest one's age in seconds."""
 
     @property
     def is_alive(self) -> bool:
@@ -115,11 +115,11 @@ class RemoteRunner:
         return not self._serving.done() and self._killed_for is None
 
     async def build(self, parameters: dict[str, Any]) -> None:
-        """Have it build the agent. Raises what that raises, and RunnerDied."""
+        """Have it build the agent. Raises the errors of the build, and RunnerDied."""
         await self._ask("build", parameters)
 
     async def play(self, job: EpisodeJob, steps: Mapping[str, Any]) -> None:
-        """Have it play an episode of which `steps` are stored. Raises RunnerDied, StoreError."""
+        """Have it play an episode with these stored `steps`. Raises RunnerDied, StoreError."""
         self.playing.add(job.id)
         self.has_played = True
         parameters = {
@@ -138,7 +138,7 @@ class RemoteRunner:
             self._known.pop(job.id, None)
 
     async def stop(self) -> None:
-        """Close the connection, at which it ends; it is killed where it does not."""
+        """Close the connection, so that the runner ends. Kill it if it does not."""
         self._beating.cancel()
         try:
             with contextlib.suppress(TimeoutError):
@@ -157,7 +157,7 @@ class RemoteRunner:
             raise await self._death() from None
 
     async def _death(self) -> RunnerDied:
-        """Why it is gone, once nothing of it is under way any more."""
+        """Return why it died, once nothing from it is pending."""
         if self._died is None:
             self._died = asyncio.ensure_future(self._bury(frozenset(self.playing)))
         return await asyncio.shield(self._died)
@@ -165,7 +165,7 @@ class RemoteRunner:
     async def _bury(self, playing: frozenset[str]) -> RunnerDied:
         await self._serving
         while self._held:
-            # Whether they were answered, nobody knows.
+            # Nobody knows whether these calls were answered.
             self._head.ledger.release(self._held.pop())
         self._beating.cancel()
         try:
@@ -175,7 +175,7 @@ class RemoteRunner:
             self.process.kill()
             end = await self.process.ended()
             end = end if end.is_lost else ProcessEnd("closed its connection")
-        await self._head.journal.flush()  # What it had committed last is there for whoever goes on.
+        await self._head.journal.flush()  # So its last commits can be read.
         death = self._killed_for or RunnerDied(end)
         death.playing, death.log = playing, str(self.process.log)
         return death
@@ -218,7 +218,7 @@ class RemoteRunner:
         return encode_answer(call, known, parameters["earlier"])
 
     async def _tell_versions(self) -> None:
-        """Have the engines that it has built itself adopt what the head's have adopted."""
+        """Have the engines that the runner built adopt the versions of the head's engines."""
         news = {
             name: engine.adopted
             for name, engine in ((name, bare(each)) for name, each in self._head.engines.items())
@@ -230,7 +230,7 @@ class RemoteRunner:
             await self._ask("adopt", {name: each.model_dump(mode="json") for name, each in news.items()})
 
     async def _beat(self) -> None:
-        """Watch whether the event loop turns; a runner in which it stands still for too long is killed."""
+        """Watch the runner's event loop, and kill the runner if the loop stalls for too long."""
         head, asked_at = self._head, time.monotonic()
         ping: asyncio.Task[Any] | None = None
         while not self._serving.done():
@@ -252,26 +252,26 @@ class RemoteRunner:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where one runner at a time runs."""
+    """A place where one runner at a time runs."""
 
     number: int
     """From 1; also the name of its log."""
     runner: RemoteRunner | None = None
     process: Child | None = None
-    """Of the runner that is there, or is being started."""
+    """The process of its current or starting runner."""
     since: float | None = None
-    """When that began to start, or stood ready, by the monotonic clock."""
+    """When the runner began to start, or became ready, by the monotonic clock."""
     episodes: int = 0
     is_exclusive: bool = False
     """Whether one episode has it alone."""
     is_closed: bool = False
-    """Whether there is no room for its runner any more, as after the loss of a machine."""
+    """Whether it can have no runner any more, as after the loss of a machine."""
     starting: asyncio.Task[None] | None = None
-    """Starts its runner; nobody is given the place meanwhile."""
+    """Starts its runner. Meanwhile no episode gets the place."""
 
     @property
     def state(self) -> str:
-        """`ready`, `starting`, `closed` where there is no room any more, `idle` before the first episode."""
+        """`ready`, `starting`, `closed` if it can have no runner, `idle` before the first episode."""
         if self.runner is not None and self.runner.is_alive:
             return "ready"
         return "starting" if self.starting is not None else "closed" if self.is_closed else "idle"
@@ -281,16 +281,16 @@ _Waiting: TypeAlias = "deque[asyncio.Future[Place]]"
 
 
 class Places:
-    """Places for a bounded number of episodes each: one gets the place with the fewest, or one for itself.
+    """Places for a bounded number of episodes each. Each gets the emptiest place, or a place for itself.
 
-    Whoever waits is woken in turn, when there is a place and not before: an episode costs the same however
-    many runners there are, and however many others wait.
+    Waiting episodes are woken in turn, and only when there is a place. So an episode costs the same with any
+    number of runners and of waiting episodes.
     """
 
     def __init__(self, count: int, episodes_each: int) -> None:
         self._all = tuple(Place(number) for number in range(1, count + 1))
         self._by_load: list[dict[Place, None]] = [{} for _ in range(episodes_each + 1)]
-        """The open places that nobody has alone, by the number of their episodes."""
+        """The open, shared places by their number of episodes."""
         self._by_load[0] = dict.fromkeys(self._all)
         self._exclusive = 0
         self._waiting: _Waiting = deque()
@@ -304,9 +304,9 @@ class Places:
 
     @asynccontextmanager
     async def take(self, *, alone: bool) -> AsyncIterator[Place]:
-        """A place with room for an episode, or with none in it but this one.
+        """Take a place with room for an episode, or an empty one that this episode has alone.
 
-        Raises whatever ends the start of a runner while this waits.
+        Raises the error of a runner that fails to start while this waits.
         """
         waiter: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         (self._waiting_alone if alone else self._waiting).append(waiter)
@@ -315,8 +315,8 @@ class Places:
             place = await waiter
         except asyncio.CancelledError:
             if not waiter.cancelled() and waiter.exception() is None:
-                self._leave(waiter.result())  # It was given just then.
-            self._share_out()  # What was kept free for this one.
+                self._leave(waiter.result())  # It was given at this moment.
+            self._share_out()  # The place kept free for this one.
             raise
         try:
             yield place
@@ -324,12 +324,12 @@ class Places:
             self._leave(place)
 
     def close(self, place: Place) -> None:
-        """Give nobody this place any more."""
+        """Stop giving out this place."""
         place.is_closed = True
         self._by_load[place.episodes].pop(place, None)
 
     def hold(self, place: Place, starting: asyncio.Task[None]) -> None:
-        """Give nobody this place while its runner starts; where that fails, whoever waits gets the error."""
+        """Hold back this place while its runner starts. On failure, raise its error in all waiters."""
         place.starting = starting
         self._by_load[place.episodes].pop(place, None)
         starting.add_done_callback(lambda task: self._offer(place, task))
@@ -349,17 +349,17 @@ class Places:
             self._by_load[place.episodes][place] = None
 
     def _share_out(self) -> None:
-        """Give whoever waits longest a place, as long as there is one."""
+        """Give places to the longest waiting episodes, as long as there are places."""
         while _first(self._waiting_alone) and self._by_load[0]:
             self._give(self._waiting_alone.popleft(), next(iter(self._by_load[0])), alone=True)
         while _first(self._waiting) and (place := self._roomiest()) is not None:
             self._give(self._waiting.popleft(), place, alone=False)
 
     def _roomiest(self) -> Place | None:
-        """The place with the fewest episodes, if it has room for one more."""
+        """Return the place with the fewest episodes, if it has room for one more."""
         places = chain.from_iterable(self._by_load[:-1])
         if self._waiting_alone and not self._exclusive:
-            next(places, None)  # The emptiest one is kept free for whoever wants one alone.
+            next(places, None)  # The emptiest one is kept free for an episode that wants one alone.
         return next(places, None)
 
     def _give(self, waiter: asyncio.Future[Place], place: Place, *, alone: bool) -> None:
@@ -384,7 +384,7 @@ class Places:
 
 
 def _first(waiting: _Waiting) -> bool:
-    """Whether somebody waits; those who do no longer are let go of."""
+    """Return whether anybody waits, and drop those who no longer do."""
     while waiting and waiting[0].done():
         waiting.popleft()
     return bool(waiting)

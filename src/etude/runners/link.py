@@ -1,7 +1,7 @@
-"""The connection of head and runner: JSON in frames, between two ends that have proved who they are.
+"""The connection of head and runner: JSON in frames, between two ends that have proved their identity.
 
-Both ask each other, many questions at a time, and may take a question back. Of the calls that a request goes
-on from, only those are sent that the other end does not know.
+Both ends ask each other, many questions at a time, and may cancel a question. A request's earlier calls are
+only sent if the other end does not know them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_BYTES = 2**31
 _MOST_BYTES_BEFORE_PROOF = 4096
 _PROOF_SECONDS = 20.0
 _CLOSE_SECONDS = 5.0
-"""For the other end to take what was sent before."""
+"""Seconds for the other end to receive the frames already sent."""
 
 
 _START = (
@@ -41,7 +41,7 @@ _START = (
 
 @dataclass(frozen=True)
 class Invitation:
-    """How a runner finds its head, and is known by it."""
+    """How a runner finds its head and proves its identity."""
 
     address: str
     """The path of a Unix socket, or `host:port`."""
@@ -50,7 +50,7 @@ class Invitation:
     """In hexadecimal digits."""
 
     def command(self, host: str) -> Command:
-        """A runner with the Python and the module path of the process that starts it."""
+        """Return the command of a runner with the Python and module path of the starting process."""
         words = (sys.executable, "-c", _START, json.dumps(sys.path))
         return Command(words, said=f"{json.dumps(astuple(self))}\n")
 
@@ -61,20 +61,20 @@ class Disconnected(EtudeError):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Two ends of a connection as one value."""
+    """A connection's reader and writer as one value."""
 
     reader: StreamReader
     writer: StreamWriter
 
     def send(self, frame: Any) -> None:
-        """Have a frame sent. Raises TypeError or ValueError for what is no JSON: nothing is sent then."""
+        """Send a frame. Raises TypeError or ValueError for a value that is no JSON; then nothing is sent."""
         data = json.dumps(frame, separators=(",", ":")).encode()
         if len(data) >= _MOST_BYTES:
             raise ValueError(f"a message of {len(data)} bytes is too long; the most is {_MOST_BYTES}")
         self.writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
     async def receive(self, most: int = _MOST_BYTES) -> Any:
-        """The next frame. Raises Disconnected when there is none, or what comes is no frame."""
+        """Return the next frame. Raises Disconnected if there is none, or for anything else."""
         try:
             length = int.from_bytes(await self.reader.readexactly(_LENGTH_BYTES), "big")
             if length >= most:
@@ -86,7 +86,7 @@ class Stream:
             raise Disconnected("what came is not one of our messages") from error
 
     async def close(self) -> None:
-        """Close the connection; what was sent before is still delivered, to a peer that takes it in time."""
+        """Close the connection. Frames sent before are still delivered, if the peer takes them in time."""
         self.writer.close()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
@@ -98,9 +98,9 @@ class Stream:
 
 
 async def shake_hands(stream: Stream, own: int | None, key_of: Callable[[int], bytes | None]) -> int:
-    """The number of the runner, once each end has proved that it knows the key of that number.
+    """Return the runner's number, once each end has proved that it knows the number's key.
 
-    `own` is the number of this runner, None at the head. Neither end shows the key: each answers a random
+    `own` is this runner's number, None at the head. Neither end shows the key: each answers a random
     challenge of the other. Raises Disconnected.
     """
     async with asyncio.timeout(_PROOF_SECONDS):
@@ -127,14 +127,14 @@ def _proof(key: bytes, who: str, own: str, others: str) -> str:
 
 
 Note: TypeAlias = Callable[[Any], None]
-"""Tells whoever asked something while the answer is still being made."""
+"""Sends progress to the asking end before the answer is ready."""
 
 Answer: TypeAlias = Callable[[str, dict[str, Any], Note], Awaitable[Any]]
-"""Answers a question: its method, its parameters, and how to tell of progress."""
+"""Answers a question, from its method, its parameters, and a function that reports progress."""
 
 
 class Link:
-    """One end of a connection. `serve` has to run while it is used."""
+    """One end of a connection. `serve` must run while it is used."""
 
     def __init__(self, stream: Stream, answer: Answer) -> None:
         self._stream = stream
@@ -145,10 +145,10 @@ class Link:
         self._is_closed = False
 
     async def ask(self, method: str, parameters: dict[str, Any], on_note: Note | None = None) -> Any:
-        """The other end's answer. Cancelling this stops its work on it.
+        """Ask the other end and return its answer. Cancelling this cancels the work there.
 
-        Raises what it raised there (an error of a class that is not known here as a RuntimeError),
-        Disconnected when it is gone, TypeError for parameters that are no JSON.
+        Raises the other end's error, or RuntimeError if its class is unknown here. Raises Disconnected when
+        the other end is gone, TypeError for parameters that are no JSON.
         """
         if self._is_closed:
             raise Disconnected("the connection was closed")
@@ -166,7 +166,7 @@ class Link:
             self._asked.pop(number, None)
 
     async def serve(self) -> None:
-        """Answer questions until the other end is gone; work on answers that nobody gets is then stopped."""
+        """Answer questions until the other end is gone, then cancel unfinished answers."""
         try:
             while True:
                 self._take(*await self._stream.receive())
@@ -176,7 +176,7 @@ class Link:
             await self._end()
 
     async def close(self) -> None:
-        """Close the connection; the other end sees that."""
+        """Close the connection, which the other end notices."""
         self._is_closed = True
         await self._stream.close()
 
@@ -203,7 +203,7 @@ class Link:
 
         try:
             frame = ["answer", number, await self._answer(method, parameters, note)]
-        except Exception as error:  # noqa: BLE001  whatever it is, it is raised where the question was asked
+        except Exception as error:  # noqa: BLE001  the asking end raises it
             frame = ["error", number, _as_json(error)]
         finally:
             self._answering.pop(number, None)
@@ -218,7 +218,7 @@ class Link:
         for waiting, _ in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(Disconnected("the connection was closed"))
-                waiting.exception()  # Seen: whoever asked may have been cancelled.
+                waiting.exception()  # Retrieve the exception: the asking task may have been cancelled.
         answering = list(self._answering.values())
         for task in answering:
             task.cancel()
@@ -236,12 +236,12 @@ _BUILT_IN = {kind.__name__: kind for kind in (RuntimeError, ValueError, TypeErro
 
 
 def _error_of(data: dict[str, Any]) -> Exception:
-    """The error that was raised at the other end, of its class or the nearest that is known here."""
+    """Recreate the other end's error, in its class or the nearest known one."""
     names, text = data["kinds"], data["text"]
     if (built_in := _BUILT_IN.get(names[0])) is not None:
         return built_in(text)
     known: list[type[EtudeError]] = [EtudeError]
-    for kind in known:  # It grows meanwhile, by the classes of these.
+    for kind in known:  # The list grows in the loop by the subclasses of its items.
         known += kind.__subclasses__()
     kinds = {kind.__name__: kind for kind in known}
     found = next((kinds[name] for name in names if name in kinds), None)
@@ -259,16 +259,16 @@ Known: TypeAlias = dict[int, Call]
 
 
 def encode_request(request: ChatRequest, model: str, number: int, known: Known) -> dict[str, Any]:
-    """JSON of a request; the calls before it that the other end does not know go along, and are known then.
+    """Encode a request as JSON, with the earlier calls that the other end does not know.
 
-    `known` changes, as it does at the other end.
+    Adds those calls to `known`, as the other end does.
     """
     numbers = {id(call.completion): each for each, call in known.items()}
     earlier: list[int] = []
     sent: list[Any] = []
     for call in request.earlier:
         if id(call.completion) not in numbers:
-            each = -1 - len(known) - len(sent)  # Of calls that were asked for here they are not negative.
+            each = -1 - len(known) - len(sent)  # Requested calls have numbers from 0.
             sent.append([each, encode_call(call, _last(earlier, known))])
             known[each] = call
             numbers[id(call.completion)] = each
@@ -285,7 +285,7 @@ def encode_request(request: ChatRequest, model: str, number: int, known: Known) 
 
 
 def decode_request(data: Mapping[str, Any], known: Known) -> Call:
-    """The call that is asked for, with the request's earlier calls. `known` changes as at the other end."""
+    """Decode the requested call, with its earlier calls. Changes `known` as the other end does."""
     conversation = data["conversation"]
     for each, encoded in data["sent"]:
         known[each] = decode_call(encoded, conversation, _parent(encoded, known))
@@ -295,12 +295,12 @@ def decode_request(data: Mapping[str, Any], known: Known) -> Call:
 
 
 def encode_answer(call: Call, known: Known, earlier: list[int]) -> Any:
-    """JSON of the completion of a call that was asked for."""
+    """Encode the completion of a requested call as JSON."""
     return encode_call(call, _last(earlier, known))["completion"]
 
 
 def decode_answer(asked: Mapping[str, Any], completion: Any, known: Known) -> Completion:
-    """The completion of the request that `encode_request` made `asked` of."""
+    """Decode the completion for the request that `encode_request` encoded as `asked`."""
     data = {**asked["call"], "completion": completion}
     call = decode_call(data, asked["conversation"], _parent(data, known))
     assert call.completion is not None
@@ -309,7 +309,7 @@ def decode_answer(asked: Mapping[str, Any], completion: Any, known: Known) -> Co
 
 
 decode_delta = TypeAdapter(Delta).validate_python
-"""The piece of an answer whose fields are given."""
+"""Decode a piece of an answer from its fields."""
 
 
 def _last(earlier: list[int], known: Known) -> tuple[str, Call] | None:

@@ -1,7 +1,7 @@
-"""A pool of runners: episodes are shared out among them, and whatever one of them dies of is found out.
+"""A pool of runners, which share the episodes. The pool finds out which episode kills a runner.
 
-Episodes that were under way in a runner that died are run again, alone: all but one of them were innocent.
-What they had committed they have again. An episode whose runner dies twice while it is alone has failed.
+When a runner dies, its unfinished episodes run again, each alone, because at most one of them was to blame.
+They keep their committed steps. An episode whose runner dies twice while it is alone has failed.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from etude.store.run_folder import RunFolder
 
 _START_SECONDS = 300.0
 _STARTS = 3
-"""How often a runner that others kill while it starts is started for an episode, before that is given up; one
-that is lost with its machine is started for as long as a start may take."""
+"""The number of starts of a runner that other programs kill, before the pool gives up. A runner lost with its
+machine is restarted for `_START_SECONDS`."""
 _PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
-"""Between two starts; each is twice as long as the one before."""
+"""Limits of the seconds between two starts. Each pause is twice as long as the one before."""
 _DEATHS = 2
-"""Of its runner, while it is alone there, make an episode the cause."""
+"""The number of deaths of its runner, alone with it, that make an episode the cause."""
 _BEAT_SECONDS = 0.25
-"""Between two looks at a runner."""
+"""Seconds between two checks of a runner."""
 _BEATS_PER_SECOND = 100
-"""At most, at all runners together. Each takes the head up to half a millisecond: at four a second a thousand
-idle runners would take all of its time, and more."""
+"""The most checks per second of all runners together. A check takes the head up to half a millisecond. At
+four per second, a thousand idle runners would use all of its time and more."""
 
 
 class RunnerPool:
-    """Plays episodes in runners, each of which plays a bounded number of them at a time."""
+    """Plays episodes in runners. Each runner plays a bounded number of them at a time."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class RunnerPool:
         runners: int,
         episodes_each: int,
     ) -> None:
-        """`build` is from what a runner builds the agent; `scorer` is the one that runners score with.
+        """Set up the pool. Runners build the agent from `build` and score with `scorer`.
 
-        The output of each goes to a file of the folder `logs`.
+        The output of each goes to a file in the folder `logs`.
         """
         self._head = head
         self._launcher = launcher
@@ -77,7 +77,7 @@ class RunnerPool:
         self._logs = logs
         self.places = Places(runners, episodes_each)
         self.playing: dict[str, float] = {}
-        """The episodes that were given to runners, and since when by the monotonic clock."""
+        """The episodes given to runners, and their start times by the monotonic clock."""
         self._beat_seconds = max(_BEAT_SECONDS, runners / _BEATS_PER_SECOND)
         self._exits = AsyncExitStack()
         self._address = ""
@@ -88,13 +88,13 @@ class RunnerPool:
     async def __aenter__(self) -> RunnerPool:
         await self._exits.__aenter__()
         allow_open_files()
-        # All runners may call at the same moment.
+        # All runners may connect at the same moment.
         callers = max(100, len(self.places))
         if self._launcher.address:
             server = await asyncio.start_server(self._called, self._launcher.address, 0, backlog=callers)
             self._address = f"{self._launcher.address}:{server.sockets[0].getsockname()[1]}"
         else:
-            # A folder that only this user may enter; and short, as the paths of sockets have to be.
+            # Only this user may enter the folder, and its path is short, as socket paths must be.
             folder = self._exits.enter_context(tempfile.TemporaryDirectory(prefix="etude-"))
             self._address = str(Path(folder) / "head")
             server = await asyncio.start_unix_server(self._called, self._address, backlog=callers)
@@ -113,9 +113,9 @@ class RunnerPool:
             await self._exits.aclose()
 
     async def play(self, job: EpisodeJob) -> EpisodeRecord:
-        """The finished episode of a job, in the journal with its scores.
+        """Return the finished episode of a job, journalled with its scores.
 
-        Raises StoreError, and EtudeError when no runner can be started.
+        Raises StoreError, and EtudeError if no runner can be started.
         """
         try:
             return await self._play(job)
@@ -136,7 +136,7 @@ class RunnerPool:
                     if runner is None:
                         continue  # Another place may have room before this one has a runner.
                     self.playing[job.id] = time.monotonic()
-                    # Its calls and scores, and itself where it only lacks a score.
+                    # Its calls and scores, and the episode itself if only a score is missing.
                     stored = self._head.journal.get(job.id)
                     own = {} if stored is None else {job.id: stored}
                     steps = dict(self._head.journal.scan(f"{job.id}/"))
@@ -149,17 +149,17 @@ class RunnerPool:
                 finally:
                     self.playing.pop(job.id, None)
             if death.end.is_lost:
-                continue  # With its machine: no episode has done that.
+                continue  # The machine was lost, which no episode causes.
             suspected = True
             deaths += was_alone
             if was_alone and (deaths == _DEATHS or death.is_late):
                 await self._give_up(job, death)
 
     async def _runner_at(self, place: Place, *, alone: bool, fresh: bool) -> RemoteRunner | None:
-        """The runner of a place; with `fresh` one that has played nothing.
+        """Return the runner of a place; with `fresh` one that has played nothing.
 
-        Where there is none one is started, which only an episode that is alone there waits for. Raises
-        EtudeError when that is not possible.
+        If there is none, start one. Only an episode that is alone there waits for it. Raises EtudeError if
+        the start fails.
         """
         if place.runner is not None and fresh and place.runner.has_played:
             await place.runner.stop()
@@ -173,7 +173,7 @@ class RunnerPool:
         return None
 
     async def _start_at(self, place: Place) -> None:
-        """Start the runner of a place, or close the place. Raises EtudeError, and what building raised."""
+        """Start the runner of a place, or close the place. Raises EtudeError, and the errors of the build."""
         end, pause, deaths = time.monotonic() + _START_SECONDS, _PAUSE_SECONDS, 0
         place.runner = None
         while place.runner is None:
@@ -190,18 +190,18 @@ class RunnerPool:
                     return
                 if not death.end.is_lost and (deaths == _STARTS or not death.end.by_others):
                     raise EtudeError(f"runner {place.number} cannot be started: {death}") from None
-                # Whoever places runners may not have missed a lost machine yet.
+                # The launcher may not have noticed a lost machine yet.
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _close(self, place: Place, how: str) -> None:
-        """Go on without a place that has no room. Raises EtudeError where there is no other."""
+        """Continue without a place that has no room. Raises EtudeError if no other runner is alive."""
         if not any(other.runner and other.runner.is_alive for other in self.places):
             raise EtudeError(f"runner {place.number} {how}")
         self.places.close(place)
 
     async def _start(self, place: Place) -> RemoteRunner:
-        """A runner that is connected and has built the agent. Raises RunnerDied, and what building raised."""
+        """Start a runner, connect it and build its agent. Raises RunnerDied, and the errors of the build."""
         self._started += 1
         place.process, place.since = None, time.monotonic()
         number, key = self._started, secrets.token_bytes(32)
@@ -227,7 +227,7 @@ class RunnerPool:
         return runner
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take a connection from a runner that is waited for; others are closed."""
+        """Accept a connection from an expected runner, and close any other."""
         stream = Stream(reader, writer)
         try:
             number = await shake_hands(stream, None, self._keys.get)
@@ -241,7 +241,7 @@ class RunnerPool:
             calling.set_result(stream)
 
     async def _give_up(self, job: EpisodeJob, death: RunnerDied) -> None:
-        """Keep as a failure that the episode, or the scoring of it, ended its process."""
+        """Record as a failure that the episode, or its scoring, ended its process."""
         journal = self._head.journal
         record = read_episode(journal, job.id, job.example)
         reason = f"the process that played it {death}; its log: {death.log}"
@@ -266,7 +266,7 @@ class RunnerPool:
 
 
 async def _first_of(calling: asyncio.Future[Stream], process: Child) -> Stream:
-    """The stream of a runner once it has called. Raises RunnerDied when it ends before that."""
+    """Return a runner's stream once it has connected. Raises RunnerDied if it ends before."""
     ending = asyncio.ensure_future(process.ended())
     try:
         futures: set[asyncio.Future[Any]] = {calling, ending}
@@ -286,21 +286,21 @@ class Cluster:
     """The machines of a `cluster` block."""
 
     runners: Launcher | None
-    """None where episodes are played as without a cluster."""
+    """None if episodes are played as without a cluster."""
     dashboard: str | None = None
-    """The address of its own web page, where it has one."""
+    """The address of the cluster's own web page, if it has one."""
     learners: Callable[..., TeamLauncher] | None = None
-    """Makes what starts teams that train: `learners(desk=…, on_gpus=…)`, with the import path of what makes
-    the object that the processes call. None where jobs train in the run's own process."""
+    """Makes the launcher of training teams: `learners(desk=…, on_gpus=…)`. `desk` is the import path of a
+    constructor for the object that the processes call. None if jobs train in the run's own process."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the job that trains there: one has room at a time."""
+    """Held by the job that trains there, because only one has room at a time."""
 
 
 LOGS = "runners"
-"""The folder of their logs in a run folder."""
+"""The folder of the runners' logs in a run folder."""
 
 _GRACE_SECONDS = 10.0
-"""Beyond the time of an episode, for which the event loop of a runner may stand still."""
+"""Seconds beyond an episode's timeout that a runner's event loop may stall."""
 
 
 @asynccontextmanager
@@ -311,9 +311,9 @@ async def open_runner(
     given: Mapping[str, Engine],
     ledger: Ledger,
 ) -> AsyncIterator[RunnerPool | None]:
-    """The runners that the config asks for, started when an episode needs them; None where it asks for none.
+    """Open the runners that the config asks for, or None. They start when an episode needs them.
 
-    `given` are those of `models` that are not the config's; what is spent on all is counted in `ledger`.
+    `given` are the `models` that the config did not build. `ledger` counts the spending on all of them.
     Raises RequestError for a config that cannot be sent to other processes.
     """
     config, general = builder.config, builder.config.eval.general
@@ -340,7 +340,7 @@ async def open_runner(
 
 
 def number_of_runners(config: Config) -> int:
-    """As many as asked for; else one for each core, and none without an episode."""
+    """Return the configured number of runners, or one per core; never more than concurrent episodes."""
     general = config.eval.general
     wanted = (config.cluster and config.cluster.runners) or general.runners
     return min(wanted or os.cpu_count() or 1, general.max_concurrency)

@@ -1,7 +1,7 @@
 """The program of a runner: builds the agent from the run's config, and plays episodes that the head sends.
 
-It reads one line from its standard input: where the head listens, its number, and its key. It ends when the
-connection does. Every step and every sample of a model at the head is asked for there.
+It reads one line from standard input: the head's address, the runner's number, and its key. It ends with the
+connection. It asks the head to store every step, and to sample from every model at the head.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from etude.wire.retries import note_model_out, note_retries
 
 @dataclass
 class Agent:
-    """All that a runner has built."""
+    """Everything that a runner has built."""
 
     collector: Collector
     scorer: Scorer
@@ -67,7 +67,7 @@ class RunnerProgram:
         self._keeper: asyncio.Task[None] | None = None
 
     async def answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
-        """Build the agent, play an episode, adopt versions, or say which calls wait."""
+        """Build the agent, play an episode, adopt versions, or report waiting calls."""
         match method:
             case "build":
                 await self._build(parameters)
@@ -83,7 +83,7 @@ class RunnerProgram:
         return None
 
     async def close(self) -> None:
-        """Close what was built."""
+        """Close the agent."""
         self._is_over.set()
         if self._keeper is not None:
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -95,7 +95,7 @@ class RunnerProgram:
         return self._agent
 
     async def _build(self, parameters: dict[str, Any]) -> None:
-        """Build it in a task that lives on: what opens a component has to close it."""
+        """Build the agent in a task that lives on, because the task that opens a component must close it."""
         built: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
 
         async def keep() -> None:
@@ -112,7 +112,7 @@ class RunnerProgram:
         self._agent = await built
 
     async def _play(self, parameters: dict[str, Any]) -> None:
-        """Run an episode and score it, each as far as the head's journal does not have it."""
+        """Run an episode and score it, unless the head's journal has the result."""
         agent = self._built
         example = await _example_of(parameters["example"], agent.builder)
         job = EpisodeJob(
@@ -134,7 +134,7 @@ class RunnerProgram:
 
 
 async def _example_of(data: Any, builder: Builder) -> Example:
-    """The example, which is looked up by its id where JSON cannot hold it."""
+    """Return the example, looked up by its id if JSON cannot hold it."""
     if isinstance(data, dict):
         return Example(**data)
     settings = builder.config.finetuning.run_configuration
@@ -164,7 +164,7 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
     async with Builder(config, run, remote) as builder:
         builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
         built = {name: await builder.get_llm(name) for name in config.llms if name not in remote}
-        # In the order of the head: the first is meant where none is named.
+        # In the order of the head, because the first one may be the default.
         engines = {name: remote.get(name) or built[name] for name in parameters["models"]}
         for name, engine in built.items():
             assert isinstance(bare(engine), Portable), f"llms.{name} is not built in runners"
@@ -177,7 +177,7 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
 
 
 async def play(invitation: Invitation) -> None:
-    """Be the runner of an invitation until the head closes the connection, or is gone."""
+    """Serve as the runner of an invitation until the head closes the connection or is gone."""
     try:
         host, colon, port = invitation.address.rpartition(":")
         if colon and port.isdecimal():
@@ -206,17 +206,17 @@ def main() -> None:
 
 
 class RemoteJournal:
-    """The steps of the episodes that are played here; each is on the head's disk before it counts."""
+    """The steps of the episodes played here. Each counts only once it is on the head's disk."""
 
     def __init__(self, path: Path, link: Link) -> None:
         self.path = path
         self._link = link
         self._steps: dict[str, dict[str, Json]] = {}
-        """The stored steps of the episodes that are played here, by their ids."""
+        """The stored steps of the episodes played here, by episode id."""
 
     @contextlib.contextmanager
     def episode(self, episode_id: str, steps: Mapping[str, Json]) -> Iterator[None]:
-        """Have the stored steps of an episode at hand within the block."""
+        """Hold the stored steps of an episode within the block."""
         self._steps[episode_id] = dict(steps)
         try:
             yield
@@ -224,7 +224,7 @@ class RemoteJournal:
             del self._steps[episode_id]
 
     def get(self, key: str, default: Json = None) -> Json:
-        """The value stored under `key`, a step of an episode that is played here; else `default`."""
+        """Return the value of a step of an episode played here, or `default`."""
         return next((steps[key] for steps in self._steps.values() if key in steps), default)
 
     async def step(
@@ -235,20 +235,20 @@ class RemoteJournal:
         encode: Callable[[Any], Json] | None = None,
         decode: Callable[[Json], Any] | None = None,
     ) -> Any:
-        """As `Journal.step`, for keys that nobody asks for twice at a time."""
+        """Run a step like `Journal.step`, for keys that only one task asks for at a time."""
         stored = self.get(key)
         if stored is not None:
             return stored if decode is None else decode(stored)
         value = await fn()
         data = value if encode is None else encode(value)
-        # Shielded: when this task is cancelled now, the value is still stored.
+        # Shielded: the value is still stored if this task is cancelled now.
         await asyncio.shield(asyncio.ensure_future(self.put(key, data)))
         return json.loads(json.dumps(data)) if encode is None else value
 
     async def put(self, key: str, value: Json) -> None:
-        """Store `value` under `key`; returns when it is on the head's disk.
+        """Store `value` under `key`. Returns when it is on the head's disk.
 
-        Raises as `Journal.put`, and StoreError for a step of no episode that is played here.
+        Raises like `Journal.put`, and StoreError for a step of an episode that is not played here.
         """
         episode = next((each for each in self._steps if key == each or key.startswith(f"{each}/")), None)
         if episode is None:
@@ -270,11 +270,11 @@ class RemoteEngine(Engine):
 
     @property
     def version(self) -> int:
-        """Which one answers is said by each answer."""
+        """0, because each answer carries its own version."""
         return 0
 
     async def complete(self, request: ChatRequest) -> Completion:
-        """Have the head sample. Raises what its engine raises."""
+        """Have the head sample. Raises the errors of its engine."""
         known = self._known[request.conversation] if request.conversation else {}
         asked = encode_request(request, self._name, next(self._numbers), known)
         asked["purpose"] = astuple(current_purpose())
@@ -296,32 +296,32 @@ class RemoteEngine(Engine):
         return decode_answer(asked, answer, known)
 
     async def adopt(self, version: ModelVersion) -> None:
-        """Raises EngineError: the head's engine adopts versions."""
+        """Raise EngineError: the head's engine adopts versions."""
         raise EngineError(f"llms.{self._name} is sampled by the run's own process, which adopts its versions")
 
     def forget(self, episode_id: str) -> None:
-        """Let go of the calls of an episode that is over."""
+        """Drop the calls of an episode that is over."""
         self._known.pop(episode_id, None)
 
     async def close(self) -> None:
-        """There is nothing to free."""
+        """Do nothing: there is nothing to free."""
 
 
 class RemoteLedger:
-    """The run's ledger, which the head has."""
+    """A proxy for the run's ledger at the head."""
 
     def __init__(self, link: Link, *, bounds_calls: bool) -> None:
         self._link = link
         self.bounds_calls = bounds_calls
 
     async def hold(self, model: str, most: Usage) -> int:
-        """As `Ledger.hold`."""
+        """Reserve like `Ledger.hold`."""
         return int(await self._link.ask("hold", {"model": model, "most": astuple(most)}))
 
     async def settle(
         self, number: int | None, model: str, purpose: Purpose, usage: Usage, version: int
     ) -> None:
-        """As `Ledger.settle`; a head that is gone counts nothing any more."""
+        """Count like `Ledger.settle`. Without a head, nothing is counted any more."""
         parameters = {"number": number, "model": model, "purpose": astuple(purpose)}
         with contextlib.suppress(Disconnected):
             await self._link.ask("settle", {**parameters, "usage": astuple(usage), "version": version})
@@ -329,7 +329,7 @@ class RemoteLedger:
 
 @dataclass
 class RemoteRun(Run):
-    """The run folder as the components of a runner know it."""
+    """The run folder as a runner's components see it."""
 
     path: Path
     journal: RemoteJournal

@@ -1,4 +1,4 @@
-"""A config and its examples on their way to other processes, and the agent that it says, put together."""
+"""Sends a config and its examples to other processes, and builds the config's agent."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from etude.store.journal import Steps
 from etude.store.plain import plain
 
 NOT_SENT = "not sent"
-"""In place of what runners on other machines have no use for."""
+"""Replaces values that runners on other machines do not use."""
 
 _SECTIONS = (("llms",), ("workflow",), ("tools",), ("eval", "evaluators"))
-"""Of these, runners build the components."""
+"""The config sections whose components runners build."""
 
 
 def shipped(config: Config, *, over_network: bool = False, at_head: Collection[str] = ()) -> dict[str, Any]:
-    """The config as JSON of which `received` makes the same one.
+    """Return the config as JSON, from which `received` makes an equal one.
 
-    On this machine every value is sent as it is, secrets included: to a process that was started for the
-    run, over a connection that nobody else reads. Over a network no secret is: what came from the environment
-    is sent as the reference to it, for runners to read from their own. Models `at_head` they do not build.
+    On this machine all values are sent, secrets included. The receiver was started for the run, and nobody
+    else reads the connection. Over a network no secret is sent. A value from the environment is then sent as
+    its reference, which runners resolve in their own environment. Runners do not build the models `at_head`.
 
-    Raises RequestError for a workflow, an evaluator or a tool that only this program has, and for a secret
-    that is written out in the config and would have to be sent.
+    Raises RequestError for a workflow, evaluator or tool that only this program has. Raises it also for a
+    secret written out in the config that would have to be sent.
     """
     config = config.model_copy(update={"report": []})
     data = config.model_dump(mode="json", fallback=str)
@@ -55,7 +55,7 @@ def shipped(config: Config, *, over_network: bool = False, at_head: Collection[s
             fields = type(value).model_fields.items()
             if not any(field.exclude and getattr(value, name) is not None for name, field in fields):
                 continue
-            # It holds what a config file cannot name, such as a function of a program.
+            # It holds objects that a config file cannot name, such as a function of a program.
             if path not in SINGLE or components[path] != "datasets":
                 name = getattr(value, "name", path[-1])
                 raise RequestError(
@@ -74,7 +74,7 @@ def shipped(config: Config, *, over_network: bool = False, at_head: Collection[s
 
 
 def received(data: dict[str, Any]) -> Config:
-    """The config that `shipped` made `data` of. Raises ConfigError for what this process does not have."""
+    """Read `shipped` JSON. Raises RequestError for missing variables, ConfigError for missing components."""
     missing = [
         f"{name} (for {dotted(path)})"
         for path, text in strings(data)
@@ -90,7 +90,7 @@ def received(data: dict[str, Any]) -> Config:
 
 
 def shipped_example(example: Example) -> Any:
-    """The example as JSON; only its id where JSON does not keep all of it."""
+    """Return the example as JSON, or only its id if JSON would lose something."""
     data = {"id": example.id, "inputs": dict(example.inputs), "expected": example.expected}
     try:
         kept = json.loads(json.dumps(plain(data)))
@@ -100,7 +100,7 @@ def shipped_example(example: Example) -> Any:
 
 
 def _is_same(value: Any, kept: Any) -> bool:
-    """Whether two values are equal, and of the same types all through."""
+    """Return whether two values are equal and have equal types at every level."""
     if type(value) is not type(kept):
         return False
     if isinstance(value, dict):
@@ -111,9 +111,9 @@ def _is_same(value: Any, kept: Any) -> bool:
 
 
 def _withhold(config: Config, data: dict[str, Any], at_head: Collection[str]) -> None:
-    """Put references in place of what the environment says, and nothing in place of what runners do not use.
+    """Replace values from the environment by references, and clear values that runners do not use.
 
-    Raises RequestError for secrets that are written out, and that runners would need.
+    Raises RequestError for written-out secrets that runners need.
     """
     for block in ("cluster", "storage", "metrics"):
         data[block] = None
@@ -139,13 +139,13 @@ def _withhold(config: Config, data: dict[str, Any], at_head: Collection[str]) ->
 
 
 def _is_built_there(path: KeyPath, at_head: Collection[str]) -> bool:
-    """Whether a key belongs to a component that runners build."""
+    """Return whether a key belongs to a component that runners build."""
     is_component = any(path[: len(section)] == section for section in _SECTIONS)
     return is_component and not (path[0] == "llms" and path[1] in at_head)
 
 
 def _double_dollars(data: Any) -> None:
-    """Escape what would be read as a reference to the environment."""
+    """Escape text that would be read as a reference to the environment."""
     items = data.items() if isinstance(data, Mapping) else enumerate(data)
     for key, value in list(items):
         if isinstance(value, str) and "$" in value:
@@ -160,14 +160,14 @@ async def build_collector(
     journal: Steps,
     runner: Runner | None = None,
 ) -> Collector:
-    """The collector of the config's workflow, which plays episodes in `runner` or else in this process.
+    """Build the collector of the config's workflow, which plays episodes in `runner` or in this process.
 
-    Raises RequestError for what cannot be built; nothing is sampled.
+    Raises RequestError if it cannot be built. Nothing is sampled.
     """
     config = builder.config
     workflow: Workflow = await builder.get_workflow()
     general = config.eval.general
-    # How each model samples where a call does not say: of opponents, as the model that they play.
+    # Each model's default sampling; for opponents, the one of the model that they play.
     played = {
         name: config.llms[llm.of] if isinstance(llm, OpponentsConfig) else llm
         for name, llm in config.llms.items()
@@ -184,7 +184,7 @@ async def build_collector(
             if isinstance(sampling := getattr(llm, "sampling", None), Sampling)
         },
         template_options={name: getattr(llm, "chat_template_kwargs", {}) for name, llm in played.items()},
-        # Where several are trained there is none that is meant before the others.
+        # With several trained models, none is the default.
         default_model=None if config.finetuning.targets else target_model(config, models),
         tools={name: await builder.get_tools(name) for name in config.tools},
         runner=runner,
@@ -192,19 +192,19 @@ async def build_collector(
 
 
 async def build_evaluators(builder: Builder) -> dict[str, Evaluator]:
-    """The config's evaluators by their names."""
+    """Return the config's evaluators by name."""
     return {name: await builder.get_evaluator(name) for name in builder.config.eval.evaluators}
 
 
 async def build_scorer(builder: Builder, journal: Steps) -> Scorer:
-    """Scores the episodes of the config by its evaluators."""
+    """Build the scorer with the config's evaluators."""
     general = builder.config.eval.general
     evaluators, most = await build_evaluators(builder), general.max_concurrency
     return Scorer(evaluators, journal, timeout=general.timeout, max_concurrency=most)
 
 
 def target_model(config: Config, models: Mapping[str, Any]) -> str:
-    """The model that is trained, and meant where an agent names none."""
+    """Return the trained model, which is the default if an agent names none."""
     targets = config.finetuning.targets.values()
     for name in (config.finetuning.target_model, *(target.model for target in targets), *models):
         if name is not None:

@@ -1,1 +1,1 @@
-"""Code validation: a problem, a program that is said to solve it, and whether it does."""
+"""Code validation: a problem, a program that claims to solve it, and whether it does."""

@@ -1,8 +1,8 @@
-"""Code validation: a problem, a program that is said to solve it, and whether it does.
+"""Code validation: a problem, a program that claims to solve it, and whether it does.
 
-`$names` in the templates stand for parts that follow from protocol and example, which `fields` makes. A
-template is looked up under `protocol/agent`, then `protocol/kind`, then the kind of role, so that a protocol
-of a user's own has prompts too.
+`$names` in the templates stand for texts that `fields` makes from protocol and example. A template is looked
+up under `protocol/agent`, then `protocol/kind`, then the kind of role, so that custom protocols have prompts
+too.
 """
 
 from __future__ import annotations
@@ -101,23 +101,23 @@ Another expert could have been asked to argue the opposite in your place. {_HONE
 Look at the program line by line and decide. $deciding""",
     }
 )
-"""The templates of all named protocols, and of the roles in any other."""
+"""The templates of all named protocols, and of the roles in any other protocol."""
 
 LAST_TURN = "This is your last turn: decide now. $decision"
-"""Said to a verifier before the turn in which it has to decide."""
+"""Sent to a verifier before the turn in which it has to decide."""
 
 
 class CodeValidation(Scenario):
-    """Is a program right? Examples have a `question`, a `solution`, and 1 or 0 as what is expected.
+    """Is a program right? Examples have a `question`, a `solution`, and expect 1 or 0.
 
-    Answers are read as `parse_answer` does: only a turn that may decide can decide.
+    `parse_answer` reads the answers: only a turn that may decide can decide.
     """
 
     def __init__(self, *, max_words: int = 150, prompts: Mapping[str, str] | None = None) -> None:
-        """`max_words` is the length that the prompts ask agents to keep a message under.
+        """Set up the prompts, which ask agents to keep a message under `max_words`.
 
-        `prompts` are templates in place of `PROMPTS`, or beside them, by `protocol/agent`,
-        `protocol/kind` or kind of role. Raises RequestError for a template with an unknown `$name`.
+        `prompts` replace or extend `PROMPTS`, by `protocol/agent`, `protocol/kind` or kind of role. Raises
+        RequestError for a template with an unknown `$name`.
         """
         if max_words < 1:
             raise RequestError(f"max_words must be at least 1, found {max_words}")
@@ -133,9 +133,9 @@ class CodeValidation(Scenario):
                     )
 
     def render(self, example: Example, log: Log, agent: str, turn: Turn) -> list[Message]:
-        """The system prompt of the agent, what was said so far and, to a verifier at last, to decide now.
+        """Return the agent's system prompt and the dialogue, at last with the request to decide.
 
-        Raises RequestError for a role that no template is for.
+        Raises RequestError for a role without a template.
         """
         words = fields(example, log, agent, turn, self._max_words)
         system = self._template(log.protocol, agent).substitute(words).strip()
@@ -144,7 +144,7 @@ class CodeValidation(Scenario):
         return dialogue(log, agent, system, last_words=closing)
 
     def truth(self, example: Example) -> Verdict:
-        """1 when the program is right, 0 when it is wrong. Raises RequestError when that is not known."""
+        """Return 1 if the program is right, 0 if it is wrong. Raises RequestError if the example lacks it."""
         expected = example.expected
         if expected in ("accept", 1):
             return ACCEPT
@@ -155,11 +155,11 @@ class CodeValidation(Scenario):
         )
 
     def stance(self, example: Example) -> Verdict:
-        """The side of provers where the protocol leaves it to the example: drawn from the program."""
+        """Return the provers' side if the protocol leaves it to the example: drawn from the program."""
         return stance_of(str(example.inputs.get("solution", "")))
 
     def check_protocol(self, protocol: Protocol) -> None:
-        """Raises RequestError for an agent without a prompt, and for a prompt without its agent."""
+        """Raise RequestError for an agent without a prompt, and for a prompt without its agent."""
         for agent in protocol.agents:
             self._template(protocol, agent)
         prefix = f"{protocol.name}/"
@@ -184,7 +184,7 @@ class CodeValidation(Scenario):
 
 
 def stance_of(solution: str) -> Verdict:
-    """The parity of the SHA-256 of a program: the same everywhere, and as good as a coin."""
+    """Return the parity of a program's SHA-256: the same everywhere, and as good as a coin toss."""
     return ACCEPT if hashlib.sha256(solution.encode()).digest()[-1] % 2 else REJECT
 
 
@@ -195,10 +195,10 @@ _NAMES = (
 
 
 def fields(example: Example, log: Log, agent: str, turn: Turn, max_words: int) -> Mapping[str, str]:
-    """The values of the templates' names, in the prompt of an agent's turn.
+    """Return the values of the templates' names for an agent's turn.
 
-    All but `question` and `solution` are the same in all turns of an agent, so that its prompts go on
-    from each other.
+    All except `question` and `solution` stay the same in all of an agent's turns, so that its prompts extend
+    each other.
     """
     protocol = log.protocol
     length = f"Keep each message under {max_words} words."
@@ -223,7 +223,7 @@ def fields(example: Example, log: Log, agent: str, turn: Turn, max_words: int) -
 
 
 def how_to_decide(scale: Scale) -> str:
-    """How a decision on a scale is written."""
+    """Explain how to write a decision on a scale."""
     first, last = scale.texts[0], scale.texts[-1]
     after = "Put it on a line of its own; only that line counts."
     if all(text.isdecimal() for text in scale.texts):
@@ -242,7 +242,7 @@ def how_to_decide(scale: Scale) -> str:
 
 
 def fenced(program: str) -> str:
-    """A program in a code block, whatever marks are in it."""
+    """Put a program in a code block, even if it contains backticks."""
     longest = max((len(run) for run in re.findall(r"`+", program)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}python\n{program.strip(chr(10))}\n{fence}"
@@ -259,7 +259,7 @@ def _text(example: Example, column: str) -> str:
 
 
 def _the(protocol: Protocol, agent: str) -> str:
-    """`the verifier`, or the name of one that does not decide."""
+    """Return `the verifier`, or the name of an agent that does not decide."""
     label = protocol.label(agent)
     return f"the {label.lower()}" if protocol.agents[agent].may_decide else label
 
@@ -281,7 +281,7 @@ def _argue(stance: Verdict | None) -> str:
 
 
 def _others(protocol: Protocol, agent: str, stance: Verdict | None) -> str:
-    """The sides of the other provers, as far as this one can know them."""
+    """Describe the sides of the other provers, as far as this one can know them."""
     sentences = []
     own = protocol.agents[agent].stance
     for other, role in protocol.agents.items():
@@ -293,7 +293,7 @@ def _others(protocol: Protocol, agent: str, stance: Verdict | None) -> str:
 
 
 def _experts(protocol: Protocol) -> str:
-    """The experts that a verifier hears, and the sides that they argue for as far as it may know."""
+    """Describe the experts that a verifier hears, and their sides as far as it may know them."""
     provers = {agent: role for agent, role in protocol.agents.items() if role.stance is not None}
     if not provers:
         return ""
@@ -313,7 +313,7 @@ def _experts(protocol: Protocol) -> str:
 
 
 def _aim(stance: object, labels: list[str]) -> str:
-    """The side of some provers, in words."""
+    """Describe the side of some provers."""
     names, many = _list(labels), len(labels) > 1
     if stance not in (REJECT, ACCEPT):
         given = "have been given the same side" if many else "has been given one side"
@@ -323,7 +323,7 @@ def _aim(stance: object, labels: list[str]) -> str:
 
 
 def _acting(log: Log, agent: str, length: str) -> str:
-    """The choices that an agent that decides has in its turns."""
+    """Describe the choices of a deciding agent in its turns."""
     if log.own_turns == 1:
         return "You have one turn, and decide in it."
     turns = [turn for turn in log.protocol.turns if turn.agent == agent]

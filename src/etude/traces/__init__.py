@@ -1,1 +1,1 @@
-"""Chats that were logged in production: read from the formats of others, and stored as episodes."""
+"""Chats logged in production, read from other tools' formats and stored as episodes."""

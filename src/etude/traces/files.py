@@ -1,4 +1,4 @@
-"""The rows of a log, whatever kind of file it is in, and which format each of them is of."""
+"""The rows of a log, from any kind of file, and each row's format."""
 
 import gzip
 import zlib
@@ -16,21 +16,21 @@ from etude.traces import langfuse, openai, otlp
 from etude.traces.record import LeftOut, Part, Record, RowError, shown
 
 FORMATS: Mapping[str, ModuleType] = {"otlp": otlp, "langfuse": langfuse, "openai": openai}
-"""In the order in which they are asked whether a row is theirs."""
+"""In the order in which they are tried on a row."""
 
 _MARK = b"\xef\xbb\xbf"
 _BLANK = _MARK + b" \t\r\n"
 
 
 Row: TypeAlias = tuple[str, Any]
-"""Where a row of a file stands, `file:line` or `file: row 3`, and its value; a RowError where it has none."""
+"""A row's position, `file:line` or `file: row 3`, and its value, or a RowError if it has none."""
 
 
 def read_records(path: Path, format: str | None = None, *, skip_broken: bool = False) -> Iterator[Record]:
-    """The entries of a log. Each row says itself which format it is of, unless `format` is given.
+    """Read the entries of a log. Each row shows its own format, unless `format` is given.
 
-    Raises DatasetError for a file that cannot be read, and RowError for a row that is not as its format has
-    it; with `skip_broken` such rows are left out, with what is wrong with them.
+    Raises DatasetError for an unreadable file, and RowError for a row that breaks its format. `skip_broken`
+    leaves such rows out, with the reason.
     """
     for where, content in rows_of(path):
         try:
@@ -52,9 +52,9 @@ def read_records(path: Path, format: str | None = None, *, skip_broken: bool = F
 
 
 def rows_of(path: Path) -> Iterator[Row]:
-    """The rows of a JSON Lines file, a JSON file or a Parquet file, the first two also with gzip.
+    """Yield the rows of a JSON Lines, JSON or Parquet file, the first two also with gzip.
 
-    Raises DatasetError when it cannot be read.
+    Raises DatasetError if it cannot be read.
     """
     if not path.is_file():
         raise DatasetError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
@@ -65,7 +65,7 @@ def rows_of(path: Path) -> Iterator[Row]:
 
 
 def _json(path: Path) -> Iterator[Row]:
-    """A line for each row, or one value over many lines: a list of rows, or a row."""
+    """Yield one row per line, or the rows of one value over many lines: a list of rows, or a row."""
     with _opened(path) as file:
         lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip(_BLANK))
         first, second = next(lines, None), next(lines, None)
@@ -88,7 +88,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _value_of(line: bytes) -> Any:
-    """The value of a line; None where it is no JSON."""
+    """Return the value of a line, or None if it is no JSON."""
     try:
         return read_json(line, most_values=MOST_VALUES)
     except JsonError:
@@ -114,7 +114,7 @@ def _whole(path: Path) -> Iterator[Row]:
 
 
 def _items(where: str, value: Any) -> Iterator[Row]:
-    """The rows of a value: those of a list, or itself."""
+    """Yield the items of a list, or any other value as one row."""
     if not isinstance(value, list):
         yield where, value
         return

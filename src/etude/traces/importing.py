@@ -1,6 +1,6 @@
-"""From the calls of a log to the chats of a run folder, where they can be looked at, scored and learned from.
+"""From the calls of a log to the chats of a run folder, to look at, score and learn from.
 
-Which calls are one chat, which chats began alike, what of the log was left out, and the dataset `logged`.
+Decides which calls form a chat, which chats began alike, and which parts to leave out.
 """
 
 import asyncio
@@ -33,28 +33,28 @@ from etude.traces.files import read_records
 from etude.traces.record import LeftOut, LoggedCall, LoggedScore, Record
 
 CHATS, HELD_OUT = "chats", "held_out"
-"""The phases of a run of chats: those to learn from, and those whose prompts are held out."""
+"""The phases of a run of chats: those to learn from, and those with held-out prompts."""
 
 
 @dataclass(slots=True)
 class Chat:
-    """Calls that belong together, in order, and what somebody thought of them."""
+    """Calls that belong together, in order, and their feedback."""
 
     calls: list[LoggedCall] = field(default_factory=list)
     scores: list[LoggedScore] = field(default_factory=list)
 
 
 class Log:
-    """The entries of a log, of all its files."""
+    """The entries of a log, from all its files."""
 
     def __init__(self) -> None:
         self.left_out: dict[str, tuple[int, str]] = {}
-        """The parts that make no chat: by the reason how many, and where the first one is."""
+        """The parts that form no chat, by reason: their number, and the place of the first one."""
         self._calls: dict[str, LoggedCall] = {}
         self._scores: list[LoggedScore] = []
 
     def add(self, records: Iterable[Record]) -> None:
-        """Take entries. Of two calls with one id the first is kept."""
+        """Add entries. Of two calls with one id, the first is kept."""
         for record in records:
             match record:
                 case LeftOut():
@@ -83,7 +83,7 @@ class Log:
             self._calls[name] = call
 
     def chats(self) -> list[Chat]:
-        """The chats: a trace each, or several that go on with one another, or a call."""
+        """Return the chats: one trace each, several traces that continue each other, or one call."""
         calls = [*self._calls.items()]
         if all(call.began for _, call in calls):
             calls.sort(key=lambda named: named[1].began)
@@ -99,19 +99,19 @@ class Log:
 
 
 class _Threads:
-    """The chats so far, by their traces, and by all that was said in them."""
+    """The chats so far, by trace, and by everything said in them."""
 
     def __init__(self) -> None:
         self.by_trace: dict[str, Chat] = {}
         self._open: dict[bytes, Chat] = {}
 
     def chat_of(self, call: LoggedCall) -> Chat:
-        """The chat that a call belongs to."""
+        """Return the chat that a call belongs to."""
         chat = self.by_trace.get(call.trace) if call.trace else None
         spoken = call.messages if call.answer is None else (*call.messages, call.answer)
         digests = [] if call.is_whole else _digests(call.session, spoken)
         if chat is None:
-            # The last one is that of the call itself.
+            # The last digest includes the call's own answer.
             earlier = digests[:-1] if call.answer is not None else digests
             chats = (self._open.pop(digest, None) for digest in reversed(earlier))
             chat = next((each for each in chats if each is not None), None) or Chat()
@@ -124,7 +124,7 @@ class _Threads:
 
 
 def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
-    """A digest of the conversation up to each answer of the assistant."""
+    """Return a digest of the conversation up to each answer of the assistant."""
     digest, digests = hashlib.blake2b(session.encode("utf-8", "replace"), digest_size=16), []
     for message in messages:
         digest.update(message_key(message).encode("utf-8", "replace") + b"\0")
@@ -134,10 +134,10 @@ def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
 
 
 def episodes_of(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRecord]:
-    """Each chat as an episode. Those that began with the same prompt are of one example."""
+    """Yield each chat as an episode. Chats that began with the same prompt share an example."""
     examples = [_example_of(chat) for chat in chats]
     order = sorted({example.id for example in examples}, key=lambda name: fold(0, "hold out", name))
-    # Of two prompts or more at least one, unless the share is 0.
+    # With two prompts or more, hold out at least one, unless the share is 0.
     least = 1 if hold_out and len(order) > 1 else 0
     held_out = set(order[: max(round(hold_out * len(order)), least)])
     generations: defaultdict[str, int] = defaultdict(int)
@@ -194,7 +194,7 @@ def _episode_of(chat: Chat, example: Example, generation: int, name: str) -> Epi
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The chats that were found in a log."""
+    """The chats found in a log."""
 
     files: list[str]
     chats: int = 0
@@ -202,18 +202,18 @@ class Imported:
     failed: int = 0
     """Chats that ended in an error."""
     prompts: int = 0
-    """Different prompts that chats began with."""
+    """Different first prompts of chats."""
     compared: int = 0
-    """Of these, the ones that several chats began with."""
+    """Prompts that several chats began with."""
     held_out: int = 0
-    """Of these, the ones that are held out."""
+    """Prompts that are held out."""
     scores: dict[str, int] = field(default_factory=dict)
     """Chats with feedback, by its name."""
     left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Parts of the log that make no chat: by the reason how many, and where the first one is."""
+    """The parts of the log that form no chat, by reason: their number, and the place of the first one."""
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, as JSON."""
+        """Return all fields as JSON."""
         left_out = {reason: {"count": n, "first": first} for reason, (n, first) in self.left_out.items()}
         return {**asdict(self), "left_out": left_out}
 
@@ -221,7 +221,7 @@ class Imported:
 def read_log(
     files: Sequence[Path], *, format: str | None = None, skip_broken: bool = False, hold_out: float = 0.2
 ) -> tuple[list[EpisodeRecord], Imported]:
-    """The chats of a log as episodes, and their counts. Raises DatasetError, and RequestError for none."""
+    """Read a log's chats as episodes, and count them. Raises DatasetError, and RequestError for none."""
     log = Log()
     for file in files:
         log.add(read_records(file, format, skip_broken=skip_broken))
@@ -247,7 +247,7 @@ def read_log(
 
 
 async def write_run(run: RunFolder, episodes: Iterable[EpisodeRecord], imported: Imported) -> None:
-    """Store the episodes in a new run folder, and last of all what was found. Raises StoreError."""
+    """Store the episodes in a new run folder, and last the counts. Raises StoreError."""
     rest = iter(episodes)
     while some := list(islice(rest, 256)):
         await asyncio.gather(*(_write(run.journal, episode) for episode in some))
@@ -255,7 +255,7 @@ async def write_run(run: RunFolder, episodes: Iterable[EpisodeRecord], imported:
 
 
 async def _write(journal: Journal, episode: EpisodeRecord) -> None:
-    """An episode with its feedback, which counts as the scores that it has in its run."""
+    """Store an episode, with its feedback as its scores."""
     for event in episode.events:
         score = {"score": event.value, "reasoning": event.text or None, "error": None}
         await journal.put(f"{episode.id}/score/{event.name}", score)
@@ -266,23 +266,23 @@ class LoggedConfig(DatasetConfig, name="logged"):
     """Chats that `etude import-traces` has stored."""
 
     run: Path
-    """The folder of their run, or its name in `runs`."""
+    """Set the folder of their run, or its name in `runs`."""
     part: Literal["chats", "held_out"] = "chats"
-    """`chats`: they are read, and no model is asked. `held_out`: the prompts that were held out, which the
-    agent answers."""
+    """`chats`: use the stored chats, without asking a model. `held_out`: have the agent answer the held-out
+    prompts."""
     limit: int | None = Field(default=None, ge=1)
     """Use at most this many prompts."""
 
 
 @dataclass(frozen=True)
 class LoggedDataset:
-    """The chats of a run, by the prompts that they began with."""
+    """The chats of a run, by their first prompts."""
 
     config: LoggedConfig
     run: RunFolder
 
     def examples(self) -> list[Example]:
-        """An example for each prompt, by their ids, without the chats that ended in an error."""
+        """Return an example for each prompt, in the order of ids, without chats that ended in an error."""
         part, journal = self.config.part, self.run.journal
         phase = HELD_OUT if part == "held_out" else CHATS
         names: defaultdict[str, list[str]] = defaultdict(list)
@@ -316,6 +316,6 @@ class LoggedDataset:
 
 @register_dataset(config_type=LoggedConfig)
 async def logged(config: LoggedConfig, builder: Builder) -> AsyncIterator[LoggedDataset]:
-    """Raises RequestError where there is no such run."""
+    """Open the dataset. Raises RequestError if there is no such run."""
     with RunFolder.read(find_run(str(config.run), Path("runs"))) as run:
         yield LoggedDataset(config, run)

@@ -1,4 +1,4 @@
-"""Langfuse's exports: observations and scores of its API, its traces and its blob storage.
+"""Langfuse's exports: observations, scores and traces from its API or blob storage.
 
 Names are in camel case (`traceId`) or, in blob storage, in snake case (`trace_id`). A row is an observation,
 a score, a trace with `observations` and `scores`, or a page of the API with its rows under `data`.
@@ -22,7 +22,7 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 def fits(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of this format."""
+    """Return whether a row has this format."""
     names = {_snake(key) for key in row}
     is_page = isinstance(row.get("data"), list) and "meta" in row
     is_trace = isinstance(row.get("observations"), list)
@@ -32,7 +32,7 @@ def fits(row: Mapping[str, Any]) -> bool:
 
 
 def read(row: Part) -> Iterator[Record]:
-    """The calls and scores of a row. Raises RowError."""
+    """Yield the calls and scores of a row. Raises RowError."""
     if isinstance(row["data"].value, list) and "meta" in row.object:
         for each in row["data"].items:
             yield from read(Part(each.value, f"{each.where}: {each.name}"))
@@ -51,7 +51,7 @@ def _snaked(row: Mapping[str, Any], where: str) -> Part:
 
 
 def _trace(row: Part) -> Iterator[Record]:
-    """A trace with all that belongs to it, which may lack its id and session."""
+    """Yield the entries of a trace, which may lack their trace id and session."""
     about = row["trace"] if "trace" in row.object else row
     own = {"traceId": about.text("id"), "sessionId": about.text("sessionId", "session_id")}
     for each in row["observations"].items:
@@ -125,7 +125,7 @@ def _call(row: Part) -> Record:
 
 
 def _number(value: Any) -> Any:
-    """A parameter, of which some clients keep the text; `"inf"` and the like stand for none."""
+    """Return a parameter as a number. Some clients write it as text, where `"inf"` means none."""
     if not isinstance(value, str):
         return value
     try:
@@ -135,7 +135,7 @@ def _number(value: Any) -> Any:
 
 
 def _answer(output: Part) -> Message | None:
-    """The assistant's message of an output: a message, a completion with choices, or text."""
+    """Return the assistant's message from an output: a message, a completion with choices, or text."""
     if isinstance(output.value, list):
         output = output.items[-1] if output.value else replace(output, value=None)
     if isinstance(output.value, Mapping) and isinstance(output.value.get("choices"), list):
@@ -146,7 +146,7 @@ def _answer(output: Part) -> Message | None:
     if not isinstance(output.value, Mapping):
         return None
     if "content" not in output.value and "tool_calls" not in output.value:
-        # A form that the client has read out of the answer.
+        # An object that the client has parsed from the answer.
         text = json.dumps(dict(output.value), ensure_ascii=False, default=str)
         return {"role": "assistant", "content": text}
     return record.message_of(output, "assistant")

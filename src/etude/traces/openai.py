@@ -1,4 +1,4 @@
-"""Chats as OpenAI's API has them: rows of the fine-tuning format, and requests logged with their responses.
+"""Chats in OpenAI's format: rows of the fine-tuning format, and requests logged with their responses.
 
 {"messages": [...], "tools": [...]}
 {"request": {"model": ..., "messages": [...]}, "response": {"object": "chat.completion", "choices": [...]}}
@@ -14,12 +14,12 @@ from etude.traces.record import LeftOut, LoggedCall, Part, Record
 
 
 def fits(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of this format."""
+    """Return whether a row has this format."""
     return ("request" in row and "response" in row) or "messages" in row
 
 
 def read(row: Part) -> Iterator[Record]:
-    """The calls of a row, and its feedback. Raises RowError."""
+    """Yield the calls of a row, and its feedback. Raises RowError."""
     is_whole = "messages" in row.object
     trace = row.text("trace_id") or (row.where if is_whole else "")
     name = row.text("id", "request_id") or row.where
@@ -35,7 +35,7 @@ def read(row: Part) -> Iterator[Record]:
 
 
 def _feedback(given: Part, name: str, call: str) -> Record:
-    """A number, or an object with `score` or `value`, and a `comment` or `reason`."""
+    """Read feedback: a number, or an object with `score` or `value`, and a `comment` or `reason`."""
     if isinstance(given.value, Mapping):
         score = given.value.get("score", given.value.get("value"))
         return record.score_of(given.where, name, score, given.text("comment", "reason"), call=call)
@@ -43,7 +43,7 @@ def _feedback(given: Part, name: str, call: str) -> Record:
 
 
 def _conversation(row: Part, name: str, facts: Mapping[str, Any]) -> Iterator[Record]:
-    """A finished conversation: a call for each answer, but for those of weight 0."""
+    """Yield a call for each answer of a finished conversation, except those with weight 0."""
     messages, tools = record.messages_of(row["messages"]), record.tools_of(row["tools"])
     answers = [
         index
@@ -64,7 +64,7 @@ def _conversation(row: Part, name: str, facts: Mapping[str, Any]) -> Iterator[Re
             tools,
             model=row.text("model"),
             finish_reason=record.finish_reason_of(answer),
-            # Feedback is on the whole: the last answer has the row's own name.
+            # Feedback is on the whole, so the last answer gets the row's own name.
             id=name if index == answers[-1] else f"{name}@{index}",
             is_whole=True,
             **facts,
@@ -72,7 +72,7 @@ def _conversation(row: Part, name: str, facts: Mapping[str, Any]) -> Iterator[Re
 
 
 def _exchange(row: Part, name: str, facts: Mapping[str, Any]) -> Iterator[Record]:
-    """A request and its response."""
+    """Yield the call of a request and its response."""
     request, response = row["request"].parsed, row["response"].parsed
     if "messages" not in request.object:
         yield LeftOut(row.where, "request without messages: no chat completion")

@@ -1,4 +1,4 @@
-"""Spans and events of OpenTelemetry's GenAI conventions, in the JSON that collectors' file exporter writes.
+"""Spans and events of OpenTelemetry's GenAI conventions, in the JSON of the collector's file exporter.
 
 A line is `{"resourceSpans": [...]}` or `{"resourceLogs": [...]}`. Messages are in the attributes
 `gen_ai.input.messages` and `gen_ai.output.messages`, of a span or of the event
@@ -24,12 +24,12 @@ _REASONS = {"tool_call": "tool_calls"}
 
 
 def fits(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of this format."""
+    """Return whether a row has this format."""
     return "resourceSpans" in row or "resourceLogs" in row
 
 
 def read(row: Part) -> Iterator[Record]:
-    """The calls and scores of a line. Raises RowError."""
+    """Yield the calls and scores of a line. Raises RowError."""
     for span in _items(row, "resourceSpans", "scopeSpans", "spans"):
         yield from _of_span(span)
     for log in _items(row, "resourceLogs", "scopeLogs", "logRecords"):
@@ -38,7 +38,7 @@ def read(row: Part) -> Iterator[Record]:
 
 
 def _items(row: Part, *path: str) -> Iterator[Part]:
-    """The objects at the end of a path of lists."""
+    """Yield the objects at the end of a path of lists."""
     name, *rest = path
     for item in row[name].items:
         yield from _items(item, *rest) if rest else (item,)
@@ -60,7 +60,7 @@ def _of_span(span: Part) -> Iterator[Record]:
 
 
 def _of_event(name: str, attributes: Part, place: Part) -> Iterator[Record]:
-    """The calls or the score of an event, which happened in a span or names it."""
+    """Yield the calls or the score of an event. `place` is its span, or a record that names the span."""
     if name == _DETAILS:
         yield from _calls(attributes, place)
     elif name == _RESULT:
@@ -83,7 +83,7 @@ def _of_event(name: str, attributes: Part, place: Part) -> Iterator[Record]:
 
 
 def _error_of(span: Part, attributes: Part) -> str | None:
-    """Why a call failed; None where it did not."""
+    """Return why a call failed, or None."""
     status = span["status"] if isinstance(span["status"].value, Mapping) else Part(None, span.where)
     kind = attributes.text("error.type")
     if status["code"].value in (2, "STATUS_CODE_ERROR") or kind:
@@ -123,7 +123,7 @@ def _calls(attributes: Part, place: Part) -> Iterator[Record]:
     if error is not None:
         yield call
         return
-    # Since v0.1.0 the conventions have the reasons beside the messages, and not in them.
+    # Since v0.1.0 the conventions have the reasons next to the messages, not in them.
     beside = attributes["gen_ai.response.finish_reasons"].parsed.items
     others = chain((str(each.value) for each in beside), repeat(""))
     reasons = [own or other for (_, own), other in zip(answers, others, strict=False)]
@@ -134,7 +134,7 @@ def _calls(attributes: Part, place: Part) -> Iterator[Record]:
 
 
 def _messages(attribute: Part) -> list[tuple[Message, str]]:
-    """The messages of an attribute in OpenAI's form, each with its finish reason."""
+    """Return an attribute's messages in OpenAI's form, each with its finish reason."""
     made: list[tuple[Message, str]] = []
     for row in attribute.parsed.items:
         role = row["role"].value
@@ -146,7 +146,7 @@ def _messages(attribute: Part) -> list[tuple[Message, str]]:
 
 
 def _message_of_parts(role: str, parts: Part) -> list[Message]:
-    """A message of several parts; each result of a tool is a message of its own."""
+    """Return one message from several parts, and a separate message for each tool result."""
     contents: list[dict[str, Any]] = []
     thinking: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -180,13 +180,13 @@ def _message_of_parts(role: str, parts: Part) -> list[Message]:
 
 
 def _attributes(item: Part, name: str = "attributes") -> Part:
-    """`[{"key": …, "value": {"stringValue": …}}, …]` as an object."""
+    """Return `[{"key": …, "value": {"stringValue": …}}, …]` as an object."""
     pairs = item[name].items
     return Part({str(pair["key"].value): _value(pair["value"]) for pair in pairs}, item.where)
 
 
 def _value(given: Part) -> Any:
-    """A value of OTLP's JSON. Raises RowError for one of no known kind."""
+    """Return a value from OTLP's JSON. Raises RowError for an unknown kind."""
     if not given.object:
         return None
     kind, inner = next(iter(given.object.items()))

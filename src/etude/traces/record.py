@@ -1,4 +1,4 @@
-"""The entries of a log, whatever its format: calls of a model, scores, and what is left out."""
+"""The entries of a log in any format: model calls, scores, and left-out parts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SAMPLED = {
 }
 NO_MESSAGE = "an error without a message"
 _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
-"""From which size on a time is in nanoseconds, microseconds, milliseconds since 1970, and what divides it."""
+"""The smallest times in nano-, micro- and milliseconds since 1970, with their divisors to seconds."""
 
 
 class RowError(DatasetError):
-    """A row of a log is not as its format has it."""
+    """A row of a log breaks its format."""
 
     def __init__(self, where: str, problem: str) -> None:
         super().__init__(f"{where}: {problem}")
@@ -43,13 +43,13 @@ class RowError(DatasetError):
 
 @dataclass(frozen=True, slots=True)
 class LoggedCall:
-    """One call of a model."""
+    """One model call."""
 
     where: str
     """`file:line`."""
     messages: tuple[Message, ...]
     answer: Message | None
-    """None where the call failed."""
+    """None if the call failed."""
     tools: tuple[Tool, ...] = ()
     model: str = ""
     sampling: Sampling = PLAIN_SAMPLING
@@ -57,23 +57,23 @@ class LoggedCall:
     finish_reason: str = "stop"
     error: str | None = None
     began: float = 0.0
-    """In Unix seconds; 0 where that is not known."""
+    """In Unix seconds; 0 if unknown."""
     seconds: float = 0.0
     function: str = WORKFLOW
     id: str = ""
-    """By which scores name it; no two calls of a log have one."""
+    """The id that scores refer to, unique in a log."""
     trace: str = ""
-    """Calls of one trace are one chat."""
+    """Calls of one trace form one chat."""
     session: str = ""
-    """Only within a session does a trace go on with the chat of another."""
+    """A call only continues a chat of the same session."""
     is_whole: bool = False
-    """Whether the chats of a log are written whole, so that none goes on with another."""
+    """Whether the log has each chat whole, so that the call continues no other chat."""
     expected: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedScore:
-    """A number that somebody gave a call, or a whole trace."""
+    """A number that somebody gave to a call or a whole trace."""
 
     where: str
     name: str
@@ -85,7 +85,7 @@ class LoggedScore:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A part of a log that makes no chat."""
+    """A part of a log that forms no chat."""
 
     where: str
     reason: str
@@ -96,7 +96,7 @@ Record: TypeAlias = LoggedCall | LoggedScore | LeftOut
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A value in a row of a log, and where it stands."""
+    """A value in a row of a log, and its place."""
 
     value: Any
     where: str
@@ -105,12 +105,12 @@ class Part:
     """Its place in the row: `messages[0].role`."""
 
     def __getitem__(self, name: str) -> Part:
-        """A field of an object, which may be missing. Raises RowError."""
+        """Return a field of an object, which may be missing. Raises RowError."""
         return Part(self.object.get(name), self.where, f"{self.name}.{name}" if self.name else name)
 
     @property
     def object(self) -> Mapping[str, Any]:
-        """An object, which may be missing. Raises RowError."""
+        """The value as an object, empty if missing. Raises RowError."""
         if self.value is None:
             return {}
         if not isinstance(self.value, Mapping):
@@ -119,7 +119,7 @@ class Part:
 
     @property
     def items(self) -> list[Part]:
-        """The items of a list, which may be missing. Raises RowError."""
+        """The value as a list of parts, empty if missing. Raises RowError."""
         if self.value is None:
             return []
         if not isinstance(self.value, list | tuple):
@@ -128,7 +128,7 @@ class Part:
 
     @property
     def parsed(self) -> Part:
-        """The value where it is written as JSON text, or itself. Raises RowError."""
+        """The value, parsed if it is JSON text. Raises RowError."""
         if not isinstance(self.value, str) or self.value.strip()[:1] not in ("{", "["):
             return self
         try:
@@ -137,24 +137,24 @@ class Part:
             raise RowError(self.where, f"{self.name} is broken JSON: {error}") from error
 
     def text(self, *names: str) -> str:
-        """The first of these fields of an object that says something, as text."""
+        """Return the first non-empty one of these fields as text."""
         values = (self.object.get(name) for name in names)
         return next((str(value) for value in values if isinstance(value, str | int) and value != ""), "")
 
     def wrong(self, rule: str) -> RowError:
-        """The error for a value that breaks a rule."""
+        """Return the error for a value that breaks a rule."""
         return RowError(self.where, f"{self.name or 'the row'} {rule}, found {shown(self.value)}")
 
 
 def messages_of(rows: Part) -> tuple[Message, ...]:
-    """Messages in OpenAI's form. Raises RowError for one that is not."""
+    """Return messages in OpenAI's form. Raises RowError for an invalid one."""
     return tuple(map(message_of, rows.items))
 
 
 def message_of(row: Part, role: str | None = None) -> Message:
-    """A message in OpenAI's form, without what no model reads. Raises RowError.
+    """Return a message in OpenAI's form, without fields that no model reads. Raises RowError.
 
-    `role` is that of a message that does not say it.
+    `role` applies to a message that names none.
     """
     given, content = row.object, row.object.get("content")
     role = given.get("role", role)
@@ -182,7 +182,7 @@ def message_of(row: Part, role: str | None = None) -> Message:
 
 
 def tool_call(call: Part, id: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    """A call of a tool as OpenAI writes it. Raises RowError without a name."""
+    """Return a tool call in OpenAI's form. Raises RowError without a name."""
     if not isinstance(name, str) or not name:
         raise RowError(call.where, f"{call.name} must name its function, found {shown(name)}")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
@@ -190,7 +190,7 @@ def tool_call(call: Part, id: Any, name: Any, arguments: Any) -> dict[str, Any]:
 
 
 def tools_of(rows: Part) -> tuple[Tool, ...]:
-    """Tools in OpenAI's form, with or without `function` around what they are. Raises RowError."""
+    """Return tools in OpenAI's form, from rows with or without a `function` around them. Raises RowError."""
     tools = []
     for row in rows.items:
         named = row["function"] if "function" in row.object else row
@@ -203,7 +203,7 @@ def tools_of(rows: Part) -> tuple[Tool, ...]:
 
 
 def sampling_of(row: Part) -> Sampling:
-    """How a call was sampled, as far as a request says. Raises RowError for an impossible value."""
+    """Return a request's sampling settings. Raises RowError for an impossible value."""
     given = {ours: row.object[name] for name, ours in _SAMPLED.items() if row.object.get(name) is not None}
     try:
         return _SAMPLING.validate_python(given)
@@ -215,7 +215,7 @@ def sampling_of(row: Part) -> Sampling:
 
 
 def usage_of(prompt: Any, completion: Any) -> Usage:
-    """Counts of tokens; 0 for those that are not told."""
+    """Return the token counts; 0 for a missing one."""
     counts = (
         count if type(count) in (int, float) and 0 <= count < 2**53 else 0 for count in (prompt, completion)
     )
@@ -225,7 +225,7 @@ def usage_of(prompt: Any, completion: Any) -> Usage:
 def score_of(
     where: str, name: Any, value: Any, reason: Any = "", *, call: str = "", trace: str = ""
 ) -> LoggedScore | LeftOut:
-    """A score, or that it is none: names and yes or no count, words do not."""
+    """Return a score, or a LeftOut if it lacks a name or a finite number. Booleans count as numbers."""
     try:
         score = number(value)
     except ValueError:
@@ -236,9 +236,9 @@ def score_of(
 
 
 def time_of(part: Part) -> float:
-    """A time in Unix seconds: of text in ISO 8601, a time, or a number whose size tells its unit; 0 for none.
+    """Return a time in Unix seconds from ISO 8601, a datetime, or a number whose size shows its unit.
 
-    Raises RowError.
+    0 without a value. Raises RowError.
     """
     value = part.value
     if value is None or value == "":
@@ -256,18 +256,18 @@ def time_of(part: Part) -> float:
 
 
 def times_of(start: Part, end: Part) -> tuple[float, float]:
-    """When a call began, in Unix seconds, and the seconds that it took; 0 where that is not known."""
+    """Return when a call began, in Unix seconds, and its duration in seconds; 0 if unknown."""
     began, ended = time_of(start), time_of(end)
     return began, max(0.0, ended - began) if began and ended else 0.0
 
 
 def finish_reason_of(answer: Message | None) -> str:
-    """Why an answer ended, of a log that does not say so."""
+    """Return why an answer ended, for a log that does not say so."""
     return "tool_calls" if answer is not None and answer.get("tool_calls") else "stop"
 
 
 def choices_of(call: LoggedCall, answers: Sequence[tuple[Message, str]]) -> Iterator[LoggedCall | LeftOut]:
-    """The call with each of several answers; those after the first are chats of their own on its prompt."""
+    """Yield the call with each of several answers. Further ones are separate chats on its prompt."""
     for index, (message, reason) in enumerate(answers):
         answered = replace(call, answer=message, finish_reason=reason or "stop")
         if index:
@@ -277,7 +277,7 @@ def choices_of(call: LoggedCall, answers: Sequence[tuple[Message, str]]) -> Iter
 
 
 def shown(value: Any) -> str:
-    """A value in an error: short."""
+    """Return a short form of a value for an error."""
     if isinstance(value, Mapping):
         return f"an object with {', '.join(map(str, list(value)[:6])) or 'nothing in it'}"
     return kind_of(value) if isinstance(value, list) or value is None else f"{value!r:.60}"

@@ -1,1 +1,1 @@
-"""Running code that nobody has vouched for, in a process that can do next to nothing."""
+"""Running untrusted code, in a process that can do almost nothing."""

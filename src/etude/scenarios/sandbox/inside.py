@@ -1,10 +1,10 @@
 """The inside of the sandbox: confines this process, runs untrusted code in it, and reports how it ended.
 
-Nothing here imports from the rest of Etude: the process has the standard library only. The job comes first on
-standard input, and what follows it is the program's own. Reports go out on what was standard error, one JSON
-object to a line: first that this process is confined, then what calls gave, last how it ended. What the
-program does to the reports only makes its own result worse. What is not listed here is refused, system calls
-that the kernel has learnt since among it.
+Nothing here imports the rest of Etude: the process has only the standard library. The job comes first on
+standard input, followed by the program's own input. Reports go to the former standard error, one JSON object
+per line: first that this process is confined, then results of calls, last the end. If the program tampers
+with the reports, only its own result gets worse. Everything not listed here is refused, including system
+calls that the kernel has gained since.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CHANGE = (
     | FSAccess.REMOVE_DIR
 )  # fmt: skip
 _TRUNCATING = 3
-"""The first version of Landlock that can forbid to truncate files."""
+"""The first version of Landlock that can forbid truncating files."""
 
 _ALLOWED = """
 brk mmap munmap mremap mprotect madvise mincore msync mlock munlock membarrier open openat openat2 creat
@@ -70,7 +70,7 @@ getpriority getrlimit getrusage uname sysinfo getrandom exit exit_group wait4 wa
 _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _FCNTL = (*range(8), 36, 37, 38, 1030, 1031, 1032)
-"""Copies of descriptors, their flags, locks and pipes' sizes; not who gets signals about them."""
+"""Copies of descriptors, their flags, locks and pipe sizes, but not the receivers of their signals."""
 _INT = 0xFFFFFFFF
 """The bits of an argument that is an `int`."""
 _UNKNOWN = -1
@@ -78,13 +78,13 @@ _UNKNOWN = -1
 
 
 def confine(limits: Mapping[str, int], libraries: Sequence[str]) -> None:
-    """Give up everything that the job does not allow; the current folder is the one that may be written to.
+    """Give up everything that the job does not allow. Only the current folder stays writable.
 
-    Raises OSError where the kernel does not confine programs.
+    Raises OSError if the kernel does not confine programs.
     """
     os.environ.clear()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The soft limit's signal says what happened; the hard one ends a program that ignores it.
+    # The soft limit's signal tells the reason; the hard limit ends a program that ignores it.
     _limit(resource.RLIMIT_CPU, limits["cpu_seconds"], limits["cpu_seconds"] + 1)
     _limit(resource.RLIMIT_AS, limits["memory_bytes"])
     _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
@@ -104,13 +104,13 @@ def confine(limits: Mapping[str, int], libraries: Sequence[str]) -> None:
     for name in _ALLOWED.split():
         _permit(calls, name)
     _permit(calls, "clone", Arg(0, MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
-    # The C library tries it first, and takes clone where there is none.
+    # The C library tries it first, and falls back to clone if it is missing.
     _permit(calls, "clone3", action=pyseccomp.ERRNO(errno.ENOSYS))
     for name in ("kill", "tgkill"):
         _permit(calls, name, Arg(0, MASKED_EQ, _INT, os.getpid()))
-    # Reading limits is fine, setting them is not: there must be no new ones.
+    # The program may read limits, but not set new ones.
     _permit(calls, "prlimit64", Arg(2, EQ, 0))
-    # Only what shows in a file's size: the limits are about that.
+    # Only what shows in a file's size, because the limits count that.
     _permit(calls, "fallocate", Arg(1, MASKED_EQ, _INT, 0))
     _permit(calls, "prctl", Arg(0, MASKED_EQ, _INT, _PR_SET_NAME))
     for command in _FCNTL:
@@ -143,7 +143,7 @@ _ENDED = 0
 
 
 def main() -> None:
-    """Never returns."""
+    """Run the job from standard input and report its end. Never returns."""
     job: dict[str, Any] = json.loads(_read_exactly(int(_read_exactly(_HEADER_BYTES))))
     descriptor = os.dup(2)
     # Bound now, so that a program that changes these modules does not change the reports by mistake.
@@ -163,7 +163,7 @@ def main() -> None:
         report({"unconfined": str(error)})
         os._exit(_ENDED)
     report({"unconfined": None})
-    # What threads will have raised, in their order.
+    # Exceptions of threads, in their order.
     failed: list[BaseException] = []
 
     def note(arguments: threading.ExceptHookArgs) -> None:
@@ -177,7 +177,7 @@ def main() -> None:
 
 
 def _read_exactly(length: int) -> bytes:
-    """Not a byte more: the rest is for the program. Raises EOFError when there is less."""
+    """Read `length` bytes, and leave the rest to the program. Raises EOFError if there are fewer."""
     data = b""
     while len(data) < length:
         part = os.read(0, length - len(data))
@@ -195,7 +195,7 @@ def _run(job: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) ->
     sys.modules["__main__"] = module
     sys.path[:] = [path for path in sys.path if path and path not in sys.argv]
     sys.argv = [FILE]
-    # `site`, which brings these, is not loaded.
+    # `site`, which defines these, is not loaded.
     builtins.__dict__.update(exit=sys.exit, quit=sys.exit)
     exec(compile(source, FILE, "exec"), module.__dict__)
     if job["function"] is None:
@@ -215,7 +215,7 @@ def _run(job: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) ->
 
 
 def _find(module: types.ModuleType, name: str) -> Callable[..., Any]:
-    """The function of that name, or the method of a class called Solution, as some puzzles want it."""
+    """Return the named function, or the named method of a class Solution, as some puzzles want it."""
     holder = module if hasattr(module, name) else getattr(module, "Solution", None)
     if holder is None:
         raise NameError(f"there is no function '{name}'")
@@ -227,7 +227,7 @@ def _find(module: types.ModuleType, name: str) -> Callable[..., Any]:
 
 
 def _finish(failed: list[BaseException]) -> None:
-    """End as the interpreter ends a program: wait for threads, run hooks, flush."""
+    """End like the interpreter: wait for threads, run hooks, flush."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     if isinstance(sys.stdout, io.TextIOBase):
@@ -253,7 +253,7 @@ def _end_of(step: Callable[[], None]) -> dict[str, str]:
 
 
 def _describe(error: BaseException) -> str:
-    """`Type: message (line 3: the line)`, of the innermost line of the program."""
+    """Return `Type: message (line 3: the line)`, with the program's innermost line."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
     text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1:]
     what = text[0] if text else type(error).__name__

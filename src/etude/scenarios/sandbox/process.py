@@ -1,4 +1,4 @@
-"""The sandbox's process, in a folder of its own: started, fed, watched, and killed with all its children."""
+"""The sandbox's process in a private folder: started, fed, watched, and killed with all its children."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from etude.core.errors import EtudeError, MissingExtraError, RequestError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one run of a program. Raises RequestError for a bound that allows nothing.
+    """Limits for one run of a program. Raises RequestError for a limit that allows nothing.
 
-    Other processes, sockets, and files outside of the run's own folder are out of bounds always.
+    Other processes, sockets, and files outside the run's own folder are always forbidden.
     """
 
     wall_seconds: float = 10.0
-    """From start to end, the interpreter's own start included."""
+    """From start to end, including the interpreter's start."""
     cpu_seconds: int = 8
     memory_bytes: int = 512 * 1024**2
     """Address space."""
     output_bytes: int = 1024**2
-    """Of standard output, and as much again of values returned."""
+    """Standard output, and as much again for returned values."""
     file_bytes: int = 1024**2
-    """Of one file in the run's own folder, and of standard output too."""
+    """One file in the run's own folder, and standard output."""
     folder_bytes: int = 16 * 1024**2
-    """Of all files together; looked at often enough, not at every write, and at the end."""
+    """All files together. Checked frequently, not at every write, and at the end."""
     folder_entries: int = 256
     """Files and folders together."""
     open_files: int = 64
@@ -55,10 +55,10 @@ class Limits:
 
 
 def fits(folder: Path, limits: Limits, removed: Iterable[os.stat_result] = ()) -> bool:
-    """Whether what is in the folder, and what was `removed` and is still open, is within the limits.
+    """Return whether the folder's content, and open files that were `removed`, are within the limits.
 
-    A file with several names counts once as bytes. Looks at no more than it has to; what cannot be looked at
-    does not fit.
+    A file with several names counts its bytes once. Stops at the first excess. An unreadable folder does not
+    fit.
     """
     entries = size = 0
     seen = set[int]()
@@ -78,7 +78,7 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 
 def _entries(folder: Path) -> Iterator[os.stat_result]:
-    """The facts about each file and folder in a folder. Raises OSError for what is kept from view."""
+    """Yield the status of each file and folder in a folder. Raises OSError for unreadable ones."""
     pending = [folder]
     while pending:
         with contextlib.suppress(*_GONE), os.scandir(pending.pop()) as entries:
@@ -90,7 +90,7 @@ def _entries(folder: Path) -> Iterator[os.stat_result]:
 
 
 def _removed(pid: int) -> Iterator[os.stat_result]:
-    """The facts about files that a process has open and that have no name any more, where /proc tells."""
+    """Yield the status of a process's open files without a name, if /proc shows them."""
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
         for descriptor in descriptors:
             with contextlib.suppress(*_GONE):
@@ -100,7 +100,7 @@ def _removed(pid: int) -> Iterator[os.stat_result]:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, however deep and however unwilling what is in it."""
+    """Remove a folder with all its content, even if it is deep or write-protected."""
     pending, number = [folder], 0
     while pending:
         current = pending.pop()
@@ -108,12 +108,12 @@ def remove_tree(folder: Path) -> None:
             current.chmod(stat.S_IRWXU)
         entries: list[os.DirEntry[str]] = []
         with contextlib.suppress(OSError), os.scandir(current) as found:
-            entries = list(found)  # Unless it is gone already, or not to be looked into.
+            entries = list(found)  # Unless it is gone already, or unreadable.
         for entry in entries:
             try:
                 Path(entry.path).unlink()
             except OSError:
-                # A folder. It is moved up, because one that lies deep has no path short enough.
+                # A folder. It is moved up, because the path of a deep folder can be too long.
                 number += 1
                 moved = folder / f"{secrets.token_hex(8)}-{number}"
                 with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ def remove_tree(folder: Path) -> None:
 
 _START = "import sys; sys.path[:0] = sys.argv[1:]; from etude.scenarios.sandbox.inside import main; main()"
 _OPTIONS = ("-s", "-P", "-S", "-B", "-X", "utf8", "-c", _START)
-"""Isolated, but for one variable: `-I` would leave it out, and with it what makes a run repeat."""
+"""Isolated except for one variable. `-I` would ignore it, and runs would not repeat exactly."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 
 _CHUNK = 65536
@@ -138,23 +138,23 @@ _GRACE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The output of the process, and how it ended."""
+    """The process's output and its end."""
 
     reports: bytes
     output: bytes
     code: int | None
-    """The exit status; minus the number of the signal that ended it."""
+    """The exit status, or minus the number of the signal that ended it."""
     stopped: str | None
-    """The limit that it did not keep: `time`, `output`, `folder` or `cancelled`."""
+    """The limit that it exceeded, `time`, `output` or `folder`, or `cancelled`."""
     seconds: float
 
 
 async def run_process(job: bytes, stdin: bytes, limits: Limits) -> Exit:
-    """Start the inside of the sandbox with a job, and wait until it ends or has to be killed.
+    """Start the inside of the sandbox with a job, and wait until it ends or is killed.
 
-    Takes `limits.wall_seconds` at most, and a little to clean up. There are as many processes at a time
-    as processors, so that one does not use up another's time; the others wait. When it is cancelled, the
-    process is killed. Raises EtudeError when no process can be started.
+    Takes at most `limits.wall_seconds` and a little to clean up. As many processes run at a time as there are
+    processors, so that none uses up another's time; the others wait. Cancelling this kills the process.
+    Raises EtudeError if no process can be started.
     """
     # Not asyncio's own processes: a task that is cancelled while it starts one may never end.
     cancelled = threading.Event()
@@ -171,7 +171,7 @@ async def run_process(job: bytes, stdin: bytes, limits: Limits) -> Exit:
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    # They live as long as the program: a process is told to die with the thread that started it.
+    # Threads live as long as the program: a process is set to die with the thread that started it.
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sandbox")
 
 
@@ -196,7 +196,7 @@ def _run(job: bytes, stdin: bytes, limits: Limits, cancelled: threading.Event) -
 
 @functools.cache
 def _modules() -> tuple[str, ...]:
-    """The folders of what the inside imports. Raises RequestError where that is not there."""
+    """Return the folders of the inside's imports. Raises RequestError if they are missing."""
     if sys.platform != "linux":
         raise RequestError("the sandbox needs Linux: run Etude in a container, or check programs elsewhere")
     found = [importlib.util.find_spec(name) for name in ("pyseccomp", "landlock")]
@@ -225,7 +225,7 @@ def _process(folder: Path, given: IO[bytes], output: IO[bytes]) -> Iterator[subp
     try:
         yield process
     finally:
-        # The group outlives its leader as long as anyone is in it, and is gone otherwise.
+        # The group outlives its leader while it has any process, and is gone otherwise.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         assert process.stderr is not None
@@ -242,8 +242,7 @@ def _stopped(
     limits: Limits,
     cancelled: threading.Event,
 ) -> str | None:
-    """Collect the reports of a process until it ends; the limit that it did not keep, for which it has to be
-    killed, and None where it kept all."""
+    """Collect a process's reports until it ends. Returns the limit that it must be killed for, or None."""
     assert process.stderr is not None
     pipe, poll = process.stderr.fileno(), select.poll()
     poll.register(pipe, select.POLLIN)
@@ -260,7 +259,7 @@ def _stopped(
                 part = os.read(pipe, _CHUNK)
                 reports += part
                 is_open = bool(part)
-        else:  # It is ending, or it has closed the pipe to go on in silence.
+        else:  # It is ending, or it has closed the pipe to continue silently.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(wait)
         is_over = process.returncode is not None

@@ -16,15 +16,15 @@ from etude.scenarios.sandbox.process import Exit, Limits, run_process
 
 Status: TypeAlias = Literal["ok", "error", "timeout", "memory", "refused"]
 """`ok`: ran to its end; `error`: raised, crashed, exited with a status or wrote too much; `timeout`: took too
-long; `memory`: asked for more memory than allowed; `refused`: tried what the sandbox forbids."""
+long; `memory`: asked for more memory than allowed; `refused`: tried something that the sandbox forbids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The result of one call of a function: a value, or else why there is none."""
+    """The result of one function call: a value, or an error."""
 
     value: Any = None
-    """As JSON keeps it: a tuple comes as a list."""
+    """The value as JSON keeps it: a tuple becomes a list."""
     error: str | None = None
 
 
@@ -34,11 +34,11 @@ class SandboxResult:
 
     status: Status
     reason: str = ""
-    """One sentence for a person; empty when the status is `ok`."""
+    """One sentence for people; empty if the status is `ok`."""
     output: str = ""
-    """Standard output, up to the bound."""
+    """Standard output, up to the limit."""
     returned: tuple[Returned, ...] = ()
-    """Of `call_function`: the calls that came to an end, in their order."""
+    """For `call_function`: the finished calls, in order."""
     seconds: float = 0.0
     """Wall time."""
 
@@ -47,12 +47,11 @@ _SET_INSIDE = ("cpu_seconds", "memory_bytes", "file_bytes", "open_files")
 
 
 async def run_program(source: str, *, stdin: str = "", limits: Limits | None = None) -> SandboxResult:
-    """Run a Python program in a process of its own, with `stdin` as its standard input.
+    """Run a Python program in a separate process, with `stdin` as its standard input.
 
-    The program has the standard library and an empty folder to write to, and nothing else: no
-    network, no environment, no other processes, no other files. It never takes much longer than
-    `limits.wall_seconds`, whatever it does. Raises RequestError where the kernel cannot confine it, and
-    EtudeError when no process can be started.
+    The program has only the standard library and an empty folder to write to: no network, no environment, no
+    other processes, no other files. It never takes much longer than `limits.wall_seconds`. Raises
+    RequestError if the kernel cannot confine it, and EtudeError if no process can be started.
     """
     return await _run(source, None, (), stdin, limits or Limits())
 
@@ -60,10 +59,10 @@ async def run_program(source: str, *, stdin: str = "", limits: Limits | None = N
 async def call_function(
     source: str, function: str, calls: Sequence[Sequence[Any]], *, limits: Limits | None = None
 ) -> SandboxResult:
-    """Run a Python program, then call a function of it, or of its class `Solution`, with each of `calls`.
+    """Run a Python program, then call its function, or its class `Solution`'s, with each of `calls`.
 
-    One process makes all calls. Arguments and values are JSON. A call that raises is an error of that
-    call only (`SandboxResult.returned`); the status is then `ok` nevertheless. Otherwise as `run_program`.
+    One process makes all calls. Arguments and values are JSON. If a call raises, only that call has an error
+    (`SandboxResult.returned`), and the status stays `ok`. Otherwise like `run_program`.
     """
     return await _run(source, function, calls, "", limits or Limits())
 
@@ -98,14 +97,14 @@ async def _run(
     for report in reports:
         if report.call is not None:
             results.setdefault(report.call, Returned(report.value, report.error))
-    # Up to the first call that did not come to an end.
+    # Up to the first call that did not finish.
     done = next((index for index in range(len(calls)) if index not in results), len(calls))
     returned, output = tuple(results[index] for index in range(done)), ended.output.decode(errors="replace")
     return SandboxResult(status, reason, output, returned, ended.seconds)
 
 
 class _Report(BaseModel, extra="ignore", strict=True):
-    """A line from inside. The program may have written it, so that nothing in it is taken for granted."""
+    """A line from inside. The program may have written it, so nothing in it is trusted."""
 
     unconfined: str | None = None
     call: int | None = None
@@ -133,5 +132,5 @@ def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[St
     if ended.code > 0:
         return "error", f"it exited with status {ended.code}"
     last = next((report for report in reversed(reports) if report.end is not None), None)
-    # Without a last word it left through `os._exit(0)`.
+    # Without a last report, it left through `os._exit(0)`.
     return ("ok", "") if last is None or last.end is None else (last.end, last.reason)
