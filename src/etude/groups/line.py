@@ -63,7 +63,7 @@ class LineRules:
 
 
 class ModelLine:
-    """The jobs of one model at one backend: submits them, follows them, and adopts their weights."""
+    """The jobs of one model at one backend, from their submission to the adoption of their weights."""
 
     def __init__(
         self,
@@ -192,10 +192,10 @@ class ModelLine:
         return (await self.status(ref)).status is not TrainingStatusEnum.NOT_FOUND
 
     async def wait(self, ref: TrainingJobRef, seconds: float, poll_interval: float) -> TrainingJobStatus:
-        """Wait for the job to complete, and return its status. Passes the backend's message on as a warning.
+        """Wait for the job to complete, and return its status. Warn once with the backend's message, if any.
 
-        After `seconds`, asks the backend to cancel the job. Raises TrainingError if the job is cancelled
-        or ends without completing, and JobStillRunning if the backend does not cancel it.
+        After `seconds`, ask the backend to cancel the job. Raises TrainingError if the job is cancelled or
+        ends without completing, and JobStillRunning if the backend does not cancel it.
         """
         try:
             async with asyncio.timeout(seconds) as limit:

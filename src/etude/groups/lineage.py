@@ -77,7 +77,7 @@ class LineageEntry(BaseModel, frozen=True):
 
 
 class LineageLog:
-    """The journal of one model's jobs and versions. Each write returns after it is committed."""
+    """One model's jobs and versions in a journal. Each write returns after it is committed."""
 
     def __init__(self, journal: Journal, name: str) -> None:
         self._journal = journal

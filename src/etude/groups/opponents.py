@@ -27,7 +27,7 @@ from etude.store.versions import stored_at
 _PHASE = re.compile(r"(train|validation|warm-up)/[^/]+")
 
 MakeEngine = Callable[[ModelVersion | None], Awaitable[Engine]]
-"""Makes an engine that samples from a version. None stands for the model as configured."""
+"""A function that makes an engine for a version. None stands for the model as configured."""
 
 
 class OpponentPool(Engine):

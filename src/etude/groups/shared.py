@@ -67,9 +67,9 @@ class SharedModelGroup:
         line: ModelLine,
         protocol: Protocol | None = None,
     ) -> None:
-        """Create the group. `line` is the model with its engine and adapter; its rules are replaced.
+        """Create the group. `line` is the model with its engine and adapter.
 
-        The new rules follow the agents' settings. `protocol` is the protocol that the agents play, if any.
+        The agents' settings replace the line's rules. `protocol` is the protocol that they play, if any.
         Raises RequestError for agents of another group, not in the protocol, or with different settings.
         Raises CapabilityError for hyperparameters that the adapter does not support.
         """

@@ -84,7 +84,7 @@ def _terms_of(protocol: Callable[..., Any], values: Mapping[str, Any], *, has_pr
 
 @dataclass(frozen=True, slots=True)
 class ProofPayoff:
-    """A payoff for the verifier's right verdict, and for verdicts that agree with a prover's stance."""
+    """The payoff of the verifier for the right verdict, and of provers for verdicts on their side."""
 
     terms: Terms
     stances: Mapping[str, Stance]

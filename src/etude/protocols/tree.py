@@ -169,7 +169,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One prompt to one agent, and its answers. The other agents' answers so far are the same for each."""
+    """One prompt to one agent, and its answers. The others' answers up to this round are the same."""
 
     agent: str
     round: int
@@ -230,7 +230,7 @@ def as_yaml(transcript: Mapping[str, Any]) -> str:
 
 
 class _Show:
-    """Renders the nodes of one tree for a transcript."""
+    """The renderer of one tree's nodes for a transcript."""
 
     def __init__(self, record: EpisodeRecord, tree: EpisodeTree) -> None:
         self.tree = tree

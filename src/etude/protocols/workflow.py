@@ -140,7 +140,7 @@ async def play(
 
 
 class _Asker:
-    """Makes all model calls of one episode."""
+    """The source of answers from the agents' models, which makes all model calls of one episode."""
 
     def __init__(self, workflow: ProtocolWorkflow, episode: Episode) -> None:
         self._workflow = workflow
@@ -254,7 +254,7 @@ def _make(kind: str, name: str, known: Mapping[str, Any], arguments: Mapping[str
 
 
 class ProtocolReward(Evaluator):
-    """Scores a play by the total reward of one agent; a play that branched, by the value of its root."""
+    """The evaluator for an agent's total reward in a play, or the root's value if the play branched."""
 
     def __init__(self, agent: str) -> None:
         self.agent = agent
@@ -303,7 +303,7 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
 
 @register_workflow(config_type=ProtocolWorkflowConfig)
 async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Build the workflow. Raises RequestError for settings that do not fit, and for too many calls."""
+    """Build the workflow. Raises RequestError for unfit settings, and for more calls than `max_calls`."""
     protocol = find_protocol(config.protocol, config.arguments)
     widths = Widths.of(config.widths)
     calls, most = most_calls(protocol, widths), builder.config.eval.general.max_calls
@@ -326,7 +326,7 @@ async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) ->
 
 
 class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):
-    """Scores an agent by the sum of its payoffs in the protocol."""
+    """The total reward of an agent: the sum of its payoffs in the protocol."""
 
     agent: AgentRef
     """The agent, such as `verifier`."""
@@ -350,7 +350,7 @@ def accuracy(tree: EpisodeTree) -> float:
 
 
 class VerdictAccuracy(Evaluator):
-    """Scores a play by the probability of the right verdict."""
+    """The evaluator for the probability of the right verdict."""
 
     bounds = (0.0, 1.0)
 
@@ -360,7 +360,7 @@ class VerdictAccuracy(Evaluator):
 
 
 class VerdictAccuracyConfig(EvaluatorConfig, name="verdict_accuracy"):
-    """Scores 1 for the right verdict, and 0 for a wrong one or none."""
+    """The accuracy of the verdict: 1 if it is right, 0 if it is wrong or missing."""
 
 
 register_evaluator(config_type=VerdictAccuracyConfig)(made_by(lambda config: VerdictAccuracy()))

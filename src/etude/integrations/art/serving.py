@@ -81,7 +81,7 @@ class TrainingOptions(BaseModel, extra="forbid", frozen=True):
         return self
 
     def hyperparameters(self) -> Hyperparameters:
-        """Return the job's hyperparameters. As in ART, all trajectories have equal weight, in one step."""
+        """Return the job's hyperparameters. As in ART, one optimiser step weighs all trajectories equally."""
         low = self.epsilon or (_PPO_EPSILON if self.ppo else None)
         given: dict[str, Any] = {"clip_low": low, "clip_high": self.epsilon_high or low}
         if self.ppo is False:
@@ -133,7 +133,7 @@ class StepsBody(BaseModel):
 
 
 class ArtTrainings:
-    """Turns training requests into jobs. The step is in the database before its job is created."""
+    """The jobs for ART's training requests. A step is in the database before its job is created."""
 
     def __init__(self, server: ServerParts, art: ArtModels) -> None:
         self._server = server

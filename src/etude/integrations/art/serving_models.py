@@ -184,7 +184,7 @@ class ArtModels:
         return unused
 
     def _unused(self, connection: sa.Connection, served: set[str]) -> list[str]:
-        """Return the models in `served` that no step, no registered model and the server itself needs."""
+        """Return the models in `served` that neither a step, a registered model nor the server needs."""
         bases = set(connection.execute(sa.select(ART_MODELS.c.base)).scalars())
         still = {step.served for step in steps_of(connection)} | bases | {self._models.base.name}
         return sorted(served - still)

@@ -1,7 +1,7 @@
 """Trajectories in OpenPipe ART's JSON: groups, trajectories, messages and choices. Pure functions.
 
-The shapes match `art.trajectories` 0.4.11 and 0.5.17, which differ only in fields that the other ignores.
-A message that the model sampled is an OpenAI `Choice` with logprobs, and ART trains on it. Every other
+The shapes match `art.trajectories` 0.4.11 and 0.5.17. Each release ignores the fields that only the other
+has. A message that the model sampled is an OpenAI `Choice` with logprobs, and ART trains on it. Every other
 message is a plain dict.
 """
 

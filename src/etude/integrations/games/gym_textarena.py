@@ -38,7 +38,7 @@ from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
 Reader: TypeAlias = Callable[[str], Any]
-"""Converts an answer to an action. Raises ValueError with a message for the model."""
+"""A function that converts an answer to an action. Raises ValueError with a message for the model."""
 
 _MOST_NUMBERS = 256
 """The longest array shown as text. Longer arrays are usually pictures."""
@@ -56,8 +56,8 @@ class GymConfig(GameConfig, name="gym"):
     """`module:function` that converts an observation to text. Default: text, numbers and small arrays are
     shown as they are, and an environment that renders as `ansi` shows its rendering."""
     action: list[str] | dict[str, Any] | str | None = None
-    """The words for actions 0, 1, …; a mapping from words to actions; or `module:function`, which converts
-    the answer's text and raises ValueError. Default: the numbers of a discrete space, or the text itself."""
+    """The words for actions 0, 1, …; a mapping from words to actions; or `module:function`, which converts an
+    answer's text or raises ValueError. Default: the numbers of a discrete space, or the text itself."""
     invalid_penalty: FiniteFloat = Field(default=0.0, ge=0)
     """The penalty on the reward for each invalid action. The model is told, and asked again."""
     step_rewards: bool = False

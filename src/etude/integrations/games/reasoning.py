@@ -112,7 +112,7 @@ async def reasoning_gym_dataset(
 
 @register_workflow(config_type=ReasoningGymConfig)
 async def reasoning_gym(config: ReasoningGymConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Build the workflow. Raises MissingExtraError without reasoning-gym, RequestError for a bad task."""
+    """Build the workflow. Raises MissingExtraError without reasoning-gym, RequestError as `entries_of`."""
     name = f"reasoning-gym's {config.task}"
     await in_time(name, lambda: entries_of(config.task, config.config, 0), config.call_timeout)
     yield Workflow(config.task, ReasoningTask(config), config.timeout)

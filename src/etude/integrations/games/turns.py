@@ -192,9 +192,9 @@ _global_random = threading.Lock()
 
 
 class OwnRandom:
-    """Gives code that draws from Python's global random generator a separate, undisturbed stream.
+    """A separate random stream for code that draws from Python's global random generator.
 
-    Only one call at a time runs in the whole process.
+    Only one such call at a time runs in the whole process.
     """
 
     def __init__(self, seed: int | None) -> None:

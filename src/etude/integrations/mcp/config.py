@@ -22,7 +22,7 @@ class McpToolsConfig(ToolsConfig, name="mcp"):
     args: list[str] = Field(default_factory=list)
     """The program's arguments."""
     env: dict[str, SecretStr] = Field(default_factory=dict)
-    """Environment variables to add, such as `{KEY: "${KEY}"}`. Otherwise it has PATH, HOME and few more."""
+    """Environment variables, such as `{KEY: "${KEY}"}`. The program gets these, PATH, HOME and few more."""
     cwd: Path | None = None
     """The program's working folder. Default: the folder of the config file."""
     url: str | None = Field(default=None, pattern=r"^https?://")

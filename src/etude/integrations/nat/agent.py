@@ -29,7 +29,7 @@ from etude.rollout.episode import Episode
 
 
 class EtudeModelConfig(LLMBaseConfig, name="etude_model"):
-    """Replaces the trained entry of `llms` while episodes run. Not for config files."""
+    """The model that replaces the trained entry of `llms` while episodes run. Not for config files."""
 
     model_name: str = Field(description="The entry of `llms`.")
 

@@ -171,7 +171,7 @@ class EtudeTrainerAdapter(_StandIn[trainer_adapter.TrainerAdapter], TrainerAdapt
 
 
 class EtudeTrainer(Trainer):
-    """Trains epoch by epoch in a run folder. Repeating the command resumes a stopped run."""
+    """A trainer that runs Etude's loop in a run folder. Repeating the command resumes a stopped run."""
 
     def __init__(self, trainer_config: EtudeTrainerConfig, **kwargs: Any) -> None:
         super().__init__(trainer_config, **kwargs)

@@ -27,7 +27,7 @@ BASE_URL = "http://recorded.invalid/v1"
 API_KEY = "recorded"
 
 FunctionName = Callable[[], str]
-"""Returns the name of the agent's function that is running."""
+"""A function that returns the name of the agent's running function."""
 
 _speaker: ContextVar[Episode] = ContextVar("etude_nat_speaker")
 

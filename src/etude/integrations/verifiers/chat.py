@@ -38,7 +38,7 @@ _PLAIN = {
 
 
 def _program() -> dict[str, Any]:
-    """Execute the program's source, and return its namespace. `parse_args` reads the current segment's."""
+    """Execute the program's source, and return its namespace. `parse_args` returns a segment's arguments."""
     names: dict[str, Any] = {"__name__": "etude_chat_program"}
     exec(compile(CHAT_PROGRAM_SOURCE, "verifiers' chat program", "exec"), names)
     names["parse_args"] = _ARGUMENTS.get

@@ -97,7 +97,7 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
 
 @register_workflow(config_type=VerifiersWorkflowConfig)
 async def verifiers_workflow(config: VerifiersWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Build the workflow. Raises MissingExtraError without verifiers, RequestError for a bad environment."""
+    """Build the workflow. Raises MissingExtraError without verifiers, RequestError if building fails."""
     require_verifiers()
     from etude.integrations.verifiers.environment import Tasks
     from etude.integrations.verifiers.play import Player

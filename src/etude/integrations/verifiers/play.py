@@ -260,7 +260,7 @@ class Player:
 
 
 def _said(played: Any) -> Any:
-    """Return the last answer of each agent, as a list for several runs. A single agent's comes bare."""
+    """Return the last answer by agent, or the only agent's. An agent with several runs has a list."""
     replies: dict[str, list[str]] = defaultdict(list)
     for trace in played.traces:
         replies[trace.agent.name].append(trace.last_reply)
