@@ -1,4 +1,4 @@
-"""The agents of a group: the settings that they must agree on, and the data of a job from their episodes."""
+"""The agents of a group: the settings that they share, and a job's training data from their episodes."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _MOST_ALPHA = 1_000_000
 
 @checked_dataclass(frozen=True, slots=True, config=_STRICT)
 class ModelSettings:
-    """Everything that a shared model depends on. Raises RequestError for a value that no job can have.
+    """The model and training settings that the agents of a group share.
 
-    The most that a value can be is the bound of backends, and of what any model is as wide as.
+    Raises RequestError for an invalid value. The upper bounds match the limits of backends and models.
     """
 
     model_name: str
-    """The base model, as its backend or `llms` names it."""
+    """The name of the base model at its backend or in `llms`."""
     freeze_agent: bool = False
-    """Never train it."""
+    """Never train the model."""
     fine_tune_from_scratch: bool = False
     """Start each job from the base model."""
     dry_run: bool = False
-    """Make data sets, and submit nothing."""
+    """Build data sets, but submit no jobs."""
     min_rows: int = Field(default=1, ge=1)
-    """Fewer rows are too little to train on."""
+    """The minimum number of rows to train on."""
     num_epochs: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Times that a job goes over its data. None leaves it to the adapter's config."""
+    """Passes of a job over its data. None takes the value of the adapter's config."""
     rl_learning_rate: float | None = Field(default=None, gt=0, le=10)
-    """Learning rate of `dpo` and `grpo`. None leaves it to the adapter's config."""
+    """The learning rate of `dpo` and `grpo`. None takes the value of the adapter's config."""
     dpo_beta: float | None = Field(default=None, gt=0)
-    """How hard preferences pull away from the reference. None leaves it to the adapter's config."""
+    """How hard preferences pull away from the reference. None takes the value of the adapter's config."""
     lora_rank: int | None = Field(default=None, ge=0, le=100_000)
-    """Rank of the LoRA weights; 0 trains all weights. None leaves it to the adapter's config."""
+    """The rank of the LoRA weights; 0 trains all weights. None takes the value of the adapter's config."""
     lora_alpha_scale: float = Field(default=1.0, gt=0, le=10_000)
     """LoRA's alpha as a multiple of `lora_rank`."""
 
@@ -75,12 +75,12 @@ class ModelSettings:
 
     @property
     def lora_alpha(self) -> float | None:
-        """LoRA's alpha; None where all weights are trained, or the adapter's config says how."""
+        """LoRA's alpha; None when all weights are trained, or when the adapter's config decides."""
         return round(self.lora_rank * self.lora_alpha_scale, 6) if self.lora_rank else None
 
     @property
     def hyperparameters(self) -> JobHyperparameters:
-        """Those of these settings that travel with a job."""
+        """The settings that are sent with a job."""
         return JobHyperparameters(
             self.num_epochs, self.rl_learning_rate, self.dpo_beta, self.lora_rank, self.lora_alpha
         )
@@ -93,15 +93,15 @@ class GroupAgent:
     agent_name: str
     settings: ModelSettings
     shared_model_group: str | None = None
-    """The group that it belongs to; None for a group of its own, with its name."""
+    """The name of its group; None for a separate group with the agent's name."""
     may_decide: bool = False
-    """Whether it is a verifier, whose guesses can be replaced by the truth."""
+    """Whether the agent is a verifier, whose guesses can be replaced by the truth."""
 
 
 def agents_of_model(
     protocol: Protocol, policies: Mapping[str, str], model: str, group: str, settings: ModelSettings
 ) -> list[GroupAgent]:
-    """The agents of a protocol whose policy is `model`, as the agents of a group."""
+    """Return the agents of a protocol whose policy is `model`, as agents of the group."""
     return [
         GroupAgent(agent, settings, group, role.may_decide)
         for agent, role in protocol.agents.items()
@@ -110,9 +110,9 @@ def agents_of_model(
 
 
 def by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupAgent]:
-    """The agents of a group by name.
+    """Return the agents of a group by name.
 
-    Raises RequestError for no agents, two with one name, or one of another group.
+    Raises RequestError for no agents, two agents with the same name, or an agent of another group.
     """
     named: dict[str, GroupAgent] = {}
     for agent in agents:
@@ -130,7 +130,7 @@ def by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupAgent]:
 
 
 def agreed(group: str, agents: Mapping[str, GroupAgent]) -> ModelSettings:
-    """The settings that all agents have. Raises RequestError naming the first that they differ in."""
+    """Return the settings that all agents share. Raises RequestError with the first setting that differs."""
     first, *others = agents.values()
     settings = asdict(first.settings)
     for other in others:
@@ -155,11 +155,11 @@ class Step:
 
     episode: EpisodeRecord
     call: int
-    """Index of the call within the episode."""
+    """The index of the call in the episode."""
 
     @property
     def recorded(self) -> Call:
-        """The call. Raises RequestError when the episode has no such call, or it was not answered."""
+        """The recorded call. Raises RequestError if it is missing or was not answered."""
         recorded = next((call for call in self.episode.calls if call.index == self.call), None)
         if recorded is None or recorded.completion is None:
             raise RequestError(f"episode {self.episode.id!r} has no answered call {self.call}")
@@ -171,10 +171,10 @@ Steps = Mapping[str, Sequence[Step]]
 
 
 def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) -> list[list[Sample]]:
-    """Samples to imitate: each agent's part of its rollouts, and of others with the truth for the decision.
+    """Return samples to imitate: each agent's answers in `rollouts` and, with the truth, `guess_replaced`.
 
-    A rollout in which nobody decided has no guess to replace, and is left out. Raises RequestError for
-    rollouts that are of other models.
+    In the latter, the right verdict replaces the decision, and rollouts without a decision are left out.
+    Raises RequestError for rollouts with other models.
     """
     groups = [
         scored.samples() for agent, episodes in rollouts.items() for scored in _parts(agent, episodes, model)
@@ -186,9 +186,9 @@ def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) ->
 
 
 def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Pair]]:
-    """A preference of each positive step over the negative one in its place; equal answers are left out.
+    """Pair each positive step with the negative step at the same index. Equal answers are left out.
 
-    Raises RequestError for steps that do not belong together, or are of another model.
+    Raises RequestError for steps that do not match, or that another model answered.
     """
     if positive.keys() != negative.keys():
         raise RequestError(
@@ -210,10 +210,10 @@ def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Pair]]:
 
 
 def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: str) -> list[list[Sample]]:
-    """Each agent's part of its rollouts, in groups by agent and example.
+    """Return each agent's samples from its rollouts, grouped by agent and example.
 
-    `rewards` are by the ids of the episodes; None takes what the agent earned in the play. Raises
-    RequestError for an episode without a reward, or of another model.
+    `rewards` maps episode ids to rewards; None takes the agent's reward in the play. Raises RequestError for
+    an episode without a reward, or with another model.
     """
     groups: dict[tuple[str, str], list[Sample]] = {}
     for agent, episodes in rollouts.items():
@@ -229,7 +229,7 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
 
 
 def _number(rewards: Mapping[str, float], episode: str) -> float:
-    """The reward of an episode. Raises RequestError for one that is no finite number."""
+    """Return the reward of an episode. Raises RequestError if it is not a finite number."""
     with contextlib.suppress(ValueError):
         if math.isfinite(value := number(rewards[episode])):
             return value
@@ -237,9 +237,9 @@ def _number(rewards: Mapping[str, float], episode: str) -> float:
 
 
 def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterator[ScoredEpisode]:
-    """An agent's part of each episode; in a play with what it earned, elsewhere its calls and no reward.
+    """Yield an agent's part of each episode. In a play it has the agent's reward, otherwise the reward 0.
 
-    Raises RequestError when the agent's answers are of other models in all of the episodes.
+    Raises RequestError if other models gave all of the agent's answers.
     """
     parts: list[ScoredEpisode] = []
     answers: list[Call] = []
@@ -251,7 +251,7 @@ def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterato
             groups = by_agent([ScoredEpisode(episode, 0.0, branches)])
             parts += [part for group in groups for part in group if part.agent == agent]
             continue
-        # The function with the agent's name; where no call has it, all of them: it is the only agent.
+        # Calls of the function with the agent's name. If there are none, the agent is the only one.
         functions = (agent,) if any(call.function == agent for call in episode.calls) else _EVERY
         answers += [call for call in episode.calls if is_targeted(call, functions, None)]
         parts.append(ScoredEpisode(episode, 0.0, tuple(branches_of(episode, functions, model)), None, agent))
@@ -261,7 +261,7 @@ def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterato
 
 
 def _require_model(agent: str, answers: Sequence[Call], model: str) -> None:
-    """Raise RequestError unless one of an agent's answers is of the model."""
+    """Raise RequestError unless the model gave one of the agent's answers."""
     models = list(dict.fromkeys(call.model for call in answers))
     if model not in models:
         raise RequestError(

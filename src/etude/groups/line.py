@@ -1,4 +1,4 @@
-"""The line of a model: its versions, and the jobs that make the next one."""
+"""The version line of a model, and the jobs that make its next version."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from etude.store.journal import Journal
 from etude.telemetry.watchdog import Watchdog
 
 _LOOKS = 12
-"""At a job that was cancelled: for about ten seconds."""
+"""The number of status checks after a job was cancelled, over about ten seconds."""
 
 
 _AGAIN = "Resume the run, or make the job again of the same data,"
 
 
 def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
-    """Raise TrainingError for a job that failed, was cancelled or is not known to the backend."""
+    """Raise TrainingError unless the job is completed, with the reason that the backend gave."""
     if status.status is TrainingStatusEnum.COMPLETED:
         return
     reason = f": {status.message.rstrip('.')}" if status.message else ""
@@ -50,20 +50,20 @@ def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LineRules:
-    """Which jobs are submitted, and from which weights they start."""
+    """The rules for which jobs are submitted, and from which weights they start."""
 
     frozen: bool = False
-    """Submit nothing."""
+    """Submit no jobs."""
     dry_run: bool = False
-    """Prepare everything, and submit nothing."""
+    """Prepare the data, but submit no jobs."""
     min_rows: int = 1
-    """Fewer trajectories are too little to train on."""
+    """The minimum number of trajectories to train on."""
     from_scratch: bool = False
-    """Start each job from the base model and not from the last version."""
+    """Start each job from the base model instead of the last version."""
 
 
 class ModelLine:
-    """Submits the jobs of one model to one backend, follows them, and adopts the weights that they make."""
+    """The jobs of one model at one backend, from their submission to the adoption of their weights."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class ModelLine:
         watchdog: Watchdog | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        """`name` is unique within the run; `model` is the entry of `llms` that `engine` is.
+        """Create the line. `name` is unique in the run, and `model` is the entry of `llms` for `engine`.
 
-        What jobs cost is counted in `ledger`.
+        `ledger` counts the cost of jobs.
         """
         self.name = name
         self.model = model
@@ -90,22 +90,22 @@ class ModelLine:
         self.rules = rules or LineRules()
         self._hyperparameters = JobHyperparameters()
         self.version: ModelVersion | None = None
-        """The weights that are sampled from, where the backend says."""
+        """The version that the engine samples from; None when the backend does not report versions."""
         self._warn = warn
         self._watchdog = watchdog
         self._ledger = ledger
         self._warned: set[str] = set()
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
-        """Train with these in place of the adapter's. Raises CapabilityError for what it cannot take."""
+        """Train with these instead of the adapter's. Raises CapabilityError for unsupported ones."""
         self.adapter.use_hyperparameters(hyperparameters)
         self._hyperparameters = hyperparameters
 
     async def take_up(self, version: ModelVersion | None) -> None:
-        """Go on from `version`, or begin with what the backend has.
+        """Resume from `version`, or start from the backend's current version.
 
-        Raises CapabilityError when jobs cannot start from where the rules say, TrainingError when the
-        engine does not sample from `version`.
+        Raises CapabilityError if jobs cannot start from the weights that the rules ask for. Raises
+        TrainingError if the engine does not sample from `version`.
         """
         if self.rules.from_scratch:
             check_from_base(self._backend, self.adapter.capabilities())
@@ -118,7 +118,7 @@ class ModelLine:
             await self.sample_from(version)
 
     def reason_to_skip(self, rows: int) -> Skipped | None:
-        """Why nothing is submitted by the rules, whatever the backend is; None when something is."""
+        """Return why the rules forbid a job with this number of rows; None when they allow it."""
         if self.rules.frozen:
             return Frozen(reason=f"the model '{self.model}' is frozen")
         if rows < self.rules.min_rows:
@@ -129,11 +129,11 @@ class ModelLine:
         return None
 
     async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Start a job on the collection, or say why there is none: Frozen, DryRun, or another Skipped.
+        """Start a job on the collection, or return why there is none: Frozen, DryRun, or another Skipped.
 
-        It starts from the version that is sampled from (by the rules, from the base model), and makes one
-        with a number that no other version has had. Raises JobNameTakenError for the name of another job,
-        CapabilityError when the backend cannot start from there.
+        The job starts from the current version, or from the base model if the rules say so. Its new version
+        gets a number that no other version has had. Raises JobNameTakenError for the name of another job,
+        CapabilityError if the backend cannot start from that version.
         """
         skipped = self.reason_to_skip(len(collection))
         if skipped is not None:
@@ -147,7 +147,7 @@ class ModelLine:
                 raise JobNameTakenError(name, earlier.differences(data))
         number = self.log.newest() + 1 if earlier is None or earlier.number is None else earlier.number
         if start is not None and self.adapter.capabilities().versions:
-            # The backend's next job starts there, whatever it has done meanwhile.
+            # Make the backend's next job start there, whatever the backend has done meanwhile.
             check_way_back(self._backend, self.adapter.capabilities(), start.number, self.log.last())
             await self.adapter.restore(start)
         await self.adapter.count_from(number - 1)
@@ -167,18 +167,18 @@ class ModelLine:
             await self.log.take_back_job(name, earlier)
             self._forget_cost(name)
             if self.version is not None and start != self.version:
-                # Nothing is being trained after all: sampling goes on from where it was.
+                # No job was started: set the backend back to the version that is sampled from.
                 await self.adapter.restore(self.version)
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """The status of a job."""
+        """Return the status of a job, and record its end."""
         return await self.noted(ref, self.remembered(ref, await self.adapter.status(ref)))
 
     def remembered(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
-        """The status; of a job that its backend has forgotten, and whose weights were adopted: completed.
+        """Return the status, or completed if the backend has lost a job whose weights were adopted.
 
-        So it is after a kill between the adoption and the record of the epoch.
+        This happens after a kill between the adoption and the record of the epoch.
         """
         data = self.log.job(ref.run_id) if status.status is TrainingStatusEnum.NOT_FOUND else None
         entry = None if data is None or data.number is None else self.log.entry(data.number)
@@ -188,14 +188,14 @@ class ModelLine:
         return status.model_copy(update={"status": TrainingStatusEnum.COMPLETED, **made})
 
     async def is_known(self, ref: TrainingJobRef) -> bool:
-        """Whether the backend still has the job; an in-process job is gone with its process."""
+        """Return whether the job is known. A job in this process is lost when the process ends."""
         return (await self.status(ref)).status is not TrainingStatusEnum.NOT_FOUND
 
     async def wait(self, ref: TrainingJobRef, seconds: float, poll_interval: float) -> TrainingJobStatus:
-        """The status of the completed job; the backend's message about it is passed on, once.
+        """Wait for the job to complete, and return its status. Warn once with the backend's message, if any.
 
-        After `seconds` the backend is asked to cancel the job. Raises TrainingError when it is cancelled
-        then or does not end as completed, and JobStillRunning when the backend does not cancel it.
+        After `seconds`, ask the backend to cancel the job. Raises TrainingError if the job is cancelled or
+        ends without completing, and JobStillRunning if the backend does not cancel it.
         """
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -218,7 +218,7 @@ class ModelLine:
         return status
 
     async def _cancel(self, ref: TrainingJobRef, late: str, cause: TimeoutError) -> TrainingJobStatus:
-        """Ask the backend to cancel a job that is `late`; its status, if it is completed after all."""
+        """Cancel a job that is `late`. Return its status if it was completed after all, or else raise."""
         adapter = self.adapter
         await adapter.cancel(ref)
         status = await adapter.status(ref)
@@ -238,10 +238,10 @@ class ModelLine:
         ) from cause
 
     async def adopt(self, ref: TrainingJobRef, status: TrainingJobStatus) -> ModelVersion | None:
-        """Sample from the weights that a completed job made, once it is sure that they are new.
+        """Sample from a completed job's weights, after a check that they are new, and return their version.
 
-        Either the engine has them and the lineage says so, or everything is as it was. None when the
-        backend does not say what it made. Raises TrainingError, also where it promised to say.
+        On an error, the engine and the lineage keep the previous version. Returns None if the backend does
+        not report versions. Raises TrainingError if it should and does not, or if the check fails.
         """
         version = status.version
         if version is None and self.adapter.capabilities().versions:
@@ -270,15 +270,15 @@ class ModelLine:
         return version
 
     async def go_back(self, version: ModelVersion) -> None:
-        """Sample from an earlier version again, and have the next job start there, its optimiser too.
+        """Sample from an earlier version again, and start the next job from it and its optimiser state.
 
-        Raises TrainingError when the engine does not sample from it.
+        Raises TrainingError if the engine does not sample from it.
         """
         await self.adapter.restore(version)
         await self.sample_from(version)
 
     async def sample_from(self, version: ModelVersion) -> None:
-        """Have the engine sample from `version`. Raises TrainingError when it does not."""
+        """Make the engine sample from `version`. Raises TrainingError if it does not."""
         await self.engine.adopt(version)
         if self.engine.version != version.number:
             raise TrainingError(
@@ -289,7 +289,7 @@ class ModelLine:
         self.version = version
 
     def _forget_cost(self, name: str) -> None:
-        """Count nothing for a job that there is not."""
+        """Count no cost for a job that was not started."""
         if self._ledger is not None:
             self._ledger.end_job(self.model, name, 0)
 
@@ -303,14 +303,15 @@ class ModelLine:
         return f"'{self.adapter.adapter_config.type_name}'"
 
     async def noted(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
-        """The status; the version number of a job that ended without one is free again.
+        """Record the end of a job, and return its status.
 
-        Once it has ended, what it took counts in place of what it might have taken, where the backend says.
+        The tokens that the backend reports replace the ledger's estimate. The version number of a job that
+        made no version becomes free.
         """
         if self._ledger is not None and status.status.is_final:
             tokens = status.metrics.get("trained_tokens")
             if status.status is TrainingStatusEnum.FAILED and tokens is None:
-                tokens = 0  # No backend charges for these.
+                tokens = 0  # No backend charges for failed jobs.
             if tokens is not None:
                 self._ledger.end_job(self.model, ref.run_id, int(tokens))
         if status.status.is_final and status.status is not TrainingStatusEnum.COMPLETED:

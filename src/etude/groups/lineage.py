@@ -1,4 +1,4 @@
-"""Lineage: the job and data behind each version of a model, and whether a version is new and in use."""
+"""Lineage: the job and data that made each version of a model, and the check that a version is new."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class JobData(BaseModel, frozen=True):
-    """The data of a job, and where it starts from."""
+    """The data of a job, and the version that it starts from."""
 
     method: Method
     rows: int
-    """Trajectories."""
+    """The number of trajectories."""
     data_hash: str
-    """Hash of all of them, in order."""
+    """The hash of all trajectories, in order."""
     parent: int | None = None
-    """Number of the version that it started from, where the backend says."""
+    """The number of the version that the job started from; None if the backend does not report it."""
     hyperparameters: dict[str, Any] = Field(default_factory=dict)
-    """Those that its maker gave; the others are as the adapter's config has them."""
+    """The hyperparameters given with the job. The adapter's config sets the others."""
     number: int | None = None
-    """Of the version that it makes; None once it is known that it makes none."""
+    """The number of the version that the job makes; None after the job ended without one."""
 
     @classmethod
     def of(
@@ -40,7 +40,7 @@ class JobData(BaseModel, frozen=True):
         parent: ModelVersion | None,
         hyperparameters: JobHyperparameters,
     ) -> JobData:
-        """The data of a job that trains on `collection` from `parent`."""
+        """Describe a job that trains on `collection` from `parent`."""
         return cls(
             method=collection.method,
             rows=len(collection),
@@ -50,7 +50,7 @@ class JobData(BaseModel, frozen=True):
         )
 
     def differences(self, asked: JobData) -> list[str]:
-        """In which ways a job that is asked for differs from this one, in words."""
+        """Return how a requested job differs from this one, in words."""
         differences = []
         if asked.data_hash != self.data_hash:
             differences.append("other data")
@@ -64,64 +64,64 @@ class JobData(BaseModel, frozen=True):
 
 
 class LineageEntry(BaseModel, frozen=True):
-    """One version, and the job, the data and the metrics that made it."""
+    """One version, with its job, its data and its training metrics."""
 
     version: ModelVersion
     job: TrainingJobRef
     data: JobData | None = None
     """None for a job that was submitted elsewhere."""
     metrics: dict[str, Any] = Field(default_factory=dict)
-    """Of the training, as the backend reports them."""
+    """The training metrics that the backend reported."""
     timestamp: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    """When it was adopted: ISO 8601, UTC."""
+    """The time of adoption: ISO 8601, UTC."""
 
 
 class LineageLog:
-    """The steps of one model's line in a journal. All writes return when they are committed."""
+    """One model's jobs and versions in a journal. Each write returns after it is committed."""
 
     def __init__(self, journal: Journal, name: str) -> None:
         self._journal = journal
         self._prefix = f"groups/{name}/"
 
     async def add_job(self, run_id: str, data: JobData) -> None:
-        """Note the data of a job that is about to be submitted."""
+        """Store the data of a job before it is submitted."""
         await self._journal.put(f"{self._prefix}jobs/{run_id}", data.model_dump(mode="json"))
 
     def job(self, run_id: str) -> JobData | None:
-        """The data of a job; None when none of that name is noted."""
+        """Return the data of the job with this name; None when there is none."""
         return self._read(f"jobs/{run_id}", JobData)
 
     async def take_back_job(self, run_id: str, earlier: JobData | None) -> None:
-        """Undo `add_job` for a job that was not made; `earlier` is the one that had the name before."""
+        """Undo `add_job` for a job that was not made. `earlier` is the previous job with the same name."""
         if earlier is not None:
             await self.add_job(run_id, earlier)
         else:
             await self._journal.forget(f"{self._prefix}jobs/{run_id}")
 
     async def release(self, run_id: str) -> None:
-        """Note that a job makes no version: its number can be another's."""
+        """Free the version number of a job that makes no version."""
         data = self.job(run_id)
         if data is not None and data.number is not None:
             await self.add_job(run_id, data.model_copy(update={"number": None}))
 
     def newest(self) -> int:
-        """The highest number that a version has, or will have by a job that was submitted; 0 for none."""
+        """Return the highest number of any version, including versions of submitted jobs; 0 for none."""
         promised = (job.get("number") or 0 for _, job in self._journal.scan(f"{self._prefix}jobs/"))
         return max(self.last(), max(promised, default=0))
 
     def last(self) -> int:
-        """The highest number of a version that was adopted; 0 for none."""
+        """Return the highest number of an adopted version; 0 for none."""
         key = self._journal.last_key(f"{self._prefix}lineage/")
         return 0 if key is None else int(key.rpartition("/")[2])
 
     async def add(self, entry: LineageEntry) -> None:
-        """Note a version that was adopted; one that is noted stays as it is."""
+        """Store an adopted version. An entry that exists stays as it is."""
         if self.entry(entry.version.number) is None:
             key = self._prefix + _key(entry.version.number)
             await self._journal.put(key, entry.model_dump(mode="json"))
 
     def check(self, entry: LineageEntry) -> None:
-        """Raise TrainingError when other weights have the number of the version."""
+        """Raise TrainingError if other weights already have the version's number."""
         version = entry.version
         known = self.entry(version.number)
         if known is not None and known.version.digest != version.digest:
@@ -132,39 +132,39 @@ class LineageLog:
             )
 
     def entry(self, number: int) -> LineageEntry | None:
-        """The entry of a version; None when it has none."""
+        """Return the entry of a version; None when there is none."""
         return self._read(_key(number), LineageEntry)
 
     def entries(self) -> list[LineageEntry]:
-        """All versions after the base, oldest first."""
+        """Return the entries of all versions after the base, oldest first."""
         return [
             LineageEntry.model_validate(value) for _, value in self._journal.scan(f"{self._prefix}lineage/")
         ]
 
     async def forget_after(self, number: int) -> None:
-        """Forget the versions above a number, which are made again; their jobs keep their numbers."""
+        """Delete the entries above a number, whose versions are made again. Their jobs keep their numbers."""
         for entry in reversed(self.entries()):
             if entry.version.number > number:
                 await self._journal.forget(self._prefix + _key(entry.version.number))
 
     async def forget_base(self) -> None:
-        """Forget the weights that the line began with: they are made again."""
+        """Delete the record of the first weights, which are made again."""
         await self._journal.forget(f"{self._prefix}base")
 
     async def add_base(self, version: ModelVersion) -> None:
-        """Note the weights that the line begins with."""
+        """Store the weights that the line starts with."""
         await self._journal.put(f"{self._prefix}base", version.model_dump(mode="json"))
 
     def base(self) -> ModelVersion | None:
-        """The weights that the line began with."""
+        """Return the weights that the line started with."""
         return self._read("base", ModelVersion)
 
     async def put_state(self, state: dict[str, Any]) -> None:
-        """Keep a group's state."""
+        """Store the state of a group."""
         await self._journal.put(f"{self._prefix}state", state)
 
     def state(self) -> dict[str, Any] | None:
-        """The group's state as it was kept last."""
+        """Return the group's last stored state; None when there is none."""
         state: dict[str, Any] | None = self._journal.get(f"{self._prefix}state")
         return state
 
@@ -180,9 +180,9 @@ def _key(number: int) -> str:
 def check_changed(
     before: ModelVersion | None, after: ModelVersion, job: str, start: ModelVersion | None = None
 ) -> None:
-    """Raise TrainingError unless the job made new weights, under a number that follows that of `before`.
+    """Raise TrainingError unless the job made new weights with a higher version number than `before`.
 
-    `start` is the version that the job started from, where that is not `before`.
+    `start` is the version that the job started from, if it is not `before`.
     """
     if before is None:
         return

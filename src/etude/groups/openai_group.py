@@ -1,4 +1,4 @@
-"""The group of agents that are reached through the OpenAI SDK, and trained through any adapter."""
+"""The model group with Neural Interactive Proofs' interface to OpenAI's API and the language-model server."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class OpenAiSharedModelGroup(SharedModelGroup):
 
     @property
     def language_model_client(self) -> LanguageModelClient:
-        """The client that controls the server's engine. Raises CapabilityError where there is no server."""
+        """The client that controls the server's engine. Raises CapabilityError if there is no server."""
         if not isinstance(self.line.adapter, LmServerAdapter):
             raise CapabilityError(f"group '{self.group_name}' does not train at a language-model server")
         return self.line.adapter.server
 
     @cached_property
     def openai_client(self) -> AsyncOpenAI:
-        """The client of the OpenAI API: the adapter's, or one for the environment's key."""
+        """The client of the OpenAI API: the adapter's, or one with the key from the environment."""
         if isinstance(self.line.adapter, OpenAiJobs):
             return self.line.adapter.client
         from openai import AsyncOpenAI
@@ -53,22 +53,22 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         return AsyncOpenAI()
 
     async def train(self) -> None:
-        """Put the engine of a language-model server away, where its adapter has `free_engine`."""
+        """Unload the engine of the language-model server, if its adapter sets `free_engine`."""
         adapter = self.line.adapter
         trains = self.is_trainable and not self.settings.dry_run
         if trains and isinstance(adapter, LmServerAdapter) and adapter.adapter_config.free_engine:
             await adapter.put_engine_away()
 
     async def eval(self) -> None:
-        """Have the engine sample from the current model."""
+        """Make the engine sample from the current model."""
         if isinstance(self.line.adapter, LmServerAdapter):
             await self.line.adapter.bring_engine_back()
         await super().eval()
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
-        """Wait until the backend answers, and at a language-model server check its version too.
+        """Wait until the backend answers. For a language-model server, check its version too.
 
-        Raises TimeoutError after `timeout` seconds, ServerVersionError.
+        Raises TimeoutError after `timeout` seconds, ServerVersionError for another major version.
         """
         if isinstance(self.line.adapter, LmServerAdapter):
             await self.line.adapter.server.wait_for_ready(timeout)
@@ -85,7 +85,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         return await super()._submit(data)
 
     async def _make_fine_tune_api_call_openai(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
-        """Make the job at OpenAI. Raises CapabilityError for a method that the API does not have."""
+        """Make the job at OpenAI. Raises CapabilityError for a method that the API does not support."""
         return await self.line.submit(fine_tune_dataset)
 
     async def _make_fine_tune_api_call_lm_server(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
@@ -93,11 +93,11 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         return await self.line.submit(fine_tune_dataset)
 
     async def _get_openai_fine_tune_job(self) -> FineTuningJob:
-        """The job as the OpenAI API reports it. Raises TrainingJobNotFoundClientError."""
+        """Return the job as the OpenAI API reports it. Raises TrainingJobNotFoundClientError."""
         return await self._fine_tune_job("openai")
 
     async def _get_lm_server_fine_tune_job(self) -> FineTuningJob:
-        """The job as the language-model server reports it. Raises TrainingJobNotFoundClientError."""
+        """Return the job as the language-model server reports it. Raises TrainingJobNotFoundClientError."""
         return await self._fine_tune_job("lm_server")
 
     async def _fine_tune_job(self, client: ClientType) -> FineTuningJob:

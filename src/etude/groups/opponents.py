@@ -1,4 +1,4 @@
-"""Opponents: a seat that earlier versions of a trained model play, drawn anew for each episode."""
+"""Opponents: earlier versions of a trained model that play one agent, drawn anew for each episode."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from etude.store.versions import stored_at
 _PHASE = re.compile(r"(train|validation|warm-up)/[^/]+")
 
 MakeEngine = Callable[[ModelVersion | None], Awaitable[Engine]]
-"""Makes an engine that samples from a version; None is the model as the config has it."""
+"""A function that makes an engine for a version. None stands for the model as configured."""
 
 
 class OpponentPool(Engine):
-    """Plays a seat with earlier versions of a model, one for each episode.
+    """An engine that samples each episode from one earlier version of a model.
 
-    The pool of a phase (an epoch, a validation) is journalled when its first episode asks, and the draw
-    follows from the run's seed and the episode's id: a resumed run draws the same.
+    The first episode of a phase (an epoch, a validation) journals the phase's pool. The draw depends on the
+    run's seed and the episode's id alone, so a resumed run draws the same version.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class OpponentPool(Engine):
         target: str | None,
         make: MakeEngine,
     ) -> None:
-        """`name` is the entry of `llms`; `target` is the name of the trained model in a run of several."""
+        """Create the pool of the entry `name` of `llms`. `target` names the target, in a run with several."""
         self.name = name
         self.config = config
         self._journal = journal
@@ -54,25 +54,25 @@ class OpponentPool(Engine):
         self._lineage = None if journal is None else LineageLog(journal, target or config.of)
         self._make = make
         self.outside: ModelVersion | None = None
-        """Who plays where nothing is trained; None is the model as the config has it."""
+        """The version that plays outside of training and validation; None is the model as configured."""
         self._engines: dict[int, Engine] = {}
         self._pools: dict[str, list[ModelVersion]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def version(self) -> int:
-        """That of the model as the config has it: which one answers is said by each answer."""
+        """The number of the configured model, 0. Each answer carries the number of its version."""
         return 0
 
     async def complete(self, request: ChatRequest) -> Completion:
-        """Sample from the version that the request's episode has drawn."""
+        """Sample from the version drawn for the request's episode."""
         version = await self.drawn(request.conversation)
         engine = await self._engine(version)
         completion = await engine.complete(request)
         return replace(completion, model_version=0 if version is None else version.number)
 
     async def adopt(self, version: ModelVersion) -> None:
-        """Raises EngineError: what is drawn is not trained."""
+        """Raise EngineError, because an opponent is not trained."""
         raise EngineError(
             f"llms.{self.name} plays versions of '{self.config.of}', and cannot be trained itself"
         )
@@ -83,7 +83,7 @@ class OpponentPool(Engine):
         await asyncio.gather(*(engine.close() for engine in engines.values()))
 
     async def drawn(self, episode: str) -> ModelVersion | None:
-        """The version that plays in an episode; None is the model as the config has it."""
+        """Return the version that plays in an episode; None is the model as configured."""
         match = _PHASE.match(episode)
         if match is None:
             return self.outside
@@ -93,7 +93,7 @@ class OpponentPool(Engine):
         return generator(self._seed, "opponents", self.name, episode).choice(versions)
 
     def members(self, phase: str = "train") -> list[ModelVersion]:
-        """The versions that may be drawn in a phase that begins now, oldest first."""
+        """Return the versions that can be drawn in a phase that starts now, oldest first."""
         if self._lineage is None or (base := self._lineage.base()) is None:
             return []
         made = [entry.version for entry in self._lineage.entries() if entry.version.number > base.number]
@@ -125,7 +125,7 @@ class OpponentPool(Engine):
             return self._engines[number]
 
     async def let_go(self, keep: Iterable[ModelVersion]) -> None:
-        """Close the engines of versions that are not in `keep`, and of no validation."""
+        """Close all engines except those for `keep` and for the base version, which validations use."""
         base = None if self._lineage is None else self._lineage.base()
         kept = {version.number for version in keep} | {0 if base is None else base.number}
         gone = [self._engines.pop(number) for number in [*self._engines] if number not in kept]
@@ -134,8 +134,8 @@ class OpponentPool(Engine):
 
 @register_llm(config_type=OpponentsConfig)
 async def opponents(config: OpponentsConfig, builder: Builder) -> AsyncIterator[OpponentPool]:
-    """The pool of an entry. Raises RequestError where the model is not trained, CapabilityError where earlier
-    versions of it cannot be sampled."""
+    """Build the pool of an entry. Raises RequestError if the model is not trained, and CapabilityError if
+    its earlier versions cannot be sampled."""
     name = next(name for name, llm in builder.config.llms.items() if llm is config)
     block, llm = builder.config.finetuning, builder.config.llms[config.of]
     targets: dict[str | None, str | None] = {target.model: each for each, target in block.targets.items()}
@@ -169,7 +169,7 @@ async def opponents(config: OpponentsConfig, builder: Builder) -> AsyncIterator[
 
 
 def _embedded(current: Any, version: ModelVersion | None, llm: Any, builder: Builder) -> Engine:
-    """An engine of its own for a version: what is trained is in memory once more, the rest is shared."""
+    """Build an engine for a version. Only the trained weights are copied; the others are shared."""
     from etude.inference.embedded import EmbeddedEngine
 
     policy = current.policy.twin()

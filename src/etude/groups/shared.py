@@ -45,7 +45,7 @@ _STATUSES: dict[TrainingStatusEnum, JobStatus] = {
 }
 
 JobResult: TypeAlias = TrainingJobRef | Skipped
-"""The job that was made; or why there is none: `Frozen`, `DryRun`, or `Skipped` for too little data."""
+"""The job that was made, or the reason for none: `Frozen`, `DryRun`, or `Skipped` for too little data."""
 
 _LOG = logging.getLogger("etude.groups")
 _POLL = 0.5
@@ -54,10 +54,10 @@ _RETRY = "-retry-"
 
 
 class SharedModelGroup:
-    """Agents that share one model. It is fine-tuned on the data of all of them.
+    """Agents that share one model, which is fine-tuned on the data of all of them.
 
-    Every job and every switch is journalled under the group's name: a group of that name in another process
-    goes on from there.
+    Every job and every switch is journalled under the group's name. A group with the same name in another
+    process continues from the journal.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class SharedModelGroup:
         line: ModelLine,
         protocol: Protocol | None = None,
     ) -> None:
-        """`line` is the model with its engine and adapter; its rules become those of the agents.
+        """Create the group. `line` is the model with its engine and adapter.
 
-        `protocol` is the one that the agents play, if any. Raises RequestError when the agents do not belong
-        together: of another group, not in the protocol, or different in anything that the model depends on;
-        CapabilityError for hyperparameters of their settings that the adapter cannot take.
+        The agents' settings replace the line's rules. `protocol` is the protocol that they play, if any.
+        Raises RequestError for agents of another group, not in the protocol, or with different settings.
+        Raises CapabilityError for hyperparameters that the adapter does not support.
         """
         self.group_name = group_name
         self.agent_wholes: Mapping[str, GroupAgent] = by_name(group_name, agent_wholes)
@@ -93,45 +93,45 @@ class SharedModelGroup:
             line.use_hyperparameters(settings.hyperparameters)
         self._state = SharedModelGroupState()
         self._is_given = False
-        """Whether the state is one that `set_state` was given, and not the journal's."""
+        """Whether the state was passed to `set_state` and does not come from the journal."""
         self._is_taken_up = False
-        """Whether model and backend are at the state's version."""
+        """Whether the engine and the backend are at the state's version."""
         self._last: JobResult | None = None
 
     @property
     def is_trainable(self) -> bool:
-        """Whether the model can be trained: not frozen, and somewhere to train it."""
+        """Whether the model can be trained: it is not frozen, and the adapter supports a method."""
         return not self.settings.freeze_agent and bool(self.line.adapter.capabilities().methods)
 
     @property
     def model_name(self) -> str:
-        """The current model: the base model, or a fine-tuned one."""
+        """The name of the current model: the base model or a fine-tuned one."""
         return self._state.fine_tuned_model_name or self.settings.model_name
 
     @property
     def lora_alpha(self) -> float | None:
-        """The alpha of the LoRA weights: their rank times its scale. None where the settings have no rank."""
+        """LoRA's alpha: `lora_rank` times `lora_alpha_scale`. None when the settings have no rank."""
         return self.settings.lora_alpha
 
     @property
     def max_message_rounds(self) -> int:
-        """The most rounds of the protocol. Raises RequestError when there is none."""
+        """The maximum number of rounds of the protocol. Raises RequestError if there is no protocol."""
         if self.protocol is None:
             raise RequestError(f"group '{self.group_name}' plays no protocol")
         return self.protocol.max_rounds
 
     @property
     def num_epochs(self) -> int | None:
-        """Times that a job goes over its data; None when the adapter's config says."""
+        """The passes of a job over its data; None when the adapter's config decides."""
         return self.settings.num_epochs
 
     @property
     def rl_learning_rate(self) -> float | None:
-        """The learning rate of reinforcement learning and DPO; None when the adapter's config says."""
+        """The learning rate of GRPO and DPO; None when the adapter's config decides."""
         return self.settings.rl_learning_rate
 
     def agent_ids_and_names(self) -> Iterable[tuple[int, str]]:
-        """The id and the name of each agent. An id is the agent's index in the protocol, from 0."""
+        """Return the id and name of each agent. The id is the agent's index in the protocol, from 0."""
         order = list(self.agent_wholes if self.protocol is None else self.protocol.agents)
         return ((order.index(name), name) for name in self.agent_wholes)
 
@@ -141,17 +141,16 @@ class SharedModelGroup:
         guess_replaced_rollouts: Rollouts = _NOTHING,
         job_name: str | None = None,
     ) -> JobResult:
-        """Make a job that imitates what each agent said in its rollouts.
+        """Make a job that imitates each agent's answers in its rollouts.
 
         Args:
-            rollouts_per_agent: finished episodes, for each agent those that it is to imitate.
-            guess_replaced_rollouts: further episodes, for verifiers only: their decision is replaced by
-                the truth.
-            job_name: names the job, and is with its content its idempotency key; made from the data by
-                default.
+            rollouts_per_agent: finished episodes for each agent to imitate.
+            guess_replaced_rollouts: further episodes, for verifiers only. The truth replaces their decision.
+            job_name: the name of the job. Name and content are its idempotency key. The default name is
+                derived from the data.
 
-        Raises JobNameTakenError for the name of another job, and RequestError for an agent that is not of
-        the group, or no verifier where one is needed.
+        Raises JobNameTakenError for the name of another job. Raises RequestError for an agent outside the
+        group, or for replaced guesses of an agent that is not a verifier.
         """
         self._require_own(rollouts_per_agent)
         self._require_own(guess_replaced_rollouts)
@@ -167,9 +166,9 @@ class SharedModelGroup:
         negative_examples_per_agent: Steps,
         job_name: str | None = None,
     ) -> JobResult:
-        """Make a DPO job of pairs of steps: for each agent, the first is preferred to the second.
+        """Make a DPO job from pairs of steps. Each positive step is preferred to the negative one.
 
-        The steps of a pair answer the same prompt. Raises RequestError for those that do not.
+        Raises RequestError if the steps of a pair answer different prompts.
         """
         self._require_own(positive_examples_per_agent)
         data = dpo_data(positive_examples_per_agent, negative_examples_per_agent, self.line.model)
@@ -181,27 +180,27 @@ class SharedModelGroup:
         rewards: Mapping[str, float] | None = None,
         job_name: str | None = None,
     ) -> JobResult:
-        """Make a GRPO job of rollouts, each agent's compared with its others on the same example.
+        """Make a GRPO job that compares each agent's rollouts on the same example.
 
-        `rewards` are by the ids of the episodes; by default they are what the agent earned in the play.
+        `rewards` maps episode ids to rewards. By default, the agent's reward in the play is taken.
         """
         self._require_own(rollouts_per_agent)
         data = grpo_data(rollouts_per_agent, rewards, self.line.model)
         return await self._make_fine_tune_api_call(data, "grpo", job_name)
 
     async def get_fine_tune_job_status(self) -> JobStatus:
-        """The status of the last job; `not_found` when there is none, or the backend does not know it."""
+        """Return the status of the last job; `not_found` if there is none or the backend has lost it."""
         await self._take_up()
         ref = self._state.fine_tune_job
         return "not_found" if ref is None else _STATUSES[(await self.line.status(ref)).status]
 
     async def fine_tune_job_failed(self) -> bool:
-        """Whether there is a job that failed, was cancelled or is lost, and should be made again."""
+        """Return whether the last job failed, was cancelled or is lost, and should be made again."""
         status = await self.get_fine_tune_job_status()
         return self._state.fine_tune_job is not None and status in ("failed", "cancelled", "not_found")
 
     async def get_fine_tune_job_error_repr(self) -> str:
-        """The backend's reason why the last job failed, or why there is none; may be empty."""
+        """Return the backend's reason why the last job failed, or why there is none. May be empty."""
         await self._take_up()
         ref = self._state.fine_tune_job
         if isinstance(self._last, Skipped):
@@ -211,19 +210,19 @@ class SharedModelGroup:
         return (await self.line.status(ref)).message or ""
 
     async def wait_for_fine_tune_job(self, timeout: float = 86400.0, poll_interval: float = 10.0) -> None:  # noqa: ASYNC109
-        """Wait until the last job is completed; at once when there is none to wait for.
+        """Wait until the last job is completed. Return at once if there is no job.
 
-        Raises TrainingError when it ends otherwise, or not within `timeout` seconds.
+        Raises TrainingError if the job fails, or is cancelled after `timeout` seconds.
         """
         await self._take_up()
         if self._state.fine_tune_job is not None:
             await self.line.wait(self._state.fine_tune_job, timeout, poll_interval)
 
     async def switch_to_next_model(self) -> ModelVersion | None:
-        """Sample from the weights that the last job made; the version that is sampled from now.
+        """Sample from the weights that the last job made, and return the current version.
 
-        It happens whole or not at all, and is journalled. After a job that was skipped the version
-        stays as it is. Raises TrainingError when the job did not succeed, or made nothing new.
+        The switch is atomic and journalled. After a skipped job, the version stays the same. Raises
+        TrainingError if the job did not succeed or made no new weights.
         """
         await self._take_up()
         ref, now = self._state.fine_tune_job, self.line.version
@@ -237,30 +236,30 @@ class SharedModelGroup:
         status = await self.line.status(ref)
         require_completed(ref, status)
         made, is_hosted = status.version, isinstance(self.line.adapter, OpenAiJobs)
-        # After a state that says so, the model that the job made is sampled from already.
+        # After `set_state` with the job's model, the engine already samples from it.
         if not is_hosted or made is None or now is None or made.location != now.location:
             await self.line.adopt(ref, status)
         await self._keep(self._state.model_copy(update={"version": self.line.version}))
         return self.line.version
 
     def lineage(self) -> list[LineageEntry]:
-        """The versions since the base, oldest first, with the job, the data and the metrics of each."""
+        """Return the versions after the base, oldest first, each with its job, data and metrics."""
         return self.line.log.entries()
 
     def get_state(self) -> SharedModelGroupState:
-        """The state."""
+        """Return the group's current state."""
         return self._state
 
     def get_state_dict(self) -> dict[str, Any]:
-        """The state as JSON."""
+        """Return the group's current state as JSON."""
         return self._state.model_dump(mode="json")
 
     def set_state(self, checkpoint: SharedModelGroupState | dict[str, Any]) -> None:
-        """Go on from a state: the next episodes and the next job are from its version.
+        """Continue from a state: the next episodes and the next job use its version.
 
-        States of Neural Interactive Proofs are understood too. The next call that needs the model takes the
-        state up, and journals it: `wait_for_ready`, `eval`, a job, or `switch_to_next_model`. Raises
-        RequestError for what is no state, and then changes nothing.
+        States of Neural Interactive Proofs are accepted too. The next call that needs the model applies the
+        state and journals it: `wait_for_ready`, `eval`, a job, or `switch_to_next_model`. Raises
+        RequestError for an invalid state, and then changes nothing.
         """
         state = read_state(checkpoint)
         if isinstance(state, HostedState):
@@ -276,18 +275,18 @@ class SharedModelGroup:
         self._last = state.fine_tune_job
 
     async def train(self) -> None:
-        """Prepare for training: free the memory of sampling, where both do not fit."""
+        """Prepare for training. Subclasses can free the memory of the sampling engine here."""
 
     async def eval(self) -> None:
-        """Prepare for sampling: have the engine sample from the current model."""
+        """Prepare for sampling: make the engine sample from the current model."""
         await self._take_up()
         if self._state.version is not None:
             await self.line.sample_from(self._state.version)
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
-        """Wait until the backend answers, then take up the state: the one given, or the journal's.
+        """Wait until the backend is healthy, then apply the given state, or the journal's.
 
-        Logs what it waits for. Raises TimeoutError after `timeout` seconds.
+        Logs a warning while it waits. Raises TimeoutError after `timeout` seconds.
         """
         adapter, who = self.line.adapter, f"group '{self.group_name}'"
         backend = f"the training backend '{adapter.adapter_config.type_name}'"
@@ -297,7 +296,7 @@ class SharedModelGroup:
                     why = f": {adapter.unhealthy_because}" if adapter.unhealthy_because else ""
                     told = f"{who} waits up to {timeout:g} s for {backend}, which is not healthy{why}"
                     _LOG.warning("%s", told)
-                    # A server in another process sends no event when it has started.
+                    # A server in another process sends no event when it becomes healthy.
                     while not await adapter.is_healthy():  # noqa: ASYNC110
                         await asyncio.sleep(min(_POLL, timeout))
                     _LOG.warning("%s goes on: %s is healthy", who, backend)
@@ -310,7 +309,7 @@ class SharedModelGroup:
         await self._take_up()
 
     async def _take_up(self) -> None:
-        """Go on from the state, once: the one given, or the journal's."""
+        """Apply the given state, or the journal's, once."""
         if self._is_taken_up:
             return
         kept = self.line.log.state()
@@ -323,11 +322,11 @@ class SharedModelGroup:
         if self._is_given:
             version = self._state.version
             if version is not None and version.number and self.line.log.entry(version.number) is None:
-                # It was made elsewhere, and its number is taken.
+                # The version was made elsewhere. Add it to the lineage, so that its number stays taken.
                 backend = self.line.adapter.adapter_config.type_name
                 made_by = TrainingJobRef(run_id=version.location, backend=backend)
                 await self.line.log.add(LineageEntry(version=version, job=made_by))
-            # A job that was made elsewhere has no number, and gets one when it is done.
+            # A job that was made elsewhere has no version number yet, and gets one when it is done.
             await self.line.adapter.count_from(self.line.log.newest())
             await self._keep(self._state)
         self._is_given, self._is_taken_up = False, True
@@ -341,7 +340,7 @@ class SharedModelGroup:
     async def _make_fine_tune_api_call(
         self, fine_tune_dataset: Sequence[Sequence[TrainingUnit]], method: Method, job_name: str | None = None
     ) -> JobResult:
-        """Submit the data set as a job, or say why there is none."""
+        """Submit the data set as a job, or return why there is none."""
         data = TrajectoryCollection(trajectories=fine_tune_dataset, run_id=job_name or "", method=method)
         result: JobResult | None = self.line.reason_to_skip(len(data))
         if result is None:
@@ -354,17 +353,17 @@ class SharedModelGroup:
         return result
 
     async def _submit(self, data: TrajectoryCollection) -> JobResult:
-        """Make the job at the backend."""
+        """Submit the job to the backend."""
         return await self.line.submit(data)
 
     def _name_of(self, data: TrajectoryCollection) -> str:
-        """The name of a job that was given none: another one for other content."""
+        """Return the default name of a job, which is different for different content."""
         start = None if self.settings.fine_tune_from_scratch else self.line.version
         content = content_hash([data_hash(data), self.settings.hyperparameters.given()])
         return f"{self.group_name}-from-v{0 if start is None else start.number}-{content[:12]}"
 
     async def _attempt(self, job_name: str) -> str:
-        """The name of a job's next attempt: the same one until it has failed."""
+        """Return the name of a job's next attempt. It changes only after the last attempt failed."""
         ref = self._state.fine_tune_job
         last = "" if ref is None else ref.run_id
         if last != job_name and not last.startswith(f"{job_name}{_RETRY}"):
@@ -375,10 +374,10 @@ class SharedModelGroup:
         return f"{job_name}{_RETRY}{int(attempt) + 1}"
 
     async def _keep(self, state: SharedModelGroupState) -> None:
-        """Journal the state; only then it is the group's."""
+        """Journal the state, then make it the group's state."""
         await self.line.log.put_state(state.model_dump(mode="json"))
         self._state = state
 
 
 PureTextSharedModelGroup = SharedModelGroup
-"""The name that it has in Neural Interactive Proofs."""
+"""The class's name in Neural Interactive Proofs."""

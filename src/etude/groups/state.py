@@ -1,4 +1,4 @@
-"""The state of a group, and reading one: its own, or that of Neural Interactive Proofs."""
+"""The state of a group, and the parser for Etude's and Neural Interactive Proofs' states."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from etude.groups.line import ModelLine
 
 
 class SharedModelGroupState(BaseModel, frozen=True):
-    """The state of a group, from which it goes on in another process."""
+    """The state of a group, from which another process can continue."""
 
     fine_tune_job: TrainingJobRef | None = None
-    """The last job that was made."""
+    """The last job; None before the first."""
     version: ModelVersion | None = None
-    """The weights that are sampled from; None is the base model, before anything else is known."""
+    """The version that the engine samples from; None for the base model, until a version is known."""
 
     @property
     def fine_tune_job_id(self) -> str | None:
@@ -34,16 +34,16 @@ class SharedModelGroupState(BaseModel, frozen=True):
 
 
 _NO_JOBS = ("dummy_job_id", "frozen_job_id", "insufficient_data_job_id")
-"""Stand for a job in Neural Interactive Proofs when nothing was submitted."""
+"""The job ids that Neural Interactive Proofs uses when nothing was submitted."""
 _NO_MODEL = "dummy_model_name"
-"""Stands for the model of a dry run there, which was never trained."""
+"""The model name that Neural Interactive Proofs uses in a dry run, where no model was trained."""
 
 
 class HostedState(BaseModel, frozen=True):
-    """A state of Neural Interactive Proofs, by the names that an API has for job and model."""
+    """A state of Neural Interactive Proofs, with the API's names for the job and the model."""
 
     fine_tune_job_id: str | None = Field(default=None, min_length=1)
-    """The last job; None when there was none."""
+    """The last job; None before the first."""
     fine_tuned_model_name: str | None = Field(default=None, min_length=1)
     """The fine-tuned model; None for the base model."""
 
@@ -64,9 +64,9 @@ class HostedState(BaseModel, frozen=True):
 
 
 def read_state(checkpoint: object) -> SharedModelGroupState | HostedState:
-    """The state in a checkpoint: a state, a dataclass, or a dict.
+    """Return the state in a checkpoint, which is a state, a dataclass or a dict.
 
-    Raises RequestError that names the keys that are not those of a state.
+    Raises RequestError with the unknown keys if it is not a state.
     """
     if isinstance(checkpoint, SharedModelGroupState):
         return checkpoint
@@ -92,9 +92,9 @@ def read_state(checkpoint: object) -> SharedModelGroupState | HostedState:
 
 
 def by_own_names(state: HostedState, base: str, line: ModelLine) -> SharedModelGroupState:
-    """The state with a version's number: the one that the lineage knows the model by, or the next.
+    """Convert the state to Etude's. The version's number comes from the lineage, or is the next free one.
 
-    `base` is the base model. Raises RequestError where the line's adapter has no such jobs and models.
+    `base` is the base model. Raises RequestError if the line's adapter does not use a fine-tuning API.
     """
     adapter, job, model = line.adapter, None, state.fine_tuned_model_name
     if not isinstance(adapter, OpenAiJobs):

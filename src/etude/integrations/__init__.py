@@ -1,1 +1,1 @@
-"""Guests, each behind its extra. They register themselves; nothing below knows them."""
+"""Optional integrations, each with an extra. They register themselves, and no lower package imports them."""

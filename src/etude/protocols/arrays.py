@@ -1,7 +1,7 @@
-"""Episode trees as arrays, for analysis: one row for each way that a play went.
+"""Episode trees as arrays, for analysis: one row for each path through a tree.
 
-The keys and shapes are those of Neural Interactive Proofs' rollouts. Sizes: B rows, R rounds of the
-longest protocol, A agents, C channels. numpy is imported when the first arrays are made.
+The keys and shapes match the rollouts of Neural Interactive Proofs. Sizes: B rows, R rounds of the
+longest schedule, A agents, C channels. numpy is imported when the first arrays are made.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from etude.protocols.tree import EpisodeTree, Node
 
 
 class Rollouts:
-    """Finished episodes of one protocol. Letters in names are axes: Batch, Round, Agent, Channel."""
+    """Finished episodes of one protocol. Capitals in array names are axes: Batch, Round, Agent, Channel."""
 
     def __init__(self, rows: Sequence[tuple[EpisodeRecord, EpisodeTree, Node]]) -> None:
-        """`rows` are episodes with their trees and a leaf each, of one protocol: `of` sees to that."""
+        """Keep `rows`: an episode, its tree and one leaf each. `of` checks that they share one protocol."""
         self.rows = rows
         self._rounds = max((tree.max_rounds for _, tree, _ in rows), default=0)
 
     @classmethod
     def of(cls, records: Iterable[EpisodeRecord]) -> Rollouts:
-        """The rollouts of episodes; failed ones are left out.
+        """Return the rollouts of the episodes that did not fail.
 
-        Raises RequestError when anything else than one protocol was played.
+        Raises RequestError if an episode played no protocol, or if the protocols differ.
         """
         finished = [
             (record, EpisodeTree.from_json(record.output)) for record in records if not record.failure
@@ -39,14 +39,14 @@ class Rollouts:
         return cls([(record, tree, leaf) for record, tree in finished for leaf in tree.leaves()])
 
     def to_arrays(self) -> dict[str, Any]:
-        """Nested arrays; texts are objects, None where there is none.
+        """Return the episodes as nested arrays. Text has the dtype object, with None for missing text.
 
         - `round`, `y`, `datapoint_id`, `prover_stance`, every input of the example, `padding` (rounds after
           the end): (B, R)
         - `message_history`, `message_agent_id` (-1: nobody): (B, R, R, C); `raw_message_history`:
-          (B, R, R, A): everything said before the round of the second axis
+          (B, R, R, A): all messages before the round of the second axis
         - `agents`: `decision` (codes of `code_of`), `continuous_decision`: (B, R, A)
-        - `next`: `agents.reward` (B, R, A), earned by the round
+        - `next`: `agents.reward` (B, R, A), the reward earned by the round
 
         Raises RequestError without rows, MissingExtraError without numpy.
         """
@@ -93,14 +93,14 @@ class Rollouts:
         }
 
     def _full(self, value: Any, *axes: Sized) -> Any:
-        """An array of batch, round and further axes, of the type that `value` has: objects for None."""
+        """Return an array filled with `value`, of shape (B, R, *axes). For None the dtype is object."""
         import numpy as np
 
         shape = (len(self.rows), self._rounds, *map(len, axes))
         return np.full(shape, value, dtype=object if value is None else type(value))
 
     def _repeated(self, values: list[Any], dtype: type = object) -> Any:
-        """An array of batch and round, with the same value in all rounds of a row."""
+        """Return an array of shape (B, R) with one value for each row, the same in all of its rounds."""
         import numpy as np
 
         return np.repeat(np.fromiter(values, dtype, len(values))[:, None], self._rounds, axis=1)

@@ -1,4 +1,4 @@
-"""Decisions, and the scales that they are given on."""
+"""Decisions, and the scales on which agents give them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ NEITHER = 3
 
 VERDICTS: tuple[Verdict, Verdict] = (REJECT, ACCEPT)
 WORDS = {REJECT: "reject", ACCEPT: "accept", UNDECIDED: "undecided", NEITHER: "neither"}
-"""The codes of decisions, in words."""
+"""The word for each code of a decision."""
 
 
 def sign(verdict: Verdict) -> int:
-    """1 for accept, -1 for reject."""
+    """Return 1 for accept, -1 for reject."""
     return 1 if verdict == ACCEPT else -1
 
 
 def code_of(decision: float | None) -> int:
-    """0 reject, 1 accept, 2 no decision, 3 neither, of a decision in [-1, 1]."""
+    """Return the code of a decision in [-1, 1]: 0 reject, 1 accept, 2 no decision (None), 3 neither (0)."""
     if decision is None:
         return UNDECIDED
     return ACCEPT if decision > 0 else REJECT if decision < 0 else NEITHER
@@ -38,13 +38,13 @@ def code_of(decision: float | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The answers that count as a decision: text and value in [-1, 1], from reject to accept."""
+    """The answers that count as a decision. Each option is a text and a value from -1 (reject) to 1."""
 
     name: str
     options: tuple[tuple[str, float], ...]
 
     def __post_init__(self) -> None:
-        """Raises RequestError for texts that are equal or not in lower case, and values out of order."""
+        """Check the options. Raises RequestError for equal texts, upper case, and values out of order."""
         texts = [text for text, _ in self.options]
         values = [value for _, value in self.options]
         if len(set(texts)) != len(texts) or any(not text or text != text.strip().lower() for text in texts):
@@ -68,14 +68,14 @@ class Scale:
         return tuple(value for _, value in self.options)
 
     def strongest(self, verdict: Verdict) -> str:
-        """The text that accepts, or rejects, without reserve."""
+        """Return the option text that accepts or rejects most strongly."""
         return self.options[-1 if verdict == ACCEPT else 0][0]
 
     def read(self, text: str) -> float | None:
-        """The value of a text that starts with one of the options; None when it does not.
+        """Return the value of the option that the text starts with, or None.
 
-        Case, quotes and emphasis do not matter, `7/10` is 7, and an echo such as `accept or reject?` is
-        not a decision.
+        Case, quotes and emphasis do not matter. `7/10` is 7. An echo such as `accept or reject?` is not a
+        decision.
         """
         answer = text.lstrip(_MARKS).lower()
         for option, value in sorted(self.options, key=lambda option: -len(option[0])):
@@ -99,7 +99,7 @@ ACCEPT_REJECT = Scale("accept_reject", (("reject", -1.0), ("accept", 1.0)))
 
 
 def _out_of(most: int, name: str) -> Scale:
-    """The whole numbers from 0 to `most`, with `most / 2` for neither."""
+    """Return the scale of whole numbers from 0 to `most`, with `most / 2` for neither."""
     return Scale(name, tuple((str(number), 2 * number / most - 1) for number in range(most + 1)))
 
 
@@ -122,7 +122,7 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
 
 
 def scale_named(name: str) -> Scale:
-    """Raises RequestError for an unknown name, with the nearest known one."""
+    """Return the scale with this name. Raises RequestError for an unknown name, with the nearest one."""
     if name not in SCALES:
         raise RequestError(f"there is no decision scale '{name}'" + alternatives(name, SCALES))
     return SCALES[name]

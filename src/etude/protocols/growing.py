@@ -1,4 +1,4 @@
-"""Growing an episode tree: how wide it branches, and round by round along all branches at once."""
+"""The growth of an episode tree: its branching widths, and the play of each round on all branches at once."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from etude.protocols.tree import EpisodeTree, Node, Rejected
 _TOLERANCE = 1e-9
 
 Width: TypeAlias = int | Sequence[int]
-"""Answers for each turn; a list gives them by round, and its last number holds for the rounds after it."""
+"""The number of answers for each turn. A list gives it by round, and its last number serves later rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """How many answers are sampled for each turn. 1 everywhere is a rollout, k everywhere branches at each
-    answer, and `[k, 1]` in the first round only. Agents of one round branch one at a time: the k answers
-    of each are crossed with those of the others, which makes k * k ways to go on for two of them."""
+    """The number of answers sampled for each turn. 1 everywhere is a rollout, k everywhere branches at each
+    turn, and `[k, 1]` branches in the first round only. Agents of one round branch one at a time: their
+    answers are crossed, so two agents with k answers each make k * k branches."""
 
     default: tuple[int, ...] = (1,)
-    """By round, for agents that are not in `by_agent`."""
+    """The widths by round, for agents that are not in `by_agent`."""
     by_agent: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @classmethod
     def of(cls, widths: Widths | Width | Mapping[str, Width]) -> Widths:
-        """Widths for all agents, or by agent, with 1 for those that are left out.
+        """Return the widths for all agents, or by agent, with 1 for agents that are left out.
 
-        Raises RequestError for a width that is no whole number of at least 1.
+        Raises RequestError for a width that is not a whole number of at least 1.
         """
         if isinstance(widths, Widths):
             return widths
@@ -47,19 +47,19 @@ class Widths:
         return cls(default=_by_round(widths))
 
     def at(self, agent: str, number: int) -> int:
-        """Answers of an agent in round `number`, from 0."""
+        """Return the number of answers for an agent in round `number`, counted from 0."""
         by_round = dict(self.by_agent).get(agent, self.default)
         return by_round[min(number, len(by_round) - 1)]
 
     def check_agents(self, agents: Collection[str]) -> None:
-        """Raises RequestError for an agent that is not there."""
+        """Raise RequestError if the widths name an agent that is not in `agents`."""
         for agent, _ in self.by_agent:
             if agent not in agents:
                 raise RequestError(f"widths: there is no agent '{agent}'" + alternatives(agent, agents))
 
 
 def most_calls(protocol: Protocol, widths: Widths, retries: int = 0) -> int:
-    """The most model calls that a play can take, when nobody decides early."""
+    """Return the maximum number of model calls of a play, when nobody decides early."""
     most = 0
     for schedule in protocol.schedules:
         calls, plays = 0, 1
@@ -72,7 +72,7 @@ def most_calls(protocol: Protocol, widths: Widths, retries: int = 0) -> int:
 
 
 def branches(protocol: Protocol, widths: Widths, agents: Collection[str]) -> bool:
-    """Whether one of the agents can have a turn that is answered more than once."""
+    """Return whether a turn of one of the agents is sampled more than once."""
     return any(
         turn.agent in agents and widths.at(turn.agent, number) > 1
         for schedule in protocol.schedules
@@ -92,7 +92,7 @@ def _by_round(width: Width) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt to the agent of a turn."""
+    """A prompt for the agent of a turn."""
 
     turn: Turn
     prompt: Sequence[Message]
@@ -100,7 +100,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class FinalAnswer:
-    """The answer that counts, well-formed or not, and those before it that did not."""
+    """The final answer to a question, well-formed or not, and the rejected answers before it."""
 
     call: int
     text: str
@@ -110,17 +110,17 @@ class FinalAnswer:
 
 
 class Answers(typing.Protocol):
-    """Answers the turns of a play: the agents' models, or a script."""
+    """A source of answers for the turns of a play: the agents' models, or a script."""
 
     async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
-        """The answers to the questions of a round, in their order."""
+        """Return the answers to the questions of a round, in their order."""
 
 
 @dataclass
 class Play:
-    """One play of a protocol on an example, along all of its branches.
+    """One play of a protocol on an example, with all of its branches.
 
-    Raises EpisodeError when the scenario's truth or stance is no verdict.
+    Raises EpisodeError if the scenario's truth or stance is not a verdict.
     """
 
     protocol: Protocol
@@ -128,11 +128,11 @@ class Play:
     example: Example
     answers: Answers
     key: int
-    """Seed of the play's own draws: the schedule, the stance and the order of channels."""
+    """The seed for the play's draws: the schedule, the stance and the order of channels."""
     widths: Widths = field(default_factory=Widths)
 
     def __post_init__(self) -> None:
-        """Draw what the scenario and the protocol leave open."""
+        """Draw the schedule, and the stance unless the scenario sets it."""
         stance: int | None = self.scenario.stance(self.example)
         if stance is None:
             stance = fold(self.key, "side") % 2
@@ -143,10 +143,11 @@ class Play:
         self._guess = functools.cache(lambda turn: answer_for(self.scenario, turn, self._truth))
 
     async def grow(self) -> EpisodeTree:
-        """Play to the end. All branches take their round together.
+        """Play to the end. All branches play each round together.
 
         So the order of the questions does not depend on which model answers first, and a resumed play asks
-        the same questions. Raises what `answers` raises, and EpisodeError for a payoff outside its bounds.
+        the same questions. Passes on errors of `answers`. Raises EpisodeError for a payoff that is invalid
+        or out of bounds.
         """
         protocol = self.protocol
         paths: list[tuple[Node, ...]] = [()]
@@ -186,7 +187,7 @@ class Play:
     def _branches(
         self, path: tuple[Node, ...], number: int, turns: Round, answers: Iterator[FinalAnswer]
     ) -> list[tuple[Node, ...]]:
-        """The path with each combination of the answers of a round."""
+        """Return the path extended by each combination of the round's answers."""
         branches = [path]
         for turn in turns:
             to_turn = [next(answers) for _ in range(self.widths.at(turn.agent, number))]
@@ -217,7 +218,7 @@ class Play:
         return node
 
     def _paid(self, path: tuple[Node, ...], number: int, turns: Round) -> tuple[Node, ...]:
-        """The path with the rewards of the round that completes it; an empty one when the play is over."""
+        """Add the round's rewards to the last node. Return the path, or an empty one if the play is over."""
         protocol, last = self.protocol, number == len(self._schedule) - 1
         outcome = resolve(protocol, turns, path, self._truth, self._stance, last=last)
         try:

@@ -1,4 +1,4 @@
-"""The named protocols, as plain functions of their parameters, and what they pay."""
+"""The named protocols, as plain functions of their parameters, and their payoffs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from etude.protocols.protocol import Outcome, Protocol, Role, Round, Stance, Tur
 VERIFIER = "verifier"
 
 Cycle: TypeAlias = tuple[tuple[str, ...], ...]
-"""The agents of each round, over and over: those within a round speak at the same time."""
+"""The agents of each round, repeated until the play ends. Agents of one round speak at the same time."""
 
 _LEAST_ROUNDS = 8
-"""Rounds of a protocol that is not given a number, and one or two more to end with the verifier."""
+"""The default number of rounds, which grows by one or two if the verifier's turn is later."""
 
 _OWN_CHANNELS = {"prover0": "prover0_channel", "prover1": "prover1_channel"}
 _OPPOSED: dict[str, Stance] = {"prover0": REJECT, "prover1": ACCEPT}
@@ -33,29 +33,29 @@ class Terms(BaseModel, frozen=True, strict=True, allow_inf_nan=False):
     """The parameters that the named protocols share: rewards, penalties and the scale of decisions."""
 
     verifier_reward: float = 1.0
-    """For the right verdict."""
+    """The verifier's reward for the right verdict."""
     verifier_incorrect_penalty: float = -1.0
-    """For the wrong verdict."""
+    """The verifier's reward for the wrong verdict."""
     verifier_terminated_penalty: float = -1.0
-    """When the rounds run out without a decision."""
+    """The verifier's reward when the rounds run out without a decision."""
     verifier_no_guess_reward: float = 0.0
-    """For each of its turns that goes by without a decision, the last one apart."""
+    """The verifier's reward for each turn without a decision, except the last."""
     verifier_neither_accept_nor_reject_reward: float | None = None
-    """For deciding on neither; None: half-way between the right and the wrong verdict."""
+    """The verifier's reward for the decision `neither`. Default: half-way between right and wrong verdict."""
     verifier_decision_spectrum: str = "accept_reject"
     """The scale of decisions, by its name in `SCALES`."""
     force_guess: Literal["accept", "reject", "truth"] | None = None
-    """Takes the place of every decision of the verifier, and of a last turn without one."""
+    """A verdict that replaces every decision of the verifier, and a missing decision in the last turn."""
     prover_reward: float = 1.0
-    """For a decision that is all for the prover's stance; in proportion for one that is in between."""
+    """A prover's reward for a decision fully on its side. Decisions in between pay in proportion."""
     shared_reward: bool = False
-    """Whether provers earn what the verifier earns."""
+    """Set this to pay provers the verifier's reward."""
     prover_invalid_response_penalty: float | None = None
-    """For a prover whose answer stays malformed, which then ends the play; None: it plays on."""
+    """A prover's reward when its answer stays malformed, which ends the play. Default: the play continues."""
 
     @property
     def neither_reward(self) -> float:
-        """The reward of a verifier for neither."""
+        """The verifier's reward for the decision `neither`."""
         reward = self.verifier_neither_accept_nor_reject_reward
         return (self.verifier_reward + self.verifier_incorrect_penalty) / 2 if reward is None else reward
 
@@ -64,10 +64,9 @@ _PROVER_TERMS = ("prover_reward", "shared_reward", "prover_invalid_response_pena
 
 
 def _terms_of(protocol: Callable[..., Any], values: Mapping[str, Any], *, has_provers: bool = True) -> Terms:
-    """The terms of a named protocol, which is the function `protocol`, with the values given for some.
+    """Build the terms of the named protocol that the function `protocol` makes, from the given values.
 
-    Raises RequestError for names that are neither terms nor parameters of the function itself, and for
-    values that they cannot have.
+    Raises RequestError for unknown names and invalid values.
     """
     allowed = [name for name in Terms.model_fields if has_provers or name not in _PROVER_TERMS]
     for name in values:
@@ -85,14 +84,14 @@ def _terms_of(protocol: Callable[..., Any], values: Mapping[str, Any], *, has_pr
 
 @dataclass(frozen=True, slots=True)
 class ProofPayoff:
-    """Pays the verifier for the right verdict, and each prover for the verdict that it argues for."""
+    """The payoff of the verifier for the right verdict, and of provers for verdicts on their side."""
 
     terms: Terms
     stances: Mapping[str, Stance]
-    """Of the provers."""
+    """The stance of each prover."""
 
     def __call__(self, outcome: Outcome) -> Mapping[str, float]:
-        """The rewards of all agents for a round."""
+        """Return the rewards of all agents for a round."""
         verifier = self._of_verifier(outcome)
         provers = {prover: self._of_prover(prover, outcome, verifier) for prover in self.stances}
         return {VERIFIER: verifier, **provers}
@@ -130,11 +129,11 @@ def nip(
 ) -> Protocol:
     """A prover and a verifier take turns (neural interactive proofs; Hammond and Adam-Day, 2024).
 
-    The verifier may decide from round `min_message_rounds` on, counted from 1, and must in the last; the
-    default is the first number of rounds from 8 on that ends with it. The prover argues for accept, or
-    with `randomize_prover_stance` for what the scenario says of each example; where it says nothing, a
-    side is drawn for each play. `terms` are those of `Terms`. Raises RequestError for rounds that do not
-    end with the verifier, and for unknown terms.
+    The verifier may decide from round `min_message_rounds` on, counted from 1, and must in the last. By
+    default there are 8 rounds, or the next number that ends with the verifier. The prover argues for accept.
+    With `randomize_prover_stance` it argues for the scenario's stance on each example, or a drawn one.
+    `terms` are the fields of `Terms`. Raises RequestError for rounds that do not end with the verifier, and
+    for unknown terms.
     """
     return _proof(
         "nip",
@@ -150,7 +149,7 @@ def nip(
 def adp(*, randomize_prover_stance: bool = False, **terms: Any) -> Protocol:
     """The prover speaks once, then the verifier decides (abstract decision problem; Anil et al., 2021).
 
-    Parameters and errors are those of `nip`.
+    The parameters and errors are the same as for `nip`.
     """
     return _proof(
         "adp",
@@ -174,10 +173,10 @@ def debate(
 ) -> Protocol:
     """Two provers argue against each other in public (Irving et al., 2018).
 
-    `prover0` argues for reject and `prover1` for accept, each on a channel of its own; the verifier
-    writes on both. The provers speak at the same time, or one after the other when `sequential`. With
-    `randomize_channel_order` each round's channels are read in an order of its own. The other
-    parameters and the errors are those of `nip`.
+    `prover0` argues for reject and `prover1` for accept, each on a separate channel. The verifier writes
+    on both. The provers speak at the same time, or one after the other when `sequential`. With
+    `randomize_channel_order`, agents read the channels of each round in a random order. The other
+    parameters and the errors are the same as for `nip`.
     """
     return _proof(
         "debate",
@@ -205,8 +204,8 @@ def mnip(
 ) -> Protocol:
     """Two provers that cannot hear each other, for the same verdict (multi-prover; Ben-Or et al., 1988).
 
-    As `debate`, but a prover reads its own channel only, and both argue for accept, or with
-    `randomize_prover_stance` for what the scenario says of each example.
+    It works as `debate`, but each prover reads only its own channel. Both argue for accept, or with
+    `randomize_prover_stance` for the scenario's stance on each example.
     """
     return _proof(
         "mnip",
@@ -223,8 +222,8 @@ def mnip(
 def merlin_arthur(**terms: Any) -> Protocol:
     """One of two provers speaks once, and the verifier does not learn which (Wäldchen et al., 2022).
 
-    `prover0` argues for reject and `prover1` for accept; each play draws one of them. The parameters
-    and the errors are those of `nip`.
+    `prover0` argues for reject and `prover1` for accept. Each play draws one of them. The terms and errors
+    are the same as for `nip`.
     """
     return _proof(
         "merlin_arthur",
@@ -239,7 +238,7 @@ def merlin_arthur(**terms: Any) -> Protocol:
 
 
 def solo_verifier(**terms: Any) -> Protocol:
-    """The verifier decides alone: the baseline of the other protocols."""
+    """The verifier decides alone: the baseline for the other protocols."""
     own_terms = _terms_of(solo_verifier, terms, has_provers=False)
     return _proof("solo_verifier", own_terms, {}, {}, [((VERIFIER,),)], max_rounds=1)
 
@@ -255,13 +254,13 @@ def _stance(randomized: bool) -> Stance:
 
 
 def _cycle(provers: Cycle, verifier_first: bool) -> Cycle:
-    """The rounds of the provers with one of the verifier, before or after them."""
+    """Return the provers' rounds with one round of the verifier before or after them."""
     verifier: Cycle = ((VERIFIER,),)
     return verifier + provers if verifier_first else provers + verifier
 
 
 def _two_provers(sequential: bool, prover0_first: bool) -> Cycle:
-    """Two provers in one round, or one after the other."""
+    """Return the two provers in one round, or in two rounds."""
     if not sequential:
         return (("prover0", "prover1"),)
     return (("prover0",), ("prover1",)) if prover0_first else (("prover1",), ("prover0",))
@@ -280,10 +279,10 @@ def _proof(
     anonymous: bool = False,
     shuffle_channels: bool = False,
 ) -> Protocol:
-    """A protocol of one verifier and the provers of `stances`, each writing on its one of `channels`.
+    """Build a protocol of one verifier and the provers in `stances`. `channels` maps provers to channels.
 
-    Provers read the channel that they write on; all channels when they are `public`. The verifier writes on
-    all of them, each under a header where there are several. It may decide from round `min_rounds` on,
+    Provers read the channel that they write on, or all channels if they are `public`. The verifier writes on
+    all channels, under one header each if there are several. It may decide from round `min_rounds` on,
     counted from 1, and must in the last. Raises RequestError for rounds that do not fit.
     """
     scale = scale_named(terms.verifier_decision_spectrum)
@@ -328,7 +327,7 @@ def _proof(
 
 
 def _bounds(payoff: ProofPayoff, schedules: Sequence[Sequence[Round]]) -> dict[str, tuple[float, float]]:
-    """The least and the most that each agent can earn: by each way that a play can end, after each round."""
+    """Return each agent's lowest and highest total reward, over all possible endings of a play."""
     totals: defaultdict[str, list[float]] = defaultdict(list)
     for rounds, truth, stance in product(schedules, VERDICTS, VERDICTS):
         known = Outcome(truth, stance, over=False)
@@ -344,7 +343,7 @@ def _bounds(payoff: ProofPayoff, schedules: Sequence[Sequence[Round]]) -> dict[s
 
 
 def _ends(terms: Terms, end: Outcome, turns: Round, *, last: bool) -> Iterator[Outcome]:
-    """The ways that a play can end with a round."""
+    """Yield the outcomes with which a play can end in a round."""
     if end.decider is None:
         if terms.prover_invalid_response_penalty is not None:
             yield from (replace(end, invalid=frozenset({turn.agent})) for turn in turns)
@@ -359,9 +358,9 @@ def _ends(terms: Terms, end: Outcome, turns: Round, *, last: bool) -> Iterator[O
 
 
 def _round_count(protocol: str, max_rounds: int | None, min_rounds: int, cycle: Cycle) -> int:
-    """The number of rounds.
+    """Return the number of rounds.
 
-    Raises RequestError for a number whose last round is not the verifier's, and for more rounds at least.
+    Raises RequestError if the last round is not the verifier's, or if `min_rounds` is out of range.
     """
     most = max(max_rounds or 0, _LEAST_ROUNDS) + len(cycle)
     good = [count for count in range(1, most + 1) if cycle[(count - 1) % len(cycle)] == (VERIFIER,)]

@@ -1,4 +1,4 @@
-"""A protocol as data: who speaks when, who hears it, who decides, and what it is worth."""
+"""A protocol as data: who speaks when, who hears it, who decides, and the payoffs."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from etude.protocols.tree import Node
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a round: all that payoffs may depend on."""
+    """The result of a round: everything that payoffs may depend on."""
 
     truth: Verdict
     """The right verdict."""
     stance: Verdict
-    """The verdict that the example has its provers argue for, where a role leaves it to the example."""
+    """The verdict that agents with the stance `example` argue for on this example."""
     over: bool
     """Whether the play ended with this round."""
     decider: str | None = None
-    """Of the round's agents the one whose role may decide, whether or not it did."""
+    """The agent of the round whose role may decide, whether or not it decided."""
     decision: float | None = None
-    """The verdict, in [-1, 1], from reject to accept; None when there was none."""
+    """The verdict, from -1 (reject) to 1 (accept); None when there was none."""
     invalid: frozenset[str] = frozenset()
     """Agents whose answer stayed malformed."""
     log: tuple[Node, ...] = field(default=(), hash=False)
-    """Every answer so far, this round's included, on the way that the play went."""
+    """Every answer on the path so far, including this round's."""
 
 
 Payoff: TypeAlias = Callable[[Outcome], Mapping[str, float]]
-"""The rewards of a round by agent; agents that are left out earn nothing. A pure function."""
+"""A pure function that returns each agent's reward for a round. Agents that it leaves out earn nothing."""
 
 
 Decides: TypeAlias = Literal["no", "may", "must"]
@@ -47,16 +47,16 @@ class Role:
     """The part that an agent has in a protocol."""
 
     kind: str
-    """`prover`, `verifier`, or a word of your own."""
+    """`prover`, `verifier`, or a word you choose."""
     may_decide: bool = False
     stance: Stance | None = None
-    """None for an agent that argues for nothing."""
+    """The verdict that it argues for; None when it argues for neither."""
     label: str = ""
     """Its name in the prompts of others; empty for the agent's own name."""
     anonymous: bool = False
-    """Whether others do not learn who speaks."""
+    """Whether the speaker's name is hidden from other agents."""
     must_be_valid: bool = False
-    """Whether the play ends when its answer stays malformed."""
+    """Whether the play ends when its answer is still malformed after all retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +69,17 @@ class Turn:
     scale: Scale = ACCEPT_REJECT
     """The answers that count as a decision."""
     headers: tuple[str, ...] = ()
-    """In a turn that writes on several channels: the text that starts the part of an answer for each."""
+    """The text that starts each channel's part of an answer, in a turn that writes on several channels."""
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
-        """The channels with their headers; by default a header is the channel's name and a colon."""
+        """The channels with their headers. A header defaults to the channel's name and a colon."""
         headers = self.headers or tuple(f"{channel}:" for channel in self.writes)
         return tuple(zip(self.writes, headers, strict=True))
 
 
 Round: TypeAlias = tuple[Turn, ...]
-"""Turns that are taken at the same time: none of them sees another."""
+"""Turns that are taken at the same time: none of their agents sees the answers of the others."""
 
 Schedule: TypeAlias = tuple[Round, ...]
 """The rounds of a play, in order."""
@@ -87,11 +87,11 @@ Schedule: TypeAlias = tuple[Round, ...]
 
 @dataclass(frozen=True)
 class Protocol:
-    """A multi-agent exchange as data. It cannot be built wrong.
+    """A multi-agent exchange as data, checked when it is built.
 
-    Raises RequestError for two writers on a channel in one round, a writer that cannot read its channel,
-    a deciding turn of an agent that may not decide, several deciders in one round, a schedule that does
-    not end in a must-decide turn where a verdict is needed, and names that are not there.
+    Raises RequestError for unknown names, two writers on a channel in one round, and a writer that cannot
+    read its channel. It also raises for a deciding turn of an agent that may not decide, and for several
+    deciders in one round. A schedule that needs a verdict must end in a must-decide turn.
     """
 
     name: str
@@ -99,19 +99,19 @@ class Protocol:
     channels: Mapping[str, frozenset[str]]
     """The readers of each channel."""
     schedules: tuple[Schedule, ...]
-    """The rounds. Where there are several schedules, each play draws one of them."""
+    """The possible schedules. Each play draws one of them."""
     payoff: Payoff
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """The least and the most that each agent can earn in a play; left empty: not known."""
+    """The lowest and highest total reward of each agent in a play; empty when unknown."""
     shuffle_channels: bool = False
-    """Whether the channels of a round are read in an order that is drawn anew for each round."""
+    """Whether agents read the channels of each round in a random order."""
     forced: Literal["accept", "reject", "truth"] | None = None
-    """Replaces every decision, and stands for a last turn without one."""
+    """The verdict that replaces every decision, and the missing decision of a last turn."""
     needs_verdict: bool = True
-    """Whether the last round has to bring a verdict. Otherwise a play may just end, with none."""
+    """Whether the last round must bring a verdict. Otherwise a play may end without one."""
 
     def __post_init__(self) -> None:
-        """Freeze the mappings and schedules, and check everything."""
+        """Freeze the mappings and schedules, and check the protocol."""
         readers = {channel: frozenset(names) for channel, names in self.channels.items()}
         schedules = tuple(tuple(map(tuple, schedule)) for schedule in self.schedules)
         object.__setattr__(self, "agents", MappingProxyType(dict(self.agents)))
@@ -123,7 +123,7 @@ class Protocol:
 
     @property
     def max_rounds(self) -> int:
-        """Rounds of the longest schedule."""
+        """The number of rounds in the longest schedule."""
         return max(len(schedule) for schedule in self.schedules)
 
     @property
@@ -132,19 +132,19 @@ class Protocol:
         return tuple(turn for schedule in self.schedules for turns in schedule for turn in turns)
 
     def rounds(self, key: int) -> Schedule:
-        """The schedule of the play with this key."""
+        """Return the schedule of the play with this key."""
         return self.schedules[key % len(self.schedules)]
 
     def writers(self, channel: str) -> frozenset[str]:
-        """The agents with a turn that writes on a channel."""
+        """Return the agents that have a turn in which they write on the channel."""
         return frozenset(turn.agent for turn in self.turns if channel in turn.writes)
 
     def label(self, agent: str) -> str:
-        """The name of an agent in the prompts of others."""
+        """Return the agent's name as it appears in the prompts of others."""
         return self.agents[agent].label or agent
 
     def stance_of(self, agent: str, stance: Verdict) -> Verdict | None:
-        """The verdict that an agent argues for on an example with that stance."""
+        """Return the verdict that the agent argues for on an example with the given stance."""
         own = self.agents[agent].stance
         return stance if own == "example" else own
 
@@ -152,10 +152,9 @@ class Protocol:
 def resolve(
     protocol: Protocol, turns: Round, log: tuple[Node, ...], truth: Verdict, stance: Verdict, *, last: bool
 ) -> Outcome:
-    """The outcome of a round that has been played.
+    """Return the outcome of a round that has been played.
 
-    `log` ends with the answers of the round, in the order of its turns; `last` is whether no round
-    follows it.
+    `log` ends with the round's answers, in the order of its turns. `last` says that no round follows.
     """
     answers = log[-len(turns) :]
     invalid = frozenset(answer.agent for answer in answers if answer.malformed is not None)
@@ -175,7 +174,7 @@ def resolve(
 
 
 def _faults(protocol: Protocol) -> Iterator[str]:
-    """All that is wrong with who speaks, hears and decides. A check takes those before it for granted."""
+    """Yield each fault of the protocol. A check may assume that all earlier checks passed."""
     agents, bounds = protocol.agents, protocol.bounds
     if not agents:
         yield "it has no agents"
@@ -197,7 +196,7 @@ def _faults(protocol: Protocol) -> Iterator[str]:
     for schedule in protocol.schedules:
         for number, turns in enumerate(schedule):
             yield from _faults_of_round(protocol, f"round {number}", turns)
-        # Nothing follows a round that must decide; where a verdict is needed, it is the last.
+        # A round that must decide ends the play. If the protocol needs a verdict, the last round must decide.
         last = len(schedule) - 1
         obliged = [
             number for number, turns in enumerate(schedule) if any(turn.decide == "must" for turn in turns)

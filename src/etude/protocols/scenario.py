@@ -1,4 +1,4 @@
-"""The log of a play as an agent sees it, and scenarios: the prompts, answers and right verdicts of a task."""
+"""An agent's view of a play, and scenarios: the prompts, answer format and right verdicts of a task."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from etude.protocols.tree import Node
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """An answer or a message, as the reader of the log sees it."""
+    """An answer or a message, as the log's reader sees it."""
 
     round: int
     agent: str
     channel: str | None
-    """None for an answer of the reader's own, which it sees in full."""
+    """None for the reader's own answer, which it sees in full."""
     text: str
-    """Empty for an answer of another that stayed malformed, and so said nothing."""
+    """Empty for another agent's answer that stayed malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Everything that an agent has said and heard when it is its turn, oldest first."""
+    """Everything that an agent has said and heard before its turn, oldest first."""
 
     protocol: Protocol
     round: int
-    """The round that it speaks in, from 0."""
+    """The round of the agent's turn, from 0."""
     lines: tuple[Line, ...]
     stance: Verdict | None
-    """The verdict that it argues for; None when it argues for nothing."""
+    """The verdict that the agent argues for; None when it argues for neither."""
     turns_left: int
-    """Turns that it can have after this one, if the play goes on to the end."""
+    """The agent's remaining turns after this one, if nobody ends the play early."""
     own_turns: int
-    """Turns that it has in the longest possible play: the same number in all of its prompts."""
+    """The agent's turns in the longest possible play. The number is the same in all of its prompts."""
 
 
 def log_of(
     protocol: Protocol, path: Sequence[Node], agent: str, number: int, *, stance: Verdict, key: int
 ) -> Log:
-    """The log of `agent` in round `number` of the play with that key, after the answers of a path.
+    """Return the log that `agent` sees in round `number`, after the answers of `path`.
 
-    It holds only the channels that the agent reads.
+    The log holds only the channels that the agent reads. `key` is the key of the play.
     """
     schedule = protocol.rounds(key)
     channels = [channel for channel, readers in protocol.channels.items() if agent in readers]
@@ -78,18 +78,18 @@ def log_of(
 
 
 OPENING = "Begin."
-"""Said to an agent that has heard nothing before its first turn."""
+"""The user message for an agent that has heard nothing before its first turn."""
 GO_ON = "Go on."
-"""Said to an agent that has heard nothing since its last turn."""
+"""The user message for an agent that has heard nothing since its last turn."""
 SILENCE = "(no usable answer)"
-"""Stands for an answer that stayed malformed."""
+"""The text that replaces an answer that stayed malformed."""
 
 
 def dialogue(log: Log, agent: str, system: str, *, last_words: str = "") -> list[Message]:
-    """A system prompt, then the agent's own answers as they were, with what it heard in between.
+    """Return the system prompt, then the agent's own answers with the messages that it heard in between.
 
-    `last_words` are added before its last turn. Each prompt of an agent begins with its prompt before
-    and the answer to that, provided that `system` is the same, so that training sees one sequence.
+    `last_words` are added before its last turn. If `system` stays the same, each prompt starts with the
+    agent's previous prompt and answer, so that training sees one sequence.
     """
     messages: list[Message] = [{"role": "system", "content": system}]
     heard: list[str] = []
@@ -110,7 +110,7 @@ def _user(heard: list[str], before: list[Message]) -> Message:
 
 
 def _shown(log: Log, agent: str, line: Line) -> str:
-    """A line with who said it and, where the speaker has several channels, to whom."""
+    """Return a line with its speaker. If the speaker has several channels, name its readers too."""
     protocol = log.protocol
     text = line.text or SILENCE
     if protocol.agents[line.agent].anonymous:
@@ -129,9 +129,9 @@ class Act:
     """A well-formed answer."""
 
     messages: Mapping[str, str] = field(default_factory=dict)
-    """Its messages, by channel."""
+    """The messages, by channel."""
     decision: float | None = None
-    """In [-1, 1], from reject to accept; None when it does not decide."""
+    """From -1 (reject) to 1 (accept); None when the answer does not decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Malformed:
     """An answer that cannot be used."""
 
     reason: str
-    """For a person."""
+    """The fault, written for a person."""
 
 
 _DECISION = re.compile(
@@ -150,11 +150,11 @@ _SHOWN = 40
 
 
 def parse_answer(text: str, turn: Turn) -> Act | Malformed:
-    """Read an answer in the usual format: `Decision: …` on a line of its own, or else a message.
+    """Parse an answer in the usual format: `Decision: …` on a separate line, or else a message.
 
-    Only a turn that may decide can decide, so that a prover may quote a decision. The text beside a
-    decision is sent to nobody. An answer without a decision is the message on the turn's channel; where
-    there are several channels, each has a part under its header.
+    Only a turn that may decide can decide, so that a prover may quote a decision. The rest of an answer
+    that decides is sent to nobody. An answer without a decision is the message on the turn's channel. For
+    several channels, it has one part for each, under the channel's header.
     """
     answer = text.strip()
     decisions = [] if turn.decide == "no" else [match[1] or "" for match in _DECISION.finditer(answer)]
@@ -172,7 +172,7 @@ def parse_answer(text: str, turn: Turn) -> Act | Malformed:
         return Malformed("an empty answer")
     if len(turn.writes) == 1:
         return Act({turn.writes[0]: answer})
-    # The parts, each from its header to the next.
+    # Each part runs from its header to the next header.
     headings: list[re.Match[str]] = []
     for _, header in turn.parts:
         match = re.search(rf"^[^\S\n]*[#*_]*{re.escape(header)}[*_]*", answer, re.IGNORECASE | re.MULTILINE)
@@ -189,47 +189,48 @@ def parse_answer(text: str, turn: Turn) -> Act | Malformed:
 
 
 def _texts(turn: Turn) -> str:
-    """The decisions that a turn can bring, for a person."""
+    """Return the decisions that a turn allows, as text for a person."""
     texts = turn.scale.texts
     return " | ".join(texts) if len(texts) <= 7 else f"{texts[0]} … {texts[-1]}"
 
 
 class Scenario(typing.Protocol):
-    """Prompts, answers and the right verdicts of a task. All methods are pure functions.
+    """The prompts, answer format and right verdicts of a task. All methods are pure functions.
 
-    Subclass it to have `parse` and `stance`, or write a class with these four methods. It may have two more:
+    Subclass it to inherit `parse` and `stance`, or write a class with these four methods. Two more methods
+    are optional:
 
-    - `write_decision(verdict, turn)` gives the answer that `parse` reads as a verdict, for guesses that are
-      replaced. It is needed where `parse` takes neither `Decision:` with the scale's strongest word, nor
-      that word alone, for the verdict.
+    - `write_decision(verdict, turn)` returns an answer that `parse` reads as the verdict, to replace guesses.
+      Define it if `parse` accepts neither the scale's strongest word nor `Decision:` with that word.
     - `check_protocol(protocol)` raises RequestError for a protocol that the scenario cannot play. It is
       called before the first play.
     """
 
     def render(self, example: Example, log: Log, agent: str, turn: Turn) -> list[Message]:
-        """The prompt of an agent's turn; `etude.protocols.dialogue` makes most of it."""
+        """Return the prompt of an agent's turn; `etude.protocols.dialogue` builds most of it."""
         ...
 
     def truth(self, example: Example) -> Verdict:
-        """The right verdict: 0 reject, 1 accept."""
+        """Return the right verdict: 0 for reject, 1 for accept."""
         ...
 
     def parse(self, text: str, turn: Turn) -> Act | Malformed:
-        """Read an answer: its messages and decision in the turn, or why it cannot be used."""
+        """Return the messages and decision of an answer, or the reason why it cannot be used."""
         return parse_answer(text, turn)
 
     def stance(self, example: Example) -> Verdict | None:
-        """The verdict that provers argue for, where the protocol leaves it to the example.
+        """Return the verdict that agents with the stance `example` argue for.
 
-        None, as by default, has it drawn for each play.
+        None, the default, means that each play draws it.
         """
         return None
 
 
 def answer_for(scenario: Scenario, turn: Turn, verdict: Verdict) -> str | None:
-    """An answer that the scenario reads as this verdict, without reserve; None when it reads none so.
+    """Return an answer that the scenario parses as this verdict, or None when no candidate parses so.
 
-    It is what the scenario writes, or else the last word of the turn's scale, after `Decision:` or alone.
+    The candidates are the result of `write_decision`, then the scale's strongest word for the verdict,
+    after `Decision:` and alone.
     """
     word = turn.scale.strongest(verdict)
     write_decision = getattr(scenario, "write_decision", None)

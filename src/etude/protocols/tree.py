@@ -1,8 +1,8 @@
-"""The episode tree: every answer of a play, what the play was worth, and transcripts of it for a person.
+"""The episode tree: every answer and reward of a play, and its transcript for a person.
 
-A node is one answer of one agent. Where an agent was sampled more than once, its answers are siblings;
-the others' answers in the same round are the same below each of them, so that siblings differ in
-nothing else. A path from the root to a leaf is one way that the play went.
+A node is one answer of one agent. When an agent was sampled more than once, its answers are siblings.
+The other agents' answers in the same round are repeated below each sibling, so that siblings differ in
+nothing else. A path from the root to a leaf is one course of the play.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from etude.store.plain import jsonable
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An earlier answer to the same prompt, which was malformed and asked for again."""
+    """An earlier, malformed answer to the same prompt, which was retried."""
 
     call: int
     reason: str
@@ -35,39 +35,38 @@ class Node:
     """One answer."""
 
     id: int
-    """Its index in `EpisodeTree.nodes`; parents come before their children."""
+    """The index in `EpisodeTree.nodes`. Parents come before their children."""
     parent: int | None
-    """None at the first answer of a play."""
+    """The parent's index; None for the first answer of a play."""
     round: int
-    """From 0."""
+    """The round, counted from 0."""
     agent: str
     call: int
-    """Index of the model call within the episode. Answers that were sampled once and used under several
-    siblings share it."""
+    """The index of the model call in the episode. Copies of one answer below several siblings share it."""
     text: str
     """The answer as the model wrote it."""
     messages: Mapping[str, str] = field(default_factory=dict)
-    """Its messages, by channel."""
+    """The messages of the answer, by channel."""
     decision: float | None = None
-    """In [-1, 1]; None when it did not decide."""
+    """From -1 (reject) to 1 (accept); None when the answer did not decide."""
     malformed: str | None = None
-    """Why it counts for nothing, when no attempt was usable."""
+    """The reason why the answer is ignored, when all attempts were malformed."""
     truncated: bool = False
-    """Whether it was cut off at the limit of tokens."""
+    """Whether the answer was cut off at the token limit."""
     rejected: tuple[Rejected, ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """The rewards by agent for the round that this answer completes; zeros are left out."""
+    """Each agent's reward for the round that this answer completes, without zeros."""
     ending: str | None = None
-    """At a leaf: `decided`, `undecided` when the rounds ran out, or `invalid`."""
+    """The ending of a leaf: `decided`, `undecided` when the rounds ran out, or `invalid`."""
     verdict: float | None = None
-    """At a leaf that is decided: the verdict, in [-1, 1], which a protocol may force."""
+    """The verdict of a decided leaf, in [-1, 1]. The protocol may have forced it."""
     guess: str | None = None
-    """In a turn that may decide: the answer that gives the right verdict, as the scenario reads it."""
+    """An answer that the scenario parses as the right verdict, in a turn that may decide."""
 
 
 @dataclass(frozen=True)
 class EpisodeTree:
-    """All answers of one play, with what is needed to make sense of them."""
+    """All answers of one play, with the data needed to interpret them."""
 
     protocol: str
     agents: tuple[str, ...]
@@ -76,41 +75,41 @@ class EpisodeTree:
     truth: Verdict
     stance: Verdict
     key: int
-    """Seed of the play's own draws: the schedule, the stance and the order of channels."""
+    """The seed for the play's draws: the schedule, the stance and the order of channels."""
     bounds: Mapping[str, tuple[float, float]]
     nodes: tuple[Node, ...]
 
     def children(self, node: Node | None = None) -> Sequence[Node]:
-        """The answers that followed a node, or the first answers."""
+        """Return the answers that followed a node, or the first answers of the play."""
         return self._children.get(None if node is None else node.id, ())
 
     def leaves(self) -> Iterator[Node]:
-        """The last answers, one for each way that the play went."""
+        """Return the last answer of each path."""
         return (node for node in self.nodes if node.id not in self._children)
 
     def path(self, node: Node) -> list[Node]:
-        """The answers from the first to `node`."""
+        """Return the answers from the first one to `node`."""
         path = [node]
         while path[-1].parent is not None:
             path.append(self.nodes[path[-1].parent])
         return path[::-1]
 
     def total(self, leaf: Node, agent: str) -> float:
-        """The sum of an agent's rewards on the way to a leaf."""
+        """Return the sum of an agent's rewards on the path to a leaf."""
         return math.fsum(node.rewards.get(agent, 0.0) for node in self.path(leaf))
 
     def value(self, node: Node | None, agent: str) -> float:
-        """An agent's reward from a node on: that of the node, and the average over its children's values.
+        """Return a node's value for an agent: the node's reward plus the mean of its children's values.
 
-        The average is over the children, not over the leaves: a play that ends early counts as much as
-        one that branches on. None is the root: the value of the whole play. Raises RequestError for an
-        agent that is not there.
+        The mean is over the children, not over the leaves: a child that ends the play has the same weight as
+        one that branches further. The node None is the root, and has the value of the whole play. Raises
+        RequestError for an unknown agent.
         """
         values = self.values(agent)
         return _mean([values[child.id] for child in self.children()]) if node is None else values[node.id]
 
     def values(self, agent: str) -> Sequence[float]:
-        """The value of every node for an agent, by id. Raises RequestError as `value`."""
+        """Return the value of every node for an agent, by node id. Raises as `value`."""
         if agent not in self.agents:
             raise RequestError(
                 f"the protocol '{self.protocol}' has no agent '{agent}'; agents: {', '.join(self.agents)}"
@@ -118,13 +117,13 @@ class EpisodeTree:
         return self._values[agent]
 
     def to_json(self) -> dict[str, Any]:
-        """The tree as JSON; fields that have their default are left out."""
+        """Return the tree as JSON, without fields that have their default."""
         tree: dict[str, Any] = _TREE.dump_python(self, mode="json", exclude_defaults=True)
         return tree
 
     @classmethod
     def from_json(cls, data: Any) -> EpisodeTree:
-        """The tree that `to_json` made `data` of. Raises RequestError when it is no such tree."""
+        """Load the tree from the output of `to_json`. Raises RequestError if the data is no such tree."""
         try:
             return _TREE.validate_python(data)
         except ValidationError as error:
@@ -161,17 +160,16 @@ class Answer:
     """One of the answers that an agent gave to one prompt."""
 
     call: int
-    """Index of the model call within the episode."""
+    """The index of the model call in the episode."""
     nodes: tuple[Node, ...]
-    """The nodes of the answer: one below each answer of the others in its round."""
+    """The copies of the answer: one below each combination of earlier answers in its round."""
     value: float
-    """The mean value of its nodes for the agent."""
+    """The mean value of these nodes for the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One prompt to one agent, and its answers. They differ in nothing else: all that the others said
-    before, and at the same time, is the same for each."""
+    """One prompt to one agent, and its answers. The others' answers up to this round are the same."""
 
     agent: str
     round: int
@@ -179,11 +177,11 @@ class Choice:
 
 
 def choices(tree: EpisodeTree, agent: str | None = None) -> Iterator[Choice]:
-    """All choices of a tree, in the order of the play; those of one agent, or of all."""
+    """Yield the choices of one agent, or of all agents, in the order of the play."""
     by_prompt: dict[tuple[int | None, str], dict[int, list[Node]]] = {}
     before: list[int | None] = []
     for node in tree.nodes:
-        # Agents of one round know the same: everything that was said until the round before.
+        # All agents of a round have the same information: the answers of earlier rounds.
         parent = None if node.parent is None else tree.nodes[node.parent]
         same_round = parent is not None and parent.round == node.round
         before.append(before[parent.id] if parent is not None and same_round else node.parent)
@@ -203,11 +201,10 @@ def choices(tree: EpisodeTree, agent: str | None = None) -> Iterator[Choice]:
 
 
 def transcript(record: EpisodeRecord) -> dict[str, Any]:
-    """An episode as JSON for a person.
+    """Return an episode as JSON for a person.
 
-    `turns` lists the messages in order, under `agent@channel`, and decisions under `agent.decision`; where
-    agents were sampled more than once, `branches` go on from there. Raises RequestError when no protocol was
-    played.
+    `turns` lists the messages in order, under `agent@channel`, and decisions under `agent.decision`. Where
+    an agent was sampled more than once, `branches` continue. Raises RequestError if no protocol was played.
     """
     example = record.example
     about = {"episode": record.id, "example": example.id, "inputs": jsonable(dict(example.inputs))}
@@ -226,21 +223,21 @@ def transcript(record: EpisodeRecord) -> dict[str, Any]:
 
 
 def as_yaml(transcript: Mapping[str, Any]) -> str:
-    """A transcript as a YAML document. Text of several lines is a block, without spaces at their ends."""
+    """Return a transcript as a YAML document. Multi-line text is a block without trailing spaces."""
     return yaml.dump(
         transcript, Dumper=_Dumper, sort_keys=False, allow_unicode=True, explicit_start=True, width=100
     )
 
 
 class _Show:
-    """Shows the nodes of one tree."""
+    """The renderer of one tree's nodes for a transcript."""
 
     def __init__(self, record: EpisodeRecord, tree: EpisodeTree) -> None:
         self.tree = tree
         self.calls = {call.index: call for call in record.calls}
 
     def following(self, node: Node | None) -> dict[str, Any]:
-        """The turns after a node until the next branching, and what comes then."""
+        """Return the turns after a node up to the next branching, then the branches or the ending."""
         turns: list[dict[str, Any]] = []
         children = self.tree.children(node)
         while len(children) == 1:
@@ -258,14 +255,14 @@ class _Show:
         return shown
 
     def branch(self, node: Node) -> dict[str, Any]:
-        """A node and what follows it."""
+        """Return a node, and the turns and branches after it."""
         after = self.following(node)
         value = {agent: self.tree.value(node, agent) for agent in self.tree.agents}
         shown = {"value": value} if "branches" in after else {}
         return shown | {"turns": [self.turn(node), *after.pop("turns")]} | after
 
     def turn(self, node: Node) -> dict[str, Any]:
-        """An answer by channel, after its thinking, with its decision, retries and faults."""
+        """Return an answer's thinking, messages by channel, decision, retries and faults."""
         shown: dict[str, Any] = {"round": node.round}
         call = self.calls.get(node.call)
         if call is not None and call.completion is not None and call.completion.thinking:
@@ -290,11 +287,11 @@ def _in_words(decision: float) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as a block."""
+    """A YAML dumper that writes multi-line text as a block."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # A block cannot hold spaces at the end of a line; YAML would fall back to quotes for all of it.
+    # A YAML block cannot hold trailing spaces: with them, the dumper would quote the whole text.
     lines = "\n".join(line.rstrip() for line in text.split("\n")) if "\n" in text else text
     return dumper.represent_scalar("tag:yaml.org,2002:str", lines, style="|" if "\n" in lines else None)
 

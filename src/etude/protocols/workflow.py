@@ -1,4 +1,4 @@
-"""Playing a protocol, in a run or outside of any; protocols and scenarios by name, and their components."""
+"""The workflow that plays a protocol, the lookup of protocols and scenarios by name, and their components."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ from etude.store.journal import Journal
 from etude.wire.sampling import change_sampling
 
 RETRIES = 3
-"""How often a malformed answer is asked for again, by default."""
+"""The default number of retries for a malformed answer."""
 
 
 @dataclass(frozen=True, repr=False)
 class ProtocolWorkflow:
     """A workflow that plays a protocol on an example; its output is the episode tree as JSON.
 
-    The calls of an agent are those of the function with its name. Raises RequestError for agents that
-    the protocol does not have, and for impossible widths or sampling.
+    Each agent's calls are recorded under the function with the agent's name. Raises RequestError for agents
+    that the protocol does not have, and for invalid policies, widths, retries or sampling.
     """
 
     protocol: Protocol
     scenario: Scenario
     policies: Mapping[str, str | None] | str | None = None
-    """The entry of `llms` that each agent samples from: by agent, one for all, or the default model."""
+    """The entry of `llms` that each agent samples from: by agent, or one for all. None: the default model."""
     widths: Widths | Width | Mapping[str, Width] = 1
-    """How many answers are sampled for each turn."""
+    """The number of answers sampled for each turn."""
     retries: int = RETRIES
-    """How often a malformed answer is asked for again before it counts."""
+    """The number of times that the model is asked again after a malformed answer."""
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Sampling parameters by agent, over those of its model."""
+    """Sampling parameters by agent. They override the model's parameters."""
     seed: int = 0
-    """Of the schedule and the order of channels, where a protocol draws them."""
+    """The seed for a play's draws: the schedule, the stance and the order of channels."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked before the first call."""
+        """Check the settings before the first call."""
         agents = self.protocol.agents
         widths = Widths.of(self.widths)
         widths.check_agents(agents)
@@ -86,10 +86,10 @@ class ProtocolWorkflow:
             change_sampling(Sampling(), changes)
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
-        """Play once. Raises as `Play` does, and RequestError for `episode.widths` of unknown agents."""
+        """Play once. Raises as `Play` does, and RequestError if `episode.widths` names unknown agents."""
         widths = Widths.of(self.widths if episode.widths is None else episode.widths)
         widths.check_agents(self.protocol.agents)
-        # The episodes of an example play the same schedule, to be compared.
+        # All episodes of an example play the same schedule, so that they can be compared.
         group = episode.id.removesuffix(f"/{episode.generation}")
         key = fold(self.seed, group, "play")
         play = Play(self.protocol, self.scenario, example, _Asker(self, episode), key, widths)
@@ -118,11 +118,11 @@ async def play(
     seed: int = 0,
     sampling: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> EpisodeTree:
-    """Play a protocol on one example, each agent with its engine. Nothing is kept.
+    """Play a protocol on one example, each agent with its engine. Nothing is stored.
 
-    Width 1 is a rollout, k branches at every answer, `[k, 1]` at the first; by agent where widths are a
-    mapping. For many examples, or a run that can be resumed, hand a `ProtocolWorkflow` to a `Collector`.
-    Raises RequestError for what does not fit the protocol, EpisodeError when the play failed.
+    Width 1 is a rollout. Width k branches at every turn, and `[k, 1]` in the first round only. A mapping
+    gives widths by agent. For many examples, or to resume, hand a `ProtocolWorkflow` to a `Collector`.
+    Raises RequestError for arguments that do not fit the protocol, EpisodeError when the play failed.
     """
     missing = [agent for agent in protocol.agents if agent not in policies]
     if missing:
@@ -140,7 +140,7 @@ async def play(
 
 
 class _Asker:
-    """Asks the agents' models within one episode, of which it makes all calls."""
+    """The source of answers from the agents' models, which makes all model calls of one episode."""
 
     def __init__(self, workflow: ProtocolWorkflow, episode: Episode) -> None:
         self._workflow = workflow
@@ -149,10 +149,10 @@ class _Asker:
         self._calls = 0
 
     async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
-        """The answers to all questions, asked at the same time.
+        """Ask all questions at the same time, and return their answers.
 
-        Malformed answers are asked again together, once all answers are in: so the order of the calls
-        follows from the answers alone. Raises what `Episode.chat` raises, once every call has ended, and
+        Malformed answers are retried together, after all answers have arrived. So the order of the calls
+        depends on the answers alone. Raises the errors of `Episode.chat` after every call has ended, and
         EpisodeError for an act that the turn does not allow.
         """
         answers: dict[int, FinalAnswer] = {}
@@ -171,10 +171,10 @@ class _Asker:
         return [answers[index] for index in range(len(questions))]
 
     async def _chat(self, question: Question) -> tuple[int, Reply]:
-        """The index of the call, and its answer."""
+        """Ask one question, and return the call's index and its reply."""
         agent = question.turn.agent
         sampling = self._workflow.sampling.get(agent, {})
-        # Nothing is awaited between here and the recorder's count, which therefore is the same.
+        # Nothing is awaited before the recorder counts this call, so both counts stay equal.
         call = self._calls
         self._calls += 1
         with self._episode.function(agent):
@@ -198,11 +198,11 @@ class _Asker:
 
 _METHODS = ("render", "parse", "truth", "stance")
 SCENARIOS = {"code_validation": "etude.scenarios.scenario:CodeValidation"}
-"""The scenarios that are shipped, by name."""
+"""The built-in scenarios, by name."""
 
 
 def find_protocol(name: str, arguments: Mapping[str, Any]) -> Protocol:
-    """A named protocol, or one that an import path names: a Protocol, or a function that makes one.
+    """Return the protocol with a name or import path. The path names a Protocol or a function that makes one.
 
     Raises RequestError for an unknown name and for arguments that do not fit.
     """
@@ -213,8 +213,9 @@ def find_protocol(name: str, arguments: Mapping[str, Any]) -> Protocol:
 
 
 def find_scenario(name: str, arguments: Mapping[str, Any]) -> Scenario:
-    """A shipped scenario, or one that an import path names: a scenario, its class, or its maker.
+    """Return the scenario with a name or import path.
 
+    The path names a scenario, its class, or a function that makes one.
     Raises RequestError for an unknown name, for arguments that do not fit, and for missing methods.
     """
     scenario: Scenario = _make("scenario", SCENARIOS.get(name, name), SCENARIOS, arguments)
@@ -253,13 +254,13 @@ def _make(kind: str, name: str, known: Mapping[str, Any], arguments: Mapping[str
 
 
 class ProtocolReward(Evaluator):
-    """Scores a play by what one agent earned; where it branched, by the value of its root."""
+    """The evaluator for an agent's total reward in a play, or the root's value if the play branched."""
 
     def __init__(self, agent: str) -> None:
         self.agent = agent
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        """Score one episode. Raises RequestError when no protocol was played, or not with this agent."""
+        """Score one episode. Raises RequestError if it did not play a protocol with this agent."""
         tree = EpisodeTree.from_json(item.output_obj)
         endings = Counter(leaf.ending for leaf in tree.leaves())
         return scored(item, (tree.value(None, self.agent), dict(endings)), tree.bounds.get(self.agent))
@@ -274,35 +275,35 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
     target_functions: ClassVar[tuple[str, ...]] = ("*",)
 
     protocol: str
-    """`nip`, `adp`, `debate`, `merlin_arthur`, `mnip`, `solo_verifier`, or `module:name`."""
+    """`nip`, `adp`, `debate`, `merlin_arthur`, `mnip`, `solo_verifier`, or your own `module:name`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the protocol."""
     scenario: str
-    """The task: `code_validation`, or `module:name`."""
+    """The task: `code_validation`, or your own `module:name`."""
     scenario_arguments: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the scenario."""
     policy: LlmRef | None = None
-    """The model of agents that `policies` does not name; left out: the trained one."""
+    """The model of agents that `policies` does not name. Default: the trained model."""
     policies: Annotated[dict[str, LlmRef], Refers("agents")] = Field(default_factory=dict)
-    """The models of agents by name."""
+    """The model of each agent, by the agent's name."""
     widths: _Width | list[_Width] | Annotated[dict[str, _Width | list[_Width]], Refers("agents")] = 1
-    """Answers for each turn: a number, a list by round, or these by agent. 1 is a rollout."""
+    """Answers sampled for each turn: a number, a list by round, or either by agent. 1 is a plain rollout."""
     retries: int = Field(default=RETRIES, ge=0)
-    """How often a malformed answer is asked for again before it counts."""
+    """How often to ask again after a malformed answer."""
     sampling: Annotated[dict[str, dict[str, Any]], Refers("agents")] = Field(default_factory=dict)
     """Sampling parameters by agent, such as `{prover: {max_tokens: 200}}`."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """Seconds that a play may take."""
+    """The time limit of a play in seconds."""
 
     def agents(self) -> Mapping[str, str | None]:
-        """Those of the protocol. Raises RequestError when it cannot be made."""
+        """Return the protocol's agents with their models. Raises RequestError when it cannot be made."""
         protocol = find_protocol(self.protocol, self.arguments)
         return {agent: self.policies.get(agent, self.policy) for agent in protocol.agents}
 
 
 @register_workflow(config_type=ProtocolWorkflowConfig)
 async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Raises RequestError for what does not fit the protocol, and for a tree of more than `max_calls`."""
+    """Build the workflow. Raises RequestError for unfit settings, and for more calls than `max_calls`."""
     protocol = find_protocol(config.protocol, config.arguments)
     widths = Widths.of(config.widths)
     calls, most = most_calls(protocol, widths), builder.config.eval.general.max_calls
@@ -325,7 +326,7 @@ async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) ->
 
 
 class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):
-    """The sum of an agent's payoffs in the protocol."""
+    """The total reward of an agent: the sum of its payoffs in the protocol."""
 
     agent: AgentRef
     """The agent, such as `verifier`."""
@@ -335,31 +336,31 @@ register_evaluator(config_type=ProtocolRewardConfig)(made_by(lambda config: Prot
 
 
 def accuracy(tree: EpisodeTree) -> float:
-    """How likely the right verdict is; no decision is not right.
+    """Return the probability of the right verdict. A play without a decision counts as wrong.
 
-    Where agents were sampled k times, each answer had one chance in k.
+    Each of the k answers to a turn that was sampled k times has probability 1 / k.
     """
     chances: dict[int | None, float] = {None: 1.0}
     for node in tree.nodes:
         parent = None if node.parent is None else tree.nodes[node.parent]
         chances[node.id] = chances[node.parent] / len(tree.children(parent))
     right = (chances[leaf.id] for leaf in tree.leaves() if code_of(leaf.verdict) == tree.truth)
-    # Against rounding: thirds do not add up to 1.
+    # Rounding can lift the sum above 1, for example with thirds.
     return min(1.0, math.fsum(right))
 
 
 class VerdictAccuracy(Evaluator):
-    """Scores a play by how likely its verdict is the right one."""
+    """The evaluator for the probability of the right verdict."""
 
     bounds = (0.0, 1.0)
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        """Score one episode. Raises RequestError when no protocol was played in it."""
+        """Score one episode. Raises RequestError if it played no protocol."""
         return scored(item, accuracy(EpisodeTree.from_json(item.output_obj)))
 
 
 class VerdictAccuracyConfig(EvaluatorConfig, name="verdict_accuracy"):
-    """1 when the verdict is right, otherwise 0; no decision is not right."""
+    """The accuracy of the verdict: 1 if it is right, 0 if it is wrong or missing."""
 
 
 register_evaluator(config_type=VerdictAccuracyConfig)(made_by(lambda config: VerdictAccuracy()))

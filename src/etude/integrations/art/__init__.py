@@ -1,1 +1,1 @@
-"""OpenPipe ART, both ways: training at its server, and serving its clients."""
+"""OpenPipe ART in both directions: training on an ART server, and serving ART's clients."""

@@ -1,4 +1,4 @@
-"""The OpenPipe ART backend: jobs are streams of an ART server, versions are the steps of its model."""
+"""The OpenPipe ART backend: a job is a stream from an ART server, and a version is a step of its model."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 BACKEND = "openpipe_art"
 _POLL = 0.5
-"""Seconds between two questions after something that is about to be there."""
+"""Seconds between two polls of the server."""
 
 CAPABILITIES = Capabilities(
     methods=frozenset({"grpo"}),
@@ -37,11 +37,11 @@ CAPABILITIES = Capabilities(
 
 
 class ARTTrainerAdapter(TrainerAdapter):
-    """Trains on an ART server, and has the agents sample from the step that each job makes.
+    """A trainer adapter for an ART server. The agents sample from the step that each job makes.
 
-    The protocol has no job ids, no table of jobs and no word for success. What a job did is known by the
-    model's step: the file `art_jobs.json` in `folder` has the step before each job, so that a later
-    process finds out whether the job of an earlier one was done.
+    ART's protocol has no job ids, no list of jobs and no success message. Only the model's step shows that
+    a job is done. The file `art_jobs.json` in `folder` stores the step before each job, so that a later
+    process can tell whether an earlier job completed.
     """
 
     adapter_config: ARTTrainerAdapterConfig
@@ -55,16 +55,16 @@ class ARTTrainerAdapter(TrainerAdapter):
         folder: Path | None = None,
         log: Path | None = None,
     ) -> None:
-        """`engine` is what the agents sample from, at `inference`; `log` gets the jobs' steps.
+        """Create the adapter. A run passes all arguments; `log` receives the metrics of each gradient step.
 
-        A run gives them all. Without the first two nothing looks whether the model is served and sampled
-        from, without the folder no later process knows of the jobs.
+        `engine` samples for the agents, at the endpoint `inference`. Without both, the adapter does not check
+        that the model is served and sampled from. Without `folder`, later processes do not know the jobs.
         """
         super().__init__(adapter_config)
         self.remote_backend = ArtClient(adapter_config)
-        """The training server."""
+        """The client of the training server."""
         self.model = ArtModel.of(adapter_config)
-        """The model that is trained, as the server is told of it."""
+        """The trained model, in the form that the server receives."""
         self._model_internal_config = self.model.internal_config
         self._training_jobs: dict[str, asyncio.Task[None]] = {}
         self._progress: dict[str, ArtProgress] = {}
@@ -77,17 +77,17 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     @property
     def training_jobs(self) -> dict[str, asyncio.Task[None]]:
-        """The jobs of this process by their names; a task is done when its job is over."""
+        """The jobs of this process, by name. A task ends when its job ends."""
         return self._training_jobs
 
     def capabilities(self) -> Capabilities:
-        """GRPO on LoRA weights. Every job starts from the last one's weights."""
+        """Return the capabilities: GRPO on LoRA weights. Each job starts from the last job's weights."""
         return CAPABILITIES
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Register the model, have it served, look after earlier jobs, and sample from where the run began.
+        """Register and load the model, recover earlier jobs, and sample from the run's base version.
 
-        Raises ArtError when the training server or the inference endpoint does not do its part.
+        Raises ArtError if a server fails, CapabilityError if it cannot delete checkpoints as configured.
         """
         await super().initialize(run_config)
         jobs = self._jobs = ArtJobs.read(self._jobs_file)
@@ -116,7 +116,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             await self._engine.adopt(base)
 
     async def is_healthy(self) -> bool:
-        """Whether the training server is well, and the endpoint serves the model."""
+        """Return whether the training server is healthy and the endpoint serves the model."""
         try:
             await self.remote_backend.check_health()
             await self._name_of(await self.remote_backend.step())
@@ -125,15 +125,15 @@ class ARTTrainerAdapter(TrainerAdapter):
         return True
 
     async def _validate_episode_order(self, traj: Trajectory) -> None:
-        """Raise ValueError for an episode that ART cannot train on, as `check_episode_order` has it."""
+        """Raise ValueError for an episode that ART cannot train on (see `check_episode_order`)."""
         check_episode_order(traj)
 
     async def _construct_trajectory_groups(self, trajectory_lists: list[list[Trajectory]]) -> list[ArtGroup]:
-        """ART's groups, one for each example. Raises ValueError for a trajectory that is not valid."""
+        """Return ART's groups, one for each example. Raises ValueError for an invalid trajectory."""
         return [group_of(trajectories) for trajectories in trajectory_lists]
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Start training, unless that job was done already. Raises as `groups_of`."""
+        """Start training, unless the job is already running or completed. Raises as `groups_of`."""
         check_method(f"'{BACKEND}'", self.capabilities(), trajectories.method)
         jobs, name = self._require_jobs(), trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
@@ -161,7 +161,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Where the job stands. One whose process and work are gone is NOT_FOUND."""
+        """Return the status of the job. A job that was lost with its process is NOT_FOUND."""
         task = self._training_jobs.get(ref.run_id)
         if task is not None and not task.done():
             progress = self._progress[ref.run_id]
@@ -180,7 +180,7 @@ class ARTTrainerAdapter(TrainerAdapter):
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """Wait for the stream's end, `job_timeout` seconds at most; `poll_interval` plays no part."""
+        """Wait for the end of the job's stream, at most `job_timeout` seconds. Ignores `poll_interval`."""
         task = self._training_jobs.get(ref.run_id)
         if task is not None:
             await asyncio.wait([task])
@@ -189,13 +189,13 @@ class ARTTrainerAdapter(TrainerAdapter):
         return await self.status(ref)
 
     async def current_version(self) -> ModelVersion | None:
-        """The step that was made, or gone back to, last; None before `initialize`."""
+        """Return the version of the current step; None before `initialize`."""
         return self._version
 
     async def restore(self, version: ModelVersion) -> None:
-        """Make sure that the server goes on from `version`, or from a job of this run after it.
+        """Check that the server's next job starts from `version`, or from a later job of this run.
 
-        Raises TrainingError when it does not: ART has no way back.
+        Raises TrainingError if not, because ART cannot go back to an earlier step.
         """
         step, jobs = await self.remote_backend.step(), self._require_jobs().jobs.values()
         may_be_reached = {job.before + more for job in jobs for more in (0, 1)}
@@ -210,14 +210,14 @@ class ARTTrainerAdapter(TrainerAdapter):
         )
 
     async def prune(self, keep: Collection[ModelVersion]) -> None:
-        """Have the server delete other checkpoints, where the config asks for it."""
+        """Delete all other checkpoints on the server, if the config asks for it."""
         if self.adapter_config.backend.delete_old_checkpoints:
             await self.remote_backend.keep_checkpoints(
                 sorted({version.number for version in keep} | {await self.remote_backend.step()})
             )
 
     async def cancel(self, ref: TrainingJobRef) -> None:
-        """Close the job's stream, at which the server stops."""
+        """Close the job's stream, which stops the server's training."""
         task = self._training_jobs.get(ref.run_id)
         if task is None or task.done():
             return
@@ -226,7 +226,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         self._end(ref.run_id, TrainingStatusEnum.CANCELED, "cancelled")
 
     async def cleanup(self) -> None:
-        """Close the streams and connections. What the server finishes all the same is found on a resume."""
+        """Close the streams and connections. A resumed run finds jobs that the server finishes later."""
         tasks = list(self._training_jobs.values())
         for task in tasks:
             task.cancel()
@@ -236,7 +236,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             await self._inference.close()
 
     async def _follow(self, name: str, job: ArtJob, progress: ArtProgress) -> None:
-        """Read the job's stream to its end, and write down what became of it."""
+        """Read the job's stream to its end, and record the result."""
         seconds = self.adapter_config.job_timeout
         error: ArtError | None = None
         try:
@@ -265,7 +265,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             self._end(name, TrainingStatusEnum.FAILED, str(error or failure))
 
     async def _recover(self, name: str, job: ArtJob, wait: float | None = None) -> None:
-        """Find out whether the job of an earlier process was done; else it stays as it is."""
+        """Mark an earlier process's job as completed, if the model's step shows it."""
         seconds = self.adapter_config.recover_wait if wait is None else wait
         step = await self._step_after(job.before, seconds)
         if step == job.before + 1:
@@ -273,7 +273,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             await self._complete(name, step, {}, message)
 
     async def _step_after(self, before: int, seconds: float) -> int:
-        """The model's step, once it is higher than `before`, or after so many seconds."""
+        """Wait up to `seconds` until the model's step is higher than `before`, and return the step."""
         patience = self.adapter_config.recover_wait
         return await _within(seconds, patience, self.remote_backend.step, lambda step: step > before)
 
@@ -289,15 +289,15 @@ class ARTTrainerAdapter(TrainerAdapter):
         self.job_log.add(name, {"status": status, "message": message})
 
     async def _served(self, step: int, job: str) -> ModelVersion:
-        """The version of a step, by the name under which it is served. Raises ArtError when it is not."""
+        """Return the version of a step, with its served name. Raises ArtError if it is not served."""
         location = await self._name_of(step)
         backend = self.adapter_config.backend
-        # ART tells no hash of the weights; where they came from is what can be known.
+        # ART gives no hash of the weights, so the digest covers their origin.
         digest = content_hash([backend.url, backend.project, backend.name, step, job])
         return ModelVersion(number=step, location=location, digest=digest)
 
     async def _name_of(self, step: int) -> str:
-        """`name@step` (0.5), or the bare name (0.4, which swaps the weights beneath it)."""
+        """Return the served name: `name@step` (ART 0.5), or `name` (0.4, which swaps its weights)."""
         name = self.adapter_config.backend.name
         names = (f"{name}@{step}", name)
         if self._inference is None:
@@ -323,9 +323,9 @@ class ARTTrainerAdapter(TrainerAdapter):
 async def _within(
     seconds: float, patience: float, ask: Callable[[], Awaitable[T]], is_there: Callable[[T], bool]
 ) -> T:
-    """The answer, asked for again until it is what is waited for, or `seconds` are over.
+    """Poll `ask` until `is_there` accepts the answer or `seconds` have passed, and return the answer.
 
-    For `patience` seconds, no answer or a server's error is not the end of it. Raises ArtError.
+    Missing answers and server errors are retried for `patience` seconds. Raises ArtError.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -342,7 +342,7 @@ async def _within(
 
 
 def _problem(job: ArtJob, step: int, progress: ArtProgress, error: ArtError | None) -> str | None:
-    """Why a job whose stream is over has failed; None when it is done."""
+    """Return why a job whose stream has ended failed; None if it is completed."""
     if step == job.before:
         if error is not None:
             return str(error)

@@ -1,6 +1,6 @@
-"""The HTTP protocol of `art run`, as the releases 0.4.11 to 0.5.17 speak it, and of the inference beside it.
+"""Clients for the HTTP protocol of `art run` (releases 0.4.11 to 0.5.17) and for its inference endpoint.
 
-The client side is written anew here, because the releases after 0.4.11 no longer have one.
+ART's releases after 0.4.11 have no client for this protocol, so Etude has its own.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from etude.wire.retries import (
 
 
 class ArtError(TrainingError):
-    """An ART server did not do what it was asked; `status` is that of its answer, where there was one.
+    """A failed request to an ART server. `status` is the HTTP status of the answer, if there was one.
 
-    `again` says why another attempt may do better; None where it may not.
+    `again` is the reason to retry; None if a retry is useless.
     """
 
     def __init__(self, message: str, status: int | None = None, again: Again | None = None) -> None:
@@ -52,20 +52,20 @@ class ArtError(TrainingError):
 
 
 class _Peer:
-    """An address that answers with JSON. Every answer's status is checked.
+    """A client of one address that answers with JSON. The status of every answer is checked.
 
-    Requests are made again by the policy of all clients, but for the one that trains: sent a second time, it
-    trains twice.
+    Requests are retried by the policy of all clients. The training request is not, because a second one
+    would train twice.
     """
 
     def __init__(
         self, name: str, url: str, api_key: str, timeout: float, policy: RetryPolicy, hint: str = ""
     ) -> None:
-        """Nothing is connected here. `hint` ends the error of an address that does not answer."""
+        """Create the client without connecting. `hint` ends the error of an address that does not answer."""
         self.url = url.rstrip("/")
         self._name = f"the {name} {self.url}"
         self._hint = hint
-        if api_key != "default":  # A word, which the reference sends by default.
+        if api_key != "default":  # The reference sends this word when no key is set.
             keep_secret(api_key)
         self._http = httpx.AsyncClient(
             timeout=timeout,
@@ -94,19 +94,19 @@ class _Peer:
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> ArtError:
         reason = reason_of(error) if isinstance(error, httpx.RequestError) else type(error).__name__
-        # One that was late may be at work still.
+        # After a read timeout, the server may still be working on the request.
         again = None if isinstance(error, httpx.ReadTimeout) else Again("connection")
         return ArtError(f"{self._name} did not answer {request} ({reason}){self._hint}", again=again)
 
     def _refused(self, request: str, status: int, content: bytes, headers: Mapping[str, str]) -> ArtError:
-        """The error of an answer that is not 200, in one line."""
+        """Return a one-line error for an answer with a status other than 200."""
         failure = failure_of(status, headers, content)
         later = failure.again if isinstance(failure, Disturbed) else None
         return ArtError(f"{self._name} answered {request} with {failure}", status, later)
 
 
 class ArtClient(_Peer):
-    """One model on one ART server."""
+    """A client for one model on one ART server."""
 
     def __init__(self, config: ARTTrainerAdapterConfig) -> None:
         super().__init__(
@@ -121,33 +121,33 @@ class ArtClient(_Peer):
         self._model = ArtModel.of(config).model_dump(by_alias=True)
 
     async def check_health(self) -> None:
-        """Raise ArtError unless the training server says that it is well."""
+        """Raise ArtError unless the training server reports that it is healthy."""
         answer = await self._json("GET", "/healthcheck")
         if not isinstance(answer, dict) or answer.get("status") != "ok":
             raise ArtError(f"{self._name} answers GET /healthcheck with {answer!r:.200}")
 
     async def register(self) -> None:
-        """Tell the server of the model."""
+        """Register the model at the server."""
         await self._json("POST", "/register", self._model)
 
     async def prepare(self) -> str:
-        """Have the server load the model and start inference; the address that it gives for that."""
+        """Make the server load the model and start inference. Return the inference address that it gives."""
         body = {"model": self._model, "config": self._config.backend.server_config}
-        # It may take long: the server loads the model and starts inference.
+        # Loading the model and starting inference can take minutes.
         answer = await self._json("POST", "/_prepare_backend_for_training", body, seconds=600.0)
         if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], str):
             raise ArtError(f"{self._name} gave no address for inference: {answer!r:.200}")
         return answer[0]
 
     async def step(self) -> int:
-        """How many jobs the model has been trained by."""
+        """Return the model's step: the number of jobs that have trained it."""
         answer = await self._json("POST", "/_get_step", self._model)
         if not isinstance(answer, int) or isinstance(answer, bool) or answer < 0:
             raise ArtError(f"{self._name} says that the model is at step {answer!r:.200}")
         return answer
 
     async def keep_checkpoints(self, steps: list[int]) -> bool:
-        """Have all other checkpoints deleted; False when the server cannot (0.4)."""
+        """Delete all other checkpoints. Return False if the server cannot (ART 0.4)."""
         body = {"model": self._model, "steps_to_keep": steps}
         try:
             await self._json("POST", "/_delete_checkpoint_files", body)
@@ -158,15 +158,15 @@ class ArtClient(_Peer):
         return True
 
     async def train(self, groups: list[Json]) -> AsyncIterator[dict[str, float]]:
-        """Train on the groups: the metrics of each gradient step, as the server makes it.
+        """Train on the groups, and yield the metrics of each gradient step as it happens.
 
-        The end of the stream says nothing: the protocol has no word for success.
+        The end of the stream does not mean success: the protocol has no message for that.
         """
         training, beta = self._config.training, self._config.training.beta
         body = {
             "model": self._model,
             "trajectory_groups": groups,
-            # KL by the names of 0.4 and of 0.5, which drop each other's; 0.5's loss reads `dev_config`.
+            # The KL weight under its names in 0.4 and 0.5; each ignores the other. 0.5 reads `dev_config`.
             "config": {"learning_rate": training.learning_rate, "beta": beta, "kl_penalty_coef": beta},
             "dev_config": {"kl_penalty_coef": beta} | training.dev_config,
             "verbose": False,
@@ -206,14 +206,14 @@ class ArtClient(_Peer):
 
 
 class ArtInference(_Peer):
-    """The OpenAI-compatible endpoint that serves what the server trains."""
+    """A client for the OpenAI-compatible endpoint that serves the trained model."""
 
     def __init__(self, base_url: str, api_key: str, timeout: float, policy: RetryPolicy = USUAL) -> None:
-        """`base_url` is the one that the agents sample from."""
+        """Create the client. `base_url` is the address that the agents sample from."""
         super().__init__("inference endpoint", base_url, api_key, timeout, policy)
 
     async def models(self) -> list[str]:
-        """The names of the models that are served. Raises ArtError."""
+        """Return the names of the served models. Raises ArtError."""
         answer = await self._ask("GET", "/models")
         try:
             return [str(entry["id"]) for entry in read_json(answer)["data"]]
@@ -221,7 +221,7 @@ class ArtInference(_Peer):
             raise ArtError(f"{self.url}/models does not list models: {answer[:200]!r}") from error
 
     async def probe(self, model: str) -> Completion:
-        """One token from a model. Raises ArtError unless it comes with its id and logprob."""
+        """Sample one token from a model. Raises ArtError unless it comes with its id and logprob."""
         body = {
             "model": model,
             "messages": [{"role": "user", "content": "Hi"}],
@@ -245,36 +245,36 @@ class ArtInference(_Peer):
 
 
 _TOTALS = ("num_gradient_steps", "data/step_num_gradient_steps")
-"""The count of gradient steps that a job will make, in 0.4 and in 0.5; each line has it."""
+"""The key for a job's total number of gradient steps, in ART 0.4 and in 0.5. Each line has one of them."""
 
 
 class ArtJob(BaseModel, frozen=True):
-    """A job, by what can be known of it from outside."""
+    """The record of a job, as far as a client can know it."""
 
     content: JobContent
-    """Its data and options; every job starts from the model's last step."""
+    """The job's data and options. Every job starts from the model's last step."""
     before: int
-    """The model's step when the job was submitted; it is done when the step is higher."""
+    """The model's step when the job was submitted. A higher step shows that the job is done."""
     status: TrainingStatusEnum = TrainingStatusEnum.RUNNING
     message: str | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
     version: ModelVersion | None = None
-    """The version that it made, once it is completed."""
+    """The version that the completed job made."""
 
 
 class ArtJobs(BaseModel):
-    """All jobs by name, and where the run began. Each change is on the disk before it is known here."""
+    """All jobs by name, and the run's base version. Each change is written to disk first."""
 
     base: ModelVersion | None = None
-    """The version that the run began with; None before it did."""
+    """The version that the run started with; None before the start."""
     jobs: dict[str, ArtJob] = Field(default_factory=dict)
     _path: Path | None = PrivateAttr(default=None)
 
     @classmethod
     def read(cls, path: Path | None) -> ArtJobs:
-        """Those of a file, where there is one; without a path nothing is on a disk.
+        """Load the jobs from a file, if it exists. Without a path, nothing is written to disk.
 
-        Raises StoreError when it is damaged.
+        Raises StoreError if the file is damaged.
         """
         try:
             found = cls() if path is None or not path.exists() else cls.model_validate_json(path.read_bytes())
@@ -284,11 +284,11 @@ class ArtJobs(BaseModel):
         return found
 
     def put(self, name: str, job: ArtJob) -> None:
-        """Keep a job. Raises StoreError."""
+        """Store a job. Raises StoreError."""
         self.keep(jobs={**self.jobs, name: job})
 
     def keep(self, **changes: Any) -> None:
-        """Keep all jobs, or what the run begins with. Raises StoreError."""
+        """Store changed fields, such as `jobs` or `base`. Raises StoreError."""
         kept = self.model_copy(update=changes)
         if self._path is not None:
             write_atomically(self._path, kept.model_dump_json(indent=2))
@@ -297,17 +297,17 @@ class ArtJobs(BaseModel):
 
 @dataclass(slots=True)
 class ArtProgress:
-    """How far a job is, and its metrics."""
+    """The progress of a job, and its metrics."""
 
     given: ArtGroups
     steps: int = 0
-    """Gradient steps that were made."""
+    """The number of gradient steps so far."""
     total: int | None = None
-    """Gradient steps that the server means to make."""
+    """The number of gradient steps that the server plans."""
     _values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, line: dict[str, float]) -> None:
-        """Take in the metrics of one line. A server that found nothing to train on says 0 steps."""
+        """Add the metrics of one line. A server that found nothing to train on reports 0 steps."""
         totals = [int(line[name]) for name in _TOTALS if name in line]
         self.total = totals[0] if totals else self.total
         self.steps += 0 if totals and totals[0] == 0 else 1
@@ -317,12 +317,12 @@ class ArtProgress:
 
     @property
     def percent(self) -> float | None:
-        """Percent done, where the server says how much there is."""
+        """The percentage of gradient steps done; None if the server does not report the total."""
         return min(100.0, 100.0 * self.steps / self.total) if self.total else None
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The averages over the gradient steps, and what the job was given."""
+        """The mean metrics over the gradient steps, and the numbers of submitted groups and trajectories."""
         means = {name: math.fsum(values) / len(values) for name, values in self._values.items()}
         return means | {
             "gradient_steps": float(self.steps),

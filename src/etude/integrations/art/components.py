@@ -1,6 +1,6 @@
-"""ART's components: training on its server (`openpipe_art`), and serving its clients in `etude serve`.
+"""ART's components: training on an ART server (`openpipe_art`), and serving ART's clients in `etude serve`.
 
-Importing this module registers both; neither's own code is loaded before it is needed.
+Importing this module registers both. Their code is loaded when it is needed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ register_server_extension("etude.integrations.art.serving:ArtExtension")
 
 @register_trainer_adapter(config_type=ARTTrainerAdapterConfig)
 async def openpipe_art(config: ARTTrainerAdapterConfig, builder: Builder) -> AsyncIterator[ARTTrainerAdapter]:
-    """The adapter of the run's target model.
+    """Build the adapter for the run's target model.
 
-    Raises CapabilityError when that cannot be sampled from as ART needs it, or the run asks for what ART
-    cannot train on.
+    Raises CapabilityError if the model's endpoint or the trajectory builder does not suit ART: ART needs
+    token ids and logprobs, and one reward for a whole trajectory.
     """
     from etude.backends.openai_api import trained_model
     from etude.integrations.art.adapter import ARTTrainerAdapter

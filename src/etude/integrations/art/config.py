@@ -1,4 +1,4 @@
-"""The config of training on an OpenPipe ART server: `_type: openpipe_art`."""
+"""The config for training on an OpenPipe ART server: `_type: openpipe_art`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from etude.wire.retries import USUAL, RetryPolicy
 
 
 class ArtBackendConfig(BaseModel, extra="forbid"):
-    """Where the ART server is, and what it calls the model."""
+    """The address of the ART server, and its settings for the model."""
 
     base_url: PlainAddress | None = None
-    """Address of the training server, in place of `ip` and `port`."""
+    """The address of the training server. Replaces `ip` and `port`."""
     ip: str | None = Field(default=None, min_length=1)
-    """Host of the training server."""
+    """The host of the training server."""
     port: int = Field(default=7999, ge=1, le=65535)
-    """Port of the training server, with `ip`."""
+    """The port of the training server, with `ip`."""
     name: str = Field(default="trainer_run", min_length=1)
-    """The server's name for the trained model."""
+    """The name of the trained model at the server."""
     project: str = Field(default="trainer_project", min_length=1)
-    """The project it belongs to."""
+    """The project of the model at the server."""
     base_model: str = Field(default="Qwen/Qwen2.5-7B-Instruct", min_length=1)
     """The model that training starts from."""
     api_key: SecretStr = SecretStr("default")
-    """Sent to the training server; also to the inference endpoint where the model's entry in `llms` has
-    no key."""
+    """The key for the training server. The inference endpoint gets it too if the model's entry in `llms` has
+    none."""
     delete_old_checkpoints: bool = False
-    """Delete checkpoints on the server that the trainer does not keep (`keep_checkpoints`)."""
+    """Set this to delete checkpoints on the server that the trainer does not keep (`keep_checkpoints`)."""
     init_args: dict[str, Any] | None = None
-    """ART's `InitArgs`: how the server loads the model."""
+    """ART's `InitArgs`: options for loading the model at the server."""
     engine_args: dict[str, Any] | None = None
     """ART's `EngineArgs`: vLLM's arguments."""
     server_config: dict[str, Any] | None = None
@@ -48,21 +48,21 @@ class ArtBackendConfig(BaseModel, extra="forbid"):
 
     @property
     def url(self) -> str:
-        """The address of the training server, without a slash at its end."""
+        """The address of the training server, without a trailing slash."""
         return self.base_url or f"http://{self.ip}:{self.port}"
 
 
 class ArtTrainingConfig(BaseModel, extra="forbid"):
-    """Options of a job. What is left out is as the server has it."""
+    """Options of a job. The server's values apply to all other options."""
 
     learning_rate: float = Field(default=5e-6, gt=0)
-    """Of the server's optimiser."""
+    """The learning rate of the server's optimiser."""
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the base model in the loss."""
+    """The weight in the loss of the KL divergence to the base model."""
     dev_config: dict[str, Any] = Field(default_factory=dict)
-    """ART's `dev.TrainConfig` as it stands, such as `{epsilon: 0.2, ppo: true}`."""
+    """Options of ART's `dev.TrainConfig`, sent unchanged, such as `{epsilon: 0.2, ppo: true}`."""
     trainer_args: dict[str, Any] = Field(default_factory=dict)
-    """Further `TrainerArgs` of ART, given to the server with the model."""
+    """More of ART's `TrainerArgs`, sent to the server with the model."""
 
 
 class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
@@ -73,19 +73,19 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
     training: ArtTrainingConfig = Field(default_factory=ArtTrainingConfig)
     """Options of the jobs."""
     request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """Seconds for a request but one that trains."""
+    """The time limit in seconds of each request, except the training request."""
     max_retries: Annotated[int, CHANGEABLE] = Field(default=USUAL.retries, ge=0)
-    """More attempts of a request that failed; one that trains is never sent twice."""
+    """The number of retries of a failed request. The training request is never retried."""
     retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
-    """Longest wait in seconds before the first of them; doubles with each."""
+    """The longest wait in seconds before the first retry. It doubles with each retry."""
     silence_timeout: Annotated[float, CHANGEABLE] = Field(default=3600.0, gt=0)
-    """Seconds without a word after which a job has failed."""
+    """The time in seconds without any data from the server after which a job fails."""
     job_timeout: Annotated[float, CHANGEABLE] = Field(default=86400.0, gt=0)
-    """Seconds for a whole job; then it is cancelled."""
+    """The time limit of a job in seconds. A longer job is cancelled and fails."""
     recover_wait: Annotated[float, CHANGEABLE] = Field(default=30.0, ge=0)
-    """Seconds in which a job whose connection was lost may still turn out to be done."""
+    """The time in seconds to wait for a job to complete after its connection was lost."""
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        """How requests are made again."""
+        """The retry policy for requests."""
         return replace(USUAL, retries=self.max_retries, first_wait=self.retry_wait)

@@ -1,7 +1,7 @@
-"""ART as an extension of the server: the routes that `ServerlessBackend` asks, ART's last client over HTTP.
+"""The server extension for ART: the routes that ART's client `ServerlessBackend` calls.
 
-`art.ServerlessBackend(api_key=…, base_url="http://this-server/v1")`, in openpipe-art 0.5.17. A model's id is
-its name, and a training is a job of the method `grpo`.
+The client is `art.ServerlessBackend(api_key=…, base_url="http://this-server/v1")`, in openpipe-art 0.5.17.
+A model's id is its name, and a training is a job with the method `grpo`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from etude.wire.http_server import ApiError
 from etude.wire.sampling import problems_of
 
 _MOST_VALUES = 20_000_000
-"""Of a body of trajectories, in which a token with its logprob has some ten."""
+"""The maximum number of JSON values in a body of trajectories. A token with its logprob has about ten."""
 _CISPO_HIGH, _PPO_EPSILON = 4.0, 0.2
 """ART's `epsilon_high` without `ppo`, and its `epsilon` with it."""
 
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
-"""`@` and `:` have a meaning in names of models."""
+"""The name of a model. `@` and `:` have a meaning in names, so they are not allowed here."""
 Limit: TypeAlias = Annotated[int, Query(ge=1, le=1000)]
 
 
 class TrainingOptions(BaseModel, extra="forbid", frozen=True):
-    """ART's `ExperimentalTrainingConfig`: an option is honoured, or refused by its name."""
+    """ART's `ExperimentalTrainingConfig`. Unsupported options are refused by name."""
 
     learning_rate: Positive = 5e-6
     epsilon: Positive | None = None
@@ -63,7 +63,7 @@ class TrainingOptions(BaseModel, extra="forbid", frozen=True):
     @model_validator(mode="before")
     @classmethod
     def _without_what_is_off(cls, data: Any) -> Any:
-        """Clients send options that nobody chose as null, false or 0."""
+        """Drop options that nobody set: clients send them as null, false or 0."""
         if not isinstance(data, dict):
             return data or {}
         return {
@@ -81,7 +81,7 @@ class TrainingOptions(BaseModel, extra="forbid", frozen=True):
         return self
 
     def hyperparameters(self) -> Hyperparameters:
-        """Those of the job. As with ART, all trajectories weigh alike, in one optimiser step."""
+        """Return the job's hyperparameters. As in ART, one optimiser step weighs all trajectories equally."""
         low = self.epsilon or (_PPO_EPSILON if self.ppo else None)
         given: dict[str, Any] = {"clip_low": low, "clip_high": self.epsilon_high or low}
         if self.ppo is False:
@@ -116,7 +116,7 @@ class TrainBody(BaseModel):
 
     @classmethod
     def parsed(cls, body: bytes) -> TrainBody:
-        """A body that is too large to be read between two other requests. Raises ApiError."""
+        """Parse a body, which can be too large to parse on the event loop. Raises ApiError."""
         try:
             return cls.model_validate(read_json(body, most_values=_MOST_VALUES))
         except ValidationError as error:
@@ -133,7 +133,7 @@ class StepsBody(BaseModel):
 
 
 class ArtTrainings:
-    """Makes jobs of train requests. What must survive the server is in the database before a job is."""
+    """The jobs for ART's training requests. A step is in the database before its job is created."""
 
     def __init__(self, server: ServerParts, art: ArtModels) -> None:
         self._server = server
@@ -141,7 +141,7 @@ class ArtTrainings:
         self._beginning = asyncio.Lock()
 
     async def submit(self, content: bytes) -> str:
-        """Have the next step made: its job, or the step where there is nothing to learn. Raises ApiError."""
+        """Start the next step. Return its job's id, or its name if nothing is to learn. Raises ApiError."""
         body = await run_in_threadpool(TrainBody.parsed, content)
         await run_in_threadpool(self._art.steps, body.model_id)
         rows, counts = await run_in_threadpool(lambda: rows_of(body.trajectory_groups, self._speech))
@@ -158,11 +158,11 @@ class ArtTrainings:
 
     @cached_property
     def _speech(self) -> Speech:
-        """The tokenizer and template that all models here share."""
+        """The tokenizer and template, which all models of the server share."""
         return Speech.load(self._server.settings.model)
 
     def _begin(self, body: TrainBody, rows: Sequence[GrpoRow], counts: Mapping[str, int]) -> str:
-        """The job of the next step: a new one, or the one that trains on the same already."""
+        """Return the next step's job: a new one, or the running one if it trains on the same data."""
         server, name, asked = self._server, body.model_id, body.experimental_config.hyperparameters()
         lines = "".join(row.model_dump_json(exclude_none=True) + "\n" for row in rows)
         request_hash = content_hash([lines, asked.model_dump(mode="json")])
@@ -193,7 +193,7 @@ class ArtTrainings:
         return job
 
     def events(self, job: str) -> list[Row]:
-        """The events of a job so far; a step without a job has had nothing to do. Raises ApiError 404."""
+        """Return a job's events so far. A step without a job has trained nothing. Raises ApiError 404."""
         model, _, step = job.partition("@")
         if step and any(known.name == job for known in self._art.steps(model)):
             return [_event("training_started", num_sequences=0), _event("training_ended")]
@@ -220,7 +220,7 @@ class ArtTrainings:
 
 
 def art_routes(server: ServerParts, art: ArtModels) -> APIRouter:
-    """Models, their checkpoints, and training jobs with their events."""
+    """Return the routes for models, their checkpoints, and training jobs with their events."""
     router = APIRouter(prefix="/v1/preview", tags=["ART"], route_class=JsonRoute)
     _add_model_routes(router, server, art)
     trainings = ArtTrainings(server, art)
@@ -230,12 +230,12 @@ def art_routes(server: ServerParts, art: ArtModels) -> APIRouter:
 
     @router.post("/training-jobs", summary="Train a model on trajectories", openapi_extra=body)
     async def create_training_job(request: Request) -> dict[str, str]:
-        """A `grpo` job. Where nothing can be learned, the step goes up all the same, as with ART."""
+        """Create a `grpo` job. As in ART, the step rises even if there is nothing to learn."""
         return {"id": await trainings.submit(await request.body())}
 
     @router.get("/training-jobs/{job}/events", summary="What a training job has done")
     def list_training_events(job: str, after: str | None = None, limit: Limit = 1000) -> dict[str, Any]:
-        """The oldest first. `training_ended` is told once the step is there."""
+        """List events, oldest first. `training_ended` follows once the step exists."""
         return _page(trainings.events(job), after, limit)
 
     return router
@@ -246,7 +246,7 @@ def _add_model_routes(router: APIRouter, server: ServerParts, art: ArtModels) ->
 
     @router.post("/models", summary="Register a model")
     async def create_model(body: ModelBody) -> dict[str, Any]:
-        """At step 0, or the one that is there."""
+        """Create the model at step 0, or return the existing one."""
         async with registering:
             if not body.return_existing and art.tells_tokens(body.name):
                 raise ApiError(409, f"there is a model '{body.name}' already", param="name")
@@ -256,20 +256,20 @@ def _add_model_routes(router: APIRouter, server: ServerParts, art: ArtModels) ->
 
     @router.delete("/models/{name}", summary="Delete a model and its steps")
     async def delete_model(name: str) -> None:
-        """All of it, but for what other models were made of."""
+        """Delete the model, but keep weights that other models were made from."""
         await delete_served(await run_in_threadpool(art.delete, name))
 
     @router.get("/models/{name}/checkpoints", summary="List a model's steps")
     def list_checkpoints(
         name: str, after: str | None = None, limit: Limit = 100, order: Order = "desc"
     ) -> dict[str, Any]:
-        """The newest first, in pages."""
+        """List the steps in pages, newest first by default."""
         rows: list[Row] = [{"id": step.name, "step": step.step, "metrics": {}} for step in art.steps(name)]
         return _page(rows[::-1] if order == "desc" else rows, after, limit)
 
     @router.delete("/models/{name}/checkpoints", summary="Delete steps")
     async def delete_checkpoints(name: str, body: StepsBody) -> dict[str, Any]:
-        """Steps by their numbers; the newest one stays."""
+        """Delete steps by their numbers. The newest step cannot be deleted."""
         steps, unwanted = {step.step for step in await run_in_threadpool(art.steps, name)}, set(body.steps)
         if max(steps) in unwanted:
             raise ApiError(400, f"step {max(steps)} is the newest, and stays", param="steps")
@@ -283,7 +283,7 @@ def _add_model_routes(router: APIRouter, server: ServerParts, art: ArtModels) ->
 
 
 def _page(rows: list[Row], after: str | None, limit: int) -> dict[str, Any]:
-    """A page of rows: those that follow the id `after`, or the first."""
+    """Return a page of rows: the rows after the id `after`, or the first rows."""
     ids = [row["id"] for row in rows]
     start = ids.index(after) + 1 if after in ids else 0
     return list_object((rows[start : start + limit], len(rows) > start + limit), dict)
@@ -294,7 +294,7 @@ def _event(kind: str, **data: Any) -> Row:
 
 
 class ArtExtension:
-    """Serves clients of ART 0.5."""
+    """The server extension for clients of ART 0.5."""
 
     large_paths = frozenset({"/v1/preview/training-jobs"})
     names = ArtNames()
@@ -303,10 +303,10 @@ class ArtExtension:
         self._models: ArtModels | None = None
 
     def routes(self, parts: ServerParts) -> Sequence[APIRouter]:
-        """Those that ART's `ServerlessBackend` asks."""
+        """Return the routes that ART's `ServerlessBackend` calls."""
         self._models = ArtModels(parts.database, parts.models, parts.settings.model)
         return [art_routes(parts, self._models)]
 
     def tells_tokens(self, name: str) -> bool:
-        """Whether a name is ART's: its clients learn from tokens and logprobs, and do not ask for them."""
+        """Return whether a name is ART's. Its clients need token ids and logprobs without asking for them."""
         return self._models is not None and self._models.tells_tokens(name)

@@ -1,6 +1,6 @@
-"""The models that ART's clients train here, the steps of each, and ART's names for them.
+"""The models that ART's clients train on this server, their steps, and ART's names for them.
 
-`agent@3` is a model after three steps, and `agent` the newest. `ServerlessBackend` calls them
+`agent@3` is a model after three steps, and `agent` is its newest step. `ServerlessBackend` calls them
 `wandb-artifact:///ENTITY/PROJECT/agent:step3` and `…/agent`.
 """
 
@@ -30,7 +30,7 @@ from etude.wire.sampling import problems_of
 ART_MODELS = table(
     "art_models", sa.Column("project", sa.Text, nullable=False), sa.Column("base", sa.Text, nullable=False)
 )
-"""The models that ART's clients registered, by their names; `base` is the model that they began as."""
+"""The models that ART's clients registered, by name. `base` is the model that they were trained from."""
 
 ART_STEPS = table(
     "art_steps",
@@ -39,27 +39,27 @@ ART_STEPS = table(
     sa.Column("job", sa.Text),
     sa.Column("served", sa.Text),
 )
-"""`id` is `<model>@<step>`. A step is there when it has a `served` model, or its `job` has made one: it comes
-into being with the job's success, and whatever else the job comes to, it was never there."""
+"""The steps of models; `id` is `<model>@<step>`. A step exists if it has a `served` model or its `job` has
+made one. So a step appears when its job succeeds, and a failed job leaves none."""
 
 _ARTIFACT = re.compile(r"wandb-artifact:///[^/]*/[^/]+/(?P<name>[^/:]+)(:step(?P<step>\d{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class ArtStep:
-    """A step of a model that is there."""
+    """An existing step of a model."""
 
     name: str
-    """`agent@3`."""
+    """The name of the step, such as `agent@3`."""
     model: str
     step: int
     served: str
-    """The name of the model that answers under it."""
+    """The name of the server's model that answers for this step."""
     created: float
 
 
 def steps_of(connection: sa.Connection, model: str | None = None) -> list[ArtStep]:
-    """The steps that are there, of one model or of all, in their order."""
+    """Return the existing steps of one model or of all models, in order."""
     served = sa.func.coalesce(ART_STEPS.c.served, JOBS.c.fine_tuned_model)
     joined = ART_STEPS.outerjoin(JOBS, ART_STEPS.c.job == JOBS.c.id)
     query = (
@@ -74,7 +74,7 @@ def steps_of(connection: sa.Connection, model: str | None = None) -> list[ArtSte
 
 
 def plain_name(name: str) -> str:
-    """`agent@3` or `agent` for any of ART's names; other names as they are."""
+    """Return `agent@3` or `agent` for any form of ART's names, and other names unchanged."""
     artifact = _ARTIFACT.fullmatch(name)
     if artifact is None:
         return name
@@ -82,17 +82,17 @@ def plain_name(name: str) -> str:
 
 
 class ArtNames:
-    """ART's names, as the server looks them up."""
+    """ART's names, for the server's lookup."""
 
     def aliases(self, connection: sa.Connection) -> dict[str, Alias]:
-        """All names, and the models of the steps that they stand for."""
+        """Return all names, with the served model of each."""
         names: dict[str, Alias] = {}
         for step in steps_of(connection):
             names[step.name] = names[step.model] = Alias(step.served, step.created)
         return names
 
     def served_under(self, connection: sa.Connection, name: str) -> str | None:
-        """The model that answers under one of ART's names; None when it is no such name."""
+        """Return the model that answers for one of ART's names; None if the name is not ART's."""
         name = plain_name(name)
         model = name.partition("@")[0]
         steps = steps_of(connection, model)
@@ -102,10 +102,10 @@ class ArtNames:
 
 
 class ArtModels:
-    """The registered models and their steps. Only one server at a time writes here."""
+    """The registered models and their steps. Only one server at a time writes them."""
 
     def __init__(self, engine: sa.Engine, models: ModelStore, source: str) -> None:
-        """`source` is where the server's own model was loaded from: clients may call it by that too."""
+        """Open the store. `source` is the origin of the server's base model, another name for it."""
         self._engine = engine
         self._models = models
         self._source = source
@@ -113,14 +113,13 @@ class ArtModels:
             self._names = set(connection.execute(sa.select(ART_MODELS.c.id)).scalars())
 
     def tells_tokens(self, name: str) -> bool:
-        """Whether a name is ART's: its clients get tokens and logprobs without asking."""
+        """Return whether a name is ART's. Its clients get token ids and logprobs without asking."""
         return plain_name(name).partition("@")[0] in self._names
 
     def register(self, name: str, project: str, base_model: str) -> None:
-        """Take a model in, at step 0. One that is known stays as it is.
+        """Register a model at step 0. A registered model stays as it is.
 
-        Raises ApiError: 404 when it is not to be trained from a model of this server, 409 when there is
-        another of its name.
+        Raises ApiError: 404 if `base_model` is not a model of this server, 409 if another model has the name.
         """
         base = self._models.base.name if base_model == self._source else self._models.get(base_model).name
         known = row_of(self._engine, ART_MODELS, ART_MODELS.c.id == name) or self._add(name, project, base)
@@ -133,7 +132,7 @@ class ArtModels:
             )
 
     def steps(self, name: str) -> list[ArtStep]:
-        """The steps that are there, in their order. Raises ApiError 404 where nobody registered the model."""
+        """Return the existing steps, in order. Raises ApiError 404 if the model is not registered."""
         with self._engine.connect() as connection:
             steps = steps_of(connection, name)
         if not steps:
@@ -142,7 +141,7 @@ class ArtModels:
         return steps
 
     def begin(self, name: str, request_hash: str) -> tuple[ArtStep, str, bool]:
-        """The last step, the job that is to make the next one, and whether that is new: its row is made here.
+        """Return the last step, the next step's job, and whether the job is new. Add the row of a new job.
 
         Raises ApiError 409 while the model is trained on other data.
         """
@@ -153,7 +152,7 @@ class ArtModels:
         return newest, job, live is None
 
     def skip(self, name: str) -> ArtStep:
-        """Go on to the next step with the weights of the last one, as ART does where nothing is to learn.
+        """Add a step with the weights of the last one, as ART does when there is nothing to learn.
 
         Raises ApiError 409 while the model is trained.
         """
@@ -162,7 +161,7 @@ class ArtModels:
         return self.steps(name)[-1]
 
     def drop(self, name: str, numbers: set[int]) -> list[str]:
-        """Forget some steps; gives the models that no step stands for any more."""
+        """Delete some steps. Return the served models that no step uses any more."""
         dropped = [step for step in self.steps(name) if step.step in numbers]
         with self._engine.begin() as connection:
             connection.execute(
@@ -171,7 +170,7 @@ class ArtModels:
             return self._unused(connection, {step.served for step in dropped})
 
     def delete(self, name: str) -> list[str]:
-        """Forget a model; gives the models that no step stands for any more.
+        """Delete a model. Return the served models that no step uses any more.
 
         Raises ApiError 409 while the model is trained.
         """
@@ -185,15 +184,15 @@ class ArtModels:
         return unused
 
     def _unused(self, connection: sa.Connection, served: set[str]) -> list[str]:
-        """Those of the models that are neither a step nor a base of what is registered, nor the server's."""
+        """Return the models in `served` that neither a step, a registered model nor the server needs."""
         bases = set(connection.execute(sa.select(ART_MODELS.c.base)).scalars())
         still = {step.served for step in steps_of(connection)} | bases | {self._models.base.name}
         return sorted(served - still)
 
     def _newest_and_job(self, name: str, request_hash: str = "") -> tuple[ArtStep, str | None]:
-        """The last step, and the job of the next one where it is under way.
+        """Return the last step, and the unfinished job of the next step if there is one.
 
-        Raises ApiError 409 when that job is not of this request.
+        Raises ApiError 409 if that job belongs to another request.
         """
         newest = self.steps(name)[-1]
         query = (
@@ -210,7 +209,7 @@ class ArtModels:
         return newest, None if live is None else live.job
 
     def _put(self, model: str, step: int, **facts: Any) -> None:
-        """In the place of a step that never came to be."""
+        """Add a step. It replaces the row of a step whose job failed."""
         row = {"id": f"{model}@{step}", "created": time.time(), "model": model, "step": step, **facts}
         with self._engine.begin() as connection:
             connection.execute(sa.delete(ART_STEPS).where(ART_STEPS.c.id == row["id"]))
@@ -228,7 +227,7 @@ class ArtModels:
 
 
 class ChoiceToken(BaseModel):
-    """A sampled token in a choice's logprobs, named `token_id:7`."""
+    """A sampled token in a choice's logprobs, with a name such as `token_id:7`."""
 
     token: str
     logprob: FiniteFloat
@@ -242,7 +241,7 @@ class ChoiceLogprobs(BaseModel):
 
 
 class ArtChoice(BaseModel):
-    """OpenAI's `Choice`: what marks it among messages is its `finish_reason`."""
+    """OpenAI's `Choice`. Its `finish_reason` distinguishes it from plain messages."""
 
     message: Message
     logprobs: ChoiceLogprobs | None = None
@@ -250,16 +249,16 @@ class ArtChoice(BaseModel):
 
 @dataclass(slots=True)
 class _Branch:
-    """Turns whose tokens extend each other."""
+    """A branch: turns whose tokens extend each other."""
 
     ids: tuple[int, ...] = ()
     turns: list[GrpoTurn] = field(default_factory=list)
 
 
 def rows_of(groups: Sequence[ArtGroup], speech: Speech) -> tuple[list[GrpoRow], Counter[str]]:
-    """The rows of the groups whose rewards differ, and counts of what was found in them.
+    """Return rows of the groups whose rewards differ, and counts of drifted prompts and missing logprobs.
 
-    Raises ApiError that names the place of what is wrong.
+    Raises ApiError with the place of the fault.
     """
     counts: Counter[str] = Counter(drifted_prompts=0, trajectories_without_logprobs=0)
     rows = []
@@ -283,7 +282,7 @@ def rows_of(groups: Sequence[ArtGroup], speech: Speech) -> tuple[list[GrpoRow], 
 
 
 def _branches(history: ArtHistory, speech: Speech, counts: Counter[str], inside: str) -> list[_Branch]:
-    """Those of a history; none where no choice has logprobs."""
+    """Return the branches of a history; none if no choice has logprobs."""
     branches: list[_Branch] = []
     messages: list[Message] = []
     for number, message in enumerate(history.messages_and_choices):
@@ -315,7 +314,7 @@ def _branches(history: ArtHistory, speech: Speech, counts: Counter[str], inside:
                 raise _wrong(where, f"{len(branch.ids)} tokens up to here, and the context ends at {end}")
             logprobs = tuple(token.logprob for token in tokens)
             branch.turns.append(GrpoTurn(context_ids=context, token_ids=sampled, logprobs=logprobs))
-        # As a client would send it back.
+        # Keep the answer in the form in which a client would send it back.
         kept = {key: value for key, value in choice.message.items() if value is not None}
         messages.append({"content": "", **kept, "role": "assistant"})
     return branches

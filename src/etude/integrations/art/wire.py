@@ -1,8 +1,8 @@
-"""Trajectories as OpenPipe ART's JSON: groups, trajectories, messages and choices. Pure functions.
+"""Trajectories in OpenPipe ART's JSON: groups, trajectories, messages and choices. Pure functions.
 
-The shapes are those of `art.trajectories` 0.4.11 and 0.5.17, which are the same but for fields that
-either ignores. A message that the model sampled is an OpenAI `Choice` with logprobs and is trained on;
-every other message is a plain dict.
+The shapes match `art.trajectories` 0.4.11 and 0.5.17. Each release ignores the fields that only the other
+has. A message that the model sampled is an OpenAI `Choice` with logprobs, and ART trains on it. Every other
+message is a plain dict.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ FLAT = "group without differing rewards"
 
 @dataclass(frozen=True, slots=True)
 class ArtGroups:
-    """The groups of a job, and counts of what was left out."""
+    """The groups of a job, and counts of the trajectories that were left out."""
 
     groups: list[Json]
     trajectories: int
     rejected: dict[str, int] = field(default_factory=dict)
-    """Trajectories that were left out, by reason."""
+    """The number of trajectories that were left out, by reason."""
 
 
 class ArtModel(BaseModel):
@@ -56,7 +56,7 @@ class ArtModel(BaseModel):
 
     @classmethod
     def of(cls, config: ARTTrainerAdapterConfig) -> ArtModel:
-        """The model that a config trains."""
+        """Describe the model that a config trains."""
         backend, training = config.backend, config.training
         options = {"learning_rate": training.learning_rate, "beta": training.beta}
         internal = {
@@ -73,14 +73,14 @@ class ArtModel(BaseModel):
 
 
 class ArtHistory(BaseModel):
-    """ART's `History`: messages, and among them the choices that the model sampled."""
+    """ART's `History`: messages, and the choices that the model sampled among them."""
 
     messages_and_choices: list[Json] = Field(default_factory=list)
     tools: list[Tool] | None = None
 
 
 class ArtTrajectory(ArtHistory):
-    """ART's `Trajectory`: what was said in an episode, and its reward."""
+    """ART's `Trajectory`: the messages of an episode, and its reward."""
 
     additional_histories: list[ArtHistory] = Field(default_factory=list)
     reward: FiniteFloat = 0.0
@@ -102,10 +102,10 @@ class ArtGroup(BaseModel):
 
 
 def groups_of(collection: TrajectoryCollection) -> ArtGroups:
-    """The collection as ART's groups, without the trajectories that ART could not train on.
+    """Return the collection as ART's groups, without the trajectories that ART cannot train on.
 
-    Raises CapabilityError for step rewards, which ART has no place for, and TrainingError when nothing
-    is left: an ART server says of such a batch that it is done.
+    Raises CapabilityError for step rewards, which ART does not support. Raises TrainingError if nothing is
+    left, because an ART server would report such a batch as done.
     """
     rejected: Counter[str] = Counter()
     groups: list[Json] = []
@@ -122,7 +122,7 @@ def groups_of(collection: TrajectoryCollection) -> ArtGroups:
                 kept.append(trajectory_of(trajectory))
             except ValueError as error:
                 rejected[str(error)] += 1
-        # The server skips them without a word, and counts the step all the same.
+        # The server skips groups with equal rewards silently, but counts the step.
         if len({each.reward for each in kept}) > 1:
             groups.append(ArtGroup(trajectories=kept).model_dump())
         elif kept:
@@ -140,9 +140,9 @@ def groups_of(collection: TrajectoryCollection) -> ArtGroups:
 def check_episode_order(trajectory: Trajectory) -> None:
     """Raise ValueError unless the items are in an order that ART can train on.
 
-    Items are system, user, assistant and tool messages; the first is a system or a user message, the
-    last the assistant's; no two neighbours have the same role, but for system and tool messages; tool
-    messages answer an assistant.
+    Items are system, user, assistant and tool messages. The first is a system or user message, the last an
+    assistant message. Only system and tool messages may follow one of the same role. A tool message follows
+    an assistant or tool message.
     """
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
     roles = [item.role for item in items]
@@ -155,7 +155,7 @@ def check_episode_order(trajectory: Trajectory) -> None:
         raise ValueError(f"its first message is of the role {roles[0]}, not system or user")
     if roles[-1] is not EpisodeItemRole.ASSISTANT:
         raise ValueError(f"its last message is of the role {roles[-1]}, not assistant")
-    # System messages, as in the reference; results of parallel tool calls follow each other as well.
+    # System messages may repeat, as in the reference. Results of parallel tool calls repeat too.
     may_repeat = (EpisodeItemRole.SYSTEM, EpisodeItemRole.TOOL)
     answering = (EpisodeItemRole.ASSISTANT, EpisodeItemRole.TOOL)
     for before, after in pairwise(roles):
@@ -166,12 +166,12 @@ def check_episode_order(trajectory: Trajectory) -> None:
 
 
 def trajectory_of(trajectory: Trajectory, *, needs_tokens: bool = True) -> ArtTrajectory:
-    """ART's `Trajectory`. Raises ValueError when an answer lacks its tokens or logprobs.
+    """Return ART's `Trajectory`. Raises ValueError if an answer lacks its token ids or logprobs.
 
-    Where it does not need them, such an answer goes with the logprobs of OpenAI's that it has, or with none.
+    Without `needs_tokens`, such an answer keeps its logprobs in OpenAI's format, or has none.
     """
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
-    # A choice is trained on as a whole; an answer of no weight is a message like others.
+    # ART trains on a whole choice. An answer with zero weight becomes a plain message.
     sampled = [item for item in items if item.is_sampled and (item.weights is None or any(item.weights))]
     if not sampled:
         raise ValueError("it has no message that the model sampled, or none that is to be trained on")
@@ -189,7 +189,7 @@ def trajectory_of(trajectory: Trajectory, *, needs_tokens: bool = True) -> ArtTr
 
 
 def _choice(item: EpisodeItem, needs_tokens: bool) -> Json:
-    """OpenAI's `Choice`."""
+    """Return an answer as OpenAI's `Choice`."""
     try:
         logprobs: Json | None = _logprobs(item)
     except ValueError:
@@ -206,7 +206,7 @@ def _choice(item: EpisodeItem, needs_tokens: bool) -> Json:
 
 
 def _logprobs(item: EpisodeItem) -> Json:
-    """The sampled tokens by their ids, in vLLM's notation, which ART's tokeniser reads."""
+    """Return the sampled tokens by id, in vLLM's notation, which ART's tokeniser reads."""
     ids, logprobs = item.token_ids, item.logprobs
     if not ids:
         raise ValueError("an answer has no token ids")
@@ -227,9 +227,9 @@ def _message(item: EpisodeItem) -> Json:
 
 
 def group_of(trajectories: list[Trajectory]) -> ArtGroup:
-    """The trajectories of an example, with a `Choice` of OpenAI's for each answer that is trained on.
+    """Return an example's trajectories, with OpenAI's `Choice` for each answer that is trained on.
 
-    Raises ValueError for one that ART could not take.
+    Raises ValueError for a trajectory that ART cannot train on.
     """
     from openai.types.chat.chat_completion import Choice
 

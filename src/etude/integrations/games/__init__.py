@@ -1,1 +1,1 @@
-"""Environments of other libraries as workflows: Gymnasium, TextArena, reasoning-gym."""
+"""Workflows for environments of other libraries: Gymnasium, TextArena, reasoning-gym."""

@@ -1,6 +1,6 @@
-"""Gymnasium's environments as a workflow: `workflow: {_type: gym, id: FrozenLake-v1}`.
+"""Workflows for Gymnasium's environments and TextArena's games.
 
-And TextArena's games, a model on each seat: `workflow: {_type: textarena, id: Nim-v0, …}`.
+`workflow: {_type: gym, id: FrozenLake-v1}` or `workflow: {_type: textarena, id: Nim-v0, …}`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
 Reader: TypeAlias = Callable[[str], Any]
-"""Gives the action that an answer stands for. Raises ValueError, whose message the model is shown."""
+"""A function that converts an answer to an action. Raises ValueError with a message for the model."""
 
 _MOST_NUMBERS = 256
-"""Longer arrays are pictures or the like, which text does not show."""
+"""The longest array shown as text. Longer arrays are usually pictures."""
 
 
 class GymConfig(GameConfig, name="gym"):
-    """A game of Gymnasium's, or of your own with the same interface. The reward is the sum of its rewards."""
+    """A Gymnasium game, or a custom one with the same interface. The reward is the sum of its rewards."""
 
     package = "gymnasium"
     extra = "gym"
@@ -53,26 +53,26 @@ class GymConfig(GameConfig, name="gym"):
     id: str
     """A registered id such as `FrozenLake-v1`, or `module:name` of a class or function that makes one."""
     observation: str | None = None
-    """`module:function` that makes text of an observation. Left out: text, numbers and small arrays are shown
-    as they are, and where the environment renders as `ansi`, that is shown."""
+    """`module:function` that converts an observation to text. Default: text, numbers and small arrays are
+    shown as they are, and an environment that renders as `ansi` shows its rendering."""
     action: list[str] | dict[str, Any] | str | None = None
-    """The words of actions 0, 1, …; words with their actions; or `module:function` of the answer's text,
-    which raises ValueError for what is none. Left out: numbers of a discrete space, or the text itself."""
+    """The words for actions 0, 1, …; a mapping from words to actions; or `module:function`, which converts an
+    answer's text or raises ValueError. Default: the numbers of a discrete space, or the text itself."""
     invalid_penalty: FiniteFloat = Field(default=0.0, ge=0)
-    """Taken from the reward for each answer that is no action; the model is told, and asked again."""
+    """The penalty on the reward for each invalid action. The model is told, and asked again."""
     step_rewards: bool = False
-    """Credit each answer with what came after it, in place of the whole game's reward."""
+    """Set this to credit each answer with the rewards after it, instead of the reward of the whole game."""
     model: LlmRef | None = None
-    """The model that plays; left out: the trained one."""
+    """The model that plays. Default: the trained model."""
 
     def supplies(self) -> Supplies:
-        """Seeds, the reward, turns and invalid answers."""
+        """Return the seeds, and the evaluators for the reward, turns and invalid answers."""
         return self.measures({WORKFLOW: self.model})
 
 
 @register_workflow(config_type=GymConfig)
 async def gym(config: GymConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Raises MissingExtraError without gymnasium, RequestError for an id that it does not know."""
+    """Build the workflow. Raises MissingExtraError without gymnasium, RequestError for an unknown id."""
     gymnasium = config.library()
     if is_import_path(config.id):
         make = partial(named_function(config.id, "id"), **config.arguments)
@@ -80,7 +80,7 @@ async def gym(config: GymConfig, builder: Builder) -> AsyncIterator[Workflow]:
         names = {*gymnasium.registry, *(name.rpartition("-v")[0] for name in gymnasium.registry)}
         if config.id not in names:
             raise unknown("environment of Gymnasium's", config.id, names)
-        # Its checker only prints warnings; what an episode needs is checked here, and raised.
+        # Gymnasium's checker only prints warnings. Etude checks what an episode needs, and raises.
         make = partial(gymnasium.make, config.id, disable_env_checker=True, **config.arguments)
     observation = None if config.observation is None else named_function(config.observation, "observation")
     yield Workflow(config.id, GymGame(config, make, observation), config.timeout)
@@ -88,14 +88,14 @@ async def gym(config: GymConfig, builder: Builder) -> AsyncIterator[Workflow]:
 
 @dataclass(frozen=True)
 class GymGame:
-    """The workflow: plays one game for each example, whose `seed` and `options` go to `reset`."""
+    """The workflow: plays one game for each example, and passes its `seed` and `options` to `reset`."""
 
     config: GymConfig
     make: Callable[[], Any]
     observation: Callable[..., Any] | None = None
 
     async def __call__(self, example: Example, episode: Episode) -> dict[str, Any]:
-        """Play until it is over, or `max_turns`. Raises EnvironmentFailed."""
+        """Play until the game is over, or for `max_turns` turns. Raises EnvironmentFailed."""
         config = self.config
         player = Player(WORKFLOW, config.model, config.prompt, config.history)
         course = Course(config.id, rewards={WORKFLOW: 0.0})
@@ -114,7 +114,7 @@ class GymGame:
     async def _step(
         self, guest: Guest[Any], read: Reader, text: str, course: Course, episode: Episode
     ) -> tuple[str, bool]:
-        """The text that the model is shown next, and whether the game is over."""
+        """Take one step. Return the next text for the model, and whether the game is over."""
         try:
             action = read(text)
         except ValueError as error:
@@ -135,7 +135,7 @@ class GymGame:
         return self._shown(env, observation), reward, bool(terminated or truncated)
 
     def _shown(self, env: Any, observation: Any) -> str:
-        """The text of an observation; made in the environment's thread, which may have to render it."""
+        """Return an observation as text. Runs in the environment's thread, because it may render."""
         if self.observation is not None:
             return str(self.observation(observation, env))
         if getattr(env, "render_mode", None) == "ansi" and not isinstance(observation, str):
@@ -150,9 +150,9 @@ class GymGame:
 
 
 def _beginning(example: Example, what: str) -> tuple[int | None, Mapping[str, Any] | None]:
-    """The `seed` and the `options` that a game is reset with; a row has either or both.
+    """Return the `seed` and `options` to reset a game with. A row has one of them or both.
 
-    Raises EpisodeError for an example that has neither: each of its episodes would be another game.
+    Raises EpisodeError for an example with neither, because each of its episodes would be a different game.
     """
     options = example.inputs.get("options")
     if options is not None and not isinstance(options, Mapping):
@@ -162,9 +162,9 @@ def _beginning(example: Example, what: str) -> tuple[int | None, Mapping[str, An
 
 
 def reader_of(written: list[str] | dict[str, Any] | str | None, space: Any) -> Reader:
-    """The reader of actions that the config names, or else one for the environment's space of actions.
+    """Return the action reader from the config, or the default for the environment's action space.
 
-    Raises RequestError where neither tells.
+    Raises RequestError if there is neither.
     """
     if isinstance(written, str):
         return named_function(written, "action")
@@ -186,9 +186,9 @@ def reader_of(written: list[str] | dict[str, Any] | str | None, space: Any) -> R
 
 
 def chosen_action(text: str, actions: Mapping[str, Any]) -> Any:
-    """The action whose word an answer is, whatever the case, or is the only one that it mentions.
+    """Return the action whose word the answer is, or is the only one in the answer. Case does not matter.
 
-    Raises ValueError where none is meant, or several could be.
+    Raises ValueError if the answer has no action, or several.
     """
     words = {word.casefold(): action for word, action in actions.items()}
     answer = text.strip().casefold()
@@ -202,9 +202,9 @@ def chosen_action(text: str, actions: Mapping[str, Any]) -> Any:
 
 
 def text_of_observation(value: Any) -> str:
-    """Text as it is, numbers and arrays of them in a row, mappings as lines.
+    """Return text unchanged, numbers and arrays on one line, and mappings as lines.
 
-    Raises ValueError for what has no such text.
+    Raises ValueError for large arrays and other objects.
     """
     if isinstance(value, str | bool):
         return str(value)
@@ -225,7 +225,7 @@ def text_of_observation(value: Any) -> str:
 
 
 class TextArenaConfig(GameConfig, name="textarena"):
-    """A game of TextArena's. Each player's reward is the game's, from -1 to 1."""
+    """A TextArena game. Each player's reward comes from the game, from -1 to 1."""
 
     package = "textarena"
     extra = "textarena"
@@ -234,30 +234,30 @@ class TextArenaConfig(GameConfig, name="textarena"):
     id: str
     """A registered game, such as `TicTacToe-v0`."""
     seats: list[LlmRef] = Field(default_factory=list)
-    """The models of player 0, 1, …; left out: one player, the trained model. Their agents are called
-    `player_0`, `player_1`, …"""
+    """The models of player 0, 1, … Default: one player, the trained model. The agents are called `player_0`,
+    `player_1`, …"""
     rules: bool = True
-    """Whether players are shown the game's own rules at the beginning."""
+    """Show players the game's rules at the start."""
     invalid_penalty: FiniteFloat = Field(default=0.0, ge=0)
-    """Taken from a player's reward where the game was ended by its invalid move."""
+    """The penalty on a player's reward if its invalid move ended the game."""
 
     def agents(self) -> Mapping[str, str | None]:
-        """A seat's agent, and its model."""
+        """Return the agent of each seat, with its model."""
         if len(self.seats) < 2:
             return {WORKFLOW: self.seats[0] if self.seats else None}
         return {f"player_{number}": model for number, model in enumerate(self.seats)}
 
     def supplies(self) -> Supplies:
-        """Seeds, each player's reward, turns and invalid moves."""
+        """Return the seeds, and the evaluators for each player's reward, turns and invalid moves."""
         return self.measures(self.agents())
 
 
 @register_workflow(config_type=TextArenaConfig)
 async def textarena(config: TextArenaConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Raises MissingExtraError without TextArena, RequestError for a game that it does not know.
+    """Build the workflow. Raises MissingExtraError without TextArena, RequestError for an unknown game.
 
-    With `history` it is made without the wrappers that write the game so far into each observation, as the
-    conversation has that already.
+    With `history`, the game omits the wrappers that repeat the game so far in each observation, because the
+    conversation already has it.
     """
     library = config.library()
     registry = config.library("textarena.envs.registration").ENV_REGISTRY
@@ -280,18 +280,18 @@ async def textarena(config: TextArenaConfig, builder: Builder) -> AsyncIterator[
 
 @dataclass(frozen=True)
 class TextArenaGame:
-    """The workflow: plays one game for each example, with its `seed`."""
+    """The workflow: plays one game for each example, from the example's `seed`."""
 
     config: TextArenaConfig
     make: Callable[[], Any]
 
     async def __call__(self, example: Example, episode: Episode) -> dict[str, Any]:
-        """Play until it is over. Raises EnvironmentFailed, also for a game without an end in `max_turns`."""
+        """Play until the game is over. Raises EnvironmentFailed, also after `max_turns` without an end."""
         config, seed = self.config, whole_number(example, "seed", self.config.id)
         agents = config.agents()
         players = [Player(name, model, config.prompt, config.history) for name, model in agents.items()]
         course = Course(config.id)
-        # Its games draw from Python's global generator.
+        # TextArena's games draw from Python's global random generator.
         async with opened(config.id, self.make, config.call_timeout, OwnRandom(seed)) as guest:
             await guest.call("reset()", lambda env: env.reset(num_players=len(players), seed=seed))
             over = False
@@ -312,7 +312,7 @@ class TextArenaGame:
         return course.record(episode, config.invalid_penalty)
 
     def _observed(self, env: Any) -> tuple[int, str]:
-        """Whose turn it is, and what was said or happened since its last one."""
+        """Return the player whose turn it is, and the messages and events since its last turn."""
         seat, observation = env.get_observation()
         models = max(1, len(self.config.seats))
         if seat not in range(models):
@@ -330,5 +330,5 @@ class TextArenaGame:
 
 
 def _stepped(action: str, env: Any) -> bool:
-    """Whether the game is over after a player's answer."""
+    """Play an answer, and return whether the game is over."""
     return bool(env.step(action=action)[0])

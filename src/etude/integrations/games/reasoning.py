@@ -1,4 +1,4 @@
-"""reasoning-gym's tasks as a workflow: `workflow: {_type: reasoning_gym, task: gcd}`."""
+"""The workflow for reasoning-gym's tasks: `workflow: {_type: reasoning_gym, task: gcd}`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
 _ALL = 2**20
-"""Tasks that a dataset of reasoning-gym is made for; each is made when it is asked for."""
+"""The size of a reasoning-gym dataset. It generates each entry on access."""
 _TRIES = 200
-"""Tasks looked at for each example that is wanted."""
+"""The maximum number of entries to generate for each requested example."""
 _HELD_OUT = 4
-"""One in so many questions is held out, by its content."""
+"""One in this many questions is held out, by its content hash."""
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class ReasoningGymConfig(SizesConfig, name="reasoning_gym"):
-    """One question, one answer, scored by the task's own `score_answer`. The text within the last
-    `<answer>…</answer>` is the answer; without one, all that was said."""
+    """One question and one answer, which the task's `score_answer` scores. The answer is the text in the last
+    `<answer>…</answer>`, or the whole reply without such a tag."""
 
     package = "reasoning_gym"
     extra = "reasoning-gym"
@@ -40,36 +40,36 @@ class ReasoningGymConfig(SizesConfig, name="reasoning_gym"):
     task: str
     """The task, such as `gcd`."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """Its options, such as `{max_value: 20}`."""
+    """The task's options, such as `{max_value: 20}`."""
     prompt: str = "{question}"
-    """The text that the model is shown."""
+    """The prompt for the model. `{question}` stands for the question."""
     model: LlmRef | None = None
-    """The model that answers; left out: the trained one."""
+    """The model that answers. Default: the trained model."""
 
     def supplies(self) -> Supplies:
-        """Its questions, and their scores."""
+        """Return the questions, and the evaluator for their scores."""
         kind = {"_type": "reasoning_gym", "task": self.task, "config": self.config}
         reward = {"reward": {"_type": "measured", "name": "reward"}}
         return Supplies(**self.datasets(kind), evaluators=reward, reward="reward")
 
 
 class ReasoningGymDatasetConfig(DatasetConfig, name="reasoning_gym"):
-    """Questions of a task of reasoning-gym's, each once. One in four is held out for validation, whatever
-    the seed, so that no question is in both splits."""
+    """The distinct questions of a reasoning-gym task. One in four is held out for validation, whatever the
+    seed is, so that no question is in both splits."""
 
     task: str
-    """The task."""
+    """The task, such as `gcd`."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """Its options."""
+    """The task's options."""
     size: int = Field(default=256, ge=1)
-    """How many examples."""
+    """The number of examples."""
     seed: int = Field(default=0, ge=0)
-    """Draws other questions."""
+    """The seed of the questions. Another seed gives other questions."""
     split: Literal["train", "validation"] = "train"
-    """Which of the two."""
+    """The split: `train` or `validation`."""
 
     def examples(self) -> list[Example]:
-        """The examples. Raises DatasetError where the task has too few different questions."""
+        """Generate the examples. Raises DatasetError if the task has too few different questions."""
         entries, made = entries_of(self.task, self.config, self.seed), dict[str, Example]()
         for index in range(min(_ALL, self.size * _TRIES)):
             try:
@@ -90,7 +90,7 @@ class ReasoningGymDatasetConfig(DatasetConfig, name="reasoning_gym"):
 
 
 def entries_of(task: str, options: Mapping[str, Any], seed: int) -> Any:
-    """The dataset of a task. Raises RequestError for an unknown one, and for options that do not fit."""
+    """Return a task's dataset. Raises RequestError for an unknown task and for options that do not fit."""
     library = ReasoningGymConfig.library()
     known = ReasoningGymConfig.library("reasoning_gym.factory").DATASETS
     if task not in known:
@@ -105,14 +105,14 @@ def entries_of(task: str, options: Mapping[str, Any], seed: int) -> Any:
 async def reasoning_gym_dataset(
     config: ReasoningGymDatasetConfig, builder: Builder
 ) -> AsyncIterator[ReasoningGymDatasetConfig]:
-    """Raises MissingExtraError without reasoning-gym."""
+    """Build the dataset. Raises MissingExtraError without reasoning-gym."""
     ReasoningGymConfig.library()
     yield config
 
 
 @register_workflow(config_type=ReasoningGymConfig)
 async def reasoning_gym(config: ReasoningGymConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Raises MissingExtraError without reasoning-gym, RequestError for a task that it does not have."""
+    """Build the workflow. Raises MissingExtraError without reasoning-gym, RequestError as `entries_of`."""
     name = f"reasoning-gym's {config.task}"
     await in_time(name, lambda: entries_of(config.task, config.config, 0), config.call_timeout)
     yield Workflow(config.task, ReasoningTask(config), config.timeout)
@@ -124,10 +124,10 @@ class ReasoningTask:
 
     config: ReasoningGymConfig
     _entries: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The datasets that were made, by seed."""
+    """A cache of the datasets, by seed."""
 
     async def __call__(self, example: Example, episode: Episode) -> str:
-        """The answer."""
+        """Ask the question, record the score, and return the answer."""
         name, seconds = f"reasoning-gym's {self.config.task}", self.config.call_timeout
         entries, entry = await in_time(name, lambda: self._entry(example), seconds)
         prompt = self.config.prompt.replace("{question}", str(entry["question"]))
@@ -141,7 +141,7 @@ class ReasoningTask:
         return answer
 
     def _entry(self, example: Example) -> tuple[Any, Any]:
-        """The dataset and the entry that an example is of. Raises EpisodeError for one of no entry."""
+        """Return an example's dataset and entry. Raises EpisodeError if its question is not the entry's."""
         what = f"the task '{self.config.task}' of reasoning-gym, which makes and scores its own questions,"
         seed, index = (whole_number(example, name, what) for name in ("seed", "index"))
         entries = self._entries.get(seed) or entries_of(self.config.task, self.config.config, seed)

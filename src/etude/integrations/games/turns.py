@@ -1,4 +1,4 @@
-"""Games in turns: the options that their workflows share, calls into an environment, and each seat's part."""
+"""The shared parts of turn-based games: options, timed calls into an environment, players and scores."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ T = TypeVar("T")
 
 
 class SizesConfig(WorkflowConfig):
-    """How many examples an environment brings, and how long it may take."""
+    """The number of examples that an environment supplies, and its time limits."""
 
     package: ClassVar[str]
     """The import name of the library."""
     extra: ClassVar[str]
 
     size: int = Field(default=256, ge=1)
-    """Training examples that it brings."""
+    """The number of training examples to generate."""
     validation_size: int = Field(default=128, ge=1)
-    """Held-out examples that it brings."""
+    """The number of held-out examples to generate."""
     seed: int = Field(default=0, ge=0)
-    """Draws other examples."""
+    """The seed of the examples. Another seed gives other examples."""
     call_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """Seconds that a call into the environment may take."""
+    """The time limit in seconds of each call into the environment."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """Seconds that an episode may take."""
+    """The time limit of an episode in seconds."""
 
     @classmethod
     def library(cls, module: str | None = None) -> Any:
-        """The library, or a module of it. Raises MissingExtraError where it is not installed."""
+        """Import the library, or a module of it. Raises MissingExtraError if it is not installed."""
         if importlib.util.find_spec(cls.package) is None:
             raise MissingExtraError(f"`_type: {cls.type_name}`", cls.extra)
         return importlib.import_module(module or cls.package)
 
     def datasets(self, kind: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-        """The two datasets that `Supplies` takes, of a dataset component of that kind."""
+        """Return the two datasets for `Supplies`, from the config of a dataset component."""
         shared = {**kind, "seed": self.seed}
         return {
             "dataset": {**shared, "size": self.size},
@@ -63,19 +63,19 @@ class SizesConfig(WorkflowConfig):
 
 
 class GameConfig(SizesConfig):
-    """Options of games that are played in turns."""
+    """Options of turn-based games."""
 
     prompt: str | None = None
-    """Put before the first observation that a player is shown."""
+    """Text to put before a player's first observation."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     max_turns: int = Field(default=50, ge=1)
-    """Answers of all players after which the game is stopped."""
+    """The maximum number of answers of all players together. The game stops after them."""
     history: bool = True
-    """Whether a player is shown the whole game so far, or only the prompt and what is to be seen now."""
+    """Show a player the whole game so far. If false, show only the prompt and the current observation."""
 
     def measures(self, seats: Mapping[str, str | None]) -> Supplies:
-        """Seeds, and what a game measures: the reward (of several seats, of each), turns, invalid answers."""
+        """Return seeds, and evaluators for turns, invalid answers and the reward of each seat."""
         common = {name: {"_type": "measured", "name": name} for name in ("turns", "invalid")}
         datasets = self.datasets({"_type": "seeds"})
         if len(seats) < 2:
@@ -93,7 +93,7 @@ class GameConfig(SizesConfig):
 
 
 def named_function(path: str, key: str) -> Callable[..., Any]:
-    """The function or class that a key of the config names. Raises RequestError for what is none."""
+    """Import the function or class that a config key names. Raises RequestError for other objects."""
     made: Callable[..., Any] = import_object(path)
     if not callable(made):
         raise RequestError(f"{key}: '{path}' is no class or function")
@@ -101,14 +101,14 @@ def named_function(path: str, key: str) -> Callable[..., Any]:
 
 
 def unknown(what: str, name: str, known: Any) -> RequestError:
-    """The error about an environment that a library does not have, with the nearest name."""
+    """Return the error for an unknown environment, with the nearest known name."""
     return RequestError(f"there is no {what} '{name}'" + alternatives(name, sorted(known)))
 
 
 def whole_number(example: Example, name: str, what: str) -> int:
-    """An input of an example that a game cannot do without. Raises EpisodeError where it is none.
+    """Return a required whole number from an example's inputs. Raises EpisodeError if it is not one.
 
-    Text counts as the number that it spells: all that a CSV file holds is text.
+    Text is converted, because all values of a CSV file are text.
     """
     value = example.inputs.get(name)
     try:
@@ -122,11 +122,11 @@ def whole_number(example: Example, name: str, what: str) -> int:
 
 
 class EnvironmentFailed(EpisodeError):
-    """An environment raised, took too long, or gave something that is no observation or reward."""
+    """A failure of an environment: it raised, took too long, or gave an invalid observation or reward."""
 
 
 async def in_time(what: str, fn: Callable[[], T], seconds: float) -> T:
-    """The result of `fn`, run in a thread. Raises EnvironmentFailed, naming `what`, also after `seconds`."""
+    """Run `fn` in a thread. Raises EnvironmentFailed about `what` if it raises or exceeds `seconds`."""
     try:
         async with asyncio.timeout(seconds) as limit:
             return await call_in_thread(fn)
@@ -140,7 +140,7 @@ async def in_time(what: str, fn: Callable[[], T], seconds: float) -> T:
 
 
 class Guest(Generic[EnvT]):
-    """Somebody else's environment, which is called in threads, never twice at the same time."""
+    """An environment of another library. Calls run in threads, one at a time."""
 
     def __init__(
         self, name: str, env: EnvT, seconds: float, around: Callable[[], AbstractContextManager[Any]]
@@ -151,7 +151,7 @@ class Guest(Generic[EnvT]):
         self._lock = threading.Lock()
 
     async def call(self, what: str, fn: Callable[[EnvT], T]) -> T:
-        """The result of `fn`; `what` names the call. Raises EnvironmentFailed."""
+        """Call `fn` with the environment. `what` names the call in errors. Raises EnvironmentFailed."""
 
         def locked() -> T:
             with self._lock, self._around():
@@ -167,7 +167,7 @@ async def opened(
     seconds: float,
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> AsyncIterator[Guest[EnvT]]:
-    """An environment for the duration, which is closed whatever happens; `around` each call into it."""
+    """Open an environment, and always close it. The context `around` wraps each call into it."""
 
     def begin() -> EnvT:
         with around():
@@ -181,7 +181,7 @@ async def opened(
     try:
         yield guest
     except BaseException:
-        # What went wrong first is what counts.
+        # The first error matters more than an error of `close`.
         with suppress(EnvironmentFailed):
             await guest.call("close()", close)
         raise
@@ -192,9 +192,9 @@ _global_random = threading.Lock()
 
 
 class OwnRandom:
-    """Gives code that draws from Python's global generator a stream of its own, which others do not disturb.
+    """A separate random stream for code that draws from Python's global random generator.
 
-    One call at a time in the whole process.
+    Only one such call at a time runs in the whole process.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -202,7 +202,7 @@ class OwnRandom:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """The global generator is its own for the duration."""
+        """Swap this object's state into the global generator for the duration."""
         with _global_random:
             before = random.getstate()
             random.setstate(self._state)
@@ -215,7 +215,7 @@ class OwnRandom:
 
 @dataclass
 class Player:
-    """One seat at a game: what it was shown, what it said, and the model that speaks for it."""
+    """One seat of a game: its conversation, and the model that answers for it."""
 
     name: str
     model: str | None = None
@@ -224,7 +224,7 @@ class Player:
     messages: list[Message] = field(default_factory=list)
 
     async def answer(self, episode: Episode, observation: str) -> str:
-        """The model's answer to an observation. Its calls are those of the function with the seat's name."""
+        """Return the model's answer to an observation. The call is recorded under the seat's name."""
         if not self.history:
             self.messages.clear()
         if not self.messages and self.prompt:
@@ -238,7 +238,7 @@ class Player:
 
 @dataclass
 class Course:
-    """How a game went: turns, invalid answers, and what each seat has earned so far."""
+    """The results of a game so far: turns, invalid answers, and the rewards of each seat."""
 
     game: str
     turns: int = 0
@@ -246,7 +246,7 @@ class Course:
     rewards: dict[str, float] = field(default_factory=dict)
 
     def earn(self, seat: str, given: Any) -> float:
-        """Add to what a seat has earned. Raises EnvironmentFailed for what is no finite number."""
+        """Add a reward to a seat, and return it. Raises EnvironmentFailed unless it is a finite number."""
         try:
             reward = number(given)
         except ValueError:
@@ -257,9 +257,9 @@ class Course:
         return reward
 
     def record(self, episode: Episode, penalty: float = 0.0) -> dict[str, Any]:
-        """Record the scores of the episode, and of each seat where there are several; the episode's output.
+        """Record the scores of the episode, or of each of several seats, and return the episode's output.
 
-        `penalty` is taken from the reward for each invalid answer.
+        `penalty` is subtracted from the reward for each invalid answer.
         """
         episode.score("turns", self.turns)
         episode.score("invalid", self.invalid.total())

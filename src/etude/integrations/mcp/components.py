@@ -1,4 +1,4 @@
-"""The components of MCP: tools of a server, and an agent with them. Its client is loaded when needed."""
+"""MCP's components: the tools of a server, and an agent with them. The client is loaded when needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @register_tools(config_type=McpToolsConfig)
 async def mcp_tools(config: McpToolsConfig, builder: Builder) -> AsyncIterator[McpTools]:
-    """Raises RequestError for a program that is not there, MissingExtraError without the client."""
+    """Open the tools. Raises RequestError for a missing program, MissingExtraError without the client."""
     names = [name for name, each in builder.config.tools.items() if each is config]
     async with _opened(config, f"tools.{names[0]}", builder) as tools:
         yield tools
@@ -27,7 +27,7 @@ async def mcp_tools(config: McpToolsConfig, builder: Builder) -> AsyncIterator[M
 
 @register_workflow(config_type=McpAgentConfig)
 async def mcp_agent(config: McpAgentConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """An agent with the tools of its server, and of the sets that it names. Raises as `mcp_tools` does."""
+    """Build an agent with the tools of its server and its other tool sets. Raises as `mcp_tools` does."""
     async with _opened(config, "workflow", builder) as tools:
         yield config.workflow(config.tool_set("mcp", tools, "workflow"))
 

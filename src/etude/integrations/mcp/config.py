@@ -1,4 +1,4 @@
-"""How an MCP server is reached, in a config."""
+"""The config of an MCP server: its command or address."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from etude.rollout.agent import AgentConfig
 
 
 class McpToolsConfig(ToolsConfig, name="mcp"):
-    """Tools of an MCP server: a command that is started, or an address. Needs the extra `mcp`."""
+    """Tools of an MCP server, which has a command to start or an address. Needs the extra `mcp`."""
 
     command: str | None = None
-    """The program that serves over its standard streams; `python` is the one that Etude runs in."""
+    """The program that serves over its standard streams. `python` is the Python that runs Etude."""
     args: list[str] = Field(default_factory=list)
-    """Its arguments."""
+    """The program's arguments."""
     env: dict[str, SecretStr] = Field(default_factory=dict)
-    """Variables of its environment, which otherwise has PATH, HOME and little more: `{KEY: "${KEY}"}`."""
+    """Environment variables, such as `{KEY: "${KEY}"}`. The program gets these, PATH, HOME and few more."""
     cwd: Path | None = None
-    """The folder that it runs in; by default that of the config file."""
+    """The program's working folder. Default: the folder of the config file."""
     url: str | None = Field(default=None, pattern=r"^https?://")
-    """The address of a server that speaks streamable HTTP, in place of a command."""
+    """The address of a server that speaks streamable HTTP. Replaces `command`."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
-    """Headers of every request to it: `{Authorization: "Bearer ${TOKEN}"}`."""
+    """Headers of every request to the server, such as `{Authorization: "Bearer ${TOKEN}"}`."""
     scope: Literal["episode", "shared"] = "episode"
-    """`episode`: each episode has a server, or a session with it, of its own. `shared`: all have one server,
-    which is begun anew when it has died, and should remember nothing."""
+    """`episode`: each episode has a separate server, or a separate session with it. `shared`: all episodes
+    share one server. It is restarted after a crash, and should keep no state."""
     start_timeout: float = Field(default=30.0, gt=0)
-    """Seconds until the server must have started and listed its tools."""
+    """The time in seconds within which the server must start and list its tools."""
 
     @model_validator(mode="after")
     def _check_address(self) -> Self:
@@ -46,7 +46,7 @@ class McpToolsConfig(ToolsConfig, name="mcp"):
         return self
 
     def program(self) -> str:
-        """The path of the command. Raises RequestError when there is none."""
+        """Return the path of the command. Raises RequestError if the program is not found."""
         assert self.command is not None
         if self.command in ("python", "python3"):
             return sys.executable
@@ -59,9 +59,9 @@ class McpToolsConfig(ToolsConfig, name="mcp"):
 
     @property
     def address(self) -> str:
-        """The server in words, without secrets."""
+        """The server's URL or command line, without secrets."""
         return str(self.url or " ".join([str(self.command), *self.args]))
 
 
 class McpAgentConfig(AgentConfig, McpToolsConfig, name="mcp"):
-    """An agent whose tools are those of an MCP server. Needs the extra `mcp`."""
+    """An agent with the tools of an MCP server. Needs the extra `mcp`."""

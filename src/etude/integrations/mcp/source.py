@@ -1,4 +1,4 @@
-"""The tools of an MCP server as a run has them: a session for each episode, or one for all."""
+"""The tools of an MCP server in a run: a session for each episode, or one for all."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from etude.integrations.mcp.config import McpToolsConfig
 
 _AT_FAULT = {types.INVALID_PARAMS, types.INVALID_REQUEST, types.METHOD_NOT_FOUND}
 _LOG_LINES, _LOG_BYTES = 40, 2**16
-"""Of the end of a server's log that an episode shows."""
+"""The maximum length of the log's end that an episode shows."""
 
-# A breach of the protocol is no traceback at the user's terminal.
+# A server that breaks the protocol should not print tracebacks at the user's terminal.
 logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
 
 
 class Connection:
-    """One session with a server. `start` it, `call` it, `close` it; each in any task."""
+    """One session with a server. Any task can call `start`, `call` and `close`."""
 
     def __init__(self, config: McpToolsConfig, path: str, folder: Path) -> None:
-        """`path` is where the config stands, such as `tools.search`; the server runs in the `folder`."""
+        """Connect. `path` is the place of the config, such as `tools.search`. The server runs in `folder`."""
         self._config, self._path, self._folder = config, path, folder
         self.tools: tuple[Tool, ...] = ()
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by the task
-        """The server's standard error, and what it logs by the protocol."""
+        """The server's standard error and its log messages."""
         self._last_lines = ""
-        """The end of the log, once the connection is closed."""
+        """The end of the log, after the connection was closed."""
         self.is_usable = False
-        """False before the start, and once the connection is lost."""
+        """False before the start, and after the connection was closed or lost."""
         self._closing = asyncio.Event()
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self._hold(), name=f"mcp {path}")
-        """Holds the connection: it is closed when this is done."""
+        """The task that holds the connection open until it ends."""
 
     async def start(self) -> None:
         """Wait until the server has listed its tools. Raises ToolError."""
@@ -62,7 +62,7 @@ class Connection:
                     page = await client.list_tools(cursor=page.next_cursor)
                     tools += page.tools
                 self.tools = tuple({tool.name: _described(tool) for tool in tools}.values())
-        except Exception as error:  # whatever a server sends, or its program raises, is why there is none
+        except Exception as error:  # anything that the server sends or its program raises is the reason
             if isinstance(error, TimeoutError) and clock.expired():
                 self.task.cancel()
                 reason = f"did not start and list its tools within {limit:g} s"
@@ -72,7 +72,7 @@ class Connection:
         self.is_usable = True
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """The result of a tool; an error of the caller's is one too. Raises ToolError when there is none."""
+        """Call a tool, and return its result or the caller's error. Raises ToolError if there is none."""
         client = self._ready.result()
         try:
             result = await client.call_tool(name, arguments)
@@ -89,11 +89,11 @@ class Connection:
 
     @property
     def log_size(self) -> int:
-        """How many bytes the server has logged so far."""
+        """The number of bytes that the server has logged so far."""
         return 0 if self._log.closed else os.fstat(self._log.fileno()).st_size
 
     def log_since(self, position: int = 0) -> str:
-        """The last lines that came after a position."""
+        """Return the last log lines after a position in bytes."""
         if self._log.closed:
             return self._last_lines
         begin = max(position, self.log_size - _LOG_BYTES)
@@ -101,7 +101,7 @@ class Connection:
         return "\n".join(text.splitlines()[-_LOG_LINES:])
 
     def close(self) -> None:
-        """Begin to close: a server of ours is told, and killed if it does not end by itself."""
+        """Start closing the connection. A server that Etude started is killed if it does not exit."""
         self.is_usable = False
         self._closing.set()
 
@@ -118,7 +118,7 @@ class Connection:
                 await stack.enter_async_context(client)
                 self._ready.set_result(client)
                 await self._closing.wait()
-        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  raised to whoever waits
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  raised where `_ready` is awaited
             if not self._ready.done():
                 self._ready.set_exception(error)
                 self._ready.exception()
@@ -133,7 +133,7 @@ class Connection:
         config = self._config
         if config.url is not None:
             headers = {name: value.get_secret_value() for name, value in config.headers.items()}
-            # No reading takes as long as this: calls have a limit of their own.
+            # Reads have no timeout here, because calls have their own limit.
             async with (
                 httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=None)) as http,
                 streamable_http_client(config.url, http_client=http) as streams,
@@ -150,7 +150,7 @@ class Connection:
             yield streams
 
     def _error(self, reason: str, raise_key: str = "") -> ToolError:
-        """The error that a server made, with the last lines of its log."""
+        """Return an error about the server, with the last lines of its log."""
         remedy = f"; raise {self._path}.{raise_key} if it needs longer" if raise_key else ""
         lines = "\n".join(f"  | {line}" for line in self.log_since().splitlines()[-12:])
         text = f"the MCP server of {self._path} ({self._config.address}) {reason}{remedy}"
@@ -162,7 +162,7 @@ class Connection:
 
 
 def _described(tool: types.Tool) -> Tool:
-    """A tool in OpenAI's format."""
+    """Return a tool in OpenAI's format."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {
         "type": "function",
@@ -171,7 +171,7 @@ def _described(tool: types.Tool) -> Tool:
 
 
 def _text_of(result: types.CallToolResult) -> str:
-    """The text of a result. What is no text is named with its type; without any, the structured content."""
+    """Return a result's text, with type names for other blocks, or its structured content if it has none."""
     parts = []
     for block in result.content:
         if isinstance(block, types.TextContent):
@@ -188,7 +188,7 @@ def _text_of(result: types.CallToolResult) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """The first error that is no group, on one line."""
+    """Return the first error that is not a group, on one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = " ".join(str(error).split()) or type(error).__name__
@@ -197,11 +197,11 @@ def _cause(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class McpSession:
-    """The tools of a connection, as one episode has them."""
+    """One episode's view of a connection and its tools."""
 
     connection: Connection
     begin: int
-    """Where the server's log was when the episode began."""
+    """The size of the server's log when the episode started."""
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -209,19 +209,19 @@ class McpSession:
         return self.connection.tools
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool. Raises ToolError when there is no answer."""
+        """Call a tool. Raises ToolError if there is no result."""
         return await self.connection.call(name, arguments)
 
     async def log(self) -> str:
-        """The last lines that the server has logged since the episode began."""
+        """Return the last lines that the server has logged since the episode started."""
         return self.connection.log_since(self.begin)
 
 
 class McpTools:
-    """The tools of one server. `scope` says whether episodes share it."""
+    """The tools of one server. `scope` in the config says whether episodes share it."""
 
     def __init__(self, config: McpToolsConfig, path: str, folder: Path) -> None:
-        """`path` is where the config stands, such as `tools.search`; the server runs in the `folder`."""
+        """Create the source. `path` is the place of the config, such as `tools.search`."""
         self._config, self._path, self._folder = config, path, folder
         self._connections: set[Connection] = set()
         self._shared: Connection | None = None
@@ -229,12 +229,12 @@ class McpTools:
 
     @property
     def forgets(self) -> bool:
-        """A server of an episode's own is another one after a crash."""
+        """Whether a resumed episode gets a new server, so that its recorded calls are made again."""
         return self._config.scope == "episode"
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[McpSession]:
-        """A session. Raises ToolError when the server cannot be started or does not list its tools."""
+        """Open a session. Raises ToolError if the server does not start or does not list its tools."""
         if self.forgets:
             connection = await self._connect()
         else:
@@ -254,7 +254,7 @@ class McpTools:
         for connection in connections:
             connection.close()
         if connections:
-            # The servers are killed before that.
+            # The client kills the servers before this timeout.
             await asyncio.wait([connection.task for connection in connections], timeout=10.0)
 
     async def _connect(self) -> Connection:

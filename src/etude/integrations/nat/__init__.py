@@ -1,1 +1,1 @@
-"""Etude inside NVIDIA's NeMo Agent Toolkit: the components that `nat finetune` finds, and its agents here."""
+"""Etude for NVIDIA's NeMo Agent Toolkit: the components for `nat finetune`, and its agents as workflows."""

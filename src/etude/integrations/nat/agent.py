@@ -1,4 +1,4 @@
-"""The toolkit's agent, built once and run one example at a time, and the model in it that is trained."""
+"""The toolkit's agent, built once and run on single examples, and the stand-in for its trained model."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from etude.rollout.episode import Episode
 
 
 class EtudeModelConfig(LLMBaseConfig, name="etude_model"):
-    """Takes the place of the trained entry of `llms` while episodes run. It is not for config files."""
+    """The model that replaces the trained entry of `llms` while episodes run. Not for config files."""
 
     model_name: str = Field(description="The entry of `llms`.")
 
 
 def function_name() -> str:
-    """The toolkit's name of the function that is running: `<workflow>` for the agent itself."""
+    """Return the toolkit's name of the running function. It is `<workflow>` for the agent itself."""
     return str(Context.get().active_function.function_name)
 
 
 @register_llm_provider(config_type=EtudeModelConfig)
 async def etude_model(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[LLMProviderInfo]:
-    """Known to the toolkit as a model."""
+    """Provide the trained model to the toolkit."""
     yield LLMProviderInfo(config=config, description="The model that Etude trains.")
 
 
 @register_llm_client(config_type=EtudeModelConfig, wrapper_type=LLMFrameworkEnum.LANGCHAIN)
 async def etude_langchain(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[Any]:
-    """For LangChain and LangGraph."""
+    """Provide the trained model to LangChain and LangGraph."""
     async with langchain_model(config.model_name, function_name) as model:
         yield model
 
 
 def _refusing(framework: LLMFrameworkEnum) -> Callable[..., AsyncIterator[Any]]:
-    """A client for a framework that has none, to say so by a better name than a missing registration."""
+    """Make a client that refuses an unsupported framework with a clear error."""
 
     async def refuse(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[Any]:
         raise RequestError(
             f"llms.{config.model_name} is trained, and the agent wants it for '{framework.value}'; "
             "calls are recorded for agents that want it for 'langchain'"
         )
-        yield  # What makes it a generator.
+        yield  # This line makes the function a generator.
 
     return refuse
 
@@ -70,16 +70,16 @@ for _framework in LLMFrameworkEnum:
         register_llm_client(config_type=EtudeModelConfig, wrapper_type=_framework)(_refusing(_framework))
 
 _USER = "nat_eval_user"
-"""The user of the toolkit's own evaluations."""
+"""The user name in the toolkit's own evaluations."""
 
 
 class NatAgent:
-    """A workflow of the toolkit that is ready to run, and what was built with it."""
+    """A built workflow of the toolkit, with its config, builder and session manager."""
 
     def __init__(
         self, config: Config, builder: WorkflowEvalBuilder, sessions: SessionManager, result_json_path: str
     ) -> None:
-        """Raises RequestError when `result_json_path` is no JSON path."""
+        """Create the agent. Raises RequestError if `result_json_path` is not a JSON path."""
         self.config = config
         self.builder = builder
         self._sessions = sessions
@@ -93,10 +93,10 @@ class NatAgent:
             raise RequestError(problem) from error
         self._result_json_path = result_json_path
         self.steps: Steps | None = None
-        """Where the steps of episodes are kept for evaluators; None keeps none."""
+        """The store for the steps of episodes, which evaluators read. None stores no steps."""
 
     async def run(self, example: Example, episode: Episode) -> Any:
-        """The output of the workflow for an example, as the toolkit's evaluations have it."""
+        """Run the workflow on an example, and return its output as in the toolkit's evaluations."""
         name = f"{_USER}-{uuid4()}" if self.config.eval.general.per_input_user_id else _USER
         user = UserInfo(basic_user=BasicUserInfo(username=name, password=SecretStr(_USER)))
         with speaking(episode):
@@ -108,7 +108,7 @@ class NatAgent:
                     raise EpisodeError("the workflow only streams; evaluations need one with a single output")
                 steps = _listened_to()
                 output = await runner.result()
-                with contextlib.suppress(ValueError):  # Then it stays what it is, as in the toolkit.
+                with contextlib.suppress(ValueError):  # As in the toolkit, keep it if it cannot be converted.
                     output = runner.convert(output, to_type=str)
         if self.steps is not None:
             await self.steps.keep(episode.id, steps)
@@ -127,13 +127,13 @@ class NatAgent:
 
 @asynccontextmanager
 async def open_agent(config: Config, model: str, result_json_path: str = "$") -> AsyncIterator[NatAgent]:
-    """Build the workflow and the evaluators of a config, with the calls to `model` recorded.
+    """Build the workflow and the evaluators of a config, and record the calls to `model`.
 
-    Raises RequestError for what cannot be built, and what the toolkit raises.
+    Raises RequestError for an unknown model or a wrong path. Passes on the toolkit's errors.
     """
     config = rollout_config(config, model)
     async with WorkflowEvalBuilder.from_config(config=config) as builder:
-        # How many run at once is the collector's matter.
+        # The collector limits the concurrency.
         sessions = await SessionManager.create(config=config, shared_builder=builder, max_concurrency=0)
         try:
             yield NatAgent(config, builder, sessions, result_json_path)
@@ -142,7 +142,7 @@ async def open_agent(config: Config, model: str, result_json_path: str = "$") ->
 
 
 def rollout_config(config: Config, model: str) -> Config:
-    """The config that episodes run by: the trained model is Etude's, and nothing is trained within."""
+    """Return the config for episodes: Etude's model replaces the trained one, and training is off."""
     if model not in config.llms:
         raise RequestError(
             f"there is no model '{model}' in `llms` to train; there are: {', '.join(config.llms)}"
@@ -153,18 +153,18 @@ def rollout_config(config: Config, model: str) -> Config:
             "trainers": {},
             "trainer_adapters": {},
             "trajectory_builders": {},
-            # Without what the toolkit's command put there: the whole config, which then holds itself.
+            # Remove `run_configuration`: the toolkit's command puts the whole config there, a cycle.
             "finetuning": config.finetuning.model_copy(update={"enabled": False, "run_configuration": None}),
         }
     )
 
 
 def _listened_to() -> list[dict[str, Any]]:
-    """A list that the steps of the run that was entered last are added to as they happen."""
+    """Return a list that receives the steps of the innermost run as they happen."""
     steps: list[dict[str, Any]] = []
 
     def add(step: IntermediateStep) -> None:
-        # A step for each token of a stream: the whole text is in the one that ends it.
+        # Skip the steps for single tokens. The step that ends a stream has the whole text.
         if step.event_type is not IntermediateStepType.LLM_NEW_TOKEN:
             steps.append(step.model_dump(exclude_none=True))
 

@@ -1,6 +1,6 @@
-"""The workflow, dataset and evaluators of a toolkit config as components here: `_type: nat`.
+"""Components for the workflow, dataset and evaluators of a toolkit config: `_type: nat`.
 
-Importing this registers them, and loads no toolkit.
+Importing this module registers them. It does not load the toolkit.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 
 
 class NatWorkflowConfig(WorkflowConfig, name="nat"):
-    """The workflow of a config of the NeMo Agent Toolkit, with the model that is trained put into it."""
+    """The workflow of a NeMo Agent Toolkit config, which calls the trained model."""
 
     config_file: Path | None = None
-    """The toolkit's config. Left out by `nat finetune`, which has read it."""
+    """The path of the toolkit's config. `nat finetune` leaves it out, because it has read the config."""
     model: str | None = None
-    """The entry of its `llms` that is trained; left out: the one there is."""
+    """The entry of the toolkit's `llms` to train. Default: the only entry."""
     result_json_path: str = "$"
-    """Where the answer is in the workflow's output, as in `nat eval`."""
+    """The JSON path of the answer in the workflow's output, as in `nat eval`."""
     digest: str | None = None
-    """Set by `nat finetune`: tells one config from another."""
+    """A hash of the toolkit's config, which `nat finetune` sets to distinguish configs."""
 
     _toolkit_config: Any = PrivateAttr(default=None)
 
     @classmethod
     def of(cls, toolkit_config: Any, **fields: Any) -> NatWorkflowConfig:
-        """With a toolkit config that is read already."""
+        """Create the config from a loaded toolkit config."""
         made = cls(**fields)
         made._toolkit_config = toolkit_config
         return made
 
     def toolkit_config(self) -> Any:
-        """The toolkit's config. Raises RequestError when there is none, or it cannot be read."""
+        """Return the toolkit's config. Raises RequestError if it is missing or cannot be read."""
         if self._toolkit_config is not None:
             return self._toolkit_config
         if self.config_file is None:
@@ -60,7 +60,7 @@ class NatWorkflowConfig(WorkflowConfig, name="nat"):
 
 @dataclass(frozen=True)
 class NatWorkflow(Workflow):
-    """A workflow that brings its evaluators and examples with it."""
+    """A workflow with the agent that its evaluators and examples come from."""
 
     agent: NatAgent | None = None
 
@@ -82,7 +82,7 @@ async def nat_workflow(config: NatWorkflowConfig, builder: Builder) -> AsyncIter
 
 
 def only_model(llms: Mapping[str, Any]) -> str:
-    """The name of the only entry. Raises RequestError when there are none or several."""
+    """Return the name of the only entry. Raises RequestError unless there is exactly one."""
     if len(llms) != 1:
         raise RequestError(
             "say which of `llms` is trained with `finetuning.target_model`; there are: "
@@ -92,7 +92,7 @@ def only_model(llms: Mapping[str, Any]) -> str:
 
 
 async def agent_of(builder: Builder) -> NatAgent:
-    """The agent of the config's workflow. Raises RequestError when that is not the toolkit's."""
+    """Return the agent of the config's workflow. Raises RequestError if it is not the toolkit's."""
     workflow = await builder.get_workflow()
     if not isinstance(workflow, NatWorkflow) or workflow.agent is None:
         raise RequestError("the evaluators and datasets of `_type: nat` need the workflow `_type: nat`")
@@ -109,15 +109,15 @@ def _read(path: Path) -> Any:
 
 
 class NatDatasetConfig(DatasetConfig, name="nat"):
-    """`eval.general.dataset` in the toolkit config of the workflow."""
+    """The examples of `eval.general.dataset` in the workflow's toolkit config."""
 
     file_path: Path | None = None
-    """Another file, with the same columns; its ending tells its format."""
+    """Another file with the same columns. Its extension gives its format."""
 
 
 @register_dataset(config_type=NatDatasetConfig)
 async def nat_dataset(config: NatDatasetConfig, builder: Builder) -> AsyncIterator[NatDataset]:
-    """Raises RequestError when the workflow is not the toolkit's."""
+    """Build the dataset. Raises RequestError if the workflow is not the toolkit's."""
     agent = await agent_of(builder)
     from etude.integrations.nat.evaluation import NatDataset
 
@@ -125,15 +125,15 @@ async def nat_dataset(config: NatDatasetConfig, builder: Builder) -> AsyncIterat
 
 
 class NatEvaluatorConfig(EvaluatorConfig, name="nat"):
-    """An entry of `eval.evaluators` in the toolkit config of the workflow."""
+    """An evaluator from `eval.evaluators` in the workflow's toolkit config."""
 
     evaluator: str
-    """Its name there."""
+    """The name of the entry in `eval.evaluators`."""
 
 
 @register_evaluator(config_type=NatEvaluatorConfig)
 async def nat_evaluator(config: NatEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    """Raises RequestError when the workflow is not the toolkit's, or its config has no such evaluator."""
+    """Build the evaluator. Raises RequestError for another workflow, or an unknown evaluator."""
     agent = await agent_of(builder)
     from etude.integrations.nat.evaluation import NatEvaluator
 

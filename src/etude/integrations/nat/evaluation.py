@@ -1,4 +1,4 @@
-"""Values of the two sides: examples of the toolkit's datasets, scores of its evaluators, and its jobs."""
+"""Conversion of examples, scores, trajectories and jobs between the toolkit and Etude."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ _BY_ENDING: dict[str, type[EvalDatasetBaseConfig]] = {
 
 
 class NatDataset:
-    """The examples that the toolkit reads, by its own reader."""
+    """The examples of a toolkit dataset, read by the toolkit."""
 
     def __init__(self, general: Any, file: Path | None = None) -> None:
-        """`general` is the toolkit's `eval.general`; `file` takes the place of its dataset's."""
+        """Create the dataset. `general` is the toolkit's `eval.general`; `file` replaces its data file."""
         self._general = general
         self._file = file
 
     def examples(self) -> list[Example]:
-        """All examples, in order. Raises DatasetError when they cannot be read, or two have one id."""
+        """Return all examples, in order. Raises DatasetError for unreadable data and repeated ids."""
         config = self._config()
         handler = DatasetHandler(config, reps=1, concurrency=self._general.max_concurrency, num_passes=0)
         other = str(self._file) if self._file and isinstance(config, EvalDatasetCustomConfig) else None
@@ -80,7 +80,7 @@ class NatDataset:
         return examples
 
     def _config(self) -> EvalDatasetBaseConfig:
-        """The dataset's config with the other file in it; the toolkit takes every such file for JSON."""
+        """Return the dataset's config with the other file. The toolkit itself would read it as JSON."""
         config = self._general.dataset
         if self._file is None:
             if config is None:
@@ -94,7 +94,7 @@ class NatDataset:
 
 
 def example_of(item: NatItem) -> Example:
-    """A row of the toolkit's. One without an id is called by its content."""
+    """Convert a toolkit row to an example. Without an id, the id is a hash of the content."""
     row = to_jsonable_python(item.full_dataset_entry, fallback=str, inf_nan_mode="null")
     name = content_hash([item.input_obj, row]) if item.id in ("", None) else str(item.id)
     inputs = {"question": item.input_obj, "row": row}
@@ -104,7 +104,7 @@ def example_of(item: NatItem) -> Example:
 
 
 def item_of(example: Example, output: Any, steps: Any) -> NatItem:
-    """The row that an example was made of, with its output and steps."""
+    """Convert an example back to its toolkit row, with an output and steps."""
     return NatItem(
         id=example.id,
         input_obj=example.inputs["question"],
@@ -121,10 +121,10 @@ def _source(config: EvalDatasetBaseConfig) -> str:
 
 
 class NatEvaluator(Evaluator):
-    """One evaluator of the toolkit's, asked about one episode at a time."""
+    """One of the toolkit's evaluators, called for one episode at a time."""
 
     def __init__(self, agent: NatAgent, name: str) -> None:
-        """Raises RequestError when the config has no evaluator of that name, or it can score nothing."""
+        """Look up the evaluator. Raises RequestError if it is unknown or has no evaluate function."""
         known = agent.config.eval.evaluators
         if name not in known:
             raise RequestError(f"there is no evaluator '{name}'; there are: {', '.join(known) or 'none'}")
@@ -135,11 +135,11 @@ class NatEvaluator(Evaluator):
             raise RequestError(f"the evaluator '{name}' has no function to evaluate with")
 
     async def evaluate_item(self, item: EvalInputItem) -> evaluation.EvalOutputItem:
-        """Score one episode. An evaluator that fails has no score, and not the toolkit's 0.0."""
+        """Score one episode. A failed evaluator gives an error instead of the toolkit's score 0.0."""
         output = await self._evaluate(self._prepared(item))
         error = output.error
         if error is None and isinstance(output.reasoning, dict) and output.score == 0.0:
-            # The toolkit's output of an evaluator that raised.
+            # This is the toolkit's output for an evaluator that raised.
             error = output.reasoning.get("error")
         return evaluation.EvalOutputItem.model_construct(
             id=item.id,
@@ -150,7 +150,7 @@ class NatEvaluator(Evaluator):
         )
 
     def _prepared(self, item: EvalInputItem) -> NatItem:
-        """The episode as the toolkit's evaluations hand it over."""
+        """Return the episode in the form that the toolkit's evaluations pass to evaluators."""
         assert item.episode is not None, "a score is made of an episode"
         kept = self._agent.steps.of(item.episode.id) if self._agent.steps else []
         steps = IntermediateStepAdapter().validate_intermediate_steps(kept)
@@ -168,7 +168,7 @@ class NatEvaluator(Evaluator):
         if atif is not None:
             outputs = await atif(EvalAtifAdapter().build_samples(batch))
         elif isinstance(owner := getattr(plain, "__self__", None), BaseEvaluator):
-            # Its `evaluate` would draw a progress bar for every episode, and hide what is raised.
+            # `evaluate` would draw a progress bar for every episode, and hide exceptions.
             return await owner.evaluate_item(item)
         else:
             result = plain(batch) if plain else None
@@ -184,24 +184,24 @@ class NatEvaluator(Evaluator):
 
 
 class RecordedTrajectory(Trajectory):
-    """A trajectory of the toolkit's that knows the tokens it was made of, and what it was made for."""
+    """A toolkit trajectory that keeps Etude's trajectory, with its tokens, and the algorithm's options."""
 
     _recorded: trajectory.Trajectory = PrivateAttr()
     _source: EtudeCollection = PrivateAttr()
-    """The collection without its trajectories: the algorithm and its options."""
+    """The collection without its trajectories, which holds the algorithm and its options."""
 
 
 def to_toolkit(collection: EtudeCollection) -> TrajectoryCollection:
-    """A collection as the toolkit knows it."""
+    """Convert a collection to the toolkit's type."""
     source = collection.model_copy(update={"trajectories": []})
     groups = [[_trajectory(each, source) for each in group] for group in collection.trajectories]
     return TrajectoryCollection(trajectories=groups, run_id=collection.run_id)
 
 
 def from_toolkit(collection: TrajectoryCollection) -> EtudeCollection:
-    """A collection with its tokens; what was left out or rewarded otherwise since then stays so.
+    """Convert a collection back to Etude's type with its tokens, and keep changed rewards and omissions.
 
-    Raises RequestError for trajectories that Etude did not record, or for several algorithms.
+    Raises RequestError for trajectories that Etude did not record, and for several algorithms.
     """
     given = [each for group in collection.trajectories for each in group]
     if not all(isinstance(each, RecordedTrajectory) for each in given):
@@ -226,19 +226,19 @@ def from_toolkit(collection: TrajectoryCollection) -> EtudeCollection:
 
 
 def job_to_toolkit(ref: job.TrainingJobRef | Skipped, run_id: str, backend: str) -> TrainingJobRef:
-    """A job as the toolkit names it; of one that was not worth its while, its metadata says so."""
+    """Convert a job reference to the toolkit's type. The metadata gives the reason of a skipped job."""
     if isinstance(ref, Skipped):
         return TrainingJobRef(run_id=run_id, backend=backend, metadata={"skipped": ref.reason})
     return TrainingJobRef(**ref.model_dump(mode="json"))
 
 
 def job_from_toolkit(ref: TrainingJobRef) -> job.TrainingJobRef:
-    """A job as Etude names it."""
+    """Convert a toolkit job reference to Etude's type."""
     return job.TrainingJobRef(**ref.model_dump(mode="json"))
 
 
 def status_to_toolkit(status: job.TrainingJobStatus) -> TrainingJobStatus:
-    """A status as the toolkit knows it: its metadata has the version, a job that is not there has failed."""
+    """Convert a status to the toolkit's type. The version is in the metadata; unknown jobs have failed."""
     fields = status.model_dump(mode="json")
     if (version := fields.pop("version")) is not None:
         fields["metadata"] = {**(status.metadata or {}), "model_version": version}
@@ -249,12 +249,12 @@ def status_to_toolkit(status: job.TrainingJobStatus) -> TrainingJobStatus:
 
 
 def evaluation_to_toolkit(output: evaluation.EvaluationRunOutput) -> EvaluationRunOutput:
-    """The output of an evaluation run, without the files that the toolkit's own write."""
+    """Convert an evaluation's output to the toolkit's type. It names no output files."""
     results = [
         (name, EvalOutput(average_score=scores.average_score, eval_output_items=_scores(scores)))
         for name, scores in output.evaluation_results
     ]
-    # `full_dataset_entry` of an item here is its example.
+    # In Etude, the `full_dataset_entry` of an item is its example.
     items = [
         item_of(item.full_dataset_entry, item.output_obj, []) for item in output.eval_input.eval_input_items
     ]

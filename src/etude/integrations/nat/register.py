@@ -1,7 +1,7 @@
-"""The plug-in that the toolkit imports by its entry point `nat.components`: registers Etude with it.
+"""The plug-in that registers Etude with the toolkit, through the entry point `nat.components`.
 
-A trajectory builder, a trainer adapter and a trainer, which is a run of Etude's behind `nat finetune`. torch
-and what else trains is loaded when a run is opened, and not here.
+It registers a trajectory builder, a trainer adapter, and a trainer that makes `nat finetune` an Etude run.
+torch and the learner are loaded when a run is opened, not on import.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PartT = TypeVar("PartT")
 
 
 class EtudeTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="etude_traj_builder"):
-    """Collects episodes with Etude's recorder."""
+    """Collect episodes with Etude's recorder."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,7 +64,7 @@ class EtudeTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="etude_traj_bui
 
 
 class EtudeTrainerAdapterConfig(TrainerAdapterConfig, name="etude_trainer_adapter"):
-    """Trains with a backend of Etude's."""
+    """Train with one of Etude's backends."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -78,7 +78,7 @@ class EtudeTrainerAdapterConfig(TrainerAdapterConfig, name="etude_trainer_adapte
 
 
 class EtudeTrainerConfig(TrainerConfig, name="etude_trainer"):
-    """Etude's loop over epochs, with what the toolkit's `finetuning` has no keys for."""
+    """Etude's training loop, with the options that the toolkit's `finetuning` lacks."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -99,52 +99,52 @@ class EtudeTrainerConfig(TrainerConfig, name="etude_trainer"):
 
 
 class _StandIn(Generic[PartT]):
-    """Has a part of Etude's do its work, which `etude_trainer` hands over."""
+    """A toolkit component that delegates to a part of Etude, which `etude_trainer` binds."""
 
     called: ClassVar[str]
     _etude: PartT | None = None
 
     @property
     def etude(self) -> PartT:
-        """The part that does the work. Raises RequestError before `etude_trainer` has started."""
+        """The part of Etude that does the work. Raises RequestError before `etude_trainer` has started."""
         if self._etude is None:
             raise RequestError(f"`{self.called}` works within a trainer of `_type: etude_trainer` alone")
         return self._etude
 
     def bind(self, etude: PartT) -> None:
-        """Hand over the part that does the work."""
+        """Set the part of Etude that does the work."""
         self._etude = etude
 
 
 class EtudeTrajectoryBuilder(_StandIn[trajectory_builder.TrajectoryBuilder], TrajectoryBuilder):
-    """A trajectory builder of Etude's, by the toolkit's interface."""
+    """Etude's trajectory builder with the toolkit's interface."""
 
     called = "etude_traj_builder"
 
     async def run_eval(self) -> EvaluationRunOutput:
-        """One episode for each example, scored."""
+        """Run and score one episode for each example."""
         return evaluation_to_toolkit(await self.etude.run_eval())
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
-        """Start collecting for one epoch. Raises ValueError when `run_id` is being collected already."""
+        """Start collecting for one epoch. Raises ValueError if `run_id` is already being collected."""
         await self.etude.start_run(run_id=run_id, meta=meta)
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
-        """The collected trajectories. Raises ErrorBudgetExceeded when too many episodes or scores failed."""
+        """Return the collected trajectories. Raises ErrorBudgetExceeded after too many failures."""
         return to_toolkit(await self.etude.finalize(run_id=run_id, meta=meta))
 
     def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Log the facts of a collection."""
+        """Log the metrics of a collection."""
         self.etude.log_progress(run_id, metrics, output_dir)
 
 
 class EtudeTrainerAdapter(_StandIn[trainer_adapter.TrainerAdapter], TrainerAdapter):
-    """A trainer adapter of Etude's, by the toolkit's interface."""
+    """Etude's trainer adapter with the toolkit's interface."""
 
     called = "etude_trainer_adapter"
 
     async def is_healthy(self) -> bool:
-        """Whether the backend answers and could train now."""
+        """Return whether the backend answers and can train now."""
         return await self.etude.is_healthy()
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
@@ -153,25 +153,25 @@ class EtudeTrainerAdapter(_StandIn[trainer_adapter.TrainerAdapter], TrainerAdapt
         return job_to_toolkit(job, trajectories.run_id, self.etude.adapter_config.type_name)
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """The state of a job."""
+        """Return the status of a job."""
         return status_to_toolkit(await self.etude.status(job_from_toolkit(ref)))
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """Wait until the job has ended, however it ends."""
+        """Wait until the job has ended, and return its status."""
         status = await self.etude.wait_until_complete(job_from_toolkit(ref), poll_interval)
         return status_to_toolkit(status)
 
     def log_progress(
         self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
     ) -> None:
-        """Log the facts of a job."""
+        """Log the metrics of a job."""
         self.etude.log_progress(job_from_toolkit(ref), metrics, output_dir)
 
 
 class EtudeTrainer(Trainer):
-    """Trains epoch by epoch in a run folder. The same command again goes on with a run that was stopped."""
+    """A trainer that runs Etude's loop in a run folder. Repeating the command resumes a stopped run."""
 
     def __init__(self, trainer_config: EtudeTrainerConfig, **kwargs: Any) -> None:
         super().__init__(trainer_config, **kwargs)
@@ -180,9 +180,9 @@ class EtudeTrainer(Trainer):
         self._etude: RecordedTrainer | None = None
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Check all that was asked for. Nothing is opened: the toolkit closes its own workflow after this.
+        """Check the config. Nothing is opened yet, because the toolkit closes its own workflow after this.
 
-        Raises RequestError for what cannot be done.
+        Raises RequestError for components that are not Etude's, and for unsupported options.
         """
         for key, wanted in (
             ("trajectory_builder", EtudeTrajectoryBuilder),
@@ -199,9 +199,9 @@ class EtudeTrainer(Trainer):
         self._config = etude_config(toolkit_config, run_config)
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
-        """Train for `num_epochs` epochs, those of a run that was stopped included.
+        """Train for `num_epochs` epochs, including the finished epochs of a resumed run.
 
-        Raises TrainingError when a job failed or nothing was trained on, and other EtudeErrors.
+        Raises TrainingError if a job failed or nothing was trained on, and other EtudeErrors.
         """
         etude = await self._opened()
         statuses = await etude.run(num_epochs)
@@ -210,36 +210,36 @@ class EtudeTrainer(Trainer):
         return [status_to_toolkit(status) for status in statuses]
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef:
-        """Collect and submit one epoch. The job of an epoch without training data says `skipped`."""
+        """Collect and submit one epoch. The metadata of a job without training data has `skipped`."""
         job = await (await self._opened()).run_epoch(epoch, run_id) or Skipped(reason="nothing was submitted")
         return job_to_toolkit(job, run_id, "etude")
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """The summary, epochs and validations of the run; `run_id` is its name or that of a job."""
+        """Return the summary, epochs and validations of the run. Ignores `run_id`."""
         etude = await self._opened()
         return await etude.get_metrics(etude.runtime.run.name)
 
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
-        """Run the held-out examples. A validation that fails raises, and is no average of 0.0."""
+        """Run the held-out examples. A failed validation raises instead of returning an average of 0.0."""
         return await (await self._opened()).run_validation_evaluation(epoch, run_id)
 
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int
     ) -> TrajectoryCollection:
-        """The groups to train on in this epoch."""
+        """Return the groups to train on in this epoch."""
         etude = self._running()
         return to_toolkit(etude.apply_curriculum_learning(from_toolkit(trajectory_collection), epoch))
 
     def get_curriculum_state(self) -> dict[str, Any]:
-        """The curriculum's state and config, as JSON."""
+        """Return the curriculum's state and config as JSON."""
         return self._running().get_curriculum_state()
 
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Write the metrics files: into the run folder, or `output_dir`."""
+        """Write the metrics files into the run folder or `output_dir`."""
         self._running().log_progress(epoch, metrics, output_dir)
 
     async def cleanup(self) -> None:
-        """Close the run and all that it holds. Calling it twice is fine."""
+        """Close the run and its resources. Calling it twice is fine."""
         self._etude = None
         await self._open.aclose()
 
@@ -249,7 +249,7 @@ class EtudeTrainer(Trainer):
         return self._etude
 
     async def _opened(self) -> RecordedTrainer:
-        """Etude's trainer in its run folder, opened the first time."""
+        """Return Etude's trainer. The first call opens its run folder."""
         if self._etude is None:
             if self._config is None:
                 raise EtudeError("the trainer was not initialized; call initialize(run_config) first")
@@ -273,8 +273,8 @@ class EtudeTrainer(Trainer):
 
 def _register(register: Callable[..., Any], config_type: type, part: Callable[[Any], Any]) -> None:
     async def component(config: Any, builder: Builder) -> AsyncIterator[Any]:
-        """Runs for every workflow that the toolkit builds, and is closed before anything is trained: what it
-        yields holds nothing yet."""
+        """Yield a part without resources: the toolkit builds it for every workflow, and closes it before
+        training starts."""
         yield part(config)
 
     register(config_type=config_type)(component)

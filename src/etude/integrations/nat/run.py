@@ -1,4 +1,4 @@
-"""A `nat finetune` as a run of Etude's: its config, its run folder, and its progress as log records."""
+"""The Etude run behind `nat finetune`: its config, its run folder, and its progress as log records."""
 
 from __future__ import annotations
 
@@ -40,36 +40,36 @@ SAME = (
     "logprobs",
     "top_logprobs",
 )
-"""Keys that mean the same here."""
+"""Keys of `llms` that have the same meaning in the toolkit and in Etude."""
 
 _NIM = {"base_url": "https://integrate.api.nvidia.com/v1", "api_key": "${NVIDIA_API_KEY}"}
 
 _TRAINING_BLOCKS = {"trainers", "trainer_adapters", "trajectory_builders", "finetuning", "general"}
-"""Blocks of the toolkit's config that say nothing of how an episode goes."""
+"""Blocks of the toolkit's config that do not influence an episode."""
 
 _OWN = ("seed", "deterministic", "error_budget", "fine_tune_from_scratch")
-"""Keys of `finetuning` here that the toolkit's does not have; `etude_trainer` has them."""
+"""Keys of Etude's `finetuning` that the toolkit's lacks. They are options of `etude_trainer`."""
 
 
 def endpoint(name: str, llm: Mapping[str, Any]) -> Json:
-    """An entry as an endpoint that speaks OpenAI's API; `name` is what it is called in `llms`."""
+    """Convert the toolkit's entry `name` of `llms` to an endpoint that speaks OpenAI's API."""
     entry: Json = {"_type": "openai", "model_name": llm.get("model_name") or llm.get("model") or name}
     entry |= {key: llm[key] for key in SAME if llm.get(key) is not None}
-    # A package may stand before the type.
+    # The type may have a package prefix.
     is_nim = str(llm.get("_type")).rpartition("/")[2] == "nim"
     return _NIM | entry if is_nim else entry
 
 
 def run_here(llm: Mapping[str, Any]) -> Json:
-    """The model of an endpoint as one of this process."""
+    """Convert an endpoint's entry to one for a model in this process."""
     kept: Json = {name: llm[name] for name in ("temperature", "top_p", "max_tokens") if name in llm}
     return {"_type": "local", "model": llm["model_name"], **kept}
 
 
 def trained_model(llms: Mapping[str, Any], wanted: str | None) -> str:
-    """The entry that is trained: by its name, by the name of its model, or because it is the only one.
+    """Return the entry to train, by its name or its model's name. The default is the only entry.
 
-    Raises RequestError when that does not tell.
+    Raises RequestError if no single entry matches.
     """
     if wanted is None or wanted in llms:
         return wanted or only_model(llms)
@@ -83,10 +83,10 @@ def trained_model(llms: Mapping[str, Any], wanted: str | None) -> str:
 
 
 def etude_config(toolkit_config: Any, run_config: Any) -> Config:
-    """The run of Etude's that the toolkit's config asks for.
+    """Build the config of the Etude run that the toolkit's config describes.
 
-    `run_config` is its `finetuning` with the command's options in `run_configuration`. Raises RequestError
-    for an option that cannot be followed, ConfigError when a block is wrong.
+    `run_config` is its `finetuning`, with the command's options in `run_configuration`. Raises RequestError
+    for an unsupported option, ConfigError for an invalid block.
     """
     options = run_config.run_configuration
     refuse(options)
@@ -118,7 +118,7 @@ def etude_config(toolkit_config: Any, run_config: Any) -> Config:
 
 
 def refuse(options: Any) -> None:
-    """Raises RequestError for options of `nat finetune` that a recorded run cannot follow."""
+    """Raise RequestError for options of `nat finetune` that a recorded run cannot support."""
     if options.endpoint is not None:
         raise RequestError(
             "--endpoint: calls that an agent makes in another process cannot be told apart by episode; leave "
@@ -132,9 +132,9 @@ def refuse(options: Any) -> None:
 
 
 def model_block(name: str, llm: Any, adapter: Any) -> Json:
-    """The entry of `llms` that is trained: as the toolkit's config has it, with the adapter's `model`."""
+    """Build the trained entry of `llms` from the toolkit's entry and the adapter's `model`."""
     written = {"_type": llm.type, **llm.model_dump(exclude_none=True)}
-    # The name of the field, whatever it is called when it is sent.
+    # Set the field by its Python name, because the dump may use an alias.
     written["model_name"] = getattr(llm, "model_name", None) or name
     block, kind = endpoint(name, written), adapter.adapter.get("_type", "local")
     if kind == "local":
@@ -145,12 +145,12 @@ def model_block(name: str, llm: Any, adapter: Any) -> Json:
 
 
 def digest(toolkit_config: Any) -> str:
-    """A hash of all that an episode and its score depend on."""
+    """Return a hash of the settings that an episode and its score depend on."""
     return content_hash(toolkit_config.model_dump(mode="json", exclude=_TRAINING_BLOCKS, fallback=str))
 
 
 def _told(block: Json) -> Json:
-    """The keys that say something."""
+    """Return the block without keys that are None."""
     return {key: value for key, value in block.items() if value is not None}
 
 
@@ -183,10 +183,10 @@ def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
 
 @contextmanager
 def run_of(config: Config) -> Iterator[RunFolder]:
-    """The open folder of the latest unfinished run of this config, or of a new one.
+    """Open the folder of the latest unfinished run of this config, or of a new run.
 
-    How the run is carried out may differ, and its number of epochs. Raises StoreError when the folder cannot
-    be written.
+    Changeable keys, such as limits and the number of epochs, may differ. Raises StoreError if the folder
+    cannot be written.
     """
     unfinished = unfinished_run(config)
     with new_run(config) if unfinished is None else RunFolder.open(unfinished) as run:
@@ -196,7 +196,7 @@ def run_of(config: Config) -> Iterator[RunFolder]:
 
 
 def unfinished_run(config: Config) -> Path | None:
-    """The run of this config that was changed last and is neither finished nor in use."""
+    """Return the latest run of this config that is neither finished nor in use."""
     wanted = without_changeable(parse_value(resolved_yaml(config)), config)
     for run in list_runs(config.finetuning.output_dir):
         is_its = (run / CONFIG).is_file() and without_changeable(stored_data(run), config) == wanted
@@ -209,7 +209,7 @@ class LogStream(io.StringIO):
     """A text stream whose lines become log records."""
 
     def write(self, text: str) -> int:
-        """Log the lines of a text; what ends a line is not one."""
+        """Log each line of a text that is not blank."""
         for line in text.splitlines():
             if line.strip():
                 logger.info("%s", line)

@@ -1,7 +1,7 @@
-"""Between an agent of the toolkit and its episode: recorded requests, and the steps that the agent took.
+"""The transport that records an agent's requests in its episode, and the store for the agent's steps.
 
-One HTTP client serves all episodes of an agent that was built once. Which of them a request belongs to is
-known by the context that it is made in.
+The agent is built once, and one HTTP client serves all of its episodes. A context variable holds the
+episode of each request.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ BASE_URL = "http://recorded.invalid/v1"
 API_KEY = "recorded"
 
 FunctionName = Callable[[], str]
-"""The function of the agent that is running where it is called."""
+"""A function that returns the name of the agent's running function."""
 
 _speaker: ContextVar[Episode] = ContextVar("etude_nat_speaker")
 
 
 @contextmanager
 def speaking(episode: Episode) -> Iterator[None]:
-    """Requests that are made inside, also in threads and tasks started there, belong to `episode`."""
+    """Assign all requests inside the context to `episode`, including requests from its threads and tasks."""
     before = _speaker.set(episode)
     try:
         yield
@@ -43,18 +43,18 @@ def speaking(episode: Episode) -> Iterator[None]:
 
 
 class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
-    """Hands each request to the episode that it is made in. No socket is opened.
+    """An HTTP transport that passes each request to the current episode. It opens no socket.
 
-    For clients with asyncio, and for those without in threads that an episode has started.
+    It serves asyncio clients, and blocking clients in threads that an episode has started.
     """
 
     def __init__(self, model: str, function_name: FunctionName) -> None:
-        """`model` is the entry of `llms` that answers."""
+        """Create the transport. `model` is the entry of `llms` that answers."""
         self._model = model
         self._function_name = function_name
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The recorded answer; outside of any episode an error."""
+        """Return the recorded answer, or an error response outside of an episode."""
         episode = _speaker.get(None)
         if episode is None:
             return _nobody(request, self._model)
@@ -63,7 +63,7 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         return await recording.handle_async_request(request)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """The recorded answer; outside of any episode an error. Raises EpisodeError on the event loop."""
+        """Return the answer as `handle_async_request` does. Raises EpisodeError on the event loop."""
         episode = _speaker.get(None)
         if episode is None:
             return _nobody(request, self._model)
@@ -76,10 +76,10 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
 @asynccontextmanager
 async def langchain_model(model: str, function_name: FunctionName) -> AsyncIterator[BaseChatModel]:
-    """LangChain's chat model for all episodes. It says nothing of sampling: as the model's config has it."""
+    """Open LangChain's chat model for all episodes. The model's config sets the sampling parameters."""
     from langchain_openai import ChatOpenAI
 
-    # Neither has a timeout: how long an answer takes is the engine's matter, and episodes have their own.
+    # The clients have no timeout, because the engine and the episode have their own limits.
     transport = EpisodeTransport(model, function_name)
     asynchronous = httpx.AsyncClient(transport=transport, timeout=None)
     blocking = httpx.Client(transport=transport, timeout=None)
@@ -90,14 +90,14 @@ async def langchain_model(model: str, function_name: FunctionName) -> AsyncItera
                 api_key=SecretStr(API_KEY),
                 base_url=BASE_URL,
                 max_retries=0,
-                stream_usage=True,  # As the toolkit's own clients: its evaluators count tokens.
+                stream_usage=True,  # The toolkit's clients set this too: its evaluators count tokens.
                 http_async_client=asynchronous,
                 http_client=blocking,
             )
 
 
 def _nobody(request: httpx.Request, model: str) -> httpx.Response:
-    """The answer to a request that no episode makes."""
+    """Return the error response to a request outside of an episode."""
     error = EpisodeError(
         f"the model '{model}' is being trained, and was called outside of an episode; give evaluators and "
         "whatever else runs beside the agent an entry of `llms` of their own"
@@ -106,18 +106,18 @@ def _nobody(request: httpx.Request, model: str) -> httpx.Response:
 
 
 class Steps:
-    """Steps by episode: those of one that was not scored before a crash are there after it."""
+    """The journalled steps of each episode, for evaluators that score it after a crash."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
     async def keep(self, episode_id: str, steps: Sequence[dict[str, Any]]) -> None:
-        """Keep the dumped steps of an episode; what JSON cannot hold becomes text. Raises StoreError."""
+        """Store the dumped steps of an episode. Values that JSON lacks become text. Raises StoreError."""
         data = from_json(to_json(steps, fallback=str, inf_nan_mode="null"))
         await self._journal.put(_key(episode_id), {"steps": data})
 
     def of(self, episode_id: str) -> list[dict[str, Any]]:
-        """The steps of an episode; none when none were kept."""
+        """Return the steps of an episode; an empty list if none were stored."""
         data = self._journal.get(_key(episode_id))
         return [] if data is None else list(data["steps"])
 

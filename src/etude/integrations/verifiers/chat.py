@@ -1,7 +1,7 @@
-"""verifiers' own chat program in this process: no interpreter is started for an episode.
+"""verifiers' chat program, run in this process without an interpreter for each episode.
 
-Its `null` harness has `uv` install the program's packages and runs it as a script, for each segment of an
-episode: 9 s a turn where this takes some milliseconds.
+verifiers' `null` harness makes `uv` install the program's packages and runs it as a script, for each segment
+of an episode. That takes 9 s for a turn, this module some milliseconds.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _PLAIN = {
     "compaction": False,
     "summarize_at_tokens": None,
 }
-"""Arguments of the program that the `null` harness does not give."""
+"""The program's arguments that the `null` harness does not pass."""
 
 
 def _program() -> dict[str, Any]:
-    """The names of the program, whose arguments are those of the segment that runs it."""
+    """Execute the program's source, and return its namespace. `parse_args` returns a segment's arguments."""
     names: dict[str, Any] = {"__name__": "etude_chat_program"}
     exec(compile(CHAT_PROGRAM_SOURCE, "verifiers' chat program", "exec"), names)
     names["parse_args"] = _ARGUMENTS.get
-    # It only talks to this process, where models are asked again by Etude's own rules; and to read the
-    # certificates would take longer than all the rest.
+    # The program only talks to this process, where Etude retries calls itself. Reading the certificates
+    # would take longer than everything else.
     names["AsyncOpenAI"] = partial(names["AsyncOpenAI"], max_retries=0)
     client = names["DefaultAsyncHttpxClient"]
     names["DefaultAsyncHttpxClient"] = lambda verify: client(verify=False)
@@ -54,21 +54,21 @@ _PROGRAM = _program()
 
 
 def install() -> None:
-    """Let verifiers find the harness by its id, as a module of its own package. Doing it twice is fine."""
+    """Make verifiers find the harness by its id, as a module of its package. Calling it twice is fine."""
     sys.modules[f"verifiers.v1.harnesses.{CHAT.replace('-', '_')}"] = sys.modules[__name__]
 
 
 class ChatHarnessConfig(NullHarnessConfig):
-    """As that of verifiers' `null` harness."""
+    """The config of verifiers' `null` harness, with Etude's id."""
 
     id: str = CHAT
 
 
 class ChatHarness(NullHarness):
-    """verifiers' `null` harness without a process of its own."""
+    """verifiers' `null` harness without a separate process."""
 
     async def setup(self, runtime: Any) -> None:
-        """There is nothing to install."""
+        """Do nothing: there is nothing to install."""
 
     async def launch(
         self,
@@ -81,7 +81,7 @@ class ChatHarness(NullHarness):
         data: Any,
         tool_interception_url: str | None = None,
     ) -> Any:
-        """Run one segment; the result is that of the program."""
+        """Run one segment, and return the program's result."""
         system, prompt = self.resolve_prompt(data)
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         arguments = Namespace(
@@ -100,13 +100,13 @@ class ChatHarness(NullHarness):
             await _PROGRAM["main"]()
         except SystemExit as error:
             return vf.ProgramResult(int(error.code or 0), "", traceback.format_exc())
-        except Exception:  # noqa: BLE001  as a script ends
+        except Exception:  # noqa: BLE001  a script would end with exit code 1
             return vf.ProgramResult(1, "", traceback.format_exc())
         return vf.ProgramResult(0, "", "")
 
 
 def _written(messages: Any) -> str:
-    """The messages in a file, which the program deletes."""
+    """Write the messages to a file, which the program deletes. Return its name."""
     with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
         json.dump([message_to_wire(message) for message in messages], file)
         return file.name

@@ -1,6 +1,6 @@
-"""`_type: verifiers`: an environment of the verifiers library as workflow, dataset and evaluators.
+"""The workflow, dataset and evaluators for environments of the verifiers library: `_type: verifiers`.
 
-Importing this registers them, and loads no verifiers.
+Importing this module registers them. It does not load verifiers.
 """
 
 from __future__ import annotations
@@ -40,26 +40,27 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
     target_functions: ClassVar[tuple[str, ...]] = ("*",)
 
     environment: str | dict[str, Any]
-    """The package of its tasks, such as `gsm8k_v1`, or a module beside the config; or the whole block `[env]`
-    of a config of verifiers': `{taskset: {id: …}, solver: {max_turns: 4}}`."""
+    """The package of the tasks, such as `gsm8k_v1`, or a module in the config's folder. Or the whole block
+    `[env]` of a verifiers config: `{taskset: {id: …}, solver: {max_turns: 4}}`."""
     models: Annotated[dict[str, LlmRef], Refers("agents")] = Field(default_factory=dict)
-    """The model of each role, by its name in the environment; left out: the trained one."""
+    """The model of each role, by the role's name in the environment. Default: the trained model."""
     own_rewards: bool = False
-    """A model's reward is what its own role in `models` was given; otherwise all have the runs' mean."""
+    """Set this to train each model on the reward of its own role in `models`. Otherwise, and for a model with
+    several roles, the reward is the mean of all runs."""
     scores: list[str] = Field(default_factory=list)
-    """More rewards and metrics of the environment, by name, that are to be evaluators. Where there is one
-    agent, those of the tasks are evaluators without being named."""
+    """Names of more rewards and metrics of the environment to use as evaluators. With one agent, the tasks'
+    rewards and metrics are evaluators already."""
     size: int | None = Field(default=None, ge=1)
-    """Train on at most this many tasks; of tasks without an end on 256."""
+    """The maximum number of training tasks. Default: all tasks, or 256 of an endless taskset."""
     held_out: int | None = Field(default=None, ge=0)
-    """Tasks for validation; left out: a quarter, 64 at most."""
+    """The number of validation tasks. Default: a quarter of the tasks, at most 64."""
     seed: int = Field(default=0, ge=0)
-    """Of the shuffling before tasks are held out."""
+    """The seed of the shuffle before tasks are held out."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """Seconds that an episode may take."""
+    """The time limit of an episode in seconds."""
 
     def agents(self) -> Mapping[str, str | None] | None:
-        """Its roles, but those that have an endpoint of their own. Raises RequestError for a wrong block."""
+        """Return the roles without a separate endpoint. Raises RequestError for an invalid block."""
         if find_spec("verifiers") is None:
             return None
         roles = agents_of(read_block(self.environment))
@@ -68,7 +69,7 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
         }
 
     def supplies(self) -> Supplies:
-        """The tasks, and the rewards and metrics that every episode will have."""
+        """Return the tasks, and evaluators for the rewards and metrics that every episode has."""
         chosen = {"size": self.size, "held_out": self.held_out, "seed": self.seed}
         shared: Written = {"_type": "verifiers", **{k: v for k, v in chosen.items() if v is not None}}
         names = [REWARD, *self.scores]
@@ -90,13 +91,13 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
         )
 
     def missing(self) -> list[str]:
-        """Of what its roles and judges run on."""
+        """Return the missing programs, packages and keys of the roles and judges."""
         return missing_parts(self.environment)
 
 
 @register_workflow(config_type=VerifiersWorkflowConfig)
 async def verifiers_workflow(config: VerifiersWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Raises MissingExtraError without verifiers, RequestError for an environment that cannot be made."""
+    """Build the workflow. Raises MissingExtraError without verifiers, RequestError if building fails."""
     require_verifiers()
     from etude.integrations.verifiers.environment import Tasks
     from etude.integrations.verifiers.play import Player
@@ -117,15 +118,15 @@ class VerifiersDatasetConfig(DatasetConfig, name="verifiers"):
     """The tasks of the workflow's environment. An example's id is the key of its task."""
 
     split: Literal["train", "validation", "all"] = "train"
-    """Training and validation share no task; `all` has every one, in its order."""
+    """`train` and `validation` share no task. `all` has every task, in its original order."""
     size: int | None = Field(default=None, ge=1)
-    """At most this many."""
+    """The maximum number of training tasks, or of tasks in `all`. Default: all, or 256 if endless."""
     held_out: int | None = Field(default=None, ge=0)
-    """How many of all are for validation: the same number in both."""
+    """The number of validation tasks, the same for both splits. Default: a quarter, at most 64."""
     seed: int = Field(default=0, ge=0)
-    """Of the shuffling before."""
+    """The seed of the shuffle before tasks are held out."""
     taskset: dict[str, Any] = Field(default_factory=dict)
-    """Other options of the taskset for these, such as `{split: test}`."""
+    """Other taskset options for these tasks, such as `{split: test}`."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class VerifiersDataset:
     config: VerifiersDatasetConfig
 
     def examples(self) -> list[Example]:
-        """Raises DatasetError as `Tasks.examples` does."""
+        """Return the examples of the split. Raises DatasetError as `Tasks.examples` does."""
         config = self.config
         return self.tasks.examples(config.split, config.size, config.held_out, config.seed)
 
@@ -145,7 +146,7 @@ class VerifiersDataset:
 async def verifiers_dataset(
     config: VerifiersDatasetConfig, builder: Builder
 ) -> AsyncIterator[VerifiersDataset]:
-    """Raises RequestError when the workflow is no environment of verifiers', or an option is wrong."""
+    """Build the dataset. Raises RequestError for a workflow of another type, or an invalid option."""
     require_verifiers()
     from etude.integrations.verifiers.play import Player
 

@@ -1,4 +1,4 @@
-"""An environment of verifiers', from the block of a config, and its tasks as examples."""
+"""Loading a verifiers environment from its config block, and its tasks as examples."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from etude.core.errors import DatasetError, MissingExtraError, RequestError
 from etude.integrations.verifiers import CHAT
 
 Block = str | Mapping[str, Any]
-"""The id of a taskset, or the block `[env]` of a config of verifiers'."""
+"""The id of a taskset, or the block `[env]` of a verifiers config."""
 
 HOSTED = {"prime": "PRIME_API_KEY", "modal": "MODAL_TOKEN_ID", "e2b": "E2B_API_KEY"}
-"""Runtimes on somebody's machines, and the variable that holds their key."""
+"""Hosted runtimes, each with the environment variable for its key."""
 
 ENGINES = ("docker", "podman", "apptainer")
-"""Runtimes on this machine, called as the program that runs them."""
+"""Runtimes on this machine, by the name of their program."""
 
 SHIPPED = {"textarena": "ta", "openenv": "openenv", "harbor": "harbor"}
-"""Tasksets of verifiers' that need a package of their name, and the extra of verifiers that brings it."""
+"""verifiers' tasksets that need a package of the same name, each with the extra that installs it."""
 
 
 def require_verifiers() -> None:
-    """Raise MissingExtraError when verifiers is not installed."""
+    """Raise MissingExtraError if verifiers is not installed."""
     if importlib.util.find_spec("verifiers") is None:
         raise MissingExtraError("an environment of verifiers", "verifiers")
 
 
 def read_block(block: Block) -> Any:
-    """The block as verifiers' `EnvConfig`, narrowed to the environment's own.
+    """Parse the block into verifiers' `EnvConfig`, or the environment's subclass of it.
 
-    Raises MissingExtraError without verifiers, and RequestError when the package of the environment is not
+    Raises MissingExtraError without verifiers. Raises RequestError if the environment's package is not
     installed or a key of the block is wrong.
     """
     require_verifiers()
@@ -55,7 +55,7 @@ def read_block(block: Block) -> Any:
     if not ident:
         raise RequestError("workflow.environment: name its tasks: `environment: {taskset: {id: …}}`")
     note_user_module(ident.rpartition("/")[2].partition("@")[0].replace("-", "_"))
-    # A copy: verifiers writes into what it validates.
+    # Copy the block, because verifiers modifies its input during validation.
     raw = {"taskset": {"id": block}} if isinstance(block, str) else copy.deepcopy({**block})
     try:
         return vf.resolve_env_config(raw)
@@ -75,17 +75,17 @@ def read_block(block: Block) -> Any:
 
 
 def agents_of(config: Any) -> dict[str, Any]:
-    """The configs of the roles, by their names."""
+    """Return the config of each role, by the role's name."""
     from verifiers.v1.configs.agent import agent_config_fields
 
     return dict(agent_config_fields(config))
 
 
 def completed(config: Any, models: Mapping[str, str]) -> Any:
-    """The config with the models of its roles, and chat loops that run in this process: those of roles that
-    name no harness, or verifiers' `null`.
+    """Return the config with the models of its roles, and with chat loops that run in this process.
 
-    Such a role needs no sandbox: where it names no runtime, that is this machine.
+    A role gets such a chat loop if it names no harness or verifiers' `null`. It needs no sandbox, so its
+    default runtime is this machine.
     """
     import verifiers.v1 as vf
 
@@ -106,7 +106,7 @@ def completed(config: Any, models: Mapping[str, str]) -> Any:
 
 
 def open_environment(block: Block, models: Mapping[str, str]) -> Any:
-    """The environment. Raises as `read_block` does, and RequestError when it cannot be made."""
+    """Load the environment. Raises as `read_block` does, and RequestError if loading fails."""
     import verifiers.v1 as vf
 
     config = completed(read_block(block), models)
@@ -118,10 +118,10 @@ def open_environment(block: Block, models: Mapping[str, str]) -> Any:
 
 
 def score_names(config: Any) -> list[str]:
-    """The rewards and metrics that every episode of an environment with one agent is given.
+    """Return the names of the tasks' rewards and metrics, for an environment with one agent.
 
-    Those that are functions of its tasks: what an environment records itself shows only when it is played.
-    A function that gives several numbers is not among them.
+    Scores that the environment records itself are known only after a play. Functions that return several
+    numbers are left out.
     """
     import verifiers.v1 as vf
     from verifiers.v1.utils.decorators import discover_decorated
@@ -129,7 +129,7 @@ def score_names(config: Any) -> list[str]:
 
     if environment_class(config.taskset.id, config.id) is not vf.SingleAgentEnv:
         return []
-    # The functions are found by the class of an object; making a task takes data, which is not loaded yet.
+    # `discover_decorated` needs an object. A real task would need data, which is not loaded yet.
     task = object.__new__(vf.task_type(config.taskset.id))
     functions = [fn for kind in ("reward", "metric") for fn in discover_decorated(task, kind)]
     gives = {fn.__name__: str(getattr(fn, "__annotations__", {}).get("return", "")) for fn in functions}
@@ -140,9 +140,10 @@ def score_names(config: Any) -> list[str]:
 
 
 def missing_parts(block: Block) -> list[str]:
-    """Programs, packages and keys that an environment needs and that are not there, with what to type.
+    """Return the programs, packages and keys that an environment lacks, each with a remedy.
 
-    Nothing is started, and no task is loaded. A block that cannot be read is an error once it is built.
+    This starts nothing and loads no task. An invalid block gives no entries here, and raises when it is
+    built.
     """
     try:
         config = completed(read_block(block), {})
@@ -179,24 +180,24 @@ def missing_parts(block: Block) -> list[str]:
 Split = Literal["train", "validation", "all"]
 
 ENDLESS = 256
-"""Tasks for training of a taskset without an end, where the config says no number."""
+"""The default number of training tasks of an endless taskset."""
 
 HELD_OUT = 64
-"""Tasks that are held out at most, where the config says no number: a quarter, if that is less."""
+"""The default number of held-out tasks, unless a quarter of the tasks is less."""
 
 _ANSWER = "answer"
 
 
 class Tasks:
-    """The tasks of a taskset, each known by its key."""
+    """The tasks of a taskset, by key."""
 
     def __init__(self, taskset: Any, by_key: dict[str, Any] | None = None) -> None:
-        """`by_key` is where tasks are noted, for tasksets that share it."""
+        """Create the tasks. Tasksets can share the dictionary `by_key`, which collects the tasks."""
         self._taskset = taskset
         self._by_key: dict[str, Any] = {} if by_key is None else by_key
 
     def with_options(self, options: Mapping[str, Any]) -> Tasks:
-        """The tasks of the same taskset with other options. Raises RequestError for wrong ones."""
+        """Return the tasks of the same taskset with other options. Raises RequestError for wrong options."""
         import verifiers.v1 as vf
 
         config = self._taskset.config
@@ -207,11 +208,11 @@ class Tasks:
             raise RequestError(f"{self._name}: taskset: {where_raised(error)}") from error
 
     def examples(self, split: Split, size: int | None, held_out: int | None, seed: int) -> list[Example]:
-        """Those of a split, by key. Training and validation never share one.
+        """Return the examples of a split. Training and validation never share a task.
 
-        The tasks are shuffled with `seed`, the first `held_out` are for validation and the next `size` for
-        training; `all` takes them as they come. Of tasks without an end only as many are made as are asked
-        for. Raises DatasetError when they cannot be made, when there are none, or when two have one key.
+        The tasks are shuffled with `seed`. The first `held_out` are for validation and the next `size` for
+        training; `all` keeps the original order. An endless taskset makes only the tasks that it needs.
+        Raises DatasetError if tasks cannot be made, if none are left, or if two have the same key.
         """
         if self._taskset.bounded:
             tasks = self._read(self._taskset)
@@ -230,13 +231,13 @@ class Tasks:
         return [self._example(task) for task in chosen]
 
     def of(self, example: Example) -> Any:
-        """The task of an example: the one of its id, or one made of its inputs where it has others.
+        """Return the task with the example's id. If its inputs differ, make a task from the example instead.
 
-        Raises DatasetError when the inputs of an example that is no task of the taskset are none.
+        Raises DatasetError if the example's inputs do not make a task.
         """
         if (task := self._by_key.get(example.id)) is not None:
             known = self._example(task)
-            # A dataset of one's own may have the same ids.
+            # A custom dataset may have the same ids.
             is_same = all(known.inputs.get(name) == value for name, value in example.inputs.items())
             if is_same and example.expected in (None, known.expected):
                 return task
@@ -254,7 +255,7 @@ class Tasks:
             ) from error
 
     def _read(self, source: Iterable[Any]) -> list[Any]:
-        """All tasks of `source`, each noted by its key."""
+        """Load all tasks of `source`, and store each by its key."""
         tasks: list[Any] = []
         places: dict[str, int] = {}
         try:

@@ -1,6 +1,6 @@
-"""Playing an episode of an environment: one task, its agents answered by Etude's models.
+"""The play of one task of an environment, whose agents sample from Etude's models.
 
-Every model call is one of the episode's, answered in this process, without an address.
+Every model call is recorded in the episode and answered in this process, without a network address.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from etude.wire.dialect import ChatBody
 from etude.wire.gateway import FUNCTION_HEADER, Gateway
 
 NOWHERE = "http://127.0.0.1:9/v1"
-"""The address that a client's config must have; nothing is sent to it."""
+"""A placeholder for the address that a client's config requires. Nothing is sent to it."""
 
 NO_KEY = "ETUDE_NO_KEY"
-"""The variable that a client's config must name for its key; nothing reads it."""
+"""A placeholder for the key variable that a client's config requires. Nothing reads it."""
 
 _EVENT_END = b"\n\n"
 
 
 class EpisodeCalls:
-    """The model calls of one episode, answered inside of this process and recorded by Etude."""
+    """The model calls of one episode, answered in this process and recorded by Etude."""
 
     def __init__(self, episode: Episode) -> None:
         self._episode = episode
         self._gateway = Gateway(self._answer, episode.said, episode.readers)
         self.errors: list[EtudeError] = []
-        """Why calls had no answer."""
+        """The errors of failed calls."""
 
     async def _answer(self, body: ChatBody) -> RecordedCompletion:
         try:
@@ -57,7 +57,7 @@ class EpisodeCalls:
             raise
 
     async def send(self, path: str, body: Mapping[str, Any], agent: str) -> httpx.Response:
-        """The answer to a request of an agent's. Raises ProviderError with the status that there is."""
+        """Answer an agent's request. Raises ProviderError with the HTTP status of a failed call."""
         reply = await self._gateway.answer("POST", path, {FUNCTION_HEADER: agent}, to_json(body))
         response = reply.as_httpx()
         if response.status_code < 400:
@@ -66,7 +66,7 @@ class EpisodeCalls:
 
 
 class EpisodeClientConfig(vf.EvalClientConfig):
-    """Stands in an agent's config for the models of the episode that it plays in."""
+    """The client config that connects an agent to the models of its episode."""
 
     base_url: str = NOWHERE
     api_key_var: str = NO_KEY
@@ -74,19 +74,19 @@ class EpisodeClientConfig(vf.EvalClientConfig):
 
     @classmethod
     def of(cls, calls: EpisodeCalls) -> EpisodeClientConfig:
-        """That of an episode."""
+        """Create the client config of an episode."""
         made = cls()
         made._calls = calls
         return made
 
     def client(self, agent: str) -> EpisodeClient:
-        """The client of an agent in the episode."""
+        """Create the client of an agent in the episode."""
         assert self._calls is not None, "an EpisodeClientConfig is made by `of`"
         return EpisodeClient(self._calls, agent)
 
 
 class EpisodeClient(vf.Client):
-    """Answers one agent's requests by the models of the episode. It has no key: none is needed."""
+    """A client that answers one agent's requests from the episode's models. It needs no key."""
 
     def __init__(self, calls: EpisodeCalls, agent: str) -> None:
         self._calls = calls
@@ -101,7 +101,7 @@ class EpisodeClient(vf.Client):
         turn: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """One answer. Raises ProviderError."""
+        """Return one answer. Raises ProviderError."""
         data = from_json((await self._calls.send(dialect.upstream_path, body, self._agent)).content)
         response = dialect.parse_response(dialect.validate_response(data))
         response.raw = data
@@ -114,11 +114,11 @@ class EpisodeClient(vf.Client):
         session_id: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> RelayReply:
-        """One answer as a stream of events. Raises ProviderError."""
+        """Return one answer as a stream of events. Raises ProviderError."""
         response = await self._calls.send(dialect.upstream_path, body, self._agent)
 
         async def chunks() -> AsyncIterator[bytes]:
-            # verifiers takes each chunk for one event. A piece of Etude's has one or several, each whole.
+            # verifiers expects one event in each chunk. Etude's chunks have one or more whole events.
             async for piece in response.aiter_raw():
                 for event in piece.split(_EVENT_END)[:-1]:
                     yield event + _EVENT_END
@@ -128,21 +128,21 @@ class EpisodeClient(vf.Client):
     async def relay_aux(
         self, dialect: Any, route: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Any:
-        """The answer to a request beside the conversation, such as a count of its tokens."""
+        """Answer a request outside of the conversation, such as a count of its tokens."""
         return from_json((await self._calls.send(route, body, self._agent)).content)
 
 
 STOP_SECONDS = 30.0
-"""Seconds that an environment may take to stop; it is cancelled then, and gets as long again."""
+"""The time limit in seconds for an environment to stop. Then it is cancelled, with the same limit again."""
 
 _LOG = logging.getLogger("etude.integrations.verifiers")
 
 
 class RecordingServer(InterceptionServer):
-    """verifiers' own server of a rollout's model calls; those of an episode's models stay in this process."""
+    """verifiers' server for a rollout's model calls. Calls to the episode's models stay in this process."""
 
     def register(self, session: Any) -> tuple[str, str]:
-        """Take a rollout on. Its client is the episode's, unless its agent has an endpoint of its own."""
+        """Register a rollout. Its client is the episode's, unless its agent has a separate endpoint."""
         secrets: tuple[str, str] = super().register(session)
         config = session.ctx.client
         if isinstance(config, EpisodeClientConfig):
@@ -152,7 +152,7 @@ class RecordingServer(InterceptionServer):
 
 @asynccontextmanager
 async def serving(env: Any) -> AsyncIterator[None]:
-    """`env.serving()` with a server of Etude's; shared tool servers and hooks are the environment's."""
+    """Run `env.serving()` with Etude's server. Shared tool servers and hooks are the environment's."""
     async with env.shared_tools() as shared:
         local = all(runtime_is_local(spec.runtime) for spec in env._agent_specs.values())
         secrets = tuple(server.state_secret for server in shared.values() if server.state_secret)
@@ -169,9 +169,9 @@ async def serving(env: Any) -> AsyncIterator[None]:
 
 
 class Servers:
-    """Starts what an environment needs with the first episode, so that a check of the config starts nothing.
+    """The servers of an environment. They start with the first episode, so a config check starts nothing.
 
-    One task starts and stops it: some of what is within must be left by the task that entered it.
+    One task starts and stops them, because some contexts must be exited by the task that entered them.
     """
 
     def __init__(self, env: Any) -> None:
@@ -181,17 +181,16 @@ class Servers:
         self._over = asyncio.Event()
 
     async def start(self) -> None:
-        """Have everything ready; quick when it is. Raises EnvironmentAway when it did not start."""
+        """Start the servers, or return at once if they run. Raises EnvironmentAway if they do not start."""
         if self._task is None or self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._serve(self._ready))
         await asyncio.shield(self._ready)
 
     async def close(self) -> None:
-        """Stop it. Calling it twice is fine.
+        """Stop the servers. Calling it twice is fine.
 
-        What has been played counts all the same: an environment that does not stop is named in the log, and
-        left to itself.
+        If the environment does not stop, this logs a warning and leaves it, because played episodes count.
         """
         self._over.set()
         task, self._task = self._task, None
@@ -223,11 +222,11 @@ class Servers:
 
 
 DEFAULT_MODEL = "policy"
-"""The name that verifiers has for the model of a role that names none; Etude takes the one that it trains."""
+"""The model name in verifiers of a role that names none. Etude answers with the trained model."""
 
 
 class Player:
-    """The workflow of an environment. Its output is what each agent said last."""
+    """The workflow of an environment. Its output is the last answer of each agent."""
 
     def __init__(self, env: Any, tasks: Tasks) -> None:
         self.env = env
@@ -236,7 +235,7 @@ class Player:
         self._servers = Servers(env)
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
-        """Play the task of an example. Raises EpisodeError, with its cause, when there is no result."""
+        """Play the task of an example. Raises EpisodeError, with its cause, if there is no result."""
         task = self.tasks.of(example)
         await self._servers.start()
         calls = EpisodeCalls(episode)
@@ -261,7 +260,7 @@ class Player:
 
 
 def _said(played: Any) -> Any:
-    """The last answer of the agent, or of each; several where one ran several times."""
+    """Return the last answer by agent, or the only agent's. An agent with several runs has a list."""
     replies: dict[str, list[str]] = defaultdict(list)
     for trace in played.traces:
         replies[trace.agent.name].append(trace.last_reply)

@@ -1,4 +1,4 @@
-"""The rewards and metrics of an environment as scores of an episode, and its failures with their causes."""
+"""The conversion of an environment's rewards, metrics and failures to scores and errors of an episode."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Any, TypeAlias
 from etude.core.errors import EnvironmentAway, EpisodeError, EtudeError
 
 REWARD = "reward"
-"""The score that is an environment's reward: the weighted sum of what its tasks and its judges give."""
+"""The name of an environment's reward: the weighted sum of the rewards from its tasks and judges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A number for `episode.score`."""
+    """A score for `episode.score`."""
 
     name: str
     value: float
     agent: str | None
     runs: int
-    """Of how many runs it is the mean."""
+    """The number of runs that `value` is the mean of."""
 
 
 def scores_of(traces: Sequence[Any]) -> list[Score]:
-    """Every reward and metric: each agent's where there are several, and that of the episode.
+    """Return every reward and metric of the episode and, with several agents, of each agent.
 
-    Where an agent ran several times, or several agents have a number of one name, it is their mean. The
-    reward comes last: it goes before a metric of that name. Raises EpisodeError for what is no finite number,
-    and where a reward is missing, which is never 0.
+    A score is the mean over an agent's runs, and over agents for the episode. The reward replaces a metric
+    with the same name. Raises EpisodeError for a number that is not finite, and for a missing reward, which
+    never counts as 0.
     """
     for trace in traces:
         _check(trace)
@@ -84,7 +84,7 @@ REMEDIES = {
     "ToolsetError": "a tool server of the environment did not start; try `vf-debug` with this taskset",
     "HarnessError": "the program that plays the agent failed; is what it needs installed in its runtime?",
 }
-"""Hints, by verifiers' names of errors that are no fault of the agent's, nor of the environment's code."""
+"""Hints for verifiers' errors that neither the agent nor the environment's code caused, by error name."""
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen", "/lib/python3")
@@ -92,11 +92,11 @@ _OURS = str(Path(__file__).parents[2])
 
 
 Problem: TypeAlias = tuple[str | None, Any]
-"""Whose run failed, None where the environment's own code did, and the error that verifiers recorded."""
+"""The agent whose run failed, or None for the environment's code, and the error that verifiers recorded."""
 
 
 def problems_of(played: Any) -> Iterator[Problem]:
-    """The last error of each run of an agent that failed, then that of the environment itself."""
+    """Yield the last error of each failed agent run, then the environment's last error."""
     for trace in played.traces:
         if not trace.ok and trace.errors:
             yield trace.agent.name, trace.errors[-1]
@@ -107,9 +107,9 @@ def problems_of(played: Any) -> Iterator[Problem]:
 def failure_of(
     environment: str, task: str, problems: Sequence[Problem], calls: Sequence[EtudeError]
 ) -> EtudeError:
-    """The error that an episode ends with. Its cause is the last model call that failed, if one did.
+    """Return the error that ends an episode. Its cause is the last failed model call, if there is one.
 
-    What is nobody's fault is EnvironmentAway, so that another try is made where that is asked for.
+    Failures of the environment's infrastructure are EnvironmentAway, so that they can be retried.
     """
     if not problems:
         return EpisodeError(f"'{environment}' did not finish the task {task!r}, and does not say why")
@@ -119,7 +119,7 @@ def failure_of(
         error = EpisodeError(f"'{environment}', task {task!r}, {whose}: {calls[-1]}")
         error.__cause__ = calls[-1]
         return error
-    # The innermost line that is neither ours nor a library's.
+    # Find the innermost line outside of Etude and of libraries.
     own = [
         f"{frame['file']}:{frame['line']}: "
         for frame in _FRAME.finditer(first.traceback or "")
