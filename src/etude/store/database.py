@@ -335,8 +335,7 @@ class Writer:
     def _tried(
         self, batch: list[Operation], soon: list[tuple[str, Callable[[], object]]]
     ) -> StoreError | None:
-        """Write a batch; return the error if that fails. If this thread ended, writers would wait for
-        ever."""
+        """Write a batch; return the error if that fails. If this thread died, writers would wait for ever."""
         try:
             self._write(batch, soon)
         except StoreError as error:
