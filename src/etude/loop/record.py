@@ -1,8 +1,8 @@
 """The record of one model's training: its history and alarms, which are journalled, acted on and reported.
 
-An alarm's decisions are recorded with the epoch or validation in which it rings, in one write: the alarms
-that hold, and the version to go back to. So each is decided once. If the run is killed before it acts on a
-decision, it does so when it is resumed.
+The decisions of alarms are stored with the epoch or validation, in one write: the alarms that hold, and the
+version to go back to. So each is decided once. If the run is killed before it acts on a decision, it does so
+when it is resumed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def forgotten_if_failed(forget: Callable[[], Awaitable[None]]) -> AsyncIte
 
 
 class Record:
-    """Keeps the work of a trainer. In a run with several targets, each target has its own record."""
+    """Keeps the record of a trainer's work. In a run with several targets, each target has its own."""
 
     def __init__(self, runtime: Runtime, config: FinetuneConfig) -> None:
         """`config` is the `finetuning` block of the target, with the alarms."""

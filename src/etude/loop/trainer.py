@@ -279,8 +279,7 @@ class EpochTrainer(Trainer):
             kept = versions_to_keep(self.history, keep)
             kept += [version for pool in self.bookkeeper.opponents for version in pool.members()]
             if self.run_config.collect_ahead:
-                # The next epoch's episodes come from the version before the last, and may show it as the
-                # best.
+                # The next epoch's episodes are from the version before the last, and may show it as the best.
                 kept += [entry.version for entry in self.history.trained[-2:] if entry.version is not None]
             await self.bookkeeper.line.adapter.prune(kept)
         for pool in self.bookkeeper.opponents:

@@ -1,7 +1,7 @@
 """The exact conversion of calls and episodes to JSON and back.
 
-A call repeats most of the conversation before it. So it is stored as its difference to a parent, an earlier
-call of its episode: how many leading messages and prompt token ids they share, and the rest. Token ids are
+A call repeats most of the conversation before it. So it is stored as its difference to an earlier call, its
+parent: the number of leading messages and prompt token ids that they share, and the rest. Token ids are
 packed as 32-bit integers and logprobs as 64-bit floats, in base64. Fields with their default values are left
 out.
 """

@@ -206,8 +206,7 @@ class MeasuredExample(NamedTuple):
 
 
 def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
-    """Return the keys in which the runs' configs differ, with the value in each. A missing key has the value
-    None.
+    """Return the keys in which the runs' configs differ, with the value in each (None if it lacks the key).
 
     For evaluations, `evaluate` has the model, the episodes for each example, and whether it was greedy.
     """

@@ -117,8 +117,7 @@ class Journal:
         encode: Callable[[Any], Json] | None = None,
         decode: Callable[[Json], Any] | None = None,
     ) -> Any:
-        """Return the stored value of the step `key`. If there is none, run `fn` and return its committed
-        result.
+        """Return the stored value of the step `key`, or else run `fn` and return its committed result.
 
         Steps with one key that run at the same time run `fn` once. When `fn` raises, nothing is stored.
         `encode` and `decode` turn values that are not JSON into JSON and back. Without them the value is
@@ -277,7 +276,7 @@ class Journal:
 
     @property
     def waiting_seconds(self) -> float:
-        """Seconds since the last commit, or since the first waiting entry was queued. 0 if none waits."""
+        """Seconds since the last batch, or since the first waiting entry was queued. 0 if none waits."""
         return 0.0 if self._writer is None else self._writer.waiting_seconds
 
     def close(self) -> None:

@@ -259,7 +259,7 @@ class TokenSequence:
     ids: tuple[int, ...]
     spans: tuple[Span, ...]
     begins: str = ""
-    """Why a branch began here instead of extending earlier tokens. Empty for the first branch."""
+    """Why a branch began here, if a changed template or a fault kept it from extending earlier tokens."""
     learned: tuple[LearnedSample, ...] = ()
     """The samples of these tokens that were trained on. Preference pairs may make several."""
 

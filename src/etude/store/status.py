@@ -73,7 +73,7 @@ class JournalStatus(_Value):
     waiting: int
     """How many entries wait for a commit."""
     waiting_seconds: float = 0.0
-    """Seconds since the last commit, or since the first waiting entry was queued. 0 if none waits."""
+    """Seconds since the last batch, or since the first waiting entry was queued. 0 if none waits."""
 
 
 class Wait(_Value):
