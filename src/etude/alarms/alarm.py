@@ -84,7 +84,7 @@ class Alarm(AlarmConfig):
     """
 
     remedy: ClassVar[str] = ""
-    """The end of the alarm's sentence: what it usually means, and what to do."""
+    """The end of the alarm's sentence: the usual cause and the remedy."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ def alarms_of(block: FinetuneConfig) -> dict[str, Alarm]:
 
 
 def events_of(alarms: Mapping[str, Alarm], entry: Entry, earlier: Sequence[Entry]) -> tuple[AlarmEvent, ...]:
-    """Return the alarms that hold for an entry. `earlier` has those of its kind before it, with their events.
+    """Return the alarms that hold for an entry. `earlier` has the entries of its kind before it, with events.
 
     An alarm rings after `alarm.epochs` wrong entries in a row. It rings again only after an entry without the
     fault. Entries that lack its metrics are passed over.

@@ -179,7 +179,7 @@ class EpochTrainer(Trainer):
         super().__init__(trainer_config, **kwargs)
         self.config = trainer_config
         self._prepared: dict[int, TrainingJobRef | TrajectoryCollection] = {}
-        """By epoch: the existing job, or the data to submit."""
+        """The existing job of each epoch, or the data to submit."""
         self._refs: dict[int, TrainingJobRef] = {}
 
     @property

@@ -69,9 +69,9 @@ class LearnedSample:
     """`chosen` or `rejected` in a pair, else empty."""
     agent: str | None = None
     ratios: Mapping[int, float] = field(default_factory=dict)
-    """By position: log π - log π_sampled when the sample was first learned from, if it was recorded."""
+    """log π - log π_sampled by position, when the sample was first learned from, if it was recorded."""
     entropies: Mapping[int, float] = field(default_factory=dict)
-    """By position: entropies in nats, if the loss used them and they were recorded."""
+    """Entropies in nats by position, if the loss used them and they were recorded."""
     source: Source = Source()
 
 
