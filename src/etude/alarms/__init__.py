@@ -1,1 +1,1 @@
-"""Alarms: what is wrong with a run, seen in the metrics of its epochs and validations."""
+"""Alarms: checks that look in the metrics of epochs and validations for signs that a run goes wrong."""

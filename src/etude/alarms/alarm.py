@@ -1,8 +1,8 @@
-"""Alarm: a look at the metrics of an epoch or a validation, and a sentence where they are wrong.
+"""The base of alarms: checks on the metrics of an epoch or validation, and the rules for when they ring.
 
-An alarm is a class of pure functions whose fields are its thresholds. When it rings is decided here, for all
-of them and from the metrics alone, so that a resumed run hears the same. `etude.loop.record` has what the run
-does then.
+An alarm is a class of pure functions whose fields are its thresholds. This module decides for all alarms when
+they ring. It reads only the metrics, so a resumed run decides the same way. `etude.loop.record` acts on
+alarms.
 """
 
 from __future__ import annotations
@@ -57,34 +57,34 @@ _ADVICE: Mapping[str, str] = {
 }
 
 REMEDIES: Mapping[str, str] = {name: f"{advice}; see {PAGE}#{name}" for name, advice in _ADVICE.items()}
-"""The advice for each symptom, and the section of the page that says more."""
+"""The advice for each symptom, with the section of the page that says more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """Something that is wrong."""
+    """A fault that an alarm has found."""
 
     text: str
-    """In words that a sentence can go on after."""
+    """A clause that more words can follow."""
     episode: str | None = None
     """The id of an episode that shows it."""
     remedy: str | None = None
-    """The remedy for this one, in place of the alarm's own."""
+    """Replaces the alarm's own remedy."""
 
 
 Sightings: TypeAlias = Mapping[str, Sighting]
-"""By what they are of, such as an evaluator; under "" where there is one thing only."""
+"""Sightings by the thing at fault, such as an evaluator. The key is "" if an alarm watches only one thing."""
 
 
 class Alarm(AlarmConfig):
     """Base of all alarms. Its fields are the thresholds; a subclass is registered when it is defined.
 
-    `class Refusals(Alarm, name="refusals")` is `_type: refusals`, and without a name
-    `_type: my_module:Refusals`. A subclass overrides `look`.
+    `class Refusals(Alarm, name="refusals")` is `_type: refusals`. Without a name it is `_type:
+    my_module:Refusals`. A subclass overrides `look`.
     """
 
     remedy: ClassVar[str] = ""
-    """The end of its sentence: what it usually means, and what to do."""
+    """The end of the alarm's sentence: the usual cause and the remedy."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
@@ -95,18 +95,17 @@ class Alarm(AlarmConfig):
         register_alarm(config_type=cls)(made_by(lambda config: config))
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | str | None:
-        """The faults of an epoch or a validation: "" or nothing where all is well.
+        """Return the faults of an epoch or validation: "" or an empty mapping if there are none.
 
-        `earlier` are those of the same kind before it, oldest first. None where the entry does not measure
-        what the alarm is about: it counts neither way then. It must follow from the arguments alone, because
-        a resumed run looks again.
+        `earlier` has the entries of the same kind before it, oldest first. Return None if the entry lacks the
+        metrics that the alarm needs; such an entry is passed over. The result must depend only on the
+        arguments, because a resumed run calls this again.
         """
         return None
 
 
 def alarms_of(block: FinetuneConfig) -> dict[str, Alarm]:
-    """The alarms of a run that are on, by name: those that its config names, and the others with their
-    defaults."""
+    """Return the run's active alarms by name: those in its config, and the others with their defaults."""
     alarms = {name: kind() for name, kind in alarms_by_default().items()} | block.alarms
     return {
         name: alarm for name, alarm in alarms.items() if isinstance(alarm, Alarm) and alarm.action != "off"
@@ -114,10 +113,10 @@ def alarms_of(block: FinetuneConfig) -> dict[str, Alarm]:
 
 
 def events_of(alarms: Mapping[str, Alarm], entry: Entry, earlier: Sequence[Entry]) -> tuple[AlarmEvent, ...]:
-    """The alarms that hold for an entry; `earlier` are those of its kind before it, with their own events.
+    """Return the alarms that hold for an entry. `earlier` has the entries of its kind before it, with events.
 
-    An alarm rings when it has been wrong for as many entries in a row as it says, and then again only after
-    one in which all was well. Entries that do not measure what it is about count neither way.
+    An alarm rings after `alarm.epochs` wrong entries in a row. It rings again only after an entry without the
+    fault. Entries that lack its metrics are passed over.
     """
     return tuple(event for name, alarm in alarms.items() for event in _events(name, alarm, entry, earlier))
 
@@ -158,7 +157,7 @@ def _sightings(alarm: Alarm, entry: Entry, earlier: Sequence[Entry]) -> Sighting
 
 
 def _row(alarm: Alarm, of: str, earlier: Sequence[Entry]) -> list[Entry]:
-    """The last entries that were wrong in the same way, the latest first, as far as they matter."""
+    """Return the latest entries in a row that had the same fault, newest first, as many as the rules need."""
     row: list[Entry] = []
     for index in range(len(earlier) - 1, -1, -1):
         if len(row) == max(1, alarm.epochs - 1):

@@ -1,4 +1,4 @@
-"""The alarms that ship: a look at the metrics of an epoch or validation each, with its thresholds."""
+"""The alarms that ship with Etude: checks of metrics against thresholds."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from etude.core.history import Entry, ValidationEntry
 from etude.store.figures import with_rewards
 
 _MANY_EQUAL = 5
-"""Rewards outside of [0, 1] that are all equal: as many are taken for what the model always gets."""
+"""If at least this many rewards are equal and have no interval, the reward itself is its bound."""
 _FEW = 0.05
-"""The share of answers with the full reward below which examples help more than other groups."""
+"""If fewer answers than this share get the full reward, the advice is to show examples."""
 _RECENT, _SHORT = 5, 32
-"""Epochs whose answers are compared by their length, and tokens of a mean answer that are never too many."""
+"""Earlier epochs that the length is compared with, and the mean length in tokens that is always allowed."""
 
 
 class Mismatch(Alarm, name="mismatch"):
-    """The learner gives sampled tokens another probability than the engine that sampled them
-    (`training.mismatch_kl` of the metrics)."""
+    """The learner and the engine give sampled tokens different probabilities (`training.mismatch_kl` of the
+    metrics)."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["learner-and-engine-differ"]
 
     above: float = Field(default=0.05, gt=0)
-    """Nats a token that it may be. The two differ a little by rounding, and with `collect_ahead` by an
-    update."""
+    """The largest allowed difference, in nats per token. Rounding causes small differences, and with
+    `collect_ahead` so does the update in between."""
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
         divergence = (entry.metrics.get("training") or {}).get("mismatch_kl")
@@ -42,20 +42,20 @@ class Mismatch(Alarm, name="mismatch"):
 
 
 class CutOffAnswers(Alarm, name="cut_off_answers"):
-    """Many answers are cut off at the limit of tokens (`cut_off_share` of the metrics)."""
+    """Many answers are cut off at the token limit (`cut_off_share` of the metrics)."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["answers-are-cut-off"]
 
     above: float = Field(default=0.2, ge=0, lt=1)
-    """The share of all answers that may be."""
+    """The share of all answers that may be cut off."""
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
         calls = entry.metrics.get("calls") or {}
         return self.seen_in(calls) if calls.get("answers") else None
 
     def seen_in(self, calls: Mapping[str, int]) -> str:
-        """The sentence about counted calls, where too many answers were cut off; else an empty text."""
+        """Return a sentence if too many of the counted answers were cut off, else an empty string."""
         share = cut_off_share(calls)
         if share is None or share <= self.above:
             return ""
@@ -64,16 +64,16 @@ class CutOffAnswers(Alarm, name="cut_off_answers"):
 
 
 class EntropyCollapse(Alarm, name="entropy_collapse"):
-    """The entropy of sampled tokens (`sampled_entropy` of the metrics) is a small part of that of the first
-    epoch, and the reward is not in the highest tenth of what episodes have had."""
+    """The entropy of sampled tokens (`sampled_entropy` of the metrics) is far below its value in the first
+    epoch. The reward is not yet in the top tenth of its range so far."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["all-attempts-are-alike"]
 
     epochs: int = Field(default=2, ge=1)
-    """Epochs in a row before it rings."""
+    """How many epochs in a row must have the fault before the alarm rings."""
     below: float = Field(default=0.05, gt=0, lt=1)
-    """The share of the first epoch's entropy that it has to stay above."""
+    """The alarm rings if the entropy is below this share of the first epoch's entropy."""
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
         entropy = entry.metrics.get("sampled_entropy")
@@ -87,16 +87,16 @@ class EntropyCollapse(Alarm, name="entropy_collapse"):
 
 
 class RepeatedOutputs(Alarm, name="repeated_outputs"):
-    """Nearly all attempts at an example are the same, word for word (`repeated_share` of the metrics), and
-    the reward is not in the highest tenth of what episodes have had."""
+    """Nearly all attempts at the same example are equal, word for word (`repeated_share` of the metrics). The
+    reward is not yet in the top tenth of its range so far."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["all-attempts-are-alike"]
 
     epochs: int = Field(default=2, ge=1)
-    """Epochs in a row before it rings."""
+    """How many epochs in a row must have the fault before the alarm rings."""
     above: float = Field(default=0.95, ge=0, lt=1)
-    """The share of repeated attempts that may be."""
+    """The share of attempts that may repeat another one."""
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
         share = entry.metrics.get("repeated_share")
@@ -108,7 +108,7 @@ class RepeatedOutputs(Alarm, name="repeated_outputs"):
 
 
 class LengthExplosion(Alarm, name="length_explosion"):
-    """Answers (`answer_tokens` of the metrics) are several times as long as in the epochs before."""
+    """Answers are several times as long as in earlier epochs (`answer_tokens` of the metrics)."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = (
@@ -117,7 +117,7 @@ class LengthExplosion(Alarm, name="length_explosion"):
     )
 
     above: float = Field(default=3.0, gt=1)
-    """How many times as long as the median of the five epochs before they may be; 32 tokens always."""
+    """The largest allowed multiple of the median of the five epochs before. 32 tokens are always allowed."""
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
         length = entry.metrics.get("answer_tokens")
@@ -133,17 +133,17 @@ class LengthExplosion(Alarm, name="length_explosion"):
 
 
 class RewardCollapse(Alarm, name="reward_collapse"):
-    """The reward is below what it was: by default surely below the first one, that is, their intervals do not
-    touch."""
+    """The reward has fallen below an earlier one. By default the alarm compares it with the first reward, and
+    rings if their intervals do not overlap."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["the-reward-falls"]
 
     below: float | None = Field(default=None, gt=0, lt=1)
-    """The share of the earlier reward that it has to stay above, in place of the intervals. Of a reward r
-    that is negative, it may fall by (1 - below)·|r|."""
+    """Set the share of the earlier reward that the reward must reach. This replaces the comparison of
+    intervals. A negative reward r may fall by (1 - below)·|r|."""
     of: Literal["first", "best"] = "first"
-    """The earlier reward that it is compared with."""
+    """The earlier reward to compare with: the first, or the best so far."""
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
         known = with_rewards(earlier)
@@ -166,7 +166,7 @@ class RewardCollapse(Alarm, name="reward_collapse"):
 
 
 def _meaning(before: Entry, now: Entry) -> str:
-    """Less certain where something else than the model has changed too."""
+    """Say how the model got worse, less certainly if other things than the model have changed."""
     earlier, later = before.measured_with, now.measured_with
     model = "the model" if later is None else f"v{later}"
     start = f"v{earlier}" if earlier else "the model that training began with"
@@ -178,8 +178,8 @@ def _meaning(before: Entry, now: Entry) -> str:
 
 
 class PartialReward(Alarm, name="partial_reward"):
-    """The mean reward is surely above the first one, and the best reward is not, nor do more answers have it:
-    the model learns to earn a part of the reward, and not to do the task."""
+    """The mean reward is clearly above the first one, but the best reward is not, and no more answers get the
+    full reward. The model learns to earn a part of the reward instead of doing the task."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["a-part-of-the-reward-is-farmed"]
@@ -201,14 +201,14 @@ class PartialReward(Alarm, name="partial_reward"):
 
 
 class EqualGroups(Alarm, name="equal_groups"):
-    """Within most groups of episodes none has an advantage (`reward_groups` of the metrics), as where all
-    rewards are equal. And the reward is not in the highest tenth of what episodes have had."""
+    """In most groups no episode has an advantage over the others (`reward_groups` of the metrics), for
+    example because all rewards are equal. The reward is not yet in the top tenth of its range so far."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["most-groups-are-flat"]
 
     at_least: float = Field(default=0.8, gt=0, le=1)
-    """The share of the groups that is too many."""
+    """The alarm rings if at least this share of the groups has no advantages."""
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | None:
         groups = entry.metrics.get("reward_groups") or {}
@@ -229,8 +229,8 @@ class EqualGroups(Alarm, name="equal_groups"):
 
 
 class TemplateDrift(Alarm, name="template_drift"):
-    """Many training sequences begin in the middle of a conversation, because its template wrote what was said
-    before in other tokens (`drifted` of `branches` in the metrics)."""
+    """Many training sequences begin in the middle of a conversation. The chat template wrote its earlier
+    messages in other tokens than before (`drifted` of `branches` in the metrics)."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = (
@@ -239,7 +239,7 @@ class TemplateDrift(Alarm, name="template_drift"):
     )
 
     above: float = Field(default=0.1, ge=0, lt=1)
-    """The share of all training sequences that may be."""
+    """The share of all training sequences that may begin in this way."""
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
         branches, drifted = entry.metrics.get("branches"), entry.metrics.get("drifted")
@@ -256,7 +256,7 @@ class TemplateDrift(Alarm, name="template_drift"):
 
 
 class FailingEvaluators(Alarm, name="failing_evaluators"):
-    """An evaluator has given no score for a part of the episodes; each evaluator by itself."""
+    """An evaluator gave no score for some of the episodes. Each evaluator is checked separately."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = (
@@ -283,13 +283,13 @@ class FailingEvaluators(Alarm, name="failing_evaluators"):
 
 
 class Failures(Alarm, name="failures"):
-    """Episodes, or scores of an evaluator, have failed; each cause (`failure_causes` of the metrics) by
-    itself. The share that may fail before the run ends is `finetuning.error_budget`."""
+    """Episodes, or scores of an evaluator, have failed. Each cause (`failure_causes` of the metrics) is
+    checked separately. `finetuning.error_budget` sets the share of failures that ends the run."""
 
     by_default: ClassVar[bool] = True
 
     above: int = Field(default=0, ge=0)
-    """Failures of one cause in an epoch that are no matter."""
+    """How many failures of one cause are allowed in an epoch."""
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | None:
         if "failure_causes" not in entry.metrics:
@@ -305,7 +305,7 @@ class Failures(Alarm, name="failures"):
 
 
 def _bound_of(entry: Entry, key: str) -> float | None:
-    """A bound of the reward's interval; of many equal rewards, which have none, the reward itself."""
+    """Return a bound of the reward's interval, or the reward itself if many rewards are equal."""
     metrics = entry.metrics
     bound: float | None = metrics.get(key)
     if bound is None and (metrics.get("num_scored") or 0) >= _MANY_EQUAL:
@@ -314,10 +314,10 @@ def _bound_of(entry: Entry, key: str) -> float | None:
 
 
 def _has_learnt(entry: Entry, earlier: Sequence[Entry]) -> bool:
-    """Whether the mean reward is in the highest tenth of what episodes have had: the task is learnt.
+    """Return whether the mean reward is in the top tenth of the range of rewards so far: the task is learnt.
 
-    A model that always gives the right answer says little that is new, and that is as it should be. Where all
-    rewards have been equal from the start, nothing was learnt.
+    A model that always answers correctly says little that is new, and that is no fault. If all rewards have
+    been equal from the start, nothing was learnt.
     """
     reward = entry.metrics.get("avg_reward")
     known = [each.metrics for each in (*earlier, entry) if each.metrics.get("max_reward") is not None]

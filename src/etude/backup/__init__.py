@@ -1,1 +1,1 @@
-"""Copies of a run folder at any address that fsspec knows, made while it goes on, and the way back."""
+"""Backups: copies of a run folder at any fsspec address, made during the run, and the way to restore them."""

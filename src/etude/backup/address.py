@@ -1,4 +1,4 @@
-"""A folder at an address of fsspec. Its calls may block for as long as the network likes."""
+"""A folder at an fsspec address. Calls may block for as long as the network does."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from etude.store.files import open_private, private_folder
 T = TypeVar("T")
 
 _PIECE = 8 << 20
-"""Bytes that are written at once."""
+"""Bytes copied at a time."""
 
 
 def is_address(text: str) -> bool:
-    """Whether a run is named by an address, and not by a folder or a name."""
+    """Return whether `text` is the address of a run, and not a folder or a name."""
     return "://" in text
 
 
 def address_of_run(text: str) -> tuple[str, str]:
-    """The parent address and the name in `s3://bucket/etude/NAME`. Raises RequestError."""
+    """Split `s3://bucket/etude/NAME` into the parent address and the name. Raises RequestError."""
     parent, _, name = text.rstrip("/").rpartition("/")
     if not name or parent.endswith(":/") or parent.endswith(":"):
         raise RequestError(f"{text} names no run: write ADDRESS/RUN, as in s3://bucket/etude/my-run")
@@ -34,10 +34,10 @@ def address_of_run(text: str) -> tuple[str, str]:
 
 
 class Address:
-    """A folder at an address. Its errors are those of fsspec's driver, most of them OSError."""
+    """A folder at an address. Its methods raise the errors of fsspec's driver, most of them OSError."""
 
     def __init__(self, text: str, options: Mapping[str, Any]) -> None:
-        """Raises MissingExtraError without fsspec, RequestError where the driver is missing or refuses."""
+        """Raise MissingExtraError without fsspec, RequestError if the driver is missing or refuses."""
         try:
             from fsspec.core import url_to_fs
         except ImportError as error:
@@ -52,24 +52,24 @@ class Address:
         self._is_local = text.startswith(("file:", "local:"))
 
     def read(self, name: str) -> bytes:
-        """The bytes of an object. Raises FileNotFoundError."""
+        """Return the bytes of an object. Raises FileNotFoundError."""
         data: bytes = self._system.cat_file(f"{self._path}/{name}")
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small object, in place of what is there."""
+        """Write a small object, replacing the old one."""
         with self._opened(f"{self._path}/{name}") as target:
             target.write(data)
 
     def upload(self, source: Path, name: str) -> None:
-        """Write a file as an object, which is the one before until all of it is there."""
+        """Upload a file as an object. The old object stays until the upload is complete."""
         path = f"{self._path}/{name}"
         with source.open("rb") as file, self._opened(f"{path}.part") as target:
             shutil.copyfileobj(file, target, _PIECE)
         self._system.mv(f"{path}.part", path)
 
     def download(self, name: str, target: Path) -> None:
-        """Write an object to a file. Raises FileNotFoundError."""
+        """Download an object to a file. Raises FileNotFoundError."""
         self._system.get_file(f"{self._path}/{name}", str(target))
 
     def delete(self, name: str) -> None:
@@ -77,7 +77,7 @@ class Address:
         self._system.rm(f"{self._path}/{name}")
 
     def _opened(self, path: str) -> IO[bytes]:
-        """An object to be written. On this machine it is for its user alone."""
+        """Open an object for writing. On this machine, only the user may read it."""
         if self._is_local:
             private_folder(Path(path).parent)
             return open_private(Path(path), "wb")
@@ -86,9 +86,9 @@ class Address:
 
 
 async def ask(config: StorageConfig, call: Callable[[], T]) -> T:
-    """The result of a call that needs the storage, in a thread that is left to itself after a while.
+    """Run a call that needs the storage in a thread. The thread is abandoned after `config.patience` seconds.
 
-    Raises whatever of Etude's errors the call does, and RequestError for those of the driver.
+    Raises RequestError for a timeout and for the driver's errors. Etude's own errors pass through.
     """
     try:
         async with asyncio.timeout(config.patience):
@@ -108,9 +108,9 @@ async def ask(config: StorageConfig, call: Callable[[], T]) -> T:
 
 
 async def probe(config: StorageConfig) -> str:
-    """Write, read and delete a small object at the address; that it worked, in a sentence.
+    """Write, read and delete a small object at the address, and return a sentence that says so.
 
-    Raises MissingExtraError, and RequestError saying what failed.
+    Raises MissingExtraError, or RequestError saying what failed.
     """
     name, data = f"etude-check-{secrets.token_hex(8)}", secrets.token_bytes(64)
 

@@ -1,7 +1,7 @@
-"""Copies of a run at an address, made while it goes on and at its end, and the run folder that comes back.
+"""Copies of a run at an address, made during the run and at its end, and the run folder restored from them.
 
-The journal is copied with SQLite's backup API. A file that changes meanwhile has the copy begun anew, so that
-the journal and the files of a copy belong together.
+SQLite's backup API copies the journal. If a file changes meanwhile, the copy starts again, so that its
+journal and files belong together.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from etude.store.status import STATUS
 
 ARCHIVE, HEAD, FILES = "run.tar.gz", "head.json", "files"
 _WRITTEN_ONCE = re.compile(r"(checkpoints|bases|export)/|learners/(.+/)?step-")
-"""Begins the paths of files that are copied one by one; all others change, and go with the journal."""
+"""Matches the paths of files that are copied one by one. All others change, and go with the journal."""
 FACTS = ".copy.json"
-"""In the archive: when the journal was as it is there, and the files that belong to it with their sizes."""
+"""The file in the archive that has the time of the copy, and the files that belong to it with their sizes."""
 
 _STAGE = ".storage"
 _TRIES, _PAUSE_SECONDS = 20, 0.05
@@ -46,11 +46,11 @@ _DATABASES = tuple(f"{DATABASE}{part}" for part in ("", "-wal", "-shm"))
 _LEFT_OUT = {*_DATABASES, LOCK, STORAGE, STATUS}
 
 Identity: TypeAlias = tuple[int, int, int]
-"""Inode, size and time of the last change: they tell a file from the one that takes its place."""
+"""Inode, size and time of the last change. They tell a file from its replacement."""
 
 
 class TakenOver(StoreError):
-    """Another folder goes on with the run."""
+    """Another folder has taken over the run."""
 
 
 class Copies:
@@ -64,13 +64,13 @@ class Copies:
         """Whether this folder was never copied to the address."""
         self._head = str(known["head"]) if not self.is_new else os.urandom(16).hex()
         self._there: dict[str, Identity] = {}
-        """Files at the address, as they were here when they were written."""
+        """The identity that each uploaded file had here when it was uploaded."""
         self._copied: object = None
-        """The folder as it was when it was copied last."""
+        """The state of the folder at its last copy."""
 
     def require_own(self) -> None:
-        """Raise RequestError where the address has another run of this name, TakenOver where this one's
-        copies are another folder's by now."""
+        """Raise RequestError if the address has another run of this name, TakenOver if another folder owns
+        this run's copies now."""
         head = read_head(self.address)
         if head is None:
             self._there, self._copied = {}, None  # Somebody may have deleted the copies.
@@ -85,10 +85,10 @@ class Copies:
         raise TakenOver(f"another folder goes on with this run: process {head['process']} on {head['host']}")
 
     def copy(self) -> None:
-        """Copy what is new, if anything is.
+        """Copy everything that is new, if anything is.
 
-        Raises TakenOver, StoreError or an error of the driver where it cannot be done: the copy before counts
-        on then.
+        Raises TakenOver, StoreError or an error of the driver if the copy fails. The previous copy then stays
+        valid.
         """
         self.require_own()
         for _ in range(_TRIES):
@@ -104,9 +104,9 @@ class Copies:
         raise StoreError(f"the files in {self._run} change all the time, so that they cannot be copied")
 
     def _copy(self, files: dict[str, Identity]) -> bool:
-        """Copy the run; whether its files stayed as they were listed until the journal was copied."""
+        """Copy the run. Return whether its files stayed the same until the journal was copied."""
         if self._copied is None:
-            self.note()  # A process that is killed after the next line must know its own head.
+            self.note()  # After a kill behind the next line, the folder must know its own head.
             self.is_new = False
             write_head(self.address, self._head)
         for path, identity in files.items():
@@ -117,7 +117,7 @@ class Copies:
         shutil.rmtree(stage, ignore_errors=True)
         stage.mkdir(FOLDER_MODE)
         try:
-            # One file of the journal as it is at a commit, and of the files beside it.
+            # One archive: the journal as of one commit, and the other files that change.
             database, facts, archive = stage / DATABASE, stage / FACTS, stage / ARCHIVE
             sizes = {name: size for name, (_, size, _) in files.items()}
             facts.write_text(json.dumps({"taken": time.time(), "files": sizes}), encoding="utf-8")
@@ -139,12 +139,12 @@ class Copies:
         return True
 
     def note(self, **facts: Any) -> None:
-        """Write how the copies stand into the run folder. Raises StoreError."""
+        """Write the state of the backup into the run folder. Raises StoreError."""
         write_status(self._run, {"address": self.address.text, "head": self._head, **facts})
 
 
 def copy_journal(run: Path, target: Path) -> None:
-    """Copy the journal of a run as it is at a commit, whoever writes to it. Raises StoreError."""
+    """Copy the journal of a run as of one commit, even while it is written. Raises StoreError."""
     try:
         with (
             closing(open_database(run / DATABASE, read_only=True)) as journal,
@@ -156,7 +156,7 @@ def copy_journal(run: Path, target: Path) -> None:
 
 
 def listing(folder: Path) -> dict[str, Identity]:
-    """The files of a run but for its database, logs and drafts, by their paths in its folder."""
+    """Return the files of a run by path, without its database, logs and drafts."""
     files = {}
     for root, folders, names in os.walk(folder, followlinks=True):
         inside = Path(root).relative_to(folder)
@@ -180,7 +180,7 @@ def _identity(path: Path) -> Identity | None:
 
 
 def read_head(address: Address) -> dict[str, Any] | None:
-    """Which folder the copies at an address are of; None where there are none. Raises StoreError."""
+    """Return the head of the copies at an address, or None without copies. Raises StoreError."""
     try:
         return dict(json.loads(address.read(HEAD)))
     except FileNotFoundError:
@@ -190,13 +190,13 @@ def read_head(address: Address) -> dict[str, Any] | None:
 
 
 def write_head(address: Address, head: str) -> None:
-    """Make the copies at an address those of one folder."""
+    """Make the folder with this head the owner of the copies at an address."""
     facts = {"id": head, "host": socket.gethostname(), "process": os.getpid()}
     address.write(HEAD, json.dumps(facts).encode())
 
 
 def read_status(run: Path) -> dict[str, Any]:
-    """`storage.json`; empty where there is none."""
+    """Return the content of `storage.json`, or an empty dict if there is none."""
     try:
         return dict(json.loads((run / STORAGE).read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -210,15 +210,14 @@ def write_status(run: Path, facts: dict[str, Any]) -> None:
 
 _SECONDS_AFTER_FAILURE = 10.0
 _LONGEST_SECONDS = 3600.0
-"""That a copy may take while the run goes on; the next one has what it has written."""
+"""The time limit of a copy during the run. The next copy keeps the files that are uploaded already."""
 
 
 @asynccontextmanager
 async def backed_up(config: StorageConfig | None, run: RunFolder, progress: Progress) -> AsyncIterator[None]:
-    """Copy the run every `interval` while the block runs, and at its end; without a config, nothing.
+    """Copy the run every `interval` seconds during the block, and at its end. Does nothing without a config.
 
-    Raises RequestError where a run that was never copied could not be, TakenOver when another folder goes on
-    with it.
+    Raises RequestError if a new run cannot be copied, TakenOver if another folder has taken the run over.
     """
     if config is None:
         yield
@@ -244,7 +243,7 @@ class _Storage:
         self._over = asyncio.Event()
 
     async def begin(self) -> None:
-        """Raise RequestError and TakenOver where the run is not to be begun."""
+        """Raise RequestError or TakenOver if the run must not begin."""
         try:
             await ask(self._config, self._copies.require_own)
             if self._copies.is_new:
@@ -255,7 +254,7 @@ class _Storage:
             self._tell(error)
 
     async def keep(self) -> None:
-        """Copy what is new again and again, until another folder has taken the run over."""
+        """Copy changes again and again, until the run ends or another folder takes it over."""
         while not isinstance(self._error, TakenOver):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.interval):
@@ -264,12 +263,12 @@ class _Storage:
             await self._copy(_LONGEST_SECONDS)
 
     async def end(self, task: asyncio.Task[None], seconds: float) -> None:
-        """Copy the end of a run that has begun, and tell where that cannot be done in time."""
+        """Make the last copy of a run that has begun, within `seconds`, and report a failure."""
         self._over.set()
         await asyncio.wait([task], timeout=seconds)
         task.cancel()
         if not self._run.is_blank and not isinstance(self._error, TakenOver):
-            with contextlib.suppress(StoreError):  # Why it cannot be written, whoever writes it says.
+            with contextlib.suppress(StoreError):  # The writer reports its errors itself.
                 await self._run.journal.flush()
             await self._copy(seconds)
 
@@ -284,7 +283,7 @@ class _Storage:
             self._copied_at = started
             self._tell(None)
         last_error = None if self._error is None else str(self._error)
-        with contextlib.suppress(StoreError):  # A folder that cannot be written has worse to say elsewhere.
+        with contextlib.suppress(StoreError):  # Other parts report a folder that cannot be written.
             self._copies.note(copied_at=self._copied_at, failures=self._failures, last_error=last_error)
 
     def _tell(self, error: Exception | None) -> None:
@@ -299,17 +298,17 @@ class _Storage:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A run that came back."""
+    """A run that was restored from its copies."""
 
     run: Path
     address: str
     taken: float
-    """Everything that was committed until then is here; Unix seconds."""
+    """When the copy was taken, in Unix seconds. The folder has everything that was committed until then."""
     files: int
     bytes: int
 
     def lines(self) -> list[str]:
-        """The facts in sentences."""
+        """Return the facts as sentences."""
         shown = f"{datetime.fromtimestamp(self.taken, UTC):%Y-%m-%d %H:%M:%S}"
         ago = max(0.0, time.time() - self.taken)
         return [
@@ -321,10 +320,10 @@ class Restored:
 
 
 def fetch(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
-    """Make the folder of the run at an address in `root`, whose copies are this folder's from then on.
+    """Restore the run at an address to a new folder in `root`. That folder owns the copies from now on.
 
-    Raises RequestError when there is no run there, or a folder of its name here, StoreError, naming the file,
-    for one that is missing or torn. Nothing is left here then.
+    Raises RequestError if there is no run at the address, or already a folder of its name here. Raises
+    StoreError, naming the file, if one is missing or torn. A failed restore leaves nothing here.
     """
     _, name = address_of_run(text)
     path = (root / name).absolute()
@@ -339,7 +338,7 @@ def fetch(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
             raise RequestError(f"there is no run at {address.text}")
         with draft_of(path) as draft:
             head = os.urandom(16).hex()
-            # First, so that the folder before this one copies nothing more.
+            # Done first, so that the previous folder stops copying.
             write_head(address, head)
             restored = _filled(draft, path, address)
             write_status(draft, {"address": address.text, "head": head, "copied_at": restored.taken})

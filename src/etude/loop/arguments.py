@@ -1,6 +1,6 @@
 """The config that the arguments of `etude.train` and `etude.evaluate` stand for.
 
-It only names the components that a program hands over as Python objects, and holds them while that runs.
+It only names components that a program gives as Python objects, and holds the objects while the program runs.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from etude.rollout.tools import FunctionTools
 from etude.rollout.workflow import Workflow, as_workflow
 
 _ARGUMENTS = {"algorithm": "trajectory_builder", "backend": "trainer_adapter", "trainer": "trainer"}
-"""Arguments, and the keys of `finetuning` that name what is made of them."""
+"""Arguments, and the keys of `finetuning` that name the components made from them."""
 _MISSING = {
     "llms": "model=, a name on the Hugging Face hub or a folder",
     "eval.general.dataset": "examples=, a list of dicts or a file",
     "eval.evaluators": "reward=, a function of an example and an output that returns a number",
 }
-"""Keys of a config that a run cannot do without, and the arguments that they are of."""
+"""The config keys that a run needs, and the arguments that set them."""
 
 
 def is_config(agent: Any) -> bool:
-    """Whether it is a whole config: a file, a Config, or a dict with more than a workflow."""
+    """Return whether `agent` is a whole config: a file, a Config, or a dict with more than a workflow."""
     if isinstance(agent, str | Path):
         return Path(agent).suffix in (".yml", ".yaml")
     return isinstance(agent, Config) or (isinstance(agent, dict) and "_type" not in agent)
 
 
 def load(source: Any, overrides: Iterable[Override]) -> Config:
-    """The config of a file, a dict or a Config."""
+    """Return the config of a file, a dict or a Config."""
     changes = list(overrides)
     if isinstance(source, Config):
         if changes:
@@ -64,7 +64,7 @@ def load(source: Any, overrides: Iterable[Override]) -> Config:
 
 
 def refuse(parts: Mapping[str, Any]) -> None:
-    """Raise RequestError for a part that is given beside a whole config."""
+    """Raise RequestError if a part is given together with a whole config."""
     for name, value in parts.items():
         if value is not None:
             raise RequestError(f"{name}: a whole config has its own; change it there, or by `overrides`")
@@ -78,7 +78,7 @@ def config_of(
     *,
     enabled: bool,
 ) -> Config:
-    """The config of an agent with its parts, or the whole config that is in its place."""
+    """Return the config of an agent with its parts, or the whole config given instead of an agent."""
     if is_config(agent):
         refuse(parts)
         return load(agent, [*overrides, *as_overrides(settings)])
@@ -121,10 +121,10 @@ def config_of(
         if missing := [text for key, text in _MISSING.items() if f"key '{key}' is missing" in str(error)]:
             raise RequestError(f"there is nothing to train with: give {'; and '.join(missing)}") from error
         text, made = str(error), {key: argument for argument, key in _ARGUMENTS.items() if key in finetuning}
-        # Arguments in place of the parts of a config that were made of them.
+        # Name the arguments instead of the config's parts that were made from them.
         named = {f"{key}s.{finetuning[key]}": argument for key, argument in made.items()}
         for part, argument in (named | {"llms.policy": "model"}).items():
-            # A path that the user wrote, as an override, is left as it is.
+            # A path that the user wrote as an override stays as it is.
             text = re.sub(rf"(?<!-o ){re.escape(part)}\b", argument, text)
         raise ConfigError(text) from error
 
@@ -166,10 +166,10 @@ def _target(data: dict[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Live(BaseModel):
-    """Something that a program gave as a Python object."""
+    """The config of a component that a program gave as a Python object."""
 
     name: str
-    """The name of the function, or a word for several, or for rows."""
+    """The name of the function, or a word for several functions or for rows."""
     value: Any = Field(default=None, exclude=True, repr=False)
 
 
@@ -196,7 +196,7 @@ class LiveRowsConfig(Live, RowsConfig, name="live"):
 
 
 def _given(argument: str, make: Callable[[Any], object]) -> Factory:
-    """The factory of a component that a program gave as this argument."""
+    """Return the factory of a component that a program gave as this argument."""
 
     async def made(config: Any, builder: Builder) -> AsyncIterator[Any]:
         if config.value is None:
@@ -217,9 +217,9 @@ register_dataset(config_type=LiveRowsConfig)(_given("examples", lambda live: liv
 
 
 def workflow_config(agent: Any) -> WorkflowConfig | dict[str, Any] | str:
-    """The workflow of a config that an agent is: a function, a workflow, or what a config may say.
+    """Return the workflow of a config for an agent: a function, a workflow, or an entry of a config.
 
-    A function that another process can import is named by its path; so are evaluators.
+    A function that another process can import is named by its path. The same holds for evaluators.
     """
     if isinstance(agent, str | dict | WorkflowConfig):
         return agent
@@ -232,7 +232,7 @@ def _live_workflow(agent: Any) -> LiveWorkflowConfig:
 
 
 def evaluator_configs(reward: Any) -> dict[str, Any]:
-    """The evaluators of a config: those of a mapping by their names, or one by the name that it has."""
+    """Return the evaluators of a config: a mapping has their names, and others are named after themselves."""
     if isinstance(reward, Mapping) and "_type" not in reward:
         return {str(name): _evaluator_config(value)[1] for name, value in reward.items()}
     if isinstance(reward, list | tuple):
@@ -257,7 +257,7 @@ def _live_evaluator(reward: Any) -> LiveEvaluatorConfig:
 
 
 def tools_configs(tools: Any) -> dict[str, Any]:
-    """The tool sets of a config: those of a mapping by their names, or functions as the set `tools`."""
+    """Return the tool sets of a config: a mapping has their names, and functions become the set `tools`."""
     sets = tools if isinstance(tools, Mapping) and "_type" not in tools else {"tools": tools}
     return {str(name): _tools_config(each) for name, each in sets.items()}
 
@@ -273,13 +273,13 @@ def _tools_config(tools: Any) -> ToolsConfig | dict[str, Any]:
 
 
 def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
-    """The dataset of a config that examples are: rows, an iterable of them, a table, or a file."""
+    """Return the dataset of a config for examples: rows, an iterable of rows, a table, or a file."""
     if isinstance(examples, str | dict | DatasetConfig):
         return examples
     if isinstance(examples, Path):
         return str(examples)
     if callable(getattr(examples, "to_dict", None)) and hasattr(examples, "columns"):
-        examples = examples.to_dict("records")  # A data frame of pandas.
+        examples = examples.to_dict("records")  # A pandas data frame.
     if not isinstance(examples, Iterable):
         raise RequestError(f"examples are a list of dicts or Examples, or a file; found {examples!r:.80}")
     rows = list(examples)
@@ -299,9 +299,9 @@ def with_live(
     validation: Any = None,
     tools: Any = None,
 ) -> Config:
-    """The config of a stored run, with the objects that it was begun with.
+    """Return the config of a stored run, with the Python objects that it was started with.
 
-    Raises RequestError for one that the run does not have from a program.
+    Raises RequestError for an object that the run did not get from a program.
     """
     general, settings = config.eval.general, config.finetuning.run_configuration
     workflow, evaluators = config.workflow, dict(config.eval.evaluators)
@@ -327,7 +327,7 @@ def with_live(
 
 
 def _again(argument: str, stored: Any, value: Any, live: Callable[[Any], Any]) -> Any:
-    """The component that is given again, or the stored one where that is the same function or file."""
+    """Return the component for `value`, or the stored one if it has the same function or file."""
     if isinstance(stored, Live):
         return live(value)
     path = value if isinstance(value, str | Path) else _import_path(value)
@@ -340,13 +340,13 @@ def _again(argument: str, stored: Any, value: Any, live: Callable[[Any], Any]) -
 
 
 def _import_path(value: Any) -> str | None:
-    """`module:name` of what is defined at the top of a module that another process can import."""
+    """Return `module:name` if another process can import the value from the top of a module, else None."""
     code = _code_of(value)
     module, name = getattr(code, "__module__", None), getattr(code, "__qualname__", "")
     if module in (None, "__main__") or not name.isidentifier():
         return None
     public = getattr(sys.modules.get(str(module)), name, None)
-    # By place, because a module that was imported again has other objects.
+    # Compared by place, because importing a module again makes new objects.
     is_public = type(public) is type(value) and where_defined(_code_of(public)) == where_defined(code)
     return f"{module}:{name}" if is_public else None
 

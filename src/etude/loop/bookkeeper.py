@@ -1,4 +1,4 @@
-"""The bookkeeper: what all parts of one trainer go through, whoever wrote them."""
+"""The bookkeeper: checks and records the work of a trainer and its parts, also of custom ones."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ from etude.store.plain import json_facts
 
 
 class Bookkeeper:
-    """Episodes are handed out fresh, data is checked where it is submitted, each job is made and noted once.
+    """Hands out fresh episodes, checks submitted data, and makes and records each job once.
 
-    A trainer's builder collects through `collections`, and what it is handed for its adapter leads here, so
-    that what is promised holds for all of them. `EpochTrainer` says what became of an epoch. Of any other
-    trainer that `follows` from what it submits and asks after: the weights of a job are adopted when the
-    trainer learns that it is completed. Such a run is resumed by doing the same again. Episodes come from the
-    journal, a job that was submitted is not submitted again, and one that ended ends at once, in the same
-    way.
+    A trainer's builder collects through `collections`, and the adapter that it gets leads here. So the
+    guarantees hold for all trainers. `EpochTrainer` tells what became of an epoch. For any other trainer, the
+    bookkeeper `follows` the jobs that it submits and asks after. It adopts a job's weights when the trainer
+    learns that the job is completed. Such a run is resumed by doing the same again. Episodes come from the
+    journal, a submitted job is not submitted again, and an ended job ends at once in the same way.
     """
 
     def __init__(
@@ -53,9 +52,9 @@ class Bookkeeper:
         *,
         follows: bool,
     ) -> None:
-        """`facts` are what the trainer knows of the epoch's data, as metrics.
+        """`facts` returns the trainer's own metrics of the epoch's data.
 
-        The runtime says which target the model is, of several that are trained in one run.
+        If several targets are trained in one run, `runtime` says which one this model is.
         """
         self.runtime = runtime
         self.config = config
@@ -79,7 +78,7 @@ class Bookkeeper:
             runtime.evaluation, runtime.target_model, lambda: self.epoch, self._saw, self.label_for
         )
         self.on_way_back: Callable[[], None] = lambda: None
-        """Called when the model has gone back to an earlier version: what was collected ahead is void."""
+        """Called after the model has gone back to an earlier version. Data collected ahead is void then."""
         self._progress = runtime.progress
         self._provenance = Provenance(runtime.target_model)
         self._targeted = TargetWatch(config.target_functions, runtime.target_model, warn, runtime.target)
@@ -91,15 +90,15 @@ class Bookkeeper:
         self.jobs: dict[int, int] = {}
         """How many jobs this process has submitted for an epoch, or found submitted."""
         self.begun: dict[str, tuple[int, float]] = {}
-        """By the names of those jobs: the epoch, and when the trainer submitted it."""
+        """For each of these jobs by name: the epoch, and when the trainer submitted it."""
         self.over: set[int] = set()
-        """The epochs that the trainer is through with, of those that follow."""
+        """The epochs that a followed trainer has finished."""
         self.reasons: dict[int, str] = {}
         """Why nothing was submitted for an epoch."""
         self.failure: EtudeError | None = None
-        """Why data was refused or weights could not be adopted, whatever the trainer made of that."""
+        """Why data was refused or weights were not adopted, even if the trainer caught the error."""
         self.stopped_because: str | None = None
-        """The alarm that has ended the run, once the trainer was told."""
+        """The alarm that has ended the run, once the trainer knows."""
         self._visited: set[int] = set()
         self._entered: int | None = None
 
@@ -107,8 +106,8 @@ class Bookkeeper:
     def epoch(self) -> int:
         """The epoch that is being worked on, from 0.
 
-        Outside of `run_epoch` it is that of the last one, or the one after it when its job was submitted;
-        where the trainer has none, the number of the epochs that have a job.
+        Outside of `run_epoch`, it is the last epoch, or the one after it if its job was submitted. If
+        `run_epoch` was never called, it is the number of epochs with a job.
         """
         inside = worked_on("train")
         if inside is not None:
@@ -119,13 +118,13 @@ class Bookkeeper:
 
     @contextmanager
     def working_on(self, epoch: int) -> Iterator[None]:
-        """Collect for an epoch and submit its job here."""
+        """Collect for an epoch and submit its job in the block."""
         self._entered = epoch
         with within("train", epoch):
             yield
 
     async def take_up(self) -> None:
-        """Go on where the run was left. Raises TrainingError when the backend is not healthy."""
+        """Continue where the run was left. Raises TrainingError when the backend is not healthy."""
         if not await self.adapter.is_healthy():
             kind = self.adapter.adapter_config.type_name or type(self.adapter).__name__
             why = f" ({self.adapter.unhealthy_because})" if self.adapter.unhealthy_because else ""
@@ -136,7 +135,7 @@ class Bookkeeper:
         await self.record.log.retry_last_failure()
 
     def describe(self) -> dict[str, Any]:
-        """The facts of the run that are shown at its beginning."""
+        """Return the facts of the run that are shown when it starts."""
         runtime = self.runtime
         return {
             "folder": str(runtime.run.path),
@@ -149,13 +148,13 @@ class Bookkeeper:
         }
 
     def built(self, collection: TrajectoryCollection, facts: dict[str, Any]) -> None:
-        """Take what the builder says of a collection that it has finished."""
+        """Record the builder's facts about a finished collection."""
         self._built[self.epoch] = (collection, facts)
 
     async def begin(self, epoch: int) -> int:
-        """`run_epoch` begins; the number of its epoch: another one where a trainer gives one twice.
+        """Begin `run_epoch` and return its epoch's number, a new one if the trainer repeats a number.
 
-        Raises RunStopped or RunPaused where an alarm asks for it.
+        Raises RunStopped or RunPaused if an alarm asks for it.
         """
         if epoch in self._visited:
             epoch = max(self._visited) + 1
@@ -167,7 +166,7 @@ class Bookkeeper:
         return epoch
 
     async def end(self, epoch: int, outcome: object) -> None:
-        """`run_epoch` is over; without a job there was nothing to train on."""
+        """End `run_epoch`. If it made no job, record that there was nothing to train on."""
         if epoch in self.jobs:
             await self.record.flush()
             return
@@ -180,9 +179,9 @@ class Bookkeeper:
         await self.skip(epoch, reason)
 
     def job_name(self, epoch: int, job: int = 1) -> str:
-        """The idempotency key of the `job`-th job of an epoch (from 0): another for each target and attempt.
+        """Return the idempotency key of the `job`-th job of an epoch (from 0), unique to target and attempt.
 
-        That of the first epoch of `run` is `run-epoch-1`.
+        The key of the first epoch of `run` is `run-epoch-1`.
         """
         record, attempt = self.record, self.record.log.attempt(epoch)
         whose = "" if record.target is None else f".{record.target}"
@@ -191,7 +190,7 @@ class Bookkeeper:
         return f"{record.history.run_id}-epoch-{epoch + 1}{whose}{which}{retry}"
 
     def check(self, collection: TrajectoryCollection, epoch: int) -> None:
-        """Raise TrainingError unless the epoch's data are of the weights that it was collected from."""
+        """Raise TrainingError unless the epoch's data comes from the weights that it was collected from."""
         self._provenance.check(
             collection,
             self.collections.of(epoch).model_versions,
@@ -204,7 +203,7 @@ class Bookkeeper:
     async def submission(
         self, epoch: int, ref: TrainingJobRef, collection: TrajectoryCollection
     ) -> Submission:
-        """The record of a job that was submitted just now."""
+        """Return the record of a job that was just submitted."""
         return Submission(
             ref=ref,
             metrics=json_facts({**await self.metrics(epoch), **selection_metrics(collection)}),
@@ -213,25 +212,25 @@ class Bookkeeper:
         )
 
     async def sampled_from(self, epoch: int) -> ModelVersion | None:
-        """The weights that the epoch's episodes are sampled from: those of when it is asked first."""
+        """Return the weights that the epoch's episodes are sampled from: those at the first call."""
         again = self._is_collected_again(epoch)
         return await self.record.log.sampled_from(epoch, self.line.version, again=again)
 
     def _is_collected_again(self, epoch: int) -> bool:
-        """Whether the model went back after what `collect_ahead` had collected for the epoch."""
+        """Return whether the model went back after `collect_ahead` had collected for the epoch."""
         return self.config.collect_ahead and self.record.history.went_back(epoch) is not None
 
     async def label_for(self, epoch: int) -> str:
-        """A word that tells the epoch's episodes from those that were collected for it, and are void.
+        """Return a label for the epoch's episodes, different from the label of void ones collected before.
 
-        Nothing new is collected where an alarm has ended or paused the run.
+        For a followed trainer, this raises RunStopped or RunPaused if an alarm has ended or paused the run.
         """
         if self.follows:
             await self.require_going(epoch)
         return "again" if self._is_collected_again(epoch) else ""
 
     async def require_going(self, epoch: int) -> None:
-        """Raise RunStopped or RunPaused where an alarm asks for it; not in what is only done again."""
+        """Raise RunStopped or RunPaused if an alarm asks for it, unless the epoch is recorded already."""
         if self.record.is_done(epoch):
             return
         reason = self.record.reason_to_stop()
@@ -245,9 +244,9 @@ class Bookkeeper:
             raise
 
     async def metrics(self, epoch: int) -> dict[str, Any]:
-        """The figures of what was collected for the epoch: of the episodes that were handed out.
+        """Return the figures of the episodes that were handed out for the epoch.
 
-        Of itself the builder says what only it knows: what it left out, and how it shaped rewards.
+        The builder adds facts that only it knows: which groups it left out, and how it shaped rewards.
         """
         seen, run_id = self.collections.of(epoch), self.record.history.run_id
         output, reward = seen.output, self.config.reward_function
@@ -272,7 +271,7 @@ class Bookkeeper:
         return self.record.with_name({**metrics, **self._facts()})
 
     async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> EpochEntry:
-        """Have the model sample from the weights that a job made, and record its epoch.
+        """Sample from the weights that a job made, and record its epoch.
 
         Raises TrainingError when the weights are not new.
         """
@@ -301,12 +300,12 @@ class Bookkeeper:
         )
 
     def trained(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Tell of an epoch that was trained on, and write the metrics files."""
+        """Report an epoch that was trained on, and write the metrics files."""
         self._progress.trained(epoch + 1, metrics)
         self.record.report(output_dir=output_dir)
 
     async def skip(self, epoch: int, reason: str) -> None:
-        """Record that there was nothing to train on: whatever was selected was not submitted."""
+        """Record that there was nothing to train on. Selected data was not submitted."""
         nothing = selection_metrics(TrajectoryCollection(run_id=self.record.history.run_id))
         await self._add_epoch(
             epoch,
@@ -319,7 +318,7 @@ class Bookkeeper:
         self.record.report()
 
     async def rest(self, epoch: int, reason: str) -> None:
-        """Record that the model was not meant to be trained in the epoch."""
+        """Record that the model was not due for training in the epoch."""
         await self._add_epoch(
             epoch,
             self.record.with_name({}),
@@ -340,11 +339,11 @@ class Bookkeeper:
         self._built.pop(epoch, None)
 
     async def _go_back(self, entry: Entry) -> None:
-        """Have the model go back where an alarm has decided that; a run that is resumed takes it up there."""
+        """Have the model go back if an alarm has decided that. A resumed run starts there."""
         if entry.back_to is None:
             return
         await self.line.go_back(entry.back_to)
-        # What there is of the next epoch, which counts from 0 here.
+        # Drop the data of the next epoch, which has this number when counted from 0.
         self._let_go(entry.epoch)
         self._provenance.went_back()
         self.on_way_back()
@@ -352,14 +351,14 @@ class Bookkeeper:
         self._progress.message(f"the run has gone back to {what}, and goes on from there", warning=True)
 
     async def warmed_up(self, entry: WarmUpEntry) -> None:
-        """Record that the warm-up is over: its weights are what training begins with."""
+        """Record that the warm-up is over. Training begins with its weights."""
         if entry.version is not None:
             await self.line.log.add_base(entry.version)
             await self.adapter.begin_from(entry.version)
         await self.record.add_warm_up(entry)
 
     async def validated(self, epoch: int, metrics: dict[str, Any]) -> None:
-        """Record a validation of the weights as they are, after `epoch` epochs, unless there is one."""
+        """Record a validation of the current weights, after `epoch` epochs, unless there is one."""
         if self.record.is_validated(epoch):
             return
         metrics = self.record.with_name(metrics)

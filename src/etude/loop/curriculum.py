@@ -1,8 +1,8 @@
-"""The curriculum: train on the easiest groups first, and widen.
+"""The curriculum: train on the easiest groups first, and then on more of them.
 
-A pure function with a state that is JSON. Groups whose rewards hardly differ teach nothing and are left
-out. The rest are sorted by average reward, and the first share of them, the current percentile, is
-trained on. The share grows after `expansion_interval` epochs have trained at it.
+It is a pure function with a JSON state. Groups whose rewards hardly differ teach nothing and are left out.
+The rest are sorted by average reward, and the first share of them, the current percentile, is trained on. The
+share grows after `expansion_interval` epochs have trained at it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ T = TypeVar("T")
 Groups = list[list[TrainingUnit]]
 
 _ROUNDING = 1e-9
-"""10 groups at 0.1 + 0.2 are 3 groups, not 4."""
+"""Tolerates rounding: 10 groups at 0.1 + 0.2 are 3 groups, not 4."""
 
 
 def initial_state(config: CurriculumLearningConfig) -> State:
-    """The state before the first epoch."""
+    """Return the state before the first epoch."""
     return {
         "current_percentile": config.initial_percentile,
         "epochs_at_percentile": 0,
@@ -39,7 +39,7 @@ def initial_state(config: CurriculumLearningConfig) -> State:
 
 
 def with_sets(state: State, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The state as trainers hold it: `included_groups` is a set, and so is what is one in `like`."""
+    """Return the state as trainers hold it: `included_groups` is a set, and so is every set in `like`."""
     names = {"included_groups", *(key for key, value in (like or {}).items() if isinstance(value, set))}
     return {key: set(value) if key in names else value for key, value in state.items()}
 
@@ -51,11 +51,11 @@ def apply_curriculum(
     seed: int,
     epoch: int,
 ) -> tuple[Groups, State, dict[str, Any]]:
-    """The groups to train on in `epoch`, the state after it, and facts to show.
+    """Return the groups to train on in `epoch`, the state after it, and facts to show.
 
-    Disabled, everything is selected. A collection of one group is not filtered; `random_subsample` then
-    draws from its trajectories. When no group has rewards that differ enough, nothing is selected, and
-    the epoch does not count as one that trained at its percentile.
+    A disabled curriculum selects everything. A single group is not filtered; `random_subsample` then draws
+    from its trajectories. If no group has rewards that differ enough, nothing is selected. Then the epoch
+    does not count as trained at its percentile.
     """
     present = [list(group) for group in groups if group]
     if not config.enabled:
@@ -98,7 +98,7 @@ def apply_curriculum(
 
 
 def rewards_of(group: Sequence[TrainingUnit]) -> list[float]:
-    """The rewards of all of a group's episodes where the builder tells them, else of what is trained on."""
+    """Return the rewards of all episodes in a group if the builder tells them, else of its training units."""
     known = group[0].group_rewards if group else None
     return list(known or [unit.reward for unit in group])
 
@@ -109,7 +109,7 @@ def _average(group: Sequence[TrainingUnit]) -> float:
 
 
 def _subsample(items: list[T], of: int, config: CurriculumLearningConfig, seed: int, epoch: int) -> list[T]:
-    """At most the share `random_subsample` of `of` items, in their order."""
+    """Return at most the share `random_subsample` of `of` items, in their order."""
     if config.random_subsample is None:
         return items
     size = math.ceil(of * config.random_subsample - _ROUNDING)

@@ -1,6 +1,6 @@
-"""Evaluating an agent as in training, scoring stored episodes again, and the scores with their intervals.
+"""Evaluations of an agent as in training, new scores for stored episodes, and the intervals of scores.
 
-`EvaluationRun(config).run_and_evaluate()` does it by the names of the NeMo Agent Toolkit.
+`EvaluationRun(config).run_and_evaluate()` uses the names of the NeMo Agent Toolkit.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ class Evaluation:
     repeat: int
     greedy: bool
     reward: str | None
-    """The evaluator that counts."""
+    """The evaluator whose score is the reward."""
     model: str
     usage: Mapping[str, int]
     """`episodes`, their `calls`, `prompt_tokens` and `completion_tokens`."""
 
     def scores(self) -> dict[str, dict[str, Any]]:
-        """By evaluator: `mean`, `low`, `high` (95 %), `n` examples, `scored` and `unscored` episodes, and the
-        `bounds` that it declares."""
+        """Return by evaluator: `mean`, `low`, `high` (95 %), `n` examples, `scored` and `unscored` episodes,
+        and its declared `bounds`."""
         return {name: scores_of(result) for name, result in self.output.evaluation_results}
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the items."""
+        """Return everything but the items, as JSON."""
         return {
             **{key: getattr(self, key) for key in ("model", "examples", "repeat", "greedy", "reward")},
             "scores": self.scores(),
@@ -81,10 +81,10 @@ class Evaluation:
 
 
 def scores_of(result: EvalOutput) -> dict[str, Any]:
-    """Mean and 95 % interval of an evaluator's scores.
+    """Return the mean and 95 % interval of an evaluator's scores.
 
-    The episodes of one example are no independent draws, so the interval is that of the examples'
-    means. All None when nothing was scored.
+    The episodes of one example are not independent, so the interval is computed from the means of the
+    examples. Mean and interval are None if nothing was scored.
     """
     items, by_example = result.eval_output_items, defaultdict[str, list[float]](list)
     for item in items:
@@ -97,7 +97,7 @@ def scores_of(result: EvalOutput) -> dict[str, Any]:
 
 
 def item_rows(output: EvaluationRunOutput) -> list[dict[str, Any]]:
-    """A row for each episode: `id`, `generation`, `output`, `expected`, `scores`, `reasoning`, `errors`."""
+    """Return a row per episode: `id`, `generation`, `output`, `expected`, `scores`, `reasoning`, `errors`."""
     rows = []
     for index, item in enumerate(output.eval_input.eval_input_items):
         scored = [(name, result.eval_output_items[index]) for name, result in output.evaluation_results]
@@ -125,7 +125,7 @@ async def measure(
 ) -> Evaluation:
     """Run `repeat` episodes on each example and score them.
 
-    Raises ErrorBudgetExceeded when too many fail. Everything is journalled: the same phase again costs
+    Raises ErrorBudgetExceeded when too many fail. Everything is journalled, so the same phase again costs
     nothing.
     """
     usage, progress, reward = dict(_NO_USAGE), runtime.progress, _reward_of(runtime.config)
@@ -153,11 +153,11 @@ async def measure(
 async def evaluate(
     config: Config, run: RunFolder, request: EvaluationRequest, *, progress: Progress | None = None
 ) -> Evaluation:
-    """Evaluate as the request says, or go on with what the run folder has of it already.
+    """Carry out an evaluation request, or continue it from the run folder.
 
-    On the validation examples where the config has any, else on the training examples. The result and a
-    line for each episode are written into the run folder, and where the config says. Raises RequestError
-    when that cannot be done, and another EtudeError when the work failed.
+    It uses the validation examples if the config has any, else the training examples. The result and a line
+    for each episode are written to the run folder and the config's output folder. Raises RequestError when
+    that is not possible, and another EtudeError when the work failed.
     """
     version, engines = None, dict[str, Engine]()
     if request.run is not None:
@@ -203,7 +203,7 @@ def _start_of(version: RunVersion) -> RunVersion:
 
 
 async def engine_of(config: Config, model: str, version: RunVersion) -> Engine:
-    """An engine with stored weights, that samples as the entry `model` of the config says."""
+    """Return an engine with stored weights and the settings of the config's entry `model`."""
     from etude.inference.embedded import EmbeddedEngine
 
     policy = await asyncio.to_thread(load_version, version)
@@ -219,11 +219,11 @@ async def engine_of(config: Config, model: str, version: RunVersion) -> Engine:
 async def rescore_run(
     config: Config, run: RunFolder, *, phase: str | None = None, progress: Progress | None = None
 ) -> tuple[str, Evaluation]:
-    """Score the stored episodes of a phase of a run, by default the latest, with a config's evaluators.
+    """Score the stored episodes of a run's phase, by default the latest, with a config's evaluators.
 
-    No agent is run, and only models that judge are asked. Scores are kept under a label that follows from
-    the evaluators and their code, so that a scoring that was stopped goes on, and changed evaluators score
-    anew. The phase that was scored, and its scores.
+    No agent runs, and only models that judge are called. Scores are stored under a label made from the
+    evaluators and their code. So an interrupted scoring continues, and changed evaluators score again.
+    Returns the phase and its scores.
     """
     phase, reward, progress = choose_phase(run.journal, phase), _reward_of(config), progress or Progress()
     progress.phase("scoring")
@@ -233,7 +233,7 @@ async def rescore_run(
         evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
         if not evaluators:
             raise RequestError("the config has no evaluators; add some under 'eval.evaluators'")
-        # Another one when a setting or their file changes.
+        # The label changes with the evaluators' settings and files.
         label = content_hash(
             [
                 [name, each.type_name, each.model_dump(mode="json"), _code_of(each)]
@@ -263,7 +263,7 @@ def _reward_of(config: Config) -> str | None:
 
 
 def _telling(progress: Progress, reward: str | None) -> OnScore:
-    """Tells of the scores of the reward; of all where there is none."""
+    """Return a callback that reports the reward's scores, or all scores if there is no reward."""
 
     def score_made(evaluator: str, item: EvalOutputItem) -> None:
         if reward in (evaluator, None):
@@ -287,26 +287,26 @@ def _code_of(config: EvaluatorConfig) -> str | None:
 
 
 class EvaluationRunConfig(DataModel, arbitrary_types_allowed=True):
-    """The config that is evaluated, and on which examples."""
+    """The config to evaluate, and the examples."""
 
     config_file: Path | dict[str, Any] | Config
     """A config: its file, or its content."""
     dataset: Path | str | None = None
-    """A file of examples in place of those that the config names."""
+    """A file of examples that replaces the config's examples."""
     override: tuple[tuple[str, str], ...] = ()
-    """Keys of the config with other values, as `-o` of the command line has them."""
+    """Keys of the config with new values, as for `-o` on the command line."""
     reps: int = Field(default=1, ge=1)
     """Episodes for each example."""
 
 
 class EvaluationRun:
-    """One evaluation, in a run folder of its own."""
+    """One evaluation, in a new run folder."""
 
     def __init__(self, config: EvaluationRunConfig) -> None:
         self.config = config
 
     async def run_and_evaluate(self) -> EvaluationRunOutput:
-        """Play the episodes and score them. Raises as `etude.evaluate` does."""
+        """Run the episodes and score them. Raises as `etude.evaluate` does."""
         config, request = self._loaded(), EvaluationRequest(repeat=self.config.reps)
         with new_run(config, None, request) as run:
             return (await evaluate(config, run, request)).output
@@ -314,7 +314,7 @@ class EvaluationRun:
     def _loaded(self) -> Config:
         given, changes = self.config, list(self.config.override)
         if given.dataset is not None:
-            # Looked for in the current folder first, as everything that a program names.
+            # The current folder comes first, as for all files that a program names.
             path = Path(given.dataset).absolute()
             source = str(path if path.exists() else given.dataset)
             changes.append(("finetuning.run_configuration.dataset", json.dumps(source)))

@@ -1,4 +1,4 @@
-"""The interface of trainers."""
+"""The interface of trainers, with the recording of methods that a trainer calls itself."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Method: TypeAlias = Callable[..., Any]
 
 
 def _recorded_epoch(run_epoch: Method) -> Method:
-    """Count to the epoch all that is collected and submitted in it.
+    """Wrap `run_epoch`: everything collected and submitted in it counts for the epoch.
 
-    Without a job there was nothing to train on. Where a trainer gives a number twice, the epoch is another
-    one. Raises RunStopped or RunPaused where an alarm asks for it.
+    Without a job, there was nothing to train on. If a trainer repeats a number, the epoch gets a new one.
+    Raises RunStopped or RunPaused if an alarm asks for it.
     """
 
     @functools.wraps(run_epoch)
@@ -51,7 +51,7 @@ def _recorded_epoch(run_epoch: Method) -> Method:
 
 
 def _recorded_validation(validate: Method) -> Method:
-    """Record what was measured, with the weights that were."""
+    """Wrap a validation: its metrics are recorded with the weights that were measured."""
 
     @functools.wraps(validate)
     async def recorded(self: Trainer, epoch: int, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def _recorded_validation(validate: Method) -> Method:
 
 
 def _recorded_progress(log_progress: Method) -> Method:
-    """Have the metrics in the run's files too; also those that an override hands to `super()`."""
+    """Wrap `log_progress`: its metrics go to the run's files too, as do those that an override adds."""
 
     @functools.wraps(log_progress)
     def recorded(self: Trainer, epoch: int, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -91,24 +91,24 @@ _RECORDED = {
     "run_validation_evaluation": _recorded_validation,
     "log_progress": _recorded_progress,
 }
-"""The methods that a trainer calls itself: nothing around it would see that."""
+"""The methods that a trainer calls itself, where a wrapper around the trainer would not see the call."""
 
 
 class Trainer(ABC):
     """Runs evaluations through the trajectory builder, and trains through the trainer adapter.
 
-    A subclass needs the abstract methods alone. Within a run its epochs, jobs and validations are journalled,
-    checked and reported around it (`etude.loop.recorded`), so that its runs are shown, exported and resumed
-    as those of `epochs` are. When a run is resumed, `run` is called again from the first epoch: what was done
-    already comes from the journal.
+    A subclass only needs the abstract methods. In a run, its epochs, jobs and validations are journalled,
+    checked and reported around it (`etude.loop.recorded`). So its runs are shown, exported and resumed like
+    runs of `epochs`. A resumed run calls `run` again from the first epoch, and reads finished work from the
+    journal.
     """
 
     journals_epochs: ClassVar[bool] = False
-    """Whether the trainer says itself what becomes of its epochs, as `EpochTrainer` does. Of all others that
-    follows from the jobs that they submit and ask after."""
+    """Whether the trainer records its own epochs, as `EpochTrainer` does. For other trainers, epochs are
+    recorded from the jobs that they submit and ask after."""
 
     run_config: FinetuneConfig
-    """The `finetuning` block, from `initialize` on."""
+    """The `finetuning` block, set by `initialize`."""
     trajectory_builder: TrajectoryBuilder
     """Set by `bind_components`."""
     trainer_adapter: TrainerAdapter
@@ -117,7 +117,7 @@ class Trainer(ABC):
     _books: Bookkeeper | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have every implementation held to the interface, and what a trainer calls itself recorded."""
+        """Check each implementation against the interface, and record the methods in `_RECORDED`."""
         super().__init_subclass__(**kwargs)
         wrap_implementations(cls, Trainer)
         for name in _RECORDED.keys() & vars(cls).keys():
@@ -146,12 +146,12 @@ class Trainer(ABC):
         self._runtime = runtime
 
     def bind_books(self, books: Bookkeeper) -> None:
-        """Hand over what records the epochs, before `initialize`."""
+        """Hand over the bookkeeper, which records the epochs, before `initialize`."""
         self._books = books
 
     @property
     def bookkeeper(self) -> Bookkeeper:
-        """The record of the epochs. Raises EtudeError outside of a run, and before it is initialized."""
+        """The record of the epochs. Raises EtudeError outside of a run, and before the run is initialized."""
         if self._books is None:
             raise EtudeError(f"{type(self).__name__} has no books yet: a run that is initialized keeps them")
         return self._books
@@ -164,7 +164,7 @@ class Trainer(ABC):
         self.trainer_adapter = trainer_adapter
 
     def _require_components(self) -> Bookkeeper | None:
-        """The record of the epochs, if there is a run. Raises EtudeError before `bind_components`."""
+        """Return the bookkeeper, or None without a run. Raises EtudeError before `bind_components`."""
         if self._books is None and self.trajectory_builder is None and self.run_config is None:
             raise self._not_ready("bind_components(trajectory_builder, trainer_adapter)")
         return self._books
@@ -195,18 +195,18 @@ class Trainer(ABC):
 
     @abstractmethod
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
-        """Train for `num_epochs` epochs; the final statuses of all training jobs, in order.
+        """Train for `num_epochs` epochs. Return the final statuses of all training jobs, in order.
 
         Raises TrainingError when a job failed or nothing was trained on at all.
         """
 
     @abstractmethod
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """The metrics of a training run so far."""
+        """Return the metrics of a training run so far."""
 
     @abstractmethod
     async def cleanup(self) -> None:
-        """Free what the trainer and its components hold."""
+        """Free the resources of the trainer and its components."""
 
     @abstractmethod
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
@@ -214,11 +214,11 @@ class Trainer(ABC):
 
     @_recorded_validation
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
-        """Run the workflow once on each validation example; the metrics of the rewards.
+        """Run the workflow once on each validation example, and return the metrics of the rewards.
 
-        The builder's `run_eval` does it, with the validation examples in place of its own. Raises
-        RequestError when there are none, ErrorBudgetExceeded when too many episodes fail: a failed validation
-        is no reward of zero.
+        The builder's `run_eval` does this with the validation examples instead of its own. Raises
+        RequestError when there are none, ErrorBudgetExceeded when too many episodes fail. A failed validation
+        is not a reward of zero.
         """
         builder, config = self.trajectory_builder, self._block
         if self._runtime is not None and not self._runtime.validation_examples:
@@ -248,7 +248,7 @@ class Trainer(ABC):
         return metrics | {"epoch": epoch, "dataset_type": "validation"}
 
     def _calculate_validation_metrics(self, eval_output: EvaluationRunOutput) -> dict[str, Any]:
-        """`avg_reward`, `min_reward`, `max_reward`, `num_examples` and what goes with them.
+        """Return `avg_reward`, `min_reward`, `max_reward`, `num_examples` and related metrics.
 
         Raises EtudeError when there is no reward function.
         """
@@ -269,10 +269,10 @@ class Trainer(ABC):
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int
     ) -> TrajectoryCollection:
-        """The groups to train on in this epoch, by `etude.loop.metrics`; override it for another one.
+        """Return the groups to train on in this epoch, by `etude.loop.curriculum`. It may be overridden.
 
-        An override keeps its state in `self._curriculum_state`, as JSON; what is a set there from
-        `initialize` on may stay one. It is journalled with the epoch and put back when the run is resumed.
+        An override keeps its state in `self._curriculum_state`, as JSON. Sets made by `initialize` may stay
+        sets. The state is journalled with the epoch, and restored when the run is resumed.
         """
         config = self.curriculum_config or CurriculumLearningConfig()
         groups, state, self._curriculum_facts = apply_curriculum(
@@ -286,7 +286,7 @@ class Trainer(ABC):
         return trajectory_collection.model_copy(update={"groups": groups})
 
     def get_curriculum_state(self) -> dict[str, Any]:
-        """The curriculum's state and config, as JSON."""
+        """Return the curriculum's state and config, as JSON."""
         state: dict[str, Any] = finite(self._curriculum_state or {})
         config = self.curriculum_config
         return state | {"config": None if config is None else config.model_dump(mode="json")}

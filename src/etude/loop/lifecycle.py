@@ -1,8 +1,8 @@
-"""Beginning a run, going on with it, and going back from what is not as it was written.
+"""Starting a run, resuming it, and going back from damaged versions.
 
-Which settings may change, and which failures are forgotten. The epochs after the last whole version are
-forgotten, and done again by the loop: their episodes, calls and scores are in the journal, so that only their
-training is repeated.
+This module decides which settings may change, and which failures are forgotten. Epochs after the last whole
+version are forgotten, and the loop does them again. Their episodes, calls and scores are in the journal, so
+only their training is repeated.
 """
 
 from __future__ import annotations
@@ -55,11 +55,10 @@ _EPOCH = re.compile(r"(train|validation)/(\d+)(?!\w)")
 def new_run(
     config: Config, name: str | None = None, request: EvaluationRequest | None = None
 ) -> Iterator[RunFolder]:
-    """An open run folder in the config's output folder; with `request` it is one of an evaluation.
+    """Yield an open run folder in the config's output folder. With `request`, it is an evaluation's.
 
-    When the block raises RequestError and nothing was journalled, the folder is deleted: it would only
-    be in the way of the next try. Raises RequestError when the run exists, StoreError when its folder
-    cannot be made.
+    If the block raises RequestError and nothing was journalled, the folder is deleted, so that its name is
+    free again. Raises RequestError when the run exists, StoreError when its folder cannot be made.
     """
     root = config.finetuning.output_dir.absolute()
     if name is None and request is not None:
@@ -80,17 +79,17 @@ _NUM_EPOCHS, _ALARMS = "finetuning.num_epochs", "finetuning.alarms"
 
 
 def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
-    """The config of a stored run, with what was changed about it.
+    """Return the config of a stored run, with the overrides applied.
 
-    Raises StoreError when it is not what was written, ConfigError when it does not load, RequestError when an
-    override would make another run of it.
+    Raises StoreError when the file is damaged, ConfigError when it does not load, RequestError when an
+    override would make this another run.
     """
     bring_back_config(run)
     kept = stored_data(run)
     config = load_config(run / CONFIG, overrides)
     for override in overrides:
         path = _path_of(override)
-        # A key in a changeable one, such as an option of a storage's driver, is changeable too.
+        # A key inside a changeable one, such as an option of a storage's driver, is changeable too.
         slots = (slot_in(config, path[: depth + 1]) for depth in range(len(path)))
         is_changeable = any(slot is not None and CHANGEABLE in slot.metadata for slot in slots)
         is_known = is_changeable or names_secret(config, override)
@@ -107,9 +106,9 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
 
 
 def storage_options(overrides: Sequence[str]) -> dict[str, Any]:
-    """The options of a storage driver among overrides, for a run whose config is in that storage.
+    """Return the options of a storage driver from overrides, for a run whose config is in that storage.
 
-    Raises ConfigError for one that does not fit.
+    Raises ConfigError for an option that does not fit.
     """
     own = [override for override in overrides if _path_of(override)[:2] == ("storage", "options")]
     config = parse_config({"storage": {"address": "file:///"}}, own)
@@ -117,7 +116,7 @@ def storage_options(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def storage_overrides(run: Path, address: str) -> list[str]:
-    """The overrides with which a restored run is backed up to where it came from, if its config says else."""
+    """Return the overrides that back up a restored run to its old address, if its config does not."""
     parent, _ = address_of_run(address)
     storage = stored_data(run).get("storage")
     known = storage.get("address") if isinstance(storage, dict) else storage
@@ -125,7 +124,7 @@ def storage_overrides(run: Path, address: str) -> list[str]:
 
 
 def names_secret(config: Config, override: str) -> bool:
-    """Whether an override of a config gives it a secret."""
+    """Return whether an override of a config sets a secret."""
     path, value = _path_of(override), override.partition("=")[2]
     slot = slot_in(config, path)
     is_declared = slot is not None and any(arm.annotation in get_args(Declared) for arm in slot.arms())
@@ -137,10 +136,10 @@ def _path_of(override: str) -> KeyPath:
 
 
 def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
-    """Keep changed settings in the run folder; the values before and after of each, by its key.
+    """Store changed settings in the run folder. Return the old and new value of each, by its key.
 
-    With more epochs than before, or other alarms, a finished run becomes an unfinished one. Raises
-    RequestError when the run has done more epochs already.
+    With another number of epochs, or other alarms, a finished run becomes unfinished. Raises RequestError
+    when the run has done more epochs already.
     """
     stored, now = stored_data(run.path), parse_value(resolved_yaml(config))
     keys = [tuple(key.split(".")) for key in changeable_keys(config)]
@@ -163,7 +162,7 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def without_changeable(data: dict[str, Any], config: Config) -> dict[str, Any]:
-    """A stored config without the settings that may change while it is one run: what makes it that run."""
+    """Return a stored config without the settings that may change in a run: the rest identifies the run."""
     changeable = set(changeable_keys(config))
 
     def kept(value: Any, path: KeyPath) -> Any:
@@ -176,9 +175,9 @@ def without_changeable(data: dict[str, Any], config: Config) -> dict[str, Any]:
 
 
 async def retry_failed(run: RunFolder) -> Counter[str] | None:
-    """Forget the failures in unfinished epochs that were not the agent's own, by kind.
+    """Forget the failures in unfinished epochs that were not the agent's own. Return their counts by kind.
 
-    None when the run is finished, and there is nothing to be tried again. Raises StoreError.
+    Returns None when the run is finished: nothing is tried again. Raises StoreError.
     """
     if run.read_json(SUMMARY) is not None or run.read_json(RESULT) is not None:
         return None
@@ -202,29 +201,29 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
 
 
 DamageOf: TypeAlias = Callable[[ModelVersion], Awaitable[list[str]]]
-"""How a version differs from what was written."""
+"""Returns how the stored weights of a version are damaged: a clause for each file."""
 
 _BASE = ModelVersion(number=0, location="", digest="")
 
 
 @dataclass(frozen=True, slots=True)
 class WayBack:
-    """Where a run goes back to."""
+    """The point that a run goes back to."""
 
     damage: tuple[str, ...]
-    """Why, a clause for each file."""
+    """Why the run goes back, a clause for each file."""
     epoch: int = 0
     """The last epoch that is kept; 0 keeps none."""
     version: ModelVersion = _BASE
-    """The weights after it."""
+    """The weights after that epoch."""
     keeps_warm_up: bool = False
 
 
 async def recover(books: Bookkeeper) -> None:
-    """Where the version to go on from is damaged or not there, go back to the last whole one, and say so.
+    """If the version to continue from is damaged or missing, go back to the last whole one, and report that.
 
-    A version that was adopted, and whose epoch was not recorded before the process was killed, is made again
-    without a word.
+    A version may have been adopted before a kill, without a record of its epoch. It is made again without a
+    message.
     """
     log, adapter, run = books.record.log, books.adapter, books.runtime.run
     way = await way_back(books.record.history, log.warm_up_jobs(), adapter.damage)
@@ -243,10 +242,10 @@ async def recover(books: Bookkeeper) -> None:
 
 
 async def way_back(history: History, warm_up: Sequence[WarmUpJob], damage_of: DamageOf) -> WayBack | None:
-    """Where to go back to from the last version; None where that is whole, and the weights of a warm-up are.
+    """Return where to go back to from the last version. None if it and the warm-up's weights are whole.
 
-    `warm_up` are the jobs of a warm-up so far. Without the weights that training began with everything is
-    done again: they are what algorithms compare with.
+    `warm_up` has the warm-up jobs so far. If the weights that training began with are damaged, everything is
+    done again, because algorithms compare with these weights.
     """
     start = history.start
     if start is not None and (damage := await damage_of(start)):
@@ -270,9 +269,9 @@ async def way_back(history: History, warm_up: Sequence[WarmUpJob], damage_of: Da
 
 
 async def _go_back(books: Bookkeeper, way: WayBack) -> Recovery:
-    """Forget what came after the version that is gone back to, and set what is stored of it aside.
+    """Forget everything after the version to go back to, and set its stored weights aside.
 
-    The epochs are forgotten last: whoever is killed before that goes back the next time.
+    The epochs are forgotten last, so that a run killed before that goes back again.
     """
     journal, log, lineage = books.runtime.run.journal, books.record.log, books.line.log
     history = books.record.history
@@ -290,7 +289,7 @@ async def _go_back(books: Bookkeeper, way: WayBack) -> Recovery:
     await log.add_recovery(len(history.recoveries) + 1, recovery)
     digests = {version.digest for version in lost}
     for key, versions in [*journal.scan("opponents/")]:
-        # Opponents that were to be versions which are lost are drawn again from those made anew.
+        # Opponents that were to be lost versions are drawn again from the new versions.
         if any(version["digest"] in digests for version in versions):
             await journal.forget(key)
     await lineage.forget_after(way.version.number)
@@ -306,25 +305,25 @@ _VERSION = re.compile(r"v(\d+)")
 
 
 def check_journal(run: Path) -> list[str]:
-    """How the journal of a run is damaged, in sentences. Raises StoreError when the run is in use."""
+    """Return how the journal of a run is damaged, in sentences. Raises StoreError when the run is in use."""
     with _locked(run), closing(open_database(run / DATABASE)) as connection:
         return damage_of(connection)
 
 
 def check_files(run: Path) -> list[str]:
-    """How the config and the versions of a run are damaged, in clauses, each with its file.
+    """Return how the config and the versions of a run are damaged, in clauses that name the files.
 
     Raises StoreError when the run is in use, or its journal cannot be read.
     """
     with _locked(run):
         if (damage := config_damage(run)) is not None:
-            # Without a config it is not known which versions there should be.
+            # Without a config, the expected versions are not known.
             return [damage]
         made = sorted(path for path in (run / "bases").glob("*") if path.is_dir())
         stored = sorted((run / "checkpoints").rglob("v*"))
         made += [path for path in stored if path.is_dir() and _VERSION.fullmatch(path.name)]
         for target, history in histories_of(run).items():
-            # Versions of other adapters than `local` are not here.
+            # Versions of adapters other than `local` are not here.
             if trained_parts(stored_data(run, required=False), target)["backend"] == "local":
                 for version in (history.start, last_version(history)):
                     folder = stored_at(run, version) if version is not None and version.number else None
@@ -336,7 +335,7 @@ def check_files(run: Path) -> list[str]:
 
 @contextmanager
 def _locked(run: Path) -> Iterator[None]:
-    """Hold a run while it is looked at. Raises StoreError when it is in use."""
+    """Hold a run's lock in the block. Raises StoreError when the run is in use."""
     lock = RunLock(run / LOCK)
     try:
         yield
@@ -345,6 +344,6 @@ def _locked(run: Path) -> Iterator[None]:
 
 
 def _located(run: Path, folder: Path, clause: str) -> str:
-    """The clause, with the model's name where several are trained."""
+    """Return the clause, with the model's name if several are trained."""
     inside = folder.parent.relative_to(run)
     return clause if inside == Path("checkpoints") else f"{inside}/{clause}"

@@ -1,4 +1,4 @@
-"""The metrics of an epoch and of a validation, and what is decided by them."""
+"""The metrics of epochs and validations, and the decisions made from them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from etude.core.stats import Bounds, estimate
 from etude.loop.curriculum import rewards_of
 
 _RAW = ("rewards", "scores", "bounds", "reward")
-"""Facts that metrics are made of."""
+"""Facts that metrics are computed from, and that are not metrics themselves."""
 
 
 def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) -> dict[str, Any]:
-    """The figures of what was collected.
+    """Return the figures of a collection.
 
-    Those of `reward_metrics` are over all scored episodes where `facts` has their `rewards`, and over the
-    trajectories otherwise. `evaluators` has the mean of each evaluator's `scores`, within its `bounds`;
-    `reward` is the one whose scores are the rewards, unless the builder shapes them. `reward_groups` counts
-    the groups of episodes that are `compared` with each other and, of those, the `flat` ones, in which there
-    is no advantage: as the builder says, or else those whose rewards are all equal.
+    The figures of `reward_metrics` cover all scored episodes if `facts` has their `rewards`, else the
+    trajectories. `evaluators` has the mean of each evaluator's `scores`, within its `bounds`. `reward` names
+    the evaluator whose scores are the rewards, unless the builder shapes them. `reward_groups` counts the
+    groups of episodes that are `compared` with each other. Of these, the `flat` ones have no advantage: the
+    builder says so, or else all rewards are equal.
     """
     rewards, scores, bounds = facts.get("rewards"), facts.get("scores") or {}, facts.get("bounds") or {}
     rewards = _rewards(collection) if rewards is None else rewards
@@ -40,7 +40,7 @@ def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) 
         **{key: value for key, value in facts.items() if key not in _RAW},
     }
     if kind_of(collection.method) != "imitation" and "reward_groups" not in facts:
-        # Step rewards can differ where rewards are equal.
+        # Step rewards can differ even if rewards are equal.
         shaped = [
             [*rewards_of(group), *(reward for each in group for reward in each.shaped_rewards or ())]
             for group in collection.trajectories
@@ -51,7 +51,7 @@ def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) 
 
 
 def selection_metrics(selected: TrajectoryCollection) -> dict[str, Any]:
-    """The figures of what is left after the curriculum."""
+    """Return the figures of the data that the curriculum selected."""
     rewards = reward_metrics(_rewards(selected))
     return {
         "filtered_trajectories": len(selected),
@@ -61,7 +61,7 @@ def selection_metrics(selected: TrajectoryCollection) -> dict[str, Any]:
 
 
 def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str, Any]:
-    """Rewards on the validation examples. Items without a score are excluded and counted, never zero."""
+    """Return the rewards on the validation examples. Unscored items are counted, and never a zero."""
     items, scores, bounds = output.results_of(evaluator), output.scores(), output.bounds()
     rewards = scores[evaluator]
     return {
@@ -74,7 +74,7 @@ def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str,
 
 
 def call_metrics(output: EvaluationRunOutput) -> dict[str, Any]:
-    """How the episodes and the calls of their models went."""
+    """Return figures of the episodes' failures and of the model calls."""
     return {
         "failures": dict(output.failures),
         "failure_causes": [cause.model_dump() for cause in output.causes],
@@ -85,10 +85,10 @@ def call_metrics(output: EvaluationRunOutput) -> dict[str, Any]:
 
 
 def reward_metrics(rewards: Sequence[float], bounds: Bounds | None = None) -> dict[str, Any]:
-    """`avg_reward`, `min_reward`, `max_reward`, `num_scored`, `reward_low` to `reward_high`, `distribution`.
+    """Return `avg_reward`, `min_reward`, `max_reward`, `num_scored`, `reward_low`/`_high`, `distribution`.
 
-    `reward_low` to `reward_high` is the 95 % interval of the average, within the `bounds` that were declared;
-    None where the rewards do not tell one. All are None where there are no rewards.
+    `reward_low` to `reward_high` is the 95 % interval of the average within the declared `bounds`, or None if
+    the rewards give none. Without rewards `num_scored` is 0 and all others are None.
     """
     mean = measured_scores(rewards, bounds)
     return {
@@ -103,9 +103,9 @@ def reward_metrics(rewards: Sequence[float], bounds: Bounds | None = None) -> di
 
 
 def measured_scores(values: Sequence[float], bounds: Bounds | None = None) -> dict[str, Any]:
-    """`mean`, `low`, `high` and `n` of scores, as JSON; and `bounds`, where they were declared.
+    """Return `mean`, `low`, `high` and `n` of scores, as JSON, and their `bounds` if these are declared.
 
-    The mean is None where nothing was scored, and the 95 % interval where the scores do not tell one.
+    The mean is None if nothing was scored. The 95 % interval is None if the scores do not determine one.
     """
     if not values:
         return {"mean": None, "low": None, "high": None, "n": 0}
@@ -123,7 +123,7 @@ def _by_evaluator(
 
 
 def reason_for_skip(metrics: Mapping[str, Any]) -> str:
-    """Why nothing of what was collected can be trained on, in one sentence."""
+    """Return why nothing in a collection can be trained on, in one sentence."""
     reasons = [f"{count} × {reason}" for reason, count in sorted(metrics.get("left_out", {}).items())]
     if metrics.get("untargeted"):
         reasons.append(f"{metrics['untargeted']} × episode without a call to the target functions and model")
@@ -140,17 +140,17 @@ def reason_for_skip(metrics: Mapping[str, Any]) -> str:
 
 
 def scores_of(history: History) -> list[float]:
-    """The rewards by which a run is judged: those of the validations, else those of the epochs."""
+    """Return the rewards by which a run is judged: of validations if there are any, else of epochs."""
     entries = history.validations or history.epochs
     rewards = [entry.metrics.get("avg_reward") for entry in entries]
     return [float(reward) for reward in rewards if reward is not None]
 
 
 def reason_to_stop(history: History, patience: int | None, target_reward: float | None) -> str | None:
-    """Why the run should end now, or None: a pure function, so that a resumed run decides alike.
+    """Return why the run should end now, or None. This is a pure function, so a resumed run decides alike.
 
-    It ends when the last reward has reached `target_reward`, or when the last `patience` rewards have
-    all failed to beat the best one before them.
+    The run ends when the last reward has reached `target_reward`, or when none of the last `patience` rewards
+    beats the best one before them.
     """
     scores = scores_of(history) if patience is not None or target_reward is not None else []
     if not scores:
@@ -167,6 +167,6 @@ def reason_to_stop(history: History, patience: int | None, target_reward: float 
 
 
 def _rewards(collection: TrajectoryCollection) -> list[float]:
-    """Rewards by episode: the group's own where the builder tells them, since one may give several
-    trajectories, or a pair a difference."""
+    """Return a reward per episode if the builder tells them. An episode may have several trajectories, and a
+    pair only has a difference of rewards."""
     return [reward for group in collection.groups for reward in rewards_of(group)]

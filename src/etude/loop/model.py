@@ -1,4 +1,4 @@
-"""The models of stored runs: their weights, and one of them in place of the model that a config names."""
+"""The models of stored runs: loading their weights, and using one instead of the config's model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LOG = logging.getLogger("etude.versions")
 
 
 def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
-    """The policy of a run's local model, with the weights of `wanted`, on the device of its config.
+    """Load the run's local model with the weights of version `wanted`, on the device from its config.
 
-    Its base is as the config has it, or, unless `quantized`, with all its bits.
+    The base is loaded as the config says, but with all its bits unless `quantized`.
 
-    Raises RequestError when the run's model is not local, MissingExtraError without torch, EngineError
-    when the weights are not those that the run recorded, RequestError when those of its base are not.
+    Raises RequestError when the run's model is not local or its base has changed. Raises MissingExtraError
+    without torch, EngineError when the weights are not the ones that the run recorded.
     """
     config = model_config(wanted.run, wanted.target)
     target = config.finetuning.target_model
@@ -69,10 +69,10 @@ def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
 
 
 def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> list[tuple[str, str]]:
-    """The overrides that make the target model `text`: a folder or a name, or a version of a run.
+    """Return the overrides that make `text` the target model: a folder, a name, or a version of a run.
 
-    For a version it is the model that the run began from; its weights are adopted later. Raises
-    RequestError when the config does not say which of its models is meant.
+    For a version they name the model that its run began from; its weights are adopted later. Raises
+    RequestError when it is not clear which of the config's models is replaced, or its type does not fit.
     """
     target = replaced_model(config, wanted)
     if target is None:
@@ -103,7 +103,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
 
 
 def replaced_model(config: Config, wanted: RunVersion | None) -> str | None:
-    """The entry of `llms` that a wished-for model takes the place of; None when that is not clear."""
+    """Return the entry of `llms` that the given model replaces, or None if that is not clear."""
     targets = config.finetuning.targets
     if wanted is not None and wanted.target in targets:
         return targets[wanted.target].model
@@ -111,6 +111,6 @@ def replaced_model(config: Config, wanted: RunVersion | None) -> str | None:
 
 
 def _replaced(target: str, llm: LocalLlmConfig, source: str) -> list[tuple[str, str]]:
-    """The overrides that have a local model load another one."""
+    """Return the overrides with which a local model loads another one."""
     values = {"model": source} if llm.tiny is None else {"model": source, "tiny": None}
     return [(f"llms.{target}.{key}", json.dumps(value, ensure_ascii=False)) for key, value in values.items()]

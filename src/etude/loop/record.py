@@ -1,8 +1,8 @@
-"""The record of one model's training: its history and alarms, journalled, acted on and reported.
+"""The record of one model's training: its history and alarms, which are journalled, acted on and reported.
 
-All that an alarm decides is recorded with the epoch or validation in which it rings, in one write: the alarms
-that hold, and the version that the model goes back to. So it is decided once, and a run that is killed before
-it could do what was decided does it when it is resumed.
+The decisions of alarms are stored with the epoch or validation, in one write: the alarms that hold, and the
+version to go back to. So each is decided once. If the run is killed before it acts on a decision, it does so
+when it is resumed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ E = TypeVar("E", EpochEntry, ValidationEntry)
 
 
 def pause_for(pauses: Sequence[tuple[str, str]]) -> None:
-    """Raise RunPaused, if there is any: an alarm that pauses the run, and its sentence."""
+    """Raise RunPaused if there are pauses: alarms that pause the run, each with its sentence."""
     if pauses:
         text = "; ".join(text for _, text in pauses)
         raise RunPaused(text, override=f"finetuning.alarms.{pauses[0][0]}.action=off")
 
 
 def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
-    """The statuses of all jobs, by epoch. Raises TrainingError when there were none."""
+    """Return the statuses of all jobs, by epoch. Raises TrainingError if there were none."""
     epochs: list[EpochEntry] = [entry for history in histories for entry in history.epochs]
     statuses = [entry.status for entry in sorted(epochs, key=lambda entry: entry.epoch) if entry.status]
     if not statuses:
@@ -49,9 +49,9 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
 
 @asynccontextmanager
 async def forgotten_if_failed(forget: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Forget a job that fails in the block, or a resumed run would find it again, and fail again.
+    """Forget a job that fails in the block. Otherwise a resumed run would find it again, and fail again.
 
-    One that may still be running is not forgotten: there must never be two of them.
+    A job that may still be running is not forgotten: there must never be two of them.
     """
     try:
         yield
@@ -63,7 +63,7 @@ async def forgotten_if_failed(forget: Callable[[], Awaitable[None]]) -> AsyncIte
 
 
 class Record:
-    """Keeps what a trainer has done. In a run of several targets, each has one under its own name."""
+    """Keeps the record of a trainer's work. In a run with several targets, each target has its own."""
 
     def __init__(self, runtime: Runtime, config: FinetuneConfig) -> None:
         """`config` is the `finetuning` block of the target, with the alarms."""
@@ -73,29 +73,29 @@ class Record:
         self.alarms = alarms_of(config)
         self._runtime = runtime
         self._logged: dict[int, dict[str, Any]] = {}
-        """Metrics that came for epochs that are not recorded yet, or not with them."""
+        """Metrics that arrived for epochs that are not recorded yet."""
         self._unwritten: set[int] = set()
         self._ringing: list[tuple[Entry, AlarmEvent]] = []
-        """Alarms that have been recorded, and nobody has been told of."""
+        """Alarms that are recorded, but not reported yet."""
 
     def is_done(self, epoch: int) -> bool:
-        """Whether the epoch (from 0) is recorded."""
+        """Return whether the epoch (from 0) is recorded."""
         return self.history.epoch(epoch + 1) is not None
 
     def is_validated(self, epoch: int) -> bool:
-        """Whether the validation is recorded."""
+        """Return whether the validation is recorded."""
         return self.history.validation(epoch) is not None
 
     def ended(self, ref: TrainingJobRef) -> TrainingJobStatus | None:
-        """How a job ended, where that was recorded: by itself, or before that with its epoch."""
+        """Return how a job ended, if its status or its epoch was recorded."""
         statuses = (entry.status for entry in self.history.trained)
         by_epoch = (status for status in statuses if status is not None and status.run_id == ref.run_id)
         return self.log.status(ref) or next(by_epoch, None)
 
     async def add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
-        """Record an epoch (from 0), in place of what is recorded of it, with the alarms that hold.
+        """Record an epoch (from 0) with the alarms that hold. This replaces an earlier record of it.
 
-        `outcome` is the other fields of its entry.
+        `outcome` has the other fields of its entry.
         """
         everything = {**json_facts(metrics), **self._logged.pop(epoch, {})}
         entry = await self._add(EpochEntry(epoch=epoch + 1, metrics=everything, **outcome))
@@ -103,7 +103,7 @@ class Record:
         return entry
 
     def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
-        """Take up metrics of an epoch (from 0) in place of others of their names; `flush` journals them."""
+        """Take metrics of an epoch (from 0), replacing others with their names. `flush` journals them."""
         metrics = json_facts(metrics)
         entry = self.history.epoch(epoch + 1)
         if entry is None:
@@ -114,7 +114,7 @@ class Record:
             self._unwritten.add(entry.epoch)
 
     async def flush(self) -> None:
-        """Journal the metrics that were taken up after their epoch was recorded."""
+        """Journal the metrics that arrived after their epoch was recorded."""
         for entry in self.history.epochs:
             if entry.epoch in self._unwritten:
                 await self.log.add_entry(entry)
@@ -133,16 +133,15 @@ class Record:
         return entry
 
     async def add_validation(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> ValidationEntry:
-        """Record a validation with the alarms that hold; `outcome` is the other fields of its entry."""
+        """Record a validation with the alarms that hold. `outcome` has the other fields of its entry."""
         if epoch == 0 and self.history.warm_up is not None:
             metrics = {**metrics, "is_warm": True}
         return await self._add(ValidationEntry(epoch=epoch, metrics=json_facts(metrics), **outcome))
 
     async def _add(self, entry: E) -> E:
-        """Record an epoch or a validation with the alarms that hold, and what they lead to.
+        """Record an epoch or a validation with the alarms that hold, and their effects.
 
-        Where the entry is recorded already, as of an epoch with several jobs, an alarm does not ring a second
-        time.
+        If the entry was recorded before, as for an epoch with several jobs, an alarm does not ring again.
         """
         known = self.history.alike(entry)
         before = [each for each in known if each.epoch < entry.epoch]
@@ -159,7 +158,7 @@ class Record:
         return entry
 
     def reason_to_stop(self) -> str | None:
-        """Why an alarm ends the run after what it has done; one whose action is another by now does not."""
+        """Return why an alarm ends the run after its last epoch, unless the alarm's action has changed."""
         last = max((entry.epoch for entry in self.history.epochs), default=0)
         for entry, event in self._events("stop"):
             if entry.epoch == last:
@@ -167,7 +166,7 @@ class Record:
         return None
 
     async def take_pauses(self) -> list[tuple[str, str]]:
-        """The alarms that have rung and ask for a pause, each once: the process is to end now."""
+        """Return the alarms that have rung and ask for a pause, each once. The process must end now."""
         done, due = self.log.pauses(), dict[str, tuple[str, str]]()
         for entry, event in self._events("pause"):
             name = f"{entry.kind}/{entry.epoch}/{event.alarm}/{event.of}"
@@ -185,7 +184,7 @@ class Record:
                     yield entry, event
 
     def _warn(self) -> None:
-        """Tell who watches of the alarms that have rung since the last time."""
+        """Report the alarms that have rung since the last report."""
         ringing, self._ringing = self._ringing, []
         for entry, event in ringing:
             facts = event.model_dump(mode="json", exclude={"is_new"})
@@ -198,9 +197,9 @@ class Record:
             self._runtime.progress.alarm(self.with_name(facts))
 
     def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
-        """Tell of alarms, and write the metrics files: into `folder(output_dir)`.
+        """Report alarms, and write the metrics files into `folder(output_dir)`.
 
-        At the end of a run it is said where held-out examples were not used.
+        At the end of a run, warn if held-out examples were not used.
         """
         self._warn()
         if final and self._runtime.validation_examples and not self.history.validations:
@@ -213,7 +212,7 @@ class Record:
             self._runtime.report(self.history, self.folder(output_dir), final)
 
     def folder(self, output_dir: str | None = None) -> Path:
-        """Where its files are written: the run folder or `output_dir`, of a target its own part of it."""
+        """Return the folder of the files: the run folder or `output_dir`, or a target's own part of it."""
         folder = self._runtime.run.path if output_dir is None else Path(output_dir)
         if self.target is not None:
             folder = folder / "targets" / self.target
@@ -221,9 +220,9 @@ class Record:
         return folder
 
     def with_name(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """The metrics with the target's name under `target`, where there are several."""
+        """Return the metrics with the target's name under `target`, if there are several targets."""
         return metrics if self.target is None else {"target": self.target, **metrics}
 
     def by_name(self, text: str) -> str:
-        """The text with the target's name before it, where there are several."""
+        """Return the text with the target's name before it, if there are several targets."""
         return text if self.target is None else f"{self.target}: {text}"

@@ -1,4 +1,4 @@
-"""The parts of a run as others have them: whoever wrote them, what they make is recorded."""
+"""Wrappers around the parts of a run that record their work, also for custom parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from etude.runtime import Runtime
 
 
 class RecordedPart:
-    """Stands around a part. All that it does not record is the part's own: methods, attributes, and class."""
+    """A wrapper around a part. All that it does not record is the part's: methods, attributes, and class."""
 
     _part: Any
     _books: Bookkeeper
@@ -45,7 +45,7 @@ class RecordedPart:
 
     @property  # type: ignore[misc]  # That of `object` can be set.
     def __class__(self) -> type:
-        """The part's, so that `isinstance` says what it says of the part."""
+        """The part's class, so that `isinstance` gives the same answers as for the part."""
         return type(self._part)
 
     def __getattr__(self, name: str) -> Any:
@@ -56,23 +56,23 @@ class RecordedPart:
 
 
 class RecordedBuilder(RecordedPart):
-    """A trajectory builder, of whose collections it is recorded what the builder says of them."""
+    """A trajectory builder whose facts about its collections are recorded."""
 
     async def finalize(self, run_id: str, *args: Any, **kwargs: Any) -> TrajectoryCollection:
-        """The builder's collection."""
+        """Return the builder's collection."""
         collection: TrajectoryCollection = await self._part.finalize(run_id, *args, **kwargs)
         self._books.built(collection, self._part.facts(run_id))
         return collection
 
 
 class RecordedAdapter(RecordedPart):
-    """A trainer adapter, whose jobs are checked, journalled, made once and followed."""
+    """A trainer adapter whose jobs are checked, journalled, made once and followed."""
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Start the job of the epoch, or give back the one that it has.
+        """Start the job of the epoch, or return the job that it has already.
 
-        The job is called by the run, the epoch and how often it has failed, whatever the collection was
-        called. Raises TrainingError when the data are not of the weights that they are said to come from.
+        The job is named after the run, the epoch and its number of failures, whatever the collection's name
+        was. Raises TrainingError when the data does not come from the weights that it should.
         """
         books, epoch = self._books, self._books.epoch
         job = books.jobs.get(epoch, 0) + 1
@@ -106,8 +106,8 @@ class RecordedAdapter(RecordedPart):
         try:
             ref = await start()
         except JobNameTakenError:
-            # A process that was killed before it noted this job had made it of other data: of episodes that
-            # have been tried again since.
+            # A killed process made this job of other data before it could record it. Failed episodes were
+            # tried again since.
             await log.forget_submission(epoch, job)
             ref = await start()
         if isinstance(ref, TrainingJobRef):
@@ -117,20 +117,19 @@ class RecordedAdapter(RecordedPart):
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """How a job stands."""
+        """Return the status of a job."""
         return await self._followed(ref, lambda: self._part.status(ref))
 
     async def wait_until_complete(self, ref: TrainingJobRef, *args: Any, **kwargs: Any) -> TrainingJobStatus:
-        """How a job ended."""
+        """Return how a job ended."""
         return await self._followed(ref, lambda: self._part.wait_until_complete(ref, *args, **kwargs))
 
     async def _followed(
         self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
     ) -> TrainingJobStatus:
-        """How a job stands: as the backend says or, of one that is over, as it was recorded.
+        """Return the status of a job, as its backend gives it or, if it is over, as it was recorded.
 
-        When a job is over for the first time and what becomes of its epoch follows from that, its weights are
-        adopted and the epoch is recorded.
+        For a followed trainer, a job that is newly over has its weights adopted and its epoch recorded.
         """
         if isinstance(ref, Skipped):
             raise TrainingError(
@@ -165,9 +164,9 @@ class RecordedAdapter(RecordedPart):
 
 
 class RecordedTrainer:
-    """A trainer within a run: it is handed recorded parts, and what it does is reported, whatever it is.
+    """A trainer in a run. It gets recorded parts, and its work is reported, also for custom trainers.
 
-    All that is not recorded is the trainer's own.
+    Everything that is not recorded is the trainer's.
     """
 
     def __init__(
@@ -180,10 +179,10 @@ class RecordedTrainer:
         return getattr(vars(self)["trainer"], name)
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Hand the trainer its parts, have it prepare them, and take up the run where it was left.
+        """Give the trainer its parts, have it prepare them, and continue the run where it was left.
 
-        Raises CapabilityError when the adapter cannot do what the builder makes data for, TrainingError when
-        the backend is not healthy: nothing was sampled by then.
+        Raises CapabilityError when the adapter cannot train on the builder's data, TrainingError when the
+        backend is not healthy. Nothing is sampled before that.
         """
         trainer, builder, adapter, runtime = self.trainer, self.builder, self.adapter, self._given
         books = Bookkeeper(
@@ -219,10 +218,10 @@ class RecordedTrainer:
             check_opponents(backend, capabilities, runtime.config.llms, target)
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
-        """Have the trainer run, and record the beginning and the end of it.
+        """Run the trainer, and record the start and the end of the run.
 
-        Raises TrainingError when a job is not over, or has not been adopted, and WrongReturnError where there
-        are jobs and no statuses.
+        Raises TrainingError when a job is not over, and WrongReturnError when there are jobs and no statuses.
+        Errors that the trainer caught are raised again.
         """
         trainer, books, progress = self.trainer, self.trainer.bookkeeper, self._given.progress
         if trainer.run_config is self.builder.run_config is None:
@@ -233,7 +232,7 @@ class RecordedTrainer:
         await warm_up(books)
         try:
             statuses = await trainer.run(num_epochs)
-        except Exception:  # A trainer may make another error of RunStopped.
+        except Exception:  # A trainer may turn RunStopped into another error.
             if books.stopped_because is None:
                 raise
             statuses = require_trained([books.record.history])
@@ -265,7 +264,7 @@ class RecordedTrainer:
         return statuses
 
     async def cleanup(self) -> None:
-        """Nobody goes on collecting; the parts are freed, whatever one of them raises."""
+        """Stop collecting and free the parts, even if one of them raises."""
         async with AsyncExitStack() as exits:
             exits.push_async_callback(self.adapter.cleanup)
             exits.push_async_callback(self.builder.cleanup)

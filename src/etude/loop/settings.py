@@ -1,4 +1,4 @@
-"""Keyword settings of `etude.train` and `etude.evaluate`, and where they stand in a config."""
+"""The keyword settings of `etude.train` and `etude.evaluate`, and their places in a config."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCKS: dict[tuple[str, ...], Any] = {
     ("eval", "general"): EvalGeneralConfig,
     ("trainers", "epochs"): EpochTrainerConfig,
 }
-"""The blocks of a config whose keys may be given by keyword."""
+"""The blocks of a config whose keys can be given as keywords."""
 _OWN_ARGUMENTS = {"enabled", "run_configuration", "config_file", "dataset", "validation_dataset", "reward"}
 _OWN_ARGUMENTS |= {"trainer", "trajectory_builder", "trainer_adapter", "targets"}
 _SHORT = {"epochs": "num_epochs", "curriculum": "curriculum_learning"}
@@ -33,13 +33,13 @@ _COMPONENTS: dict[str, Kind] = {
     "algorithm": "trajectory_builders",
     "model": "llms",
 }
-"""Arguments that take settings of their own."""
+"""Arguments that have their own settings."""
 _USUAL = ("local", "grpo")
-"""The types that are meant where several have a setting."""
+"""The types to suggest if several have a setting."""
 
 
 def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
-    """The settings with where they stand in a config. Raises RequestError for one that is not known."""
+    """Return the settings with their paths in a config. Raises RequestError for an unknown setting."""
     known = {
         key: path
         for path, block in reversed(_BLOCKS.items())
@@ -59,12 +59,12 @@ def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
 
 
 def _elsewhere(name: str) -> str:
-    """The end of a sentence: the argument that takes a setting of that name; empty where none does."""
+    """Return the end of a sentence that names the argument with a setting. Empty if there is none."""
     if (argument := _RENAMED.get(name)) is not None:
         return f"; it is given as {argument}="
     types = [(argument, kind, each) for argument, kind in _COMPONENTS.items() for each in names(kind)]
     for argument, kind, each in sorted(types, key=lambda found: found[2] not in _USUAL):
-        with suppress(RequestError):  # Of a type that cannot be had.
+        with suppress(RequestError):  # The type may not be available.
             if name in names_of(lookup(kind, each).config_type):
                 first = '"model": "…"' if argument == "model" else f'"_type": "{each}"'
                 return f'; it is one of {argument}=: {argument}={{{first}, "{name}": …}}'
@@ -72,7 +72,7 @@ def _elsewhere(name: str) -> str:
 
 
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """The settings as overrides of a whole config. Raises RequestError for one that is not known."""
+    """Return the settings as overrides of a whole config. Raises RequestError for an unknown setting."""
     return [
         f"{dotted(path)}={json.dumps(value, default=str, ensure_ascii=False)}"
         for path, value in by_path(settings)

@@ -1,4 +1,4 @@
-"""Assembling trainers: one for each model of a run, and one that takes several together."""
+"""The assembly of trainers: one for each trained model of a run, and one that trains several together."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from etude.store.log import note_targets
 
 
 async def assemble_trainer(runtime: Runtime) -> RecordedTrainer | RecordedTargets:
-    """The config's trainer with its builder, its adapter and the runtime; not initialized yet.
+    """Return the config's trainer with its builder, its adapter and the runtime. It is not initialized yet.
 
-    Where there are `finetuning.targets`, one for each. Raises RequestError when the config's trainer is not
-    made for several.
+    With `finetuning.targets`, there is a trainer for each target. Raises RequestError when the config's
+    trainer cannot train several.
     """
     config = runtime.config
     if not config.finetuning.targets:
@@ -79,33 +79,33 @@ def _named(name: str | None, key: str) -> str:
 
 
 class RecordedTargets:
-    """Trains the targets of a run side by side, on one set of episodes for each epoch.
+    """Trains the targets of a run together, on one set of episodes per epoch.
 
-    Each target has an `EpochTrainer` of its own: its own builder, adapter, versions, history and files
-    (`targets/<name>/` in the run folder). The first target that is due runs an epoch's episodes; for the
-    others they are in the journal, scored.
+    Each target has its own `EpochTrainer`, builder, adapter, versions, history and files (`targets/<name>/`
+    in the run folder). The first target that is due runs an epoch's episodes. The others read them from the
+    journal, scored.
     """
 
     def __init__(self, members: Mapping[str, RecordedTrainer], runtime: Runtime) -> None:
-        """`members` are the `EpochTrainer`s by target."""
+        """`members` are the recorded `EpochTrainer`s by target."""
         self.members = dict(members)
         self._runtime = runtime
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Prepare all targets, and take up the run where it was left."""
+        """Prepare all targets, and continue the run where it was left."""
         await note_targets(self._runtime.run.journal, self.members)
         for name, member in self.members.items():
             await member.initialize(run_config.for_target(name))
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
-        """Train for `num_epochs` epochs, those of earlier processes included.
+        """Train for `num_epochs` epochs, including the epochs of earlier processes.
 
-        Raises TrainingError when a job failed, new weights are not alive, or nothing was trained on.
+        Raises TrainingError when a job failed, its weights cannot be adopted, or nothing was trained on.
         """
         run, progress, block = self._runtime.run, self._runtime.progress, self._runtime.config.finetuning
         books = {name: member.trainer.bookkeeper for name, member in self.members.items()}
         facts = {name: each.describe() for name, each in books.items()}
-        # What all targets share, and the rest joined under the name of each.
+        # The facts that all targets share, and the rest under each target's name.
         first, *others = facts.values()
         shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
         own = {
@@ -126,25 +126,25 @@ class RecordedTargets:
         return require_trained([*histories.values()])
 
     async def cleanup(self) -> None:
-        """Free what the targets hold; what one of them raises does not stop the others."""
+        """Free the resources of the targets, even if one of them raises."""
         async with AsyncExitStack() as exits:
             for member in self.members.values():
                 exits.push_async_callback(member.cleanup)
 
 
 class SharedProgress(Progress):
-    """One progress for several targets, that tells of shared episodes once.
+    """One progress for several targets. It reports shared episodes once.
 
-    A phase that one target has begun is not begun anew by the next where its episodes are the same ones,
-    read back from the journal; the rewards that are told are then those of the target that came first. With
-    the first episode that only it has (its builder asks for other plays, or for more of them) it begins the
-    phase anew; how many there will be nobody knows.
+    When one target has begun a phase, the next one does not begin it again while it reads the same episodes
+    from the journal. The reported rewards are then the first target's. A target may also have its own
+    episodes, if its builder asks for other plays or for more. With the first of them it begins the phase
+    again, without a total.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self._begin(None)
-        # These events are of the run as a whole.
+        # These events concern the run as a whole.
         self.run_started = progress.run_started  # type: ignore[method-assign]
         self.message = progress.message  # type: ignore[method-assign]
         self.alarm = progress.alarm  # type: ignore[method-assign]
@@ -154,12 +154,12 @@ class SharedProgress(Progress):
         self._phase = phase
         self._speaker: str | None = None
         self._told: set[str] = set()
-        """The ids of the episodes that were told of."""
+        """The ids of the reported episodes."""
         self._unscored: set[tuple[str, str, int]] = set()
-        """The target, example and generation of the episodes whose scores are to be told."""
+        """The target, example and generation of episodes whose scores are not reported yet."""
 
     def view(self, target: str) -> Progress:
-        """The progress that the trainer of one target reports to."""
+        """Return the progress that the trainer of one target reports to."""
         view = Progress()
         for event in ("trained", "skipped", "validated", "alarm"):
             setattr(view, event, getattr(self.progress, event))
@@ -178,7 +178,7 @@ class SharedProgress(Progress):
         self.progress.epoch_started(epoch, num_epochs)
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Begin a phase that is nobody's in particular."""
+        """Begin a phase that belongs to no single target."""
         self._begin(name)
         self.progress.phase(name, total)
 

@@ -1,4 +1,4 @@
-"""The epoch trainer: validate, and then epoch by epoch collect, choose, train, adopt, and validate again."""
+"""The epoch trainer: validate, and then in each epoch collect, choose, train, adopt, and validate again."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ from etude.store.figures import summary_of, versions_to_keep
 async def run_loop(
     members: Sequence[EpochTrainer], num_epochs: int, block: FinetuneConfig, run_id: str, progress: Progress
 ) -> None:
-    """Train all members for `num_epochs` epochs, those of earlier processes included.
+    """Train all members for `num_epochs` epochs, including the epochs of earlier processes.
 
-    In an epoch all of them collect from the weights as they are, then all are trained, and then all
-    adopt. With `collect_ahead` they collect for the next epoch while they are trained, and adopt when both
-    are done. The loop ends early when every member has a reason to stop, or an alarm asks for it. Of a
-    validation or an epoch the first member that is due runs the episodes; the others have them from the
-    journal, scored.
+    In an epoch, all members collect from the current weights, then all are trained, and then all adopt. With
+    `collect_ahead` they collect for the next epoch during training, and adopt when both are done. The loop
+    ends early when every member has a reason to stop, or an alarm asks for it. The first member that is due
+    runs the episodes of an epoch or validation. The others read them from the journal, scored.
     """
     for member in members:
         await member.measure_base()
@@ -56,7 +55,7 @@ async def run_loop(
             for member in members:
                 await member.validate(epoch + 1)
         if goes_on:
-            # A later epoch has no job now. In a resumed run it may have one whose weights nobody has adopted.
+            # Now no later epoch has a job. In a resumed run one may, with weights that are not adopted yet.
             for member in members:
                 await member.prune()
                 await member.bookkeeper.record.flush()
@@ -72,7 +71,7 @@ async def run_loop(
             break
     for member in members:
         await member.validate(len(member.history.epochs))
-        # Once more where the last epoch's weights were adopted by a process that was killed before it did so.
+        # Again, since a process may have been killed after it adopted the last epoch's weights.
         await member.prune()
         await member.bookkeeper.record.flush()
     if not any(member.bookkeeper.record.reason_to_stop() for member in members):
@@ -86,7 +85,7 @@ async def _pause_if_due(members: Sequence[EpochTrainer]) -> None:
 async def submit_epoch(
     members: Sequence[EpochTrainer], epoch: int, run_id: str
 ) -> list[tuple[EpochTrainer, TrainingJobRef]]:
-    """Collect and submit the epoch of each member that has not done it; those that have a job."""
+    """Collect and submit the epoch of each member that has not done it. Return the members with a job."""
     due = []
     for member in members:
         if member.bookkeeper.record.is_done(epoch):
@@ -96,7 +95,7 @@ async def submit_epoch(
         else:
             await member.bookkeeper.rest(epoch, reason)
     if len(members) > 1:
-        # All of them first: a model that is being trained here must not be sampled from.
+        # All collect first: a model must not be sampled from while it is trained here.
         for member in due:
             await member.prepare_epoch(epoch, run_id)
     jobs: list[tuple[EpochTrainer, TrainingJobRef]] = []
@@ -141,10 +140,10 @@ async def _train(
         collecting.cancel()
         await asyncio.gather(collecting, return_exceptions=True)
     if errors and ahead is not None:
-        # Nobody adopts before all is collected: a resumed run collects the rest from the same weights.
+        # None adopts before all is collected: a resumed run collects the rest from the same weights.
         raise errors[0]
     for (member, job), outcome in zip(jobs, outcomes, strict=True):
-        # One job that failed does not make the others' work void.
+        # One failed job does not make the work of the others void.
         if not isinstance(outcome, BaseException):
             try:
                 await member.finish_epoch(epoch, job, outcome)
@@ -158,21 +157,21 @@ class EpochTrainerConfig(TrainerConfig, name="epochs"):
     """The loop over epochs."""
 
     patience: int | None = Field(default=None, ge=1)
-    """Stop after this many rewards that did not beat the best: of validations where there are any, else of
+    """Stop after this many rewards that did not beat the best one: of validations if there are any, else of
     epochs."""
     target_reward: float | None = None
-    """Stop when this reward is reached: in validation where there is any."""
+    """Stop when this reward is reached: in validation if there is any, else in the episodes of an epoch."""
     keep_checkpoints: Annotated[Annotated[int, Field(ge=1)] | Literal["all"], CHANGEABLE] = 3
-    """How many versions to keep, or `all`: those with the best validation or, without validations, whose
-    training episodes had the best reward. The last one is always kept too."""
+    """How many versions to keep, or `all`. The best are kept: by validation or, without validations, by the
+    reward of their training episodes. The last version is always kept too."""
     job_timeout: Annotated[float, CHANGEABLE] = Field(default=86400.0, gt=0)
     """Seconds that a training job may take before it counts as stuck."""
     poll_interval: Annotated[float, CHANGEABLE] = Field(default=5.0, gt=0)
-    """Seconds between two looks at a job that runs elsewhere; the first ones come sooner."""
+    """Seconds between two checks of a job that runs elsewhere. The first checks come sooner."""
 
 
 class EpochTrainer(Trainer):
-    """Trains one model epoch by epoch. Everything it does is journalled: a resumed run repeats nothing."""
+    """Trains one model epoch by epoch. Everything is journalled, so a resumed run repeats nothing."""
 
     journals_epochs = True
 
@@ -180,7 +179,7 @@ class EpochTrainer(Trainer):
         super().__init__(trainer_config, **kwargs)
         self.config = trainer_config
         self._prepared: dict[int, TrainingJobRef | TrajectoryCollection] = {}
-        """By epoch: the job that there is already, or what to submit."""
+        """The existing job of each epoch, or the data to submit."""
         self._refs: dict[int, TrainingJobRef] = {}
 
     @property
@@ -189,15 +188,15 @@ class EpochTrainer(Trainer):
         return self.bookkeeper.record.history
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Prepare the components, and take up the run where it was left."""
+        """Prepare the components, and continue the run where it was left."""
         await super().initialize(run_config)
         self.bookkeeper.on_way_back = self._begin_anew
         self._begin_anew()
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
-        """Train for `num_epochs` epochs, those of earlier processes included.
+        """Train for `num_epochs` epochs, including the epochs of earlier processes.
 
-        Raises TrainingError when a job failed, the new weights are not alive, or nothing was trained on.
+        Raises TrainingError when a job failed, its weights cannot be adopted, or nothing was trained on.
         """
         run_id, progress = self.runtime.run.name, self.runtime.progress
         progress.run_started(run_id, num_epochs, self.bookkeeper.describe())
@@ -208,7 +207,7 @@ class EpochTrainer(Trainer):
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | Skipped:
         """Collect the episodes of one epoch, choose among them, and submit the rest.
 
-        A job that was submitted before the run was interrupted is returned as it is.
+        If a job was submitted before the run was interrupted, it is returned instead.
         """
         await self.prepare_epoch(epoch, run_id)
         selected = self._prepared.pop(epoch)
@@ -219,7 +218,7 @@ class EpochTrainer(Trainer):
         return await self.trainer_adapter.submit(selected)
 
     async def prepare_epoch(self, epoch: int, run_id: str) -> None:
-        """Collect and choose what `run_epoch` submits, unless that was done."""
+        """Collect and choose the data that `run_epoch` submits, unless that was done."""
         if epoch in self._prepared:
             return
         books, start = self.bookkeeper, self.history.start
@@ -249,14 +248,14 @@ class EpochTrainer(Trainer):
             return await books.line.wait(ref, config.job_timeout, config.poll_interval)
 
     async def finish_epoch(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
-        """Adopt the weights that the job made, and record the epoch."""
+        """Adopt the weights of the job, and record the epoch."""
         books = self.bookkeeper
         async with forgotten_if_failed(partial(books.record.log.forget_submission, epoch)):
             await books.adopt(epoch, ref, status)
         self.log_progress(epoch, {**self.history.epochs[-1].metrics})
 
     async def measure_base(self) -> None:
-        """Evaluate the base model, once, where a warm-up is to come and there is something to do it on."""
+        """Validate the base model once, if a warm-up will follow and there are validation examples."""
         books, record, past = self.bookkeeper, self.bookkeeper.record, self.history
         is_to_come = self.run_config.warm_ups and not (past.warm_up or past.base or record.log.warm_up_jobs())
         if is_to_come and self.runtime.validation_examples:
@@ -267,36 +266,36 @@ class EpochTrainer(Trainer):
             self.runtime.progress.validated(0, entry.metrics)
 
     async def validate(self, epoch: int) -> None:
-        """Evaluate the current weights, once, when there is something to evaluate them on."""
+        """Validate the current weights once, if there are validation examples."""
         is_due = epoch == len(self.history.epochs) and not self.bookkeeper.record.is_validated(epoch)
         if self.runtime.validation_examples and is_due:
             metrics = await self.run_validation_evaluation(epoch, self.history.run_id)
             await self.bookkeeper.validated(epoch, metrics)
 
     async def prune(self) -> None:
-        """Delete versions that are not worth keeping, and that no opponent plays any more."""
+        """Delete versions that are not worth keeping and that no opponent plays any more."""
         keep = self.config.keep_checkpoints
         if keep != "all":
             kept = versions_to_keep(self.history, keep)
             kept += [version for pool in self.bookkeeper.opponents for version in pool.members()]
             if self.run_config.collect_ahead:
-                # The next epoch's episodes are of the version before the last, and may show it as the best.
+                # The next epoch's episodes are from the version before the last, and may show it as the best.
                 kept += [entry.version for entry in self.history.trained[-2:] if entry.version is not None]
             await self.bookkeeper.line.adapter.prune(kept)
         for pool in self.bookkeeper.opponents:
             await pool.let_go(pool.members())
 
     def reason_to_stop(self, epoch: int) -> str | None:
-        """Why training should end after the epoch, or None."""
+        """Return why training should end after the epoch, or None."""
         past = self.history.until(epoch + 1)
         reason = reason_to_stop(past, self.config.patience, self.config.target_reward)
         reason = "frozen" if self.runtime.target_config.frozen else reason
         return None if reason is None else self.bookkeeper.record.by_name(reason)
 
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Report the metrics, and write the metrics files: into the run folder, or `output_dir`.
+        """Report the metrics, and write the metrics files into the run folder or `output_dir`.
 
-        The builder and the adapter log the same, about the epoch's collection and job.
+        The builder and the adapter log the same metrics, for the epoch's collection and job.
         """
         self.bookkeeper.trained(epoch, metrics, output_dir)
         folder, ref = str(self.bookkeeper.record.folder(output_dir)), self._refs.get(epoch)
@@ -305,7 +304,7 @@ class EpochTrainer(Trainer):
             self.trainer_adapter.log_progress(ref, metrics, output_dir=folder)
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
-        """The summary, epochs and validations of this run. Raises ValueError for another run's id."""
+        """Return the summary, epochs and validations of this run. Raises ValueError for another run's id."""
         if run_id != self.history.run_id:
             raise ValueError(f"this trainer runs {self.history.run_id!r} and knows nothing of {run_id!r}")
         return {
@@ -315,10 +314,10 @@ class EpochTrainer(Trainer):
         }
 
     async def cleanup(self) -> None:
-        """Free what the trainer holds: nothing. The builder and the adapter are freed around it."""
+        """Do nothing: the builder and the adapter are freed around the trainer."""
 
     def _begin_anew(self) -> None:
-        """Go on from what is recorded: nothing that was prepared beyond that counts."""
+        """Continue from the record, without anything that was prepared beyond it."""
         self._prepared.clear()
         if self.history.epochs:
             self._take_curriculum_state(self.history.epochs[-1].curriculum_state)

@@ -1,7 +1,7 @@
-"""The data of a job: checks before it is made, and the record of what it was given.
+"""The data of a job: checks before the job is made, and the record of its data.
 
-That the right weights sampled it, and that any call of the agent is meant; the record is for every backend
-whose learner keeps none itself.
+The checks ensure that the right weights sampled the data, and that target functions made calls. The record is
+written for backends whose learner keeps none.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.store.learned import Source, learned_lines, write_submitted
 
 _REMEMBERED = 100_000
-"""Answers whose weights are remembered, the latest: 10 MB or so."""
+"""The number of latest answers whose weights are remembered, about 10 MB."""
 
 
 class Provenance:
-    """Remembers which weights sampled the episodes that were handed out, whoever asked for them."""
+    """Remembers which weights sampled the episodes that were handed out to any part of the run."""
 
     def __init__(self, model: str) -> None:
-        """`model` is the entry of `llms` that is trained."""
+        """`model` is the trained entry of `llms`."""
         self._model = model
         self._versions: OrderedDict[int, int] = OrderedDict()
         self._latest: tuple[int, int] | None = None
-        """The last epoch that had answers, and the youngest version of its answers."""
+        """The last epoch that had answers, and the newest version that sampled them."""
 
     def saw(self, epoch: int, episode: EpisodeRecord) -> None:
-        """Remember the answers of an episode, which is of an epoch."""
+        """Remember the answers of an epoch's episode."""
         for call in episode.calls:
             if call.completion is None or call.model != self._model or call.logged:
                 continue
@@ -55,7 +55,7 @@ class Provenance:
             self._versions.popitem(last=False)
 
     def went_back(self) -> None:
-        """The model is at an earlier version again: the episodes seen so far are not of what comes."""
+        """Forget the latest version, because the model is at an earlier one again."""
         self._latest = None
 
     def check(
@@ -67,10 +67,10 @@ class Provenance:
         bound: int,
         epoch: int,
     ) -> None:
-        """Raise TrainingError unless the epoch's data are of weights at most `bound` updates before `now`.
+        """Raise TrainingError if the epoch's data comes from weights over `bound` updates before `now`.
 
-        `calls` counts the epoch's calls of the model by version, and `made` are the versions that epochs
-        have made. Nothing is known where the backend does not say what its versions are (`now` is None).
+        `calls` counts the epoch's calls of the model by version. `made` has the versions that epochs made. If
+        the backend does not tell its versions (`now` is None), nothing is checked.
         """
         if now is None:
             return
@@ -101,7 +101,7 @@ class Provenance:
             )
 
     def _sources(self, collection: TrajectoryCollection) -> Iterator[int]:
-        """The versions of the answers that are trained on, as far as they are known."""
+        """Yield the versions of the answers that are trained on, as far as they are known."""
         for unit in chain.from_iterable(collection.groups):
             if isinstance(unit, Trajectory):
                 items = [item for item in unit.episode if isinstance(item, EpisodeItem) and item.is_sampled]
@@ -112,9 +112,9 @@ class Provenance:
 
 
 def _fingerprint(logprobs: Any) -> int | None:
-    """A hash of an answer's logprobs, which two samples of different weights do not share.
+    """Return a hash of an answer's logprobs. Two answers from different weights do not share it.
 
-    None for another kind of object, or for none.
+    None if `logprobs` is no list of floats, or empty.
     """
     if not isinstance(logprobs, list | tuple) or not logprobs:
         return None
@@ -122,36 +122,36 @@ def _fingerprint(logprobs: Any) -> int | None:
 
 
 def age_of(number: int, made: Sequence[int]) -> int:
-    """How many updates old version `number` is: the versions in `made`, oldest first, that are younger."""
+    """Return the age of version `number` in updates: how many versions in `made`, oldest first, are newer."""
     return len(made) - bisect_right(made, number)
 
 
 _PATIENCE = 8
-"""Episodes with calls, none of them targeted, after which it is said."""
+"""After this many episodes with calls, none of them targeted, a warning or an error is given."""
 
 
 class TargetWatch:
-    """Looks at the episodes of the first epoch for calls by the target functions to the trained model."""
+    """Checks the episodes of the first epoch for calls by the target functions to the trained model."""
 
     def __init__(
         self, functions: Collection[str], model: str, warn: Callable[[str], None], target: str | None = None
     ) -> None:
-        """`target` is the name of the model among several that are trained."""
+        """`target` is the name of the model, if several are trained."""
         self._functions = functions
         self._model = model
         self._warn = warn
         self._key = f"finetuning.{f'targets.{target}.' if target else ''}target_functions"
         self._callers: set[str] = set()
         self._episodes = 0
-        """Those that have calls."""
+        """The number of episodes with calls."""
         self._is_targeted = False
         self._is_over = False
 
     def saw(self, episode: EpisodeRecord) -> None:
-        """Look at an episode.
+        """Check an episode.
 
-        Raises RequestError when the first ones have no call that is targeted, and a target function is
-        called almost like one that calls the model; a warning is given when there is no such name.
+        If the first episodes have no targeted call, this warns. It raises RequestError instead if a target
+        function has almost the name of a function that calls the model.
         """
         answered = [call for call in episode.calls if call.completion is not None]
         if self._is_over or not answered:
@@ -165,10 +165,10 @@ class TargetWatch:
             self._warn(f"{self._missed()}. Nothing is trained on unless one of them does")
 
     def epoch_over(self, *, is_empty: bool) -> None:
-        """Warn of target functions that no call of the epoch was made by, once.
+        """Warn once of target functions that made no call in the epoch.
 
-        Raises RequestError when that is all of them and nothing was trained on (`is_empty`): a builder of
-        one's own may train on other calls.
+        Raises RequestError if there was no targeted call and nothing was trained on (`is_empty`). A custom
+        builder may train on other calls.
         """
         if self._is_over or not self._episodes:
             return
@@ -183,7 +183,7 @@ class TargetWatch:
             )
 
     def _missed(self) -> str:
-        """Says that no call is targeted, and what to write instead."""
+        """Return the sentence that no call is targeted, with the remedy."""
         text = (
             f"none of the first {self._episodes} episodes has a call to '{self._model}' by a target function "
             f"({', '.join(self._functions)}); {self._called()}"
@@ -210,10 +210,10 @@ async def record_samples(
     collection: TrajectoryCollection,
     job: TrainingJobRef,
 ) -> None:
-    """Write down the token sequences that a backend was handed for an epoch (from 1).
+    """Record the token sequences that a backend got for an epoch (from 1).
 
-    They are for people to look at, and training goes on without: where something cannot be written, the log
-    says so.
+    The record is for people, and training does not need it. If something cannot be written, this is only
+    logged.
     """
     if adapter.capabilities().records_samples:
         return
@@ -226,7 +226,7 @@ async def record_samples(
 
 def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Source) -> str:
     given, assigned = _units(collection), _assigned(collection)
-    # The builder may have written them into the data.
+    # The builder may have put advantages into the data.
     has_advantages = any(sample.advantages is not None for unit in given for sample in unit)
     source = replace(
         job,
@@ -237,8 +237,8 @@ def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Sourc
 
 
 def _assigned(collection: TrajectoryCollection) -> Sequence[Sequence[Sample]] | None:
-    """The samples with the advantages that the algorithm has for them; None where it wants none, or cannot
-    say without a learner, and of data without token ids."""
+    """Return the samples with the algorithm's advantages. None if it uses none or needs a learner for them,
+    or if the data has no token ids."""
     if kind_of(collection.method) != "samples":
         return None
     try:
@@ -250,7 +250,7 @@ def _assigned(collection: TrajectoryCollection) -> Sequence[Sequence[Sample]] | 
 
 
 def _units(collection: TrajectoryCollection) -> list[Sequence[Sample]]:
-    """The token sequences of the data, as far as their ids are known."""
+    """Return the token sequences of the data, as far as their ids are known."""
     units: list[Sequence[Sample]] = []
     for each in chain.from_iterable(collection.groups):
         items = each.episode if isinstance(each, Trajectory) else ()

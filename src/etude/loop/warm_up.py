@@ -1,4 +1,4 @@
-"""The warm-up of a run: supervised jobs on transcripts, until the run's own reward says that it is enough."""
+"""The warm-up of a run: supervised jobs on transcripts, until its reward or loss is good enough."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from etude.loop.metrics import validation_metrics
 from etude.loop.record import forgotten_if_failed
 
 _FEW = 64
-"""Examples that show whether it is worth measuring on all."""
+"""How many examples are measured first, to show whether it is worth measuring all."""
 _JOB_TIMEOUT, _POLL = 86400.0, 5.0
 
 
 async def warm_up(books: Bookkeeper) -> None:
-    """Imitate the transcripts of the config's stages, once in a run; a resumed run goes on where it was.
+    """Imitate the transcripts of the config's stages, once in a run. A resumed run continues where it was.
 
-    The weights that come out are a version like every other, and what training begins with. Raises
-    TrainingError when a stage does not get where it should, DatasetError for transcripts that cannot be read.
+    The resulting weights are a normal version, and training begins with them. Raises TrainingError when a
+    stage does not reach its goal, DatasetError for transcripts that cannot be read.
     """
     if books.config.warm_ups and books.record.history.warm_up is None:
         await WarmUp(books).run()
@@ -39,9 +39,9 @@ async def warm_up(books: Bookkeeper) -> None:
 class WarmUp:
     """Takes a run's model through the stages of its warm-up.
 
-    Each stretch of steps from one measurement to the next is a job of the run's backend, on transcripts that
-    follow from the seed and the number of steps before. It is submitted, followed and adopted as the jobs of
-    epochs are, and its outcome is journalled.
+    The steps between two measurements are one job of the run's backend. Its transcripts follow from the seed
+    and the number of earlier steps. It is submitted, followed and adopted like an epoch's job, and its
+    outcome is journalled.
     """
 
     def __init__(self, books: Bookkeeper) -> None:
@@ -50,7 +50,7 @@ class WarmUp:
         self._jobs = self._log.warm_up_jobs()
 
     async def run(self) -> None:
-        """Go through what is left of the stages."""
+        """Run the remaining stages."""
         line, rules, started = self._line, self._line.rules, time.monotonic()
         self._runtime.progress.phase("warming up")
         line.rules = replace(rules, frozen=False, from_scratch=False)
@@ -134,7 +134,7 @@ class WarmUp:
         )
 
     async def _train(self, groups: list[list[Sample]]) -> TrainingJobStatus:
-        """One job, adopted. One that fails is made again under another name when the run is resumed."""
+        """Train and adopt one job. If it fails, a resumed run makes it again under another name."""
         line, record = self._line, self._books.record
         whose = "" if record.target is None else f".{record.target}"
         attempt = self._log.warm_up_attempts()
@@ -150,7 +150,8 @@ class WarmUp:
         return status
 
     async def _reward(self, stage: WarmUpConfig, wanted: float) -> dict[str, Any]:
-        """The reward on training examples; on the first few only where these show that it is out of reach."""
+        """Measure the reward on training examples, or only on the first few if they show it is out of
+        reach."""
         reward = self._books.config.reward_function
         if reward is None:
             raise EtudeError("no reward function: name an evaluator under 'finetuning.reward_function.name'")
@@ -165,8 +166,8 @@ class WarmUp:
 
 
 def _sample(transcript: Transcript) -> Sample:
-    """The transcript as what is imitated: its tokens are made by the backend. An assistant's message with the
-    `weight` 0 is context."""
+    """Return a transcript as a sample to imitate. The backend makes its tokens. An assistant message with
+    `weight` 0 is only context."""
     return Sample(
         turns=tuple(
             Turn(message=index, replaced=True)
@@ -180,7 +181,7 @@ def _sample(transcript: Transcript) -> Sample:
 
 
 def shown(metrics: dict[str, Any]) -> str:
-    """The measurement of a warm-up job as text."""
+    """Return the measurement of a warm-up job as text."""
     if "avg_reward" in metrics:
         return f"reward is {Score.among(metrics)} on {metrics['num_scored']} training examples"
     loss = metrics.get("loss")

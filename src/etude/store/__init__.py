@@ -1,1 +1,1 @@
-"""The run folder, its journal, and reading runs back."""
+"""The run folder, its journal, and the readers of stored runs."""

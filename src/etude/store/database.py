@@ -1,8 +1,8 @@
-"""The SQLite file behind a journal: opening it, its errors in words, and the thread that writes it.
+"""The SQLite file behind a journal: how it is opened, its errors in words, and the thread that writes it.
 
-Writers queue rows and wait. The thread takes all rows that are queued, commits them at once, and
-wakes every writer. While one commit runs the next rows gather, and so do those of one turn of the
-event loop, so that the cost of a commit is shared by as many steps as there are in flight.
+Writers queue rows and wait. The thread commits the queued rows together and wakes their writers. New rows
+queue up during a commit, and during one turn of the event loop. So all steps in flight share the cost of a
+commit.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from etude.store.files import open_private
 _LOG = logging.getLogger("etude.journal")
 
 DATABASE = "run.db"
-"""The journal of a run, in its folder; one of another name is somebody's own."""
+"""The name of a run's journal, in its folder. A journal with another name belongs to no run folder."""
 
 SCHEMA_VERSION = 3
-"""Written to every journal. A database of another version is refused, never guessed at."""
+"""Written to every journal. A database with another version is refused."""
 
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -47,8 +47,7 @@ CREATE TABLE IF NOT EXISTS steps (
 PRAGMA user_version={SCHEMA_VERSION};
 COMMIT;
 """
-"""One row per journalled step: its key, its value as JSON, when it was stored (Unix seconds), and the
-checksum of these."""
+"""One row per journalled step: key, value as JSON, time of storage (Unix seconds), checksum of these."""
 
 PUT_ROW = "INSERT OR REPLACE INTO steps (key, value, created, checksum) VALUES (?,?,?,?)"
 
@@ -70,15 +69,15 @@ _ADVICE = {
 
 
 def open_database(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection to the database at `path`, which is made and given its table when it is new.
+    """Open the database at `path`. A new one is created with its table.
 
-    Every statement is a transaction of its own. Raises StoreError when the file cannot be opened, is
-    damaged, or has another schema version.
+    Every statement is its own transaction. Raises StoreError when the file cannot be opened, is damaged, or
+    has another schema version.
     """
     if read_only and not path.is_file():
         raise StoreError(f"{path} does not exist: there is nothing to read here")
     if not read_only and not path.exists():
-        # Its log and index get the same mode. Why it cannot be made, SQLite says better.
+        # SQLite gives the log and index the same mode. Its own error says best why a file cannot be made.
         with contextlib.suppress(OSError):
             open_private(path, "ab").close()
     try:
@@ -109,7 +108,7 @@ def _connect(path: Path, query: str, *, read_only: bool) -> sqlite3.Connection:
 
 
 def _connect_read_only(path: Path) -> sqlite3.Connection:
-    """A connection where no file can be made beside the database, as SQLite needs to read its log."""
+    """Open a database in a folder where SQLite cannot make the file that it needs to read the log."""
     log = path.with_name(f"{path.name}-wal")
     if not log.exists() or not log.stat().st_size:
         return _connect(path, "?immutable=1", read_only=True)
@@ -117,7 +116,7 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
         copy = Path(folder) / path.name
         shutil.copyfile(path, copy)
         shutil.copyfile(log, copy.with_name(log.name))
-        # What is open can be read on once it is deleted.
+        # An open file can still be read after it is deleted.
         return _connect(copy, "", read_only=True)
 
 
@@ -139,25 +138,25 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
     if read_only:
         return
     connection.execute("PRAGMA journal_mode=WAL")
-    # A commit is on the disk when it returns. Rows that wait for one share it, so that this costs no more
-    # CPU time for each than commits that do not wait (benchmarks/harness.py).
+    # A commit is on the disk when it returns. Waiting rows share it, so the CPU time per row is no higher
+    # than with commits that do not wait (benchmarks/harness.py).
     connection.execute("PRAGMA synchronous=FULL")
     if version == 0:
         connection.executescript(_SCHEMA)
 
 
 def checksum(key: bytes, text: bytes, created: float) -> int:
-    """The CRC-32 of a row."""
+    """Return the CRC-32 of a row."""
     return zlib.crc32(struct.pack("<d", created), zlib.crc32(text, zlib.crc32(key)))
 
 
 def row_of(key: str, text: str, created: float) -> tuple[str, str, float, int]:
-    """A row for `PUT_ROW`."""
+    """Return a row for `PUT_ROW`."""
     return key, text, created, checksum(key.encode(), text.encode(), created)
 
 
 def how_to_mend(path: Path) -> str:
-    """The remedy for a damaged journal."""
+    """Return the remedy for a damaged journal."""
     if path.name == DATABASE:
         return (
             "put a whole copy of the folder in its place; of a run with a `storage`, `etude resume ADDRESS` "
@@ -168,9 +167,9 @@ def how_to_mend(path: Path) -> str:
 
 
 def damage_of(connection: sqlite3.Connection) -> list[str]:
-    """A clause for each way in which a journal differs from what was written to it.
+    """Return a clause for each way in which a journal is damaged.
 
-    SQLite itself has no checksums of its pages: a flipped byte in a value is another value to it.
+    SQLite has no checksums for its pages, so it does not notice a flipped byte in a value.
     """
     altered: list[str] = []
     try:
@@ -191,14 +190,14 @@ def damage_of(connection: sqlite3.Connection) -> list[str]:
 
 
 def require_whole(path: Path, connection: sqlite3.Connection) -> None:
-    """Raise StoreError, saying how and what to do, when the journal at `path` is damaged."""
+    """Raise StoreError if the journal at `path` is damaged, saying how and what to do."""
     damage = damage_of(connection)
     if damage:
         raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {how_to_mend(path)}")
 
 
 def store_error(path: Path, error: BaseException) -> StoreError:
-    """The error of SQLite in words: what happened to which file, and what to do."""
+    """Return SQLite's error in words: what happened to which file, and what to do."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_CORRUPT"):
         return StoreError(f"{path}: the file is damaged ({error}); {how_to_mend(path)}")
@@ -209,12 +208,12 @@ def store_error(path: Path, error: BaseException) -> StoreError:
 Waiter: TypeAlias = "asyncio.Future[None]"
 
 Bound: TypeAlias = str | bytes
-"""Of keys; SQLite sorts bytes after all text, so that `b""` is above every key."""
+"""A bound on keys. SQLite sorts bytes after text, so `b""` is above every key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Store `text` under `key`, in place of what is there."""
+    """Store `text` under `key`, replacing the old text."""
 
     key: str
     text: str
@@ -229,37 +228,37 @@ class Delete:
 
 
 Operation: TypeAlias = Put | Delete | None
-"""None is a barrier: it does nothing, and is over when everything queued before it has been tried."""
+"""None is a barrier: it writes nothing, and is done when everything queued before it has been tried."""
 
 _Item: TypeAlias = "tuple[Operation, tuple[Waiter, ...]]"
 
 
 class Writer:
-    """Owns the only writing connection of a journal, on a thread of its own."""
+    """Owns the only writing connection of a journal, on a separate thread."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the database at `path`. Raises StoreError, as `open_database` does."""
+        """Open or create the database at `path`. Raises StoreError, as `open_database` does."""
         self._path = path
         self._connection = open_database(path)
         self._incoming: deque[_Item] = deque()
         self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Each item has the thread look whether anything has come in."""
+        """Each item makes the thread look for new operations."""
         self._waking: asyncio.AbstractEventLoop | None = None
-        """The event loop that is to wake the thread at the end of its turn."""
+        """The event loop that will wake the thread at the end of its turn."""
         self._is_closing = False
         self._soon: dict[str, Callable[[], object]] = {}
         self._submitted = self._settled = 0
         self._moved = time.monotonic()
         self.committed = 0
-        """Operations that are on the disk, since this was opened."""
+        """How many operations were committed since the database was opened."""
         self._thread = threading.Thread(target=self._run, name=f"etude-journal {path}", daemon=True)
         self._thread.start()
 
     def submit(self, operation: Operation, *waiters: Waiter) -> None:
-        """Queue an operation; `waiters` are resolved when it is committed, or given a StoreError.
+        """Queue an operation. Its `waiters` are resolved when it is committed, or get a StoreError.
 
-        To be called on the event loop of the first of them. The thread is woken at the end of its turn, once
-        for all that is queued in it.
+        Call this on the event loop of the first waiter. The loop wakes the thread at the end of its turn,
+        once for all operations queued in it.
         """
         self._count()
         self._incoming.append((operation, waiters))
@@ -273,7 +272,7 @@ class Writer:
         self._queue.put(None)
 
     def submit_soon(self, key: str, value: Callable[[], object]) -> None:
-        """Have the latest value of a key committed with the next batch, which begins now if none is near."""
+        """Commit the latest value of a key with the next batch. If no operation waits, a batch starts now."""
         self._soon[key] = value
         if not self.waiting:
             self._count()
@@ -287,16 +286,16 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """Operations that are not on the disk yet."""
+        """How many operations wait for a commit."""
         return self._submitted - self._settled
 
     @property
     def waiting_seconds(self) -> float:
-        """For how long operations have waited and none has come to the disk."""
+        """Seconds since the last batch, or since the first waiting operation was queued. 0 if none waits."""
         return time.monotonic() - self._moved if self.waiting else 0.0
 
     def close(self) -> None:
-        """Write out what is queued and end the thread."""
+        """Write out the queue and end the thread."""
         self._is_closing = True
         self._queue.put(None)
         self._thread.join()
@@ -306,7 +305,7 @@ class Writer:
         while batch := self._take():
             self._commit(batch)
             if self._soon and not self.waiting:
-                self._commit([])  # What came after the batch was taken, when there was one near.
+                self._commit([])  # Values that arrived after the batch was taken.
 
     def _commit(self, batch: list[_Item]) -> None:
         soon = []
@@ -316,14 +315,14 @@ class Writer:
         if error is None:
             self.committed += sum(operation is not None for operation, _ in batch)
         else:
-            for key, value in reversed(soon):  # The latest of each.
+            for key, value in reversed(soon):  # A newer value of the key wins.
                 self._soon.setdefault(key, value)
         self._settled += len(batch)
         self._moved = time.monotonic()
         _resolve([waiter for _, waiters in batch for waiter in waiters], error)
 
     def _take(self) -> list[_Item]:
-        """At least one operation, and the others that are queued behind it; none at the end."""
+        """Return the next batch: at least one operation, or none once the writer closes."""
         while not self._incoming and not self._is_closing:
             self._queue.get()
         batch: list[_Item] = []
@@ -336,7 +335,7 @@ class Writer:
     def _tried(
         self, batch: list[Operation], soon: list[tuple[str, Callable[[], object]]]
     ) -> StoreError | None:
-        """Write; why it failed. Whatever that is: with this thread ended, everybody would wait for ever."""
+        """Write a batch; return the error if that fails. If this thread died, writers would wait for ever."""
         try:
             self._write(batch, soon)
         except StoreError as error:
@@ -352,8 +351,8 @@ class Writer:
         now, last = time.time(), batch[-1] if batch else None
         rows = [row_of(key, json.dumps(value()), now) for key, value in soon]
         rows += [row_of(each.key, each.text, now) for each in batch if isinstance(each, Put)]
-        # One statement for all rows, and not executemany: SQLite's driver gives up the interpreter
-        # lock at each step, and a busy main thread makes it wait for milliseconds to get it back.
+        # One statement for all rows, and not executemany: SQLite's driver releases the interpreter lock at
+        # each step. With a busy main thread, it then waits milliseconds to get the lock back.
         if rows:
             self._connection.execute(_put_statement(len(rows)), [*chain.from_iterable(rows)])
         if isinstance(last, Delete):
@@ -371,7 +370,7 @@ def _resolve(waiters: list[Waiter], error: StoreError | None) -> None:
     for waiter in waiters:
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
     for loop, futures in by_loop.items():
-        # A closed loop has nobody left who waits.
+        # On a closed loop nobody waits any more.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_settle, futures, error)
 

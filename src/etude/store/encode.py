@@ -1,9 +1,9 @@
-"""Calls and episodes to JSON and back, exactly.
+"""The exact conversion of calls and episodes to JSON and back.
 
-A call of a conversation repeats most of the call before it. So a call is stored as the difference to
-a parent, an earlier call of its episode: how many leading messages and prompt token ids they share,
-and the rest. Token ids are packed as 32-bit integers and logprobs as 64-bit floats, in base64. Fields
-that are at their defaults are left out.
+A call repeats most of the conversation before it. So it is stored as its difference to an earlier call, its
+parent: the number of leading messages and prompt token ids that they share, and the rest. Token ids are
+packed as 32-bit integers and logprobs as 64-bit floats, in base64. Fields with their default values are left
+out.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from etude.store.plain import plain
 
 _SAMPLING = TypeAdapter(Sampling)
 _PACKED = {"completion_ids": "i", "logprobs": "d", "prompt_logprobs": "d"}
-"""The fields of a completion that are packed as they are, and the kind of number in each."""
+"""The fields of a completion that are packed, with the type of number in each."""
 _APART = ("messages", "tools", "sampling", "conversation", "earlier", "on_delta")
-"""The fields of a request that are written otherwise, or not at all."""
+"""The fields of a request that are encoded separately, or not at all."""
 
 
 @cache
 def _plain_fields(kind: Any, but: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Any, tuple[Any, ...]]:
-    """Of the fields of a dataclass, `but` for some: their names, what gets their values, and the defaults."""
+    """Return the names of a dataclass's fields except `but`, a getter of their values, and their defaults."""
     kept = [each for each in fields(kind) if each.name not in but]
     names = tuple(each.name for each in kept)
     made = (each.default_factory for each in kept)
@@ -44,14 +44,14 @@ def _plain_fields(kind: Any, but: tuple[str, ...] = ()) -> tuple[tuple[str, ...]
 
 
 def _changed(value: Any, *but: str) -> dict[str, Any]:
-    """The fields of a dataclass that are not at their defaults, `but` for some."""
+    """Return the fields of a dataclass that are not at their defaults, except `but`."""
     names, values_of, defaults = _plain_fields(value.__class__, but)
     known = zip(names, values_of(value), defaults, strict=True)
     return {name: own for name, own, default in known if own is not default and own != default}
 
 
 def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
-    """JSON of a call; `parent` is the name under which a decoder finds the earlier call, and that call."""
+    """Encode a call. `parent` is an earlier call, with the name under which a decoder finds it."""
     request, (name, before) = call.request, parent or (None, None)
     data = _changed(call, "request", "completion") | _changed(request, *_APART)
     data["messages"] = request.messages
@@ -70,7 +70,7 @@ def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
 
 
 def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
-    """The call that `encode_call` made `data` of; `parent` is the call that `parent_name(data)` names."""
+    """Decode what `encode_call` returned. `parent` is the call that `parent_name(data)` names."""
     given = {**data, "conversation": conversation, "messages": tuple(data["messages"])}
     if parent is not None:
         given["messages"] = conversation_so_far(parent)[: given.pop("parent")[1]] + given["messages"]
@@ -86,18 +86,18 @@ def decode_call(data: Json, conversation: str, parent: Call | None) -> Call:
 
 
 def parent_name(data: Json) -> str | None:
-    """The name of the call that an encoded call is stored as the difference to."""
+    """Return the name of the parent that an encoded call is a difference to, or None."""
     return str(data["parent"][0]) if "parent" in data else None
 
 
 def conversation_so_far(call: Call) -> tuple[Any, ...]:
-    """The messages of a call and its answer."""
+    """Return the messages of a call, with its answer."""
     messages = call.request.messages
     return messages if call.completion is None else (*messages, call.completion.message)
 
 
 def shared_messages(before: Call, messages: Sequence[Any]) -> int:
-    """How many leading messages are those of an earlier call and its answer."""
+    """Return how many leading messages repeat an earlier call and its answer."""
     earlier = conversation_so_far(before)
     shared = 0
     while shared < min(len(earlier), len(messages)) and earlier[shared] == messages[shared]:
@@ -136,7 +136,7 @@ def _decode_completion(data: Json, parent: Call | None) -> Completion:
 
 
 def _token_ids(call: Call | None) -> tuple[int, ...]:
-    """Tokens of a call's prompt and completion; none where they are not known."""
+    """Return the token ids of a call's prompt and completion, or none if they are unknown."""
     if call is None or call.completion is None:
         return ()
     return (call.completion.prompt_ids or ()) + (call.completion.completion_ids or ())
@@ -158,9 +158,9 @@ def _unpack(code: str, text: str) -> tuple[Any, ...]:
 
 
 def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
-    """JSON of a finished episode without the calls that are journalled under a name of their own.
+    """Encode a finished episode. Calls that are journalled separately appear by their names.
 
-    `names` has those by index; the others (calls that failed) are stored in full here.
+    `names` has those by index. The other calls have failed, and are stored in full here.
     """
     failure = record.failure
     return {
@@ -181,7 +181,7 @@ def _encode_event(event: Event) -> dict[str, Any]:
 
 
 def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -> EpisodeRecord:
-    """The record that `encode_episode` made `data` of. `example` takes the place of the stored one."""
+    """Decode what `encode_episode` returned. `example` replaces the stored example."""
     return EpisodeRecord(
         id=data["episode"],
         example=example or Example(**data["example"]),
@@ -201,6 +201,6 @@ def _encode_example(example: Example) -> Json:
     try:
         return plain(example)
     except TypeError:
-        # Images and the like: shown by name, and taken from the dataset again where they are needed.
+        # Images and such are stored as their repr. If needed, they are read from the dataset again.
         inputs = {name: repr(value) for name, value in example.inputs.items()}
         return {"id": example.id, "inputs": inputs, "expected": repr(example.expected)}

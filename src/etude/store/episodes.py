@@ -1,7 +1,7 @@
-"""Episodes read back from the journal: one by its id, those of a phase, and which phases there are.
+"""Episodes in the journal: reading one by its id or all of a phase, and listing the phases.
 
-The phases of a run that have episodes are named `eval`, `validation/5`, `train/3`; `train/3.2` is the
-second collection of its kind that was made for an epoch.
+Phases with episodes are named `eval`, `validation/5` and `train/3`. `train/3.2` is the second collection of
+its kind for an epoch.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _PHASE = re.compile(r"(train|validation)/(\d+)([^.]*)(?:\.(\d+))?")
 
 
 def call_key(episode_id: str, name: str) -> str:
-    """The journal key of a call of an episode."""
+    """Return the journal key of an episode's call."""
     return f"{episode_id}/call/{name}"
 
 
 def tool_key(episode_id: str, name: str) -> str:
-    """The journal key of a tool call of an episode."""
+    """Return the journal key of an episode's tool call."""
     return f"{episode_id}/tool/{name}"
 
 
 def scores_of(journal: Journal, episode_id: str) -> dict[str, Json]:
-    """By evaluator what it gave an episode: `score`, `reasoning`, `error`."""
+    """Return the result of each evaluator for an episode: `score`, `reasoning`, `error`."""
     prefix = f"{episode_id}/score/"
     return {key.removeprefix(prefix): stored for key, stored in journal.scan(prefix)}
 
@@ -47,11 +47,11 @@ class CallReader:
         self._known: dict[str, Call] = {}
 
     def add(self, name: str, call: Call) -> None:
-        """Have a call at hand that is being stored under `name`."""
+        """Remember a call that is being stored under `name`."""
         self._known[name] = call
 
     def read(self, name: str) -> Call:
-        """The call stored under `name`. Raises StoreError when it is not in the journal."""
+        """Return the call stored under `name`. Raises StoreError when it is not in the journal."""
         pending: list[tuple[str, Json]] = []
         following: str | None = name
         while following is not None and following not in self._known:
@@ -68,7 +68,7 @@ class CallReader:
         return self._known[name]
 
     def decode(self, name: str, data: Json) -> Call:
-        """The call of JSON that was stored under `name`; its parents are read when they are needed."""
+        """Decode a call that was stored under `name`. Unknown parents are read from the journal."""
         above = parent_name(data)
         parent = None if above is None else self.read(above)
         call = self._known[name] = decode_call(data, self._episode_id, parent)
@@ -76,17 +76,17 @@ class CallReader:
 
 
 def read_episode(journal: Steps, episode_id: str, example: Example | None = None) -> EpisodeRecord | None:
-    """The finished episode of that id, or None when there is none.
+    """Return the finished episode with this id, or None if there is none.
 
-    `example` takes the place of the stored copy of the example, which for values that JSON cannot
-    hold has only their description. Raises StoreError when the journal cannot be read.
+    `example` replaces the stored example, which has only descriptions of values that JSON cannot hold. Raises
+    StoreError when the journal cannot be read.
     """
     data = journal.get(episode_id)
     return _decoded(journal, data, example) if is_episode(data) else None
 
 
 async def write_episode(journal: Steps, record: EpisodeRecord) -> None:
-    """Store an episode that was not played here, each call as the difference to the one before.
+    """Store an episode that was not played here, each call as its difference to the one before.
 
     Raises StoreError.
     """
@@ -101,7 +101,7 @@ async def write_episode(journal: Steps, record: EpisodeRecord) -> None:
 
 
 def is_episode(data: Json) -> bool:
-    """Whether an entry of the journal is a finished episode."""
+    """Return whether an entry of the journal is a finished episode."""
     return isinstance(data, dict) and "episode" in data and "calls" in data
 
 
@@ -115,16 +115,16 @@ def _decoded(journal: Steps, data: Json, example: Example | None = None) -> Epis
 
 
 def stored_episodes(journal: Journal, prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Ids and JSON of the finished episodes whose id starts with `prefix`, in the order of their ids."""
+    """Yield the ids and JSON of the finished episodes whose id starts with `prefix`, in the order of ids."""
     for key, data in journal.scan(prefix):
         if is_episode(data) and data["episode"] == key:
             yield key, data
 
 
 def iter_episodes(journal: Journal, prefix: str = "", *, phase: str | None = None) -> Iterator[EpisodeRecord]:
-    """The finished episodes whose id starts with `prefix`, or of a `phase`, one at a time, by their ids.
+    """Yield the finished episodes whose id starts with `prefix`, or all of a `phase`, in the order of ids.
 
-    The prefix `train/3/` has the episodes of a phase `train/3/…` too.
+    The prefix `train/3/` also matches the episodes of a phase `train/3/…`.
     """
     for _, data in stored_episodes(journal, prefix if phase is None else f"{phase}/"):
         if phase is None or phase_of(data) == phase:
@@ -132,30 +132,27 @@ def iter_episodes(journal: Journal, prefix: str = "", *, phase: str | None = Non
 
 
 def phase_of(data: Json) -> str:
-    """The phase of a stored episode."""
+    """Return the phase of a stored episode."""
     return str(data["episode"]).removesuffix(f"/{data['example']['id']}/{data['generation']}")
 
 
 _IS_EPISODE = "substr(value, 1, 12) = '{\"episode\": '"
-"""As `encode_episode` begins. Nothing else in a journal does."""
+"""Matches the output of `encode_episode`. Nothing else in a journal begins like it."""
 _NEXT = f"SELECT key, value FROM steps WHERE key >= ? AND {_IS_EPISODE} ORDER BY key LIMIT 1"
 
 
 def phases_of(journal: Journal) -> list[str]:
-    """The phases that have episodes: evaluations, then validations, then training, each latest first.
-
-    One episode of each is looked at.
-    """
+    """Return the phases that have episodes, in the order of `latest_first`. Reads one episode of each."""
     phases: list[str] = []
     first = ""
     while rows := journal.select(_NEXT, (first,)):
         phases.append(phase_of(json.loads(rows[0][1])))
-        first = f"{phases[-1]}0"  # The first key after all that begin with the phase and a slash.
+        first = f"{phases[-1]}0"  # "0" sorts after "/", so this skips the rest of the phase.
     return sorted(phases, key=latest_first)
 
 
 def choose_phase(journal: Journal, wish: str | None) -> str:
-    """The phase wished for, or the latest. Raises RequestError when there is none such."""
+    """Return the phase `wish`, or the latest one. Raises RequestError if there is none."""
     phases = phases_of(journal)
     if not phases:
         raise RequestError(f"{journal.path} has no episodes yet")
@@ -165,13 +162,13 @@ def choose_phase(journal: Journal, wish: str | None) -> str:
 
 
 def epoch_of(phase: str) -> int | None:
-    """The epoch, from 0, that a phase's episodes were collected for; None for those of no training."""
+    """Return the epoch, from 0, that a phase was collected for, or None if it is no training phase."""
     match = _PHASE.fullmatch(phase)
     return int(match[2]) - 1 if match is not None and match[1] == "train" else None
 
 
 def latest_first(phase: str) -> tuple[int, int, str, int]:
-    """Sorts phases: evaluations, then validations, then training, each latest first; last the warm-up's."""
+    """Sort key for phases: evaluations, validations, training, each latest first. The warm-up is last."""
     match = _PHASE.fullmatch(phase)
     if match is None:
         return (0 if phase == EVALUATION else 4 if phase.startswith("warm-up/") else 1, 0, phase, 0)

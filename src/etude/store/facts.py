@@ -1,4 +1,4 @@
-"""Runs from outside: which a folder has, which one is meant, how far each came, and several side by side."""
+"""Runs seen from outside: finding them in a folder, how far each has come, and how several differ."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ State = Literal["running", "finished", "unfinished", "unreadable"]
 SUMMARY = "summary.json"
 """Written when a training run is over."""
 IMPORT = "import"
-"""The step of the journal with the counts of the log that a run was made of."""
+"""The journal step of an imported run, with the counts of the log that it was made from."""
 STORAGE = "storage.json"
-"""How the backup of a run stands; of a run without a storage there is none."""
+"""The state of a run's backup. Runs without a storage lack this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """One run, seen from outside. Reading it disturbs nobody."""
+    """The facts of one run, seen from outside. Reading them disturbs no other process."""
 
     name: str
     path: Path
@@ -54,11 +54,11 @@ class RunFacts:
     changed: float
     """When the run's journal was last written; Unix seconds."""
     in_use_by: int | None = None
-    """The process that has the run open."""
+    """The id of the process that has the run open."""
     problem: str | None = None
     """Why the run is unreadable."""
     num_epochs: int | None = None
-    """How many the run was asked for."""
+    """How many epochs the run was asked for."""
     method: str | None = None
     """`_type` of the trajectory builder."""
     backend: str | None = None
@@ -66,27 +66,27 @@ class RunFacts:
     base: str | None = None
     """The model that training began with, as the config names it."""
     model: str | None = None
-    """Of an evaluation: the model that was evaluated, a version of a run as `run:v3`."""
+    """The model that an evaluation measured; a version of a run is written `run:v3`."""
     summary: Summary = field(default_factory=Summary)
-    """Of a training run."""
+    """The figures of a training run."""
     result: Mapping[str, Any] | None = None
-    """Of a finished evaluation (`etude.loop.evaluation.Evaluation`), or of an import (`Imported`)."""
+    """The result of a finished evaluation (`etude.loop.evaluation.Evaluation`) or import (`Imported`)."""
     storage: Mapping[str, Any] | None = None
-    """Of a run that is backed up: `address`, `copied_at`, `failures`, `last_error`."""
+    """The state of the run's backup, if there is one: `address`, `copied_at`, `failures`, `last_error`."""
 
     def as_json(self) -> dict[str, Any]:
-        """The facts as JSON."""
+        """Return the facts as JSON."""
         summary = {} if self.state == "unreadable" else self.summary.as_json()
         return {**asdict(self), "path": str(self.path), "summary": summary}
 
     @property
     def epochs_done(self) -> int:
-        """Epochs that are over, those that had nothing to train on included."""
+        """How many epochs are over, including those with nothing to train on."""
         return self.summary.epochs_trained + self.summary.epochs_skipped
 
 
 def histories_of(path: Path) -> dict[str | None, History]:
-    """All epochs and validations of a run, by target; by None where it trains one model.
+    """Return the epochs and validations of a run by target. The key is None if it trains one model.
 
     Raises StoreError when its database cannot be read.
     """
@@ -95,9 +95,9 @@ def histories_of(path: Path) -> dict[str | None, History]:
 
 
 def facts_of(path: Path, known: Mapping[str | None, History] | None = None) -> RunFacts:
-    """The facts of the run in a folder; of one that cannot be read, why.
+    """Return the facts of the run in a folder. If it cannot be read, they say why.
 
-    `known` are its histories where they were read: a run may have thousands of epochs.
+    `known` has its histories, if they were read already: a run may have thousands of epochs.
     """
     path = path.absolute()
     changed = _last_changed(path)
@@ -137,24 +137,24 @@ def facts_of(path: Path, known: Mapping[str | None, History] | None = None) -> R
 
 
 def list_runs(root: Path | str) -> list[Path]:
-    """The run folders in `root`, the one changed last first. A folder that does not exist has no runs."""
+    """Return the run folders in `root`, the latest change first. A missing folder has no runs."""
     runs = [database.parent for database in Path(root).glob(f"*/{DATABASE}")]
     return sorted(runs, key=lambda run: (-_last_changed(run), run.name))
 
 
 def _last_changed(run: Path) -> float:
     files = [file.stat() for file in (run / DATABASE, run / f"{DATABASE}-wal") if file.exists()]
-    # An empty write-ahead log says nothing: whoever only reads the run leaves one behind.
+    # An empty write-ahead log means nothing: every reader leaves one behind.
     return max((file.st_mtime for file in files if file.st_size or file is files[0]), default=0.0)
 
 
 def is_run(path: Path) -> bool:
-    """Whether there is a run folder at `path`."""
+    """Return whether there is a run folder at `path`."""
     return (path / DATABASE).is_file()
 
 
 def find_run(text: str, root: Path) -> Path:
-    """The run folder that `text` names: a folder, or a name in `root`. Raises RequestError."""
+    """Return the run folder that `text` names: a folder, or a name in `root`. Raises RequestError."""
     for path in (Path(text), root / text):
         if is_run(path):
             return path.absolute()
@@ -179,7 +179,7 @@ def find_run(text: str, root: Path) -> Path:
 
 
 def latest_unfinished(root: Path) -> Path:
-    """The run in `root` that was changed last, of those that are neither finished nor in use.
+    """Return the run in `root` with the latest change that is neither finished nor in use.
 
     Raises RequestError when there is none.
     """
@@ -191,10 +191,10 @@ def latest_unfinished(root: Path) -> Path:
 
 
 _LOCATIONS = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
-"""Keys that say where files are, and not what is done with them."""
+"""Keys that only say where files are. They do not count as differences."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""In the text of a Python object that JSON cannot keep: it is another one in each process."""
+"""Matches a memory address in the repr of a Python object. It differs between processes."""
 
 
 class MeasuredExample(NamedTuple):
@@ -206,10 +206,9 @@ class MeasuredExample(NamedTuple):
 
 
 def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
-    """The keys in which the runs' configs differ, with the value in each; None where a config lacks it.
+    """Return the keys in which the runs' configs differ, with the value in each (None if it lacks the key).
 
-    Of evaluations also what `etude evaluate` was asked for, under `evaluate`: the model, how many episodes
-    for each example, and whether it was greedy.
+    For evaluations, `evaluate` has the model, the episodes for each example, and whether it was greedy.
     """
     settings = [dict(leaves(_settings_of(run))) for run in runs]
     keys = dict.fromkeys(key for setting in settings for key in setting if key not in _LOCATIONS)
@@ -226,9 +225,9 @@ def _settings_of(run: Path) -> dict[str, Any]:
 
 
 def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
-    """By how much the second run's scores are higher, for each evaluator that is not the reward.
+    """Return how much higher the second run's scores are, for each common evaluator except the rewards.
 
-    As `paired_difference`; without the evaluators that the runs do not both have.
+    Each is computed as in `paired_difference`.
     """
     configs = [stored_data(run, required=False) for run in (first, second)]
     rewards = [reward_name(data) for data in configs]
@@ -239,16 +238,16 @@ def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
 
 
 def paired_difference(first: Path, second: Path, evaluator: str | None = None) -> Estimate | None:
-    """By how much the second run's scores are higher, on the examples that both were measured on.
+    """Return how much higher the second run's scores are, on the examples that both were measured on.
 
-    Taken from each run's evaluation, or else its last validation. Paired by example, so that the
-    examples' difficulty cancels out; examples are the same when their inputs and expected answers are,
-    whatever their ids. None when the runs have fewer than two examples in common. The scores are those of
-    `evaluator`, by default the one that is the reward.
+    Scores are taken from a run's evaluation, or else from its last validation. They are paired by example, so
+    that the difficulty of examples cancels out. Examples are the same if their inputs and expected answers
+    are, whatever their ids. Returns None if the runs have fewer than two examples in common. By default,
+    `evaluator` is the reward.
     """
     scores = [stored_scores(run, evaluator) for run in (first, second)]
     measured = [means(own) for own in scores]
-    # By content, and by id too where a run has several of one content.
+    # The key is the content, and also the id if a run has several examples with this content.
     counts = (Counter(each.content for each in own) for own in measured)
     several = {content for contents in counts for content, count in contents.items() if count > 1}
     before, after = (
@@ -264,7 +263,7 @@ def paired_difference(first: Path, second: Path, evaluator: str | None = None) -
 
 
 def means(scores: Iterable[tuple[MeasuredExample, Mapping[str, Any]]]) -> dict[MeasuredExample, float]:
-    """The mean score of each example."""
+    """Return the mean score of each example."""
     values: defaultdict[MeasuredExample, list[float]] = defaultdict(list)
     for example, stored in scores:
         values[example].append(float(stored["score"]))
@@ -272,9 +271,9 @@ def means(scores: Iterable[tuple[MeasuredExample, Mapping[str, Any]]]) -> dict[M
 
 
 def stored_scores(run: Path, evaluator: str | None = None) -> list[tuple[MeasuredExample, Mapping[str, Any]]]:
-    """The scores in a run's evaluation, or else in its last validation, each with its example.
+    """Return the scores in a run's evaluation, or else in its last validation, each with its example.
 
-    They are those of `evaluator`, by default the one that is the reward.
+    By default, `evaluator` is the reward.
     """
     scores = []
     evaluator = evaluator or reward_name(stored_data(run, required=False))

@@ -1,4 +1,4 @@
-"""The figures of a run from its history alone: what was measured with which version, the summary, words."""
+"""The figures of a run, computed from its history alone: rewards by version, the summary, and warnings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from etude.core.stats import Estimate, shown_mean
 
 
 def shown_difference(difference: Estimate) -> str:
-    """By how much one run differs from another on examples that both have."""
+    """Return in words how much one run differs from another on their common examples."""
     shown = shown_mean(difference.mean, difference.low, difference.high, sign="+")
     return f"{shown} on {difference.n} common examples"
 
@@ -31,7 +31,7 @@ class _Rewarded(BaseModel, frozen=True):
 
     @property
     def reward(self) -> Score:
-        """Their mean with its interval."""
+        """The mean reward with its interval."""
         return Score(mean=self.avg_reward, low=self.reward_low, high=self.reward_high, n=self.n)
 
 
@@ -40,19 +40,19 @@ def _rewarded(reward: Score) -> dict[str, Any]:
 
 
 class Figure(_Rewarded, frozen=True):
-    """The figures of an epoch's episodes, which are sampled before its update, or of a validation."""
+    """The figures of a validation, or of an epoch's episodes, which are sampled before its update."""
 
     measured: str
-    """On what, in words, and with which version."""
+    """In words: the episodes or examples that were measured, and the version."""
     epoch: int
     version: int | None
-    """The number of the weights; None where the backend does not tell."""
+    """The number of the weights, or None if the backend does not tell it."""
     distribution: Distribution | None
     evaluators: dict[str, Score]
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
-        """The figures of an entry."""
+        """Return the figures of an entry."""
         return cls(
             measured=entry.measured_on,
             epoch=entry.epoch,
@@ -64,7 +64,7 @@ class Figure(_Rewarded, frozen=True):
 
 
 class WarmUpFigure(_Rewarded, frozen=True):
-    """A warm-up; its reward, where that was measured, is of training examples."""
+    """The figures of a warm-up. Its reward, if it was measured, is on training examples."""
 
     steps: int
     seconds: float
@@ -73,7 +73,7 @@ class WarmUpFigure(_Rewarded, frozen=True):
 
     @classmethod
     def of(cls, entry: WarmUpEntry) -> Self:
-        """The figures of a warm-up."""
+        """Return the figures of a warm-up."""
         version = None if entry.version is None else entry.version.number
         about = {"steps": entry.steps, "seconds": entry.seconds, "loss": entry.metrics.get("loss")}
         return cls(version=version, **about, **_rewarded(Score.among(entry.metrics)))
@@ -84,32 +84,32 @@ TRAINING = "training episodes"
 
 
 def with_rewards(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries in which there was a reward."""
+    """Return the entries that have a reward."""
     return [entry for entry in entries if entry.reward.mean is not None]
 
 
 def is_measured(history: History) -> bool:
-    """Whether the last trained weights were measured after they were trained; True without any."""
+    """Return whether the last trained weights were measured after training. True if nothing was trained."""
     trained = history.trained
     return not trained or any(entry.epoch >= trained[-1].epoch for entry in with_rewards(history.validations))
 
 
 def failed_counts(metrics: Mapping[str, Any]) -> tuple[int, int]:
-    """How many episodes failed, and how many scores of episodes that did not."""
+    """Return how many episodes failed, and how many scores of the other episodes failed."""
     failures: Mapping[str, int] = metrics.get("failures") or {}
     scores = sum(count for kind, count in failures.items() if kind.startswith("score:"))
     return sum(failures.values()) - scores, scores
 
 
 def drift_of(history: History) -> Counter[str]:
-    """Branches of all epochs that began because a template wrote something differently, by what that was."""
+    """Count the branches of all epochs that began because a template changed earlier text, by cause."""
     return sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())
 
 
 def measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
-    """Versions and their rewards, oldest first.
+    """Return the measured versions with their rewards, oldest first.
 
-    By validation where there was any, else by the rewards of the episodes sampled from the version.
+    Rewards come from validations if there are any, else from the episodes sampled from each version.
     """
     entries: Sequence[Entry] = history.measured if history.validations else history.epochs
     versions = ((entry.weights, entry.reward.mean) for entry in entries)
@@ -117,8 +117,8 @@ def measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
 
 
 def last_version(history: History) -> ModelVersion | None:
-    """The weights after the last epoch, or that the model went back to since; before the first those of the
-    warm-up, if there was one."""
+    """Return the version that the model is at: the one it went back to or the last epoch's, else the
+    warm-up's."""
     versions = (
         entry.back_to or (entry.version if isinstance(entry, EpochEntry) else None)
         for entry in reversed(history.entries)
@@ -127,9 +127,9 @@ def last_version(history: History) -> ModelVersion | None:
 
 
 def best_version(history: History) -> ModelVersion | None:
-    """The version with the highest validation reward, the latest of equals; the base model may be it.
+    """Return the version with the highest validation reward, the latest of equals. It may be the base model.
 
-    None where no version was measured after it was trained: nobody knows which is best then.
+    Returns None if no version was measured after training: the best one is unknown then.
     """
     measured = measured_versions(history) if history.validations else []
     start = 0 if history.start is None else history.start.number
@@ -139,8 +139,8 @@ def best_version(history: History) -> ModelVersion | None:
 
 
 def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
-    """The `count` best versions, the last one, from which a run is resumed, and that of the warm-up, which
-    training began with; oldest first."""
+    """Return the `count` best versions, the last one, from which a run is resumed, and the warm-up's, with
+    which training began. The oldest comes first."""
     ranked = sorted(measured_versions(history), key=lambda pair: (-pair[1], -pair[0].number))
     best = list({version.number: version for version, _ in ranked}.values())[:count]
     last = last_version(history)
@@ -149,8 +149,8 @@ def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
 
 
 def versions_made(history: History) -> list[int]:
-    """The numbers of the versions that led to the present one, oldest first: that of the warm-up, and those
-    that epochs made, but for those that the model went back from."""
+    """Return the numbers of the versions that led to the present one, oldest first: the warm-up's and the
+    epochs'. Versions that the model went back from are left out."""
     made = [] if history.start is None else [history.start.number]
     for entry in history.entries:
         if isinstance(entry, EpochEntry) and entry.status is not None and entry.version is not None:
@@ -161,9 +161,9 @@ def versions_made(history: History) -> list[int]:
 
 
 def version_to_go_back_to(history: History) -> ModelVersion | None:
-    """The best of the versions that were measured, the latest of equals; None where it is the present one.
+    """Return the best measured version, the latest of equals, or None if it is the present one.
 
-    By validation where there was any, else by the rewards of the episodes sampled from the version.
+    Rewards come from validations if there are any, else from the episodes sampled from each version.
     """
     measured = measured_versions(history)
     present = last_version(history)
@@ -174,11 +174,11 @@ def version_to_go_back_to(history: History) -> ModelVersion | None:
 
 
 COLLAPSE, FAILURES = "reward_collapse", "failures"
-"""Alarms that are shown in other places too."""
+"""Alarms that are also shown in other places."""
 
 
 class Summary(BaseModel, frozen=True):
-    """A run in numbers, and in sentences."""
+    """A run in numbers and in sentences."""
 
     run_id: str = ""
     epochs_trained: int = 0
@@ -186,27 +186,27 @@ class Summary(BaseModel, frozen=True):
     skip_reasons: list[str] = Field(default_factory=list)
     measured_on: str = TRAINING
     warm_up: WarmUpFigure | None = None
-    """The imitation that came first."""
+    """The warm-up, if there was one."""
     before: Figure | None = None
-    """The validation of the base model; here and below, on the same examples."""
+    """The validation of the base model. All validations here are on the same examples."""
     warm: Figure | None = None
     """The validation after the warm-up."""
     after: Figure | None = None
     """The last validation after training."""
     first_epoch: Figure | None = None
     last_epoch: Figure | None = None
-    """None where there is one epoch."""
+    """None if there is only one epoch."""
     is_measured: bool = True
     """Whether the last weights were measured after they were trained."""
     best_version: ModelVersion | None = None
-    """The best of those that were measured; None where none was."""
+    """The best measured version, or None if none was measured."""
     last_version: ModelVersion | None = None
     warnings: list[str] = Field(default_factory=list)
     stopped: str | None = None
     """Why an alarm ended the run early."""
     targets: dict[str, Summary] = Field(default_factory=dict)
-    """Of a run that trains several models: that of each, which figures and versions are of. An epoch counts
-    as trained when any of them was trained in it."""
+    """The summary of each model, in a run that trains several. Only these have figures and versions. An epoch
+    counts as trained if any model was trained in it."""
 
     @property
     def is_validated(self) -> bool:
@@ -215,24 +215,24 @@ class Summary(BaseModel, frozen=True):
 
     @property
     def ends(self) -> dict[str, Figure | None]:
-        """Before and after training, by validation where there was any; else in the first and last epoch."""
+        """The figures before and after training: validations if any, else the first and last epoch's."""
         if self.is_validated:
             return {"before": self.before, "after": self.after}
         return {"in the first epoch": self.first_epoch, "in the last epoch": self.last_epoch}
 
     @property
     def by_model(self) -> Mapping[str | None, Summary]:
-        """That of each model that is trained; by None where there is one."""
+        """The summary of each trained model. The key is None if there is only one."""
         models: dict[str | None, Summary] = dict(self.targets.items())
         return models or {None: self}
 
     def as_json(self) -> dict[str, Any]:
-        """The summary as `summary.json` has it."""
+        """Return the summary as `summary.json` has it."""
         return self.model_dump(mode="json", exclude=None if self.targets else {"targets"})
 
 
 def summary_of(history: History) -> Summary:
-    """The run of one model in numbers."""
+    """Return the summary of one model's training."""
     start = history.validation(0)
     measured = {"before": start} if history.warm_up is None else {"before": history.base, "warm": start}
     epochs = [entry for entry in history.epochs if entry.resting is None]
@@ -256,7 +256,7 @@ def summary_of(history: History) -> Summary:
 
 
 def summary_in(by_target: Mapping[str | None, History], run_id: str) -> Summary:
-    """The run of some histories in numbers: of one model, or of each target and of all together."""
+    """Return the summary of a run: of its one model, or of each target and all of them together."""
     targets = {name: summary_of(history) for name, history in by_target.items() if name is not None}
     if not targets:
         return summary_of(by_target[None])
@@ -277,9 +277,9 @@ def summary_in(by_target: Mapping[str | None, History], run_id: str) -> Summary:
 
 
 def warnings_of(history: History) -> list[str]:
-    """The alarms of a run, a sentence each: as they were the last time, and for how many others they held.
+    """Return a sentence for each alarm of a run: its latest text, and how many other entries it holds for.
 
-    Failures are not among them: their causes are counted and shown by themselves.
+    Failures are left out. Their causes are counted and shown separately.
     """
     kinds: tuple[Sequence[Entry], ...] = (history.epochs, history.validations)
     texts = []
@@ -297,8 +297,8 @@ def warnings_of(history: History) -> list[str]:
 
 
 def collapse_in(history: History) -> str | None:
-    """That a run's reward has collapsed, and not risen again: in validation where there is any, else in the
-    training episodes."""
+    """Return the alarm of a collapsed reward that has not risen again, or None. It looks at validations if
+    there are any, else at training episodes."""
     known = with_rewards(history.validations or history.epochs)
     return (
         next((event.text for event in known[-1].alarms if event.alarm == COLLAPSE), None) if known else None
@@ -306,7 +306,7 @@ def collapse_in(history: History) -> str | None:
 
 
 def stopped_by(history: History) -> str | None:
-    """Why an alarm has ended the run early: the run has done nothing since. None where none has."""
+    """Return why an alarm ended the run early, or None. Only alarms of the last epoch count."""
     last = max((entry.epoch for entry in history.epochs), default=0)
     texts = (
         f"{entry}: {event.text}"
@@ -319,10 +319,10 @@ def stopped_by(history: History) -> str | None:
 
 
 def causes_in(entries: Iterable[Entry]) -> list[FailureCause]:
-    """The causes of all failures in the entries, added up, the most frequent first."""
+    """Return the causes of all failures in the entries, added up, the most frequent first."""
     return merge_causes(cause for entry in entries for cause in entry.causes)
 
 
 def show_command(run: Path | str, episode: str) -> str:
-    """The command that shows an episode."""
+    """Return the command that shows an episode."""
     return f"etude episodes show {episode} --run {run}"

@@ -1,7 +1,7 @@
-"""Files and folders that are there in full or not at all, or are new: nothing is overwritten by halves.
+"""Safe writing of files and folders: each appears in full or not at all, and digests reveal later damage.
 
-What a run or a server writes is for its user alone, whatever the umask. A folder may have the digests of its
-files, so that one which is not as it was is noticed.
+Only the user may read the files that a run or a server writes, whatever the umask. A folder may have the
+digests of its files, so that a changed file is noticed.
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ from etude.core.secrets import masked
 from etude.store.plain import json_facts
 
 WEIGHTS_FILE = "trained.safetensors"
-"""In a folder: the tensors that training changes, by parameter name; what a version is restored from."""
+"""The file of the tensors that training changes, by parameter name. Versions are restored from it."""
 SERVER_DATABASE = "server.db"
-"""In the data folder of a language-model server."""
+"""The database of a language-model server, in its data folder."""
 TO_EXPORT = (
     "a run's model is exported with `etude export RUN`, a server's with `etude export --server ADDRESS MODEL`"
 )
-"""Where only the trained tensors are."""
+"""The advice for folders that have only the trained tensors."""
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
-"""For the user alone."""
+"""Only the user has access."""
 
 _DRAFT = re.compile(r"\..+\.([\w-]*)\.(\d+)\.part(-wal|-shm|-journal)?")
-"""The name of a draft, with the machine and the process that write it; a database has files beside it."""
+"""The name of a draft, with the machine and process that write it. A database draft has more files."""
 _HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
 _LONGEST_SECONDS = 86400.0
-"""That a draft of another machine, whose processes cannot be looked at, is taken for one that goes on."""
+"""After this time a draft of another machine counts as abandoned. Processes there cannot be looked up."""
 
 _being_written: set[Path] = set()
-"""The drafts of this process."""
+"""The drafts that this process is writing."""
 
 
 def write_atomically(path: Path, text: str, *, exact: bool = False) -> None:
     """Write `text` to `path`; it is on the disk when this returns. Raises as `draft_of`.
 
-    Secrets are masked, unless it is to be `exact`: what was said to models and by them. A lone surrogate,
-    which UTF-8 does not have, is written as `\\ud800`, as JSON does.
+    Secrets are masked. Use `exact` for the words of models and for messages to them. A lone surrogate, which
+    UTF-8 lacks, is written as `\\ud800`, as in JSON.
     """
     with draft_of(path) as draft, open_private(draft, "w") as file:
         file.write(text if exact else masked(text))
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder, and those on the way that are missing, for this user alone; the path itself.
+    """Make a folder and its missing parents, for this user alone, and return its path.
 
-    Their names are on the disk when this returns. Folders that are there stay as they are. Raises OSError.
+    Their names are on the disk when this returns. Existing folders stay as they are. Raises OSError.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(FOLDER_MODE, exist_ok=True)
         _sync(folder.parent)
-    path.mkdir(FOLDER_MODE, exist_ok=True)  # Raises where something else is in its place.
+    path.mkdir(FOLDER_MODE, exist_ok=True)  # Raises if a file has this name.
     return path
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:
-    """Open a file to be written, as text in UTF-8 or as bytes; a new one is for this user alone."""
+    """Open a file for writing, as text in UTF-8 or as bytes. A new file is for this user alone."""
     encoding, errors = (None, None) if "b" in mode else ("utf-8", "backslashreplace")
     return open(
         path,
@@ -82,9 +82,9 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 
 
 def append_json_line(path: Path, facts: Mapping[str, Any]) -> None:
-    """Add facts to a file, as `json_facts` on a line, also after half a line that a killed process left.
+    """Append facts to a file, as a line of JSON (`json_facts`). An incomplete last line is ended first.
 
-    Secrets are masked. The folders on the way are made. Raises StoreError.
+    Secrets are masked. Missing folders are made. Raises StoreError.
     """
     line = masked(json.dumps(json_facts(facts), ensure_ascii=False))
     try:
@@ -98,7 +98,7 @@ def append_json_line(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Give a file, or a folder with all that is in it, to this user alone. Raises OSError."""
+    """Give a file, or a folder and its content, to this user alone. Raises OSError."""
     if not path.is_dir():
         path.chmod(FILE_MODE)
         return
@@ -112,13 +112,13 @@ def make_private(path: Path) -> None:
 
 @contextlib.contextmanager
 def draft_of(path: Path, *, sync: bool = True, private: bool = True) -> Iterator[Path]:
-    """A path beside `path` to write a file or folder to; it becomes `path` when the block ends well.
+    """Yield a path next to `path` for a file or folder. It becomes `path` when the block succeeds.
 
-    With `sync` it is on the disk then. The folders on the way are made, and drafts of `path` that killed
-    processes left are deleted. Where it is not `private`, the umask says who may read it. Raises StoreError
-    when that is not possible; what was at `path` then stays.
+    With `sync` it is on the disk then. Missing folders are made, and drafts of `path` from killed processes
+    are deleted. Without `private`, the umask says who may read it. Raises StoreError when this is not
+    possible; the old `path` then stays.
     """
-    # Of this thread alone: another one may be writing the same file.
+    # The name has the thread, because another thread may be writing the same file.
     draft = path.with_name(f".{path.name}.{threading.get_ident()}.{_HOST}.{os.getpid()}.part")
     try:
         private_folder(path.parent) if private else path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,12 +144,12 @@ def _cannot_write(path: Path, error: OSError) -> StoreError:
 
 
 def put_in_place(draft: Path, path: Path, *, sync: bool = True, private: bool = True) -> None:
-    """Give a file or folder that is complete the name `path`, in the place of what is there. Raises OSError.
+    """Rename a complete file or folder to `path`, replacing the old one. Raises OSError.
 
-    Where it is `private`, it is for this user alone from then on.
+    With `private`, only this user has access to it.
 
-    With `sync` all of it is on the disk before it has the name, and the name is when this returns: a name
-    that outlives a power cut must not be that of an empty file.
+    With `sync` all of it is on the disk before the rename, and the new name when this returns. Otherwise a
+    power cut could leave a file that has its name and no content.
     """
     if private:
         make_private(draft)
@@ -165,12 +165,12 @@ def put_in_place(draft: Path, path: Path, *, sync: bool = True, private: bool = 
     if sync:
         _sync(path.parent)
     if sync and is_folder:
-        # The first of the folders in it: its own name may be as new.
+        # The parent folder may be new too.
         _sync(path.parent.parent)
 
 
 def delete_left_over(folder: Path) -> None:
-    """Delete the drafts in a folder, and in folders in it, of processes that are gone."""
+    """Delete the drafts in a folder and its subfolders whose processes are gone."""
     for root, folders, names in os.walk(folder):
         for name in [*folders, *names]:
             path = Path(root) / name
@@ -189,7 +189,7 @@ def _is_left_over(path: Path) -> bool:
             return time.time() - path.stat().st_mtime > _LONGEST_SECONDS
         return False
     if process == os.getpid():
-        # In a container each process may have the number of the one before it.
+        # In a container, each process may have the id of the one before it.
         return path.with_name(path.name.removesuffix(match[3] or "")) not in _being_written
     try:
         os.kill(process, 0)
@@ -218,9 +218,9 @@ def _sync(path: Path) -> None:
 
 
 def write_new_files(folder: Path, contents: Mapping[str, str]) -> list[Path]:
-    """Write texts by file name into `folder`, which is made, and return their paths.
+    """Write new files, given as texts by name, into `folder`. Makes the folder and returns the paths.
 
-    Raises RequestError when one of them exists already, StoreError when they cannot be written.
+    Raises RequestError when a file exists already, StoreError when the files cannot be written.
     """
     existing = [name for name in contents if (folder / name).exists()]
     if existing:
@@ -237,31 +237,31 @@ def write_new_files(folder: Path, contents: Mapping[str, str]) -> list[Path]:
 
 
 SUMS = "SHA256SUMS"
-"""Beside files: their digests, as `sha256sum -c SHA256SUMS` checks them too."""
+"""The file with the digests of a folder's other files. `sha256sum -c SHA256SUMS` can check them."""
 SET_ASIDE = ".set-aside-"
-"""In the names of damaged folders that nobody reads any more."""
+"""Part of the names of damaged folders, which are never read again."""
 
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w.+ -]+)")
 _SHOWN = 12
-"""Digits of a digest."""
+"""How many digits of a digest are shown."""
 _noting = threading.Lock()
-"""Held while sums are read and written anew."""
+"""Held while digests are read and written again."""
 
 
 class DamagedError(StoreError):
-    """A stored file is not what was written."""
+    """A stored file is damaged."""
 
     def __init__(self, folder: Path, clause: str) -> None:
         super().__init__(f"{folder} is damaged: {clause}")
         self.clause = clause
-        """Which file of the folder, and what was found."""
+        """The damaged file, and how it is damaged."""
 
 
 def note_sum(path: Path, digest: str | None = None) -> None:
-    """Write the digest of a file that was just written into the sums of its folder. Raises OSError.
+    """Add the digest of a file that was just written to the sums of its folder. Raises OSError.
 
-    `digest` is its SHA-256, where whoever wrote it knows that. The folder is a draft: it and its sums get
-    their name once all is there. Several threads may write to it.
+    `digest` is its SHA-256, if the caller knows it. The folder is a draft, renamed with its sums when it is
+    complete. Several threads may write to it.
     """
     digest, sums = digest or _digest(path), path.with_name(SUMS)
     with _noting:
@@ -270,7 +270,7 @@ def note_sum(path: Path, digest: str | None = None) -> None:
 
 
 def damage_in(folder: Path) -> list[str]:
-    """A clause for each file of a folder that is not as it was written; none where all are."""
+    """Return a clause for each damaged file of a folder."""
     if not folder.is_dir():
         return [f"{folder.name} is missing"]
     try:
@@ -283,7 +283,7 @@ def damage_in(folder: Path) -> list[str]:
 
 
 def require_as_written(path: Path) -> str:
-    """The SHA-256 of a file. Raises DamagedError, saying what was found, when it is not what was written."""
+    """Return the SHA-256 of a file. Raises DamagedError, saying how, if it is damaged."""
     folder = path.parent
     if not folder.is_dir():
         raise DamagedError(folder, f"{folder.name} is missing")
@@ -301,13 +301,13 @@ def note_sums(folder: Path) -> None:
 
 
 def require_whole(folder: Path) -> None:
-    """Raise DamagedError, saying what was found, when a file of a folder is not what was written."""
+    """Raise DamagedError, saying how, if a file of a folder is damaged."""
     if damage := damage_in(folder):
         raise DamagedError(folder, "; ".join(damage))
 
 
 def _sums_of(folder: Path) -> dict[str, str]:
-    """The digests by file. Raises DamagedError."""
+    """Return the digests by file name. Raises DamagedError."""
     path = folder / SUMS
     try:
         text = path.read_text(encoding="utf-8")
@@ -352,7 +352,7 @@ def _digest(path: Path) -> str:
 
 
 def _parsed(text: str) -> dict[str, str]:
-    """Raises ValueError for what no sums are."""
+    """Parse a file of digests. Raises ValueError if it is not one."""
     matches = [_LINE.fullmatch(line) for line in text.splitlines()]
     if None in matches:
         raise ValueError("no line of digests")

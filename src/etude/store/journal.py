@@ -1,7 +1,7 @@
 """The journal: every effect of a run is a step that happens once.
 
-`step(key, fn)` gives back what is stored under the key, or runs `fn` and stores what it returns. A
-run that was killed takes the same steps again, and gets back everything it had paid for.
+`step(key, fn)` returns the value stored under the key, or runs `fn` and stores its result. A run that was
+killed takes the same steps again, and gets back everything that it had paid for.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Json: TypeAlias = Any
 
 _PAGE = 256
 _NOTED = 100_000
-"""Keys of a beginning that are kept in memory at most."""
+"""The most keys that a `_Beginning` keeps in memory."""
 
 
 @dataclass(slots=True, eq=False)
 class _Beginning:
-    """Keys that were stored since something began for which none had been."""
+    """The keys with a prefix, stored since a moment when there were none."""
 
     prefix: str
     stored: set[str] = field(default_factory=set)
     is_known: bool = False
-    """Whether these are all that there are."""
+    """Whether `stored` has all keys with the prefix."""
 
     def note(self, key: str) -> None:
-        """A key is stored."""
+        """Note that a key is stored."""
         if key.startswith(self.prefix):
             self.stored.add(key)
             if len(self.stored) > _NOTED:
@@ -55,16 +55,16 @@ class _Beginning:
                 self.stored.clear()
 
     def lacks(self, key: str) -> bool:
-        """Whether the key is surely not there."""
+        """Return whether the key is known to be absent."""
         return self.is_known and key.startswith(self.prefix) and key not in self.stored
 
 
 class Steps(Protocol):
-    """The steps of a journal as an episode takes them, here and in processes that have no journal."""
+    """The part of `Journal` that an episode uses, also in processes that have no journal."""
 
     @property
     def path(self) -> Path:
-        """Where the journal is, for messages."""
+        """The path of the journal, for messages."""
 
     def get(self, key: str, default: Json = None) -> Json:
         """As `Journal.get`."""
@@ -86,14 +86,14 @@ class Steps(Protocol):
 class Journal:
     """A durable map from step keys to JSON values, safe against kill -9 at any instant.
 
-    What `step` and `put` have returned from is committed. One process writes a journal at a time
-    (the run folder's lock sees to that); any number may read it.
+    When `step` and `put` return, the value is committed. Only one process may write a journal, which the run
+    folder's lock ensures. Any number may read it.
     """
 
     def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
-        """Open or make the journal at `path`; one that is to be written to is verified first.
+        """Open or create the journal at `path`. A journal opened for writing is verified first.
 
-        Raises StoreError when it cannot be opened, is damaged, or is of another schema version.
+        Raises StoreError when it cannot be opened, is damaged, or has another schema version.
         """
         self.path = Path(path)
         self._reader = open_database(self.path, read_only=read_only)
@@ -117,14 +117,13 @@ class Journal:
         encode: Callable[[Any], Json] | None = None,
         decode: Callable[[Json], Any] | None = None,
     ) -> Any:
-        """The value of the step `key`: the stored one, or else what `fn` returns, once it is committed.
+        """Return the stored value of the step `key`, or else run `fn` and return its committed result.
 
-        Steps of one key that run at the same time run `fn` once. When `fn` raises, nothing is stored.
-        `encode` and `decode` turn values that are not JSON into JSON and back. Without them the value
-        comes back as JSON keeps it (a tuple as a list), so that a resumed run sees no difference.
+        Steps with one key that run at the same time run `fn` once. When `fn` raises, nothing is stored.
+        `encode` and `decode` turn values that are not JSON into JSON and back. Without them the value is
+        returned as JSON keeps it (a tuple as a list): a resumed run sees no difference.
 
-        Raises what `fn` raises, TypeError for a value that is not JSON, StoreError when the journal
-        cannot be read or written.
+        Raises the errors of `fn`, TypeError for a value that is not JSON, StoreError when the journal fails.
         """
         while True:
             text = self._lookup(key)
@@ -134,7 +133,7 @@ class Journal:
             running = self._running.get(key)
             if running is None:
                 break
-            # Then look again: the other one has stored the value, or was cancelled and left none.
+            # Then look again: the other call has stored the value, or was cancelled and left none.
             await asyncio.shield(running)
         return await self._run_step(key, fn, encode)
 
@@ -147,7 +146,7 @@ class Journal:
         try:
             value = await fn()
             text = _dumps(key, value if encode is None else encode(value))
-            # Two futures: when this task is cancelled now, the value is still stored, and others wait for it.
+            # Two futures: if this task is cancelled now, the value is still stored, and others wait for it.
             stored: Waiter = loop.create_future()
             self._require_writer().submit(self._put(key, text), stored, running)
         except BaseException as error:
@@ -155,7 +154,7 @@ class Journal:
                 running.set_result(None)
             else:
                 running.set_exception(error)
-            # At once, so that whoever asks next runs the step anew.
+            # At once, so that the next caller runs the step again.
             self._forget(key, running)
             raise
         try:
@@ -163,7 +162,7 @@ class Journal:
         finally:
             if running.done():
                 self._forget(key, running)
-            else:  # Cancelled while it is being stored.
+            else:  # Cancelled during the commit.
                 running.add_done_callback(lambda settled: self._forget(key, settled))
         return json.loads(text) if encode is None else value
 
@@ -171,28 +170,28 @@ class Journal:
         if self._running.get(key) is settled:
             del self._running[key]
         if not settled.cancelled():
-            settled.exception()  # Seen: with nobody else waiting it must not be reported as lost.
+            settled.exception()  # Seen: without other waiters, asyncio would report it as lost.
 
     def get(self, key: str, default: Json = None) -> Json:
-        """The value stored under `key`, or `default`. Raises StoreError when it cannot be read."""
+        """Return the value stored under `key`, or `default`. Raises StoreError when it cannot be read."""
         text = self._lookup(key)
         return default if text is None else json.loads(text)
 
     async def put(self, key: str, value: Json) -> None:
-        """Store `value` under `key`, in place of what is there; returns when it is committed.
+        """Store `value` under `key`, replacing the old value. Returns when it is committed.
 
         Raises TypeError for a value that is not JSON, StoreError when it cannot be stored.
         """
         await self._commit(self._put(key, _dumps(key, value)))
 
     def put_soon(self, key: str, value: Callable[[], Mapping[str, str | float]]) -> None:
-        """Store a value under `key` without waiting: not after what is stored next, in one commit with it.
+        """Store a value under `key` without waiting. It is committed with the next entry at the latest.
 
-        Of several values for one key the last is stored; `value` is called for that on another thread.
-        Such sums do not count among the entries that are `committed`: what they are of does.
+        Of several values for one key the last is stored. `value` is called for it on another thread. These
+        entries do not count as `committed`.
 
-        Where it cannot be stored, whoever stores something next and waits for it hears of that, and it is
-        tried again. Raises StoreError when the journal is closed.
+        After a failed commit, the value is tried again with the next entries, whose writers get the error.
+        Raises StoreError when the journal is closed.
         """
         self._note(key)
         self._require_writer().submit_soon(key, value)
@@ -201,8 +200,8 @@ class Journal:
     async def beginning(self, prefix: str) -> AsyncIterator[None]:
         """Within the block, keys that start with `prefix` are known to be absent until they are stored.
 
-        It changes nothing where there are such keys. A look-up gives up the interpreter's lock: beside a
-        thread that samples, getting it back takes ten times as long as the query.
+        If there are such keys already, this changes nothing. A lookup releases the interpreter's lock. Next
+        to a thread that samples, getting it back takes ten times as long as the query.
         """
         own = _Beginning(prefix)
         self._beginnings += (own,)
@@ -219,9 +218,9 @@ class Journal:
             each.note(key)
 
     def scan(self, prefix: str = "", *, start: str | None = None) -> Iterator[tuple[str, Json]]:
-        """All keys that start with `prefix` and their values, in the order of the keys, a page at a time.
+        """Yield all keys that start with `prefix` and their values, in the order of keys, a page at a time.
 
-        `start` is the first that is wanted, where that is not the first of all.
+        With `start`, begin at that key.
         """
         first, end = _range(prefix)
         first = start or first
@@ -237,20 +236,20 @@ class Journal:
             first = _after(rows[-1][0])
 
     def last_key(self, prefix: str) -> str | None:
-        """The last of the keys that start with `prefix`; None where there is none."""
+        """Return the last key that starts with `prefix`, or None if there is none."""
         statement = "SELECT key FROM steps WHERE key >= ? AND key < ? ORDER BY key DESC LIMIT 1"
         rows = self.select(statement, _range(prefix))
         return rows[0][0] if rows else None
 
     def times(self, prefix: str) -> dict[str, float]:
-        """When each of the keys that start with `prefix` was stored, in Unix seconds."""
+        """Return when each key that starts with `prefix` was stored, in Unix seconds."""
         rows = self.select("SELECT key, created FROM steps WHERE key >= ? AND key < ?", _range(prefix))
         return dict(rows)
 
     async def delete(self, prefix: str, *, start: str | None = None) -> None:
-        """Delete all keys that start with `prefix`, or those from `start` on; returns when that is committed.
+        """Delete all keys that start with `prefix`, or those from `start` on. Returns when that is committed.
 
-        Raises ValueError for an empty prefix, StoreError when it cannot be done.
+        Raises ValueError for an empty prefix, StoreError when the deletion fails.
         """
         if not prefix:
             raise ValueError("delete needs a prefix; to delete everything, delete the run folder")
@@ -258,7 +257,7 @@ class Journal:
         await self._commit(Delete(start or first, end))
 
     async def forget(self, key: str) -> None:
-        """Delete one key, so that its step is taken anew; returns when that is committed."""
+        """Delete one key, so that its step runs again. Returns when that is committed."""
         await self._commit(Delete(key, _after(key)))
 
     async def flush(self) -> None:
@@ -267,21 +266,21 @@ class Journal:
 
     @property
     def committed(self) -> int:
-        """Entries that are on the disk, since the journal was opened."""
+        """How many entries were committed since the journal was opened."""
         return 0 if self._writer is None else self._writer.committed
 
     @property
     def waiting(self) -> int:
-        """Entries that are not on the disk yet."""
+        """How many entries wait for a commit."""
         return 0 if self._writer is None else self._writer.waiting
 
     @property
     def waiting_seconds(self) -> float:
-        """For how long entries have waited and none has come to the disk."""
+        """Seconds since the last batch, or since the first waiting entry was queued. 0 if none waits."""
         return 0.0 if self._writer is None else self._writer.waiting_seconds
 
     def close(self) -> None:
-        """Write out what is queued and close the file. Calling it twice is fine."""
+        """Write out the queue and close the file. Calling it twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -324,7 +323,7 @@ class Journal:
         return rows[0][0] if rows else None
 
     def select(self, statement: str, bounds: tuple[Bound, ...] = ()) -> list[Any]:
-        """The rows of a SELECT over `steps (key, value, created)`. Raises StoreError."""
+        """Return the rows of a SELECT over `steps (key, value, created)`. Raises StoreError."""
         if self._closed:
             raise StoreError(f"{self.path}: the journal is closed")
         try:
@@ -342,16 +341,16 @@ def _dumps(key: str, value: Json) -> str:
 
 
 def _after(key: str) -> str:
-    """The least key after this one."""
+    """Return the least key after this one."""
     return key + "\0"
 
 
 def _range(prefix: str) -> tuple[str, Bound]:
-    """Bounds `[first, end)` of the keys that start with `prefix`."""
+    """Return the bounds `[first, end)` of the keys that start with `prefix`."""
     for length in range(len(prefix), 0, -1):
         following = ord(prefix[length - 1]) + 1
         if 0xD800 <= following <= 0xDFFF:
-            following = 0xE000  # Surrogates are no characters and cannot be stored.
+            following = 0xE000  # Surrogates are not characters and cannot be stored.
         if following <= 0x10FFFF:
             return prefix, prefix[: length - 1] + chr(following)
     return prefix, b""

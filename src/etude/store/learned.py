@@ -1,12 +1,12 @@
-"""The token sequences of episodes, and the record of the samples that learners were given of them.
+"""The token sequences of episodes, and the record of the samples that learners trained on.
 
-checkpoints/**/learned/v3.jsonl   the samples that version 3 was made of, as its learner took them
-submitted/4/run-epoch-4.jsonl     the data of a job of the fourth epoch, as they were handed to its backend,
-                                  or as its learner took them where the backend says so
+checkpoints/**/learned/v3.jsonl   the samples that version 3 was made from, as its learner took them
+submitted/4/run-epoch-4.jsonl     the data of a job of the fourth epoch, as its backend got them, or as its
+                                  learner took them if the backend tells that
 
-A file has a line for each sample after one about the job. Token ids, texts and sampled logprobs are in the
-journal; a line has the episode that they are of, and a digest of the ids. Numbers of whole answers are
-written once for each. What has no token ids is not in it.
+The first line of a file is about the job, and each further line about a sample. The journal has the token
+ids, texts and sampled logprobs. A line has the sample's episode and a digest of its ids. If all tokens of an
+answer have the same number, it is written once. Samples without token ids are left out.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from etude.store.log import histories
 FOLDER = "learned"
 SUBMITTED = "submitted"
 _DIGITS = 4
-"""Significant ones of numbers that a learner computed."""
+"""Significant digits of numbers that a learner computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who wrote down what was trained on."""
+    """The job whose samples a file records, and who recorded them."""
 
     job: str = ""
     target: str | None = None
-    """The target whose job it was, in a run of several."""
+    """The target of the job, in a run that trains several models."""
     version: int | None = None
-    """The version that was made of it; None in the record of what was handed to a backend."""
+    """The version that the job made, or None in the record of data for a backend."""
     backend: str = ""
-    """The backend that was handed it; empty in the record of a learner."""
+    """The backend that got the data. Empty in a learner's record."""
     makes_advantages: bool = False
-    """Whether that backend is given rewards. The advantages are then those that the run's algorithm has."""
+    """Whether the backend got rewards. Then the advantages here are computed by the run's algorithm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +58,33 @@ class LearnedSample:
     episode: str
     reward: float
     digest: str
-    """Of its token ids."""
+    """The digest of its token ids."""
     length: int
     """T."""
     advantages: tuple[float, ...] | None = None
-    """[T]; None where the loss wants none."""
+    """[T]; None if the loss uses none."""
     weights: tuple[float, ...] = ()
-    """[T], the share of each token in the loss before it is normalised: 0 where nothing is trained."""
+    """[T], the share of each token in the loss before normalisation; 0 for tokens that are not trained on."""
     side: str = ""
-    """`chosen` or `rejected`, of a pair."""
+    """`chosen` or `rejected` in a pair, else empty."""
     agent: str | None = None
     ratios: Mapping[int, float] = field(default_factory=dict)
-    """By position: log π - log π_sampled when the sample was first learned from, where that was recorded."""
+    """log π - log π_sampled by position, when the sample was first learned from, if it was recorded."""
     entropies: Mapping[int, float] = field(default_factory=dict)
-    """By position: in nats, where the loss wanted them and they were recorded."""
+    """Entropies in nats by position, if the loss used them and they were recorded."""
     source: Source = Source()
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Numbers of a sample's trained tokens, in their order, as the learner computed them."""
+    """The numbers that the learner computed for a sample's trained tokens, in their order."""
 
     logprobs: Sequence[float] = ()
     entropies: Sequence[float] = ()
 
 
 def ids_digest(ids: Iterable[int]) -> str:
-    """A short digest of token ids."""
+    """Return a short digest of token ids."""
     packed = array("i", ids)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -94,7 +94,7 @@ def ids_digest(ids: Iterable[int]) -> str:
 def learned_lines(
     source: Source, units: Sequence[Sequence[Sample]], seen: Mapping[int, Seen] | None = None
 ) -> str:
-    """The record of a job's samples as lines of JSON; `seen` is what a learner computed, by their `id`."""
+    """Return the record of a job's samples as lines of JSON. `seen` has a learner's numbers by their `id`."""
     lines: list[Any] = [asdict(source)]
     for unit in units:
         sides = ("chosen", "rejected") if len(unit) == 2 else ("",)
@@ -107,7 +107,7 @@ def learned_lines(
 
 
 def write_learned(versions: Path, number: int, lines: str) -> None:
-    """Write the record of the samples that a version was made of, in the folder of a model's versions.
+    """Write the record of the samples that a version was made from, to the folder of a model's versions.
 
     Raises StoreError.
     """
@@ -115,17 +115,17 @@ def write_learned(versions: Path, number: int, lines: str) -> None:
 
 
 def write_submitted(run: Path, epoch: int, job: str, lines: str) -> None:
-    """Write the record of a job of an epoch (from 1) that another backend trains. Raises StoreError."""
+    """Write the record of an epoch's job (from 1) that another backend trains. Raises StoreError."""
     write_atomically(run / SUBMITTED / str(epoch) / f"{job}.jsonl", lines, exact=True)
 
 
 def read_learned(
     run: Path, episode: str, *, version: int | None = None, epoch: int | None = None
 ) -> list[LearnedSample]:
-    """The samples of an episode that were trained on, as the learner took them where it has said so.
+    """Return the samples of an episode that were trained on, as the learner took them if it recorded them.
 
-    They are looked for first where that `version` was made, or that `epoch` (from 1) submitted its job; of a
-    run with several targets, for each of them. Raises StoreError for a file that cannot be read.
+    The files of `version` and of `epoch` (from 1) are searched first. In a run with several targets, each is
+    searched. Raises StoreError for a file that cannot be read.
     """
     wanted = f'{{"episode":{json.dumps(episode)},'
     learned = sorted(
@@ -141,7 +141,7 @@ def read_learned(
         try:
             with file.open(encoding="utf-8") as lines:
                 about = json.loads(next(lines))
-                # An earlier Etude wrote more, and lines without token ids.
+                # Earlier versions of Etude wrote more fields, and lines without token ids.
                 source = Source(
                     **{each.name: about[each.name] for each in fields(Source) if each.name in about}
                 )
@@ -159,7 +159,7 @@ def read_learned(
 
 
 def records_state(run: Path) -> float:
-    """A number that grows when a record is added to the run."""
+    """Return a number that grows when a record is added to the run."""
     folders = [
         run / "checkpoints" / FOLDER,
         *run.glob(f"checkpoints/*/{FOLDER}"),
@@ -181,7 +181,7 @@ def _encoded(sample: Sample, side: str, seen: Seen) -> dict[str, Any]:
         "side": side or None,
         "agent": sample.agent,
     }
-    # The first token of all is not chosen after anything.
+    # The first token of a sequence is never sampled.
     places = [at for at, weight in enumerate(sample.loss_weights) if weight and at]
     if seen.logprobs and sample.logprobs is not None:
         gaps = (new - sample.logprobs[at] for at, new in zip(places, seen.logprobs, strict=False))
@@ -212,7 +212,7 @@ def _decoded(line: str, source: Source) -> LearnedSample:
 
 
 def _short_of(sample: Sample, values: Sequence[float]) -> dict[str, list[Any]] | list[float]:
-    """One number for each answer where its tokens have the same and all others 0; else runs of equal ones."""
+    """Return one number per answer if its tokens agree and all others have 0, else runs of equal numbers."""
     firsts = [float(values[turn.start]) if turn.stop > turn.start else 0.0 for turn in sample.turns]
     if [*map(float, values)] == [*sample.by_token(firsts)]:
         return firsts
@@ -220,7 +220,7 @@ def _short_of(sample: Sample, values: Sequence[float]) -> dict[str, list[Any]] |
 
 
 def _spread(values: Any, turns: Sequence[tuple[int, int]], length: int) -> tuple[float, ...]:
-    """The numbers of `_short_of` as one for each token."""
+    """Return the numbers that `_short_of` shortened, one per token."""
     if isinstance(values, dict):
         return tuple(chain.from_iterable([value] * int(count) for value, count in values["runs"]))
     spread = [0.0] * length
@@ -235,42 +235,42 @@ def _short(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One answer within a sequence: `ids[start:stop]` are its tokens."""
+    """One answer within a sequence. Its tokens are `ids[start:stop]`."""
 
     start: int
     stop: int
     call: int
-    """Index of the call within the episode."""
+    """The index of the call within the episode."""
     function: str
     version: int
-    """Of the weights that sampled it."""
+    """The version of the weights that sampled it."""
     logprobs: tuple[float, ...] | None
-    """Of its tokens, under the distributions that they were sampled from."""
+    """The logprobs of its tokens, under the distributions that they were sampled from."""
     top: tuple[TopLogprobs, ...]
-    """The likeliest tokens in their places, where they were asked for."""
+    """The likeliest tokens at each position, if they were asked for."""
     finish_reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """All tokens of one branch of an episode: prompt and answers in turn."""
+    """All tokens of one branch of an episode: prompts and answers in turn."""
 
     model: str
     ids: tuple[int, ...]
     spans: tuple[Span, ...]
     begins: str = ""
-    """Why a branch began here and did not go on from the tokens before it; empty for the first one."""
+    """Why a branch began here, if a changed template or a fault kept it from extending earlier tokens."""
     learned: tuple[LearnedSample, ...] = ()
-    """The samples of these tokens that were trained on; of a preference there may be several."""
+    """The samples of these tokens that were trained on. Preference pairs may make several."""
 
 
 def sequences_of(record: EpisodeRecord) -> list[TokenSequence]:
-    """The branches of an episode, in the order in which they were ended.
+    """Return the branches of an episode, in the order of their last calls.
 
-    A call goes on from the latest earlier one whose prompt and answer its own prompt begins with. Those whose
-    engine did not tell token ids are left out.
+    A call extends the latest earlier call whose prompt and answer its own prompt begins with. Calls without
+    token ids are left out.
     """
-    ended: list[TokenSequence] = []  # One for each call, as if no other went on from it.
+    ended: list[TokenSequence] = []  # One per call, as if no other call extended it.
     gone_on: set[int] = set()
     for call in record.calls:
         answer = call.completion
@@ -300,9 +300,9 @@ def sequences_of(record: EpisodeRecord) -> list[TokenSequence]:
 
 
 def trained_sequences(run: Path, journal: Journal, record: EpisodeRecord, phase: str) -> list[TokenSequence]:
-    """The branches of an episode, each with the samples of it that were trained on.
+    """Return the branches of an episode, each with its samples that were trained on.
 
-    Raises StoreError where what was recorded of these cannot be read.
+    Raises StoreError if their record cannot be read.
     """
     sequences = sequences_of(record)
     samples = trained_samples(run, journal, record.id, phase)
@@ -312,7 +312,7 @@ def trained_sequences(run: Path, journal: Journal, record: EpisodeRecord, phase:
     lengths = sorted({sample.length for sample in samples})
     trained = []
     for sequence in sequences:
-        # A sample may end before the last answer, as where that one is another agent's.
+        # A sample may end before the last answer, for example if that is another agent's.
         digests = [ids_digest(sequence.ids[:length]) for length in lengths if length <= len(sequence.ids)]
         own = tuple(sample for digest in digests for sample in by_digest.get(digest, ()))
         trained.append(replace(sequence, learned=own))
@@ -320,9 +320,9 @@ def trained_sequences(run: Path, journal: Journal, record: EpisodeRecord, phase:
 
 
 def trained_samples(run: Path, journal: Journal, episode: str, phase: str) -> list[LearnedSample]:
-    """The samples of an episode that were trained on, as far as their token ids are known.
+    """Return the samples of an episode that were trained on, as far as their token ids are known.
 
-    Raises StoreError where what was recorded of these cannot be read.
+    Raises StoreError if their record cannot be read.
     """
     epoch = epoch_of(phase)
     if epoch is None:
@@ -334,7 +334,7 @@ def trained_samples(run: Path, journal: Journal, episode: str, phase: str) -> li
 
 
 def chosen_sequence(sequences: Sequence[TokenSequence], number: int) -> TokenSequence:
-    """The sequence of a number, from 0. Raises RequestError where there is none."""
+    """Return the sequence with a number, from 0. Raises RequestError if there is none."""
     if not sequences:
         raise RequestError(
             "no token ids were recorded in this episode: its engine does not tell them (of an endpoint: "

@@ -1,6 +1,6 @@
-"""The epoch log: what the trainer keeps in the run's journal, so that no epoch is done twice.
+"""The epoch log: the trainer's records in the run's journal, so that no epoch is done twice.
 
-Also the run's training jobs, as the log has them.
+It also lists the training jobs of a run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from etude.store.run_folder import LOCK, RunFolder, locked_by
 _TARGETS = "trainer/targets"
 
 INTERRUPTED = "interrupted"
-"""Submitted, not finished, and no process follows it: it goes on, or is made anew, when the run does."""
+"""The status of an unfinished job that no process follows. A resumed run continues it or makes it again."""
 
 
 class Submission(BaseModel, frozen=True):
-    """A job that was submitted, and what was known of its epoch by then."""
+    """A submitted job, with the facts about its epoch at that time."""
 
     ref: TrainingJobRef
     metrics: dict[str, Any] = Field(default_factory=dict)
@@ -36,12 +36,12 @@ class EpochLog:
     """Reads and writes the trainer's steps. All writes return when they are committed."""
 
     def __init__(self, journal: Journal, target: str | None = None) -> None:
-        """`target` is whose log it is, in a run that trains several models."""
+        """`target` names the model, in a run that trains several."""
         self._journal = journal
         self._prefix = "trainer/" if target is None else f"targets/{target}/trainer/"
 
     def history(self, run_id: str) -> History:
-        """Everything recorded so far."""
+        """Return everything recorded so far."""
         epochs, validations, recoveries = (
             [value for _, value in self._journal.scan(f"{self._prefix}{kind}/")]
             for kind in ("epoch", "validation", "recovery")
@@ -52,12 +52,12 @@ class EpochLog:
         return History.model_validate(content)
 
     def warm_up_jobs(self) -> list[WarmUpJob]:
-        """The jobs of the warm-up so far, in order."""
+        """Return the warm-up jobs so far, in order."""
         prefix = f"{self._prefix}warm-up-jobs/"
         return [WarmUpJob.model_validate(value) for _, value in self._journal.scan(prefix)]
 
     async def add_warm_up_job(self, number: int, job: WarmUpJob) -> None:
-        """Record a job of the warm-up, by its number from 1."""
+        """Record a warm-up job, by its number from 1."""
         await self._put(self._key("warm-up-jobs", number), job)
 
     async def add_warm_up(self, entry: WarmUpEntry) -> None:
@@ -65,20 +65,20 @@ class EpochLog:
         await self._put(f"{self._prefix}warm-up", entry)
 
     def warm_up_attempts(self) -> int:
-        """How many jobs of the warm-up have failed: part of the next one's idempotency key."""
+        """Return how many warm-up jobs have failed, which is part of the next one's idempotency key."""
         return int(self._journal.get(f"{self._prefix}warm-up-attempts", 0))
 
     async def warm_up_failed(self) -> None:
-        """The job failed: a resumed run makes it again, as another one."""
+        """Record that a job failed. A resumed run submits it again under another key."""
         await self._journal.put(f"{self._prefix}warm-up-attempts", self.warm_up_attempts() + 1)
 
     async def forget_warm_up(self) -> None:
-        """Forget the warm-up and its jobs; what was measured in it stays."""
+        """Forget the warm-up and its jobs. Its measurements stay."""
         await self._journal.delete(f"{self._prefix}warm-up-jobs/")
         await self._journal.forget(f"{self._prefix}warm-up")
 
     async def add_recovery(self, number: int, recovery: Recovery) -> None:
-        """Record that the run goes on without stored weights, by a number from 1."""
+        """Record that the run continues without damaged weights, by a number from 1."""
         await self._put(self._key("recovery", number), recovery)
 
     async def add_entry(self, entry: Entry) -> None:
@@ -86,11 +86,11 @@ class EpochLog:
         await self._put(self._key(entry.kind, entry.epoch), entry)
 
     async def add_base(self, entry: ValidationEntry) -> None:
-        """Record the validation of the base model, before a warm-up."""
+        """Record the validation of the base model before a warm-up."""
         await self._put(f"{self._prefix}base", entry)
 
     def pauses(self) -> list[str]:
-        """The alarms that have paused the run, each by where it rang."""
+        """Return the alarms that have paused the run, each with the entry in which it rang."""
         return list(self._journal.get(f"{self._prefix}pauses", []))
 
     async def add_pauses(self, names: Iterable[str]) -> None:
@@ -98,12 +98,12 @@ class EpochLog:
         await self._journal.put(f"{self._prefix}pauses", [*self.pauses(), *names])
 
     def submission(self, epoch: int, job: int = 1) -> Submission | None:
-        """The `job`-th job of an epoch, when it was submitted."""
+        """Return the `job`-th job of an epoch, if it was submitted."""
         value = self._journal.get(self._job_key(epoch, job))
         return None if value is None else Submission.model_validate(value)
 
     def submissions(self) -> list[tuple[int, int, Submission]]:
-        """The jobs that were submitted, in order: the epoch, which of its jobs it is, what was recorded."""
+        """Return the submitted jobs in order: the epoch, the number of the job in it, and its record."""
         prefix, submissions = f"{self._prefix}submitted/", []
         for key, value in self._journal.scan(prefix):
             epoch, _, job = key.removeprefix(prefix).partition(".")
@@ -111,7 +111,7 @@ class EpochLog:
         return submissions
 
     def submission_of(self, name: str) -> Submission | None:
-        """The record of a job, by its name; None without one."""
+        """Return the record of the job with a name, or None."""
         prefix = f"{self._prefix}submitted/"
         rows = self._journal.select(
             "SELECT value FROM steps WHERE key >= ? AND key < ? AND instr(value, ?) ORDER BY key",
@@ -125,7 +125,7 @@ class EpochLog:
         await self._put(self._job_key(epoch, job), submission)
 
     def status(self, ref: TrainingJobRef) -> TrainingJobStatus | None:
-        """How a job ended, where that was recorded."""
+        """Return how a job ended, if that was recorded."""
         value = self._journal.get(f"{self._prefix}status/{ref.run_id}")
         return None if value is None else TrainingJobStatus.model_validate(value)
 
@@ -134,7 +134,7 @@ class EpochLog:
         await self._put(f"{self._prefix}status/{ref.run_id}", status)
 
     async def retry_last_failure(self) -> None:
-        """Have the job that was submitted last submitted anew, when it failed."""
+        """Forget the job that was submitted last, if it failed, so that it is submitted again."""
         for epoch, job, submission in self.submissions()[-1:]:
             status = self.status(submission.ref)
             if status is not None and status.status is not TrainingStatusEnum.COMPLETED:
@@ -143,9 +143,9 @@ class EpochLog:
     async def sampled_from(
         self, epoch: int, now: ModelVersion | None, *, again: bool = False
     ) -> ModelVersion | None:
-        """The weights that the epoch's episodes are sampled from: `now`, when it is asked the first time.
+        """Return the weights that the epoch's episodes are sampled from. The first call stores `now`.
 
-        `again`: of the episodes that are sampled in place of others.
+        `again` asks for the weights of episodes that replace earlier ones.
         """
 
         async def first() -> Any:
@@ -157,19 +157,19 @@ class EpochLog:
         return None if value is None else ModelVersion.model_validate(value)
 
     def attempt(self, epoch: int) -> int:
-        """How many jobs of the epoch have failed: part of the next one's idempotency key."""
+        """Return how many jobs of the epoch have failed, which is part of the next one's idempotency key."""
         return int(self._journal.get(self._key("attempts", epoch), 0))
 
     async def forget_submission(self, epoch: int, job: int = 1) -> None:
-        """The job failed: a resumed run submits the epoch again, as another job."""
+        """Forget a job that failed. A resumed run submits the epoch again under another key."""
         await self._journal.put(self._key("attempts", epoch), self.attempt(epoch) + 1)
         await self._journal.delete(self._job_key(epoch, job))
 
     async def forget_after(self, epoch: int) -> None:
         """Forget the epochs after one (from 1), with their jobs and validations.
 
-        Their episodes stay, and from which weights these were sampled: the epochs are done again with them.
-        The epochs go last, so that there is something to go back from until all is done.
+        Their episodes stay, with the weights that sampled them: the epochs are trained again on them. The
+        epochs go last, so that a run killed before the end goes back again.
         """
         for index, _, submission in self.submissions():
             if index >= epoch:
@@ -184,23 +184,23 @@ class EpochLog:
         return self._key("submitted", epoch) + ("" if job == 1 else f".{job:04d}")
 
     def _key(self, kind: str, epoch: int) -> str:
-        """Padded, so that the order of the keys is that of the epochs."""
+        """Return a key whose padded number sorts keys in the order of epochs."""
         return f"{self._prefix}{kind}/{epoch:08d}"
 
 
 async def note_targets(journal: Journal, names: Iterable[str]) -> None:
-    """Keep which targets a run trains, so that others can read their logs."""
+    """Record which targets a run trains, so that other programs can read their logs."""
     await journal.put(_TARGETS, list(names))
 
 
 def histories(journal: Journal, run_id: str) -> dict[str | None, History]:
-    """The history of each target, in the order of the config; by None in a run that trains one model."""
+    """Return the history of each target, in the order of the config. With one model, the key is None."""
     targets = journal.get(_TARGETS) or [None]
     return {target: EpochLog(journal, target).history(run_id) for target in targets}
 
 
 class JobFacts(BaseModel, frozen=True):
-    """One training job."""
+    """The facts of one training job."""
 
     epoch: int
     """From 1; 0 is the warm-up."""
@@ -212,14 +212,14 @@ class JobFacts(BaseModel, frozen=True):
     seconds: float | None = None
     trajectories: int | None = None
     version: int | None = None
-    """The version that it made."""
+    """The version that the job made."""
     target: str | None = None
-    """Which of the run's models it trains, where there are several."""
+    """The target that the job trains, in a run with several models."""
     metrics: dict[str, Any] = Field(default_factory=dict)
 
 
 def jobs_of(run: Path) -> list[JobFacts]:
-    """The jobs of a run by epoch, those under way last. Raises StoreError."""
+    """Return the jobs of a run by epoch. Raises StoreError."""
     waiting = INTERRUPTED if locked_by(run / LOCK) is None else str(TrainingStatusEnum.RUNNING)
     with RunFolder.read(run) as folder:
         jobs = [
@@ -231,7 +231,7 @@ def jobs_of(run: Path) -> list[JobFacts]:
 
 
 def _jobs(log: EpochLog, history: History, target: str | None, waiting: str) -> Iterator[JobFacts]:
-    """The jobs of a log; `waiting` is the status of those that have not ended."""
+    """Yield the jobs of a log. `waiting` is the status of jobs that have not ended."""
     for each in log.warm_up_jobs():
         yield _job(0, each.status, {}, target)
     trained = {entry.status.run_id: entry for entry in history.trained if entry.status}

@@ -1,4 +1,4 @@
-"""Episodes in outline, for lists of many: what is said of each without decoding its calls."""
+"""Outlines of episodes, for long lists: they are read without decoding the calls. Also the query language."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from etude.store.journal import Journal, Json
 
 @dataclass(slots=True)
 class EpisodeOutline:
-    """A finished episode, as a list has it."""
+    """A finished episode, as a list shows it."""
 
     id: str
     phase: str
@@ -30,29 +30,29 @@ class EpisodeOutline:
     failure: Failure | None
     seconds: float
     reward: float | None = None
-    """Its score by the evaluator that is the reward."""
+    """The score of the evaluator that is the reward."""
     scores: dict[str, float | None] = field(default_factory=dict)
-    """By evaluator; None where it failed."""
+    """Scores by evaluator; None if it failed."""
     errors: dict[str, str] = field(default_factory=dict)
-    """Why evaluators failed, and calls: by `score:NAME` and `call:NUMBER`."""
+    """The errors of evaluators and calls, by `score:NAME` and `call:NUMBER`."""
     calls: int = 0
     cut_off: int = 0
-    """Answers that ended at the limit of tokens."""
+    """How many answers ended at the token limit."""
     drifted: int = 0
-    """Prompts that a template wrote otherwise than before, so that a new branch began."""
+    """How many prompts began a new branch because a template changed earlier text."""
     retries: int = 0
     agents: set[str] = field(default_factory=set)
     """The functions that called a model."""
     versions: set[int] = field(default_factory=set)
-    """Of the weights that answered."""
+    """The versions of the weights that answered."""
     tokens: int = 0
-    """That were sampled."""
+    """How many tokens were sampled."""
     stored: list[Json] = field(default_factory=list)
-    """All that was stored of it, where it was asked for."""
+    """All stored values of the episode, if they were asked for."""
 
 
 def question_of(inputs: Mapping[str, Any]) -> Any:
-    """The first input of an example; of a conversation its last message."""
+    """Return the first input of an example. If that is a conversation, return its last message."""
     first = next(iter(inputs.values()), "")
     if isinstance(first, list) and first and isinstance(first[-1], dict):
         return first[-1].get("content") or first
@@ -62,15 +62,14 @@ def question_of(inputs: Mapping[str, Any]) -> Any:
 def outlines(
     journal: Journal, prefix: str, reward: str | None, *, after: str = "", with_text: bool = False
 ) -> Iterator[EpisodeOutline]:
-    """The episodes whose ids start with a prefix that ends in a slash, in the order of their ids.
+    """Yield the episodes whose ids start with a prefix that ends in a slash, in the order of ids.
 
-    `after` is the id of an episode: those that come after it. `reward` is the evaluator whose score is the
-    reward.
+    `after` is an episode id: begin after it. `reward` is the evaluator whose score is the reward.
     """
     opened: list[EpisodeOutline] = []
-    # "0" comes after the slash: rows of the episode that was last are passed over.
+    # "0" sorts after "/", so this skips the rows of the episode `after`.
     for key, stored in journal.scan(prefix, start=f"{after}0" if after else None):
-        # The rows of an episode come after it, and before the next one but for those within its own id.
+        # An episode's rows follow it directly. Only episodes whose ids begin with its id come between.
         while opened and not key.startswith(f"{opened[-1].id}/"):
             yield opened.pop()
         if is_episode(stored) and stored["episode"] == key:
@@ -96,7 +95,7 @@ def _outline(stored: Json) -> EpisodeOutline:
         seconds=stored["seconds"],
         calls=len(stored["calls"]),
     )
-    # Calls that failed for good are in the episode itself.
+    # Calls that failed for good are stored in the episode itself.
     for call in stored["calls"]:
         if isinstance(call, dict):
             _add_call(outline, call)
@@ -129,7 +128,7 @@ def _add_call(outline: EpisodeOutline, stored: Json) -> None:
 
 
 def strings_in(value: Json) -> Iterator[str]:
-    """All texts in a stored value that a person would read: no packed numbers, no names of fields."""
+    """Yield all texts in a stored value that a person would read: no packed numbers, no field names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -162,7 +161,7 @@ FLAGS: Mapping[str, Test] = {
     "retried": lambda episode: episode.retries > 0,
     "unscored": lambda episode: episode.reward is None,
 }
-"""Words that stand alone; with a dash before it a word means the others."""
+"""Words that stand alone. A dash before any word negates it."""
 
 NUMBERS: Mapping[str, Callable[[EpisodeOutline], Iterable[float | None]]] = {
     "reward": lambda episode: [episode.reward],
@@ -173,14 +172,14 @@ NUMBERS: Mapping[str, Callable[[EpisodeOutline], Iterable[float | None]]] = {
     "generation": lambda episode: [episode.generation],
     "version": lambda episode: episode.versions,
 }
-"""Names that are compared, as in `reward<0.5`; any other name is an evaluator's."""
+"""Names that are compared with numbers, as in `reward<0.5`. Any other name is an evaluator's."""
 
 _FIELDS: Mapping[str, Callable[[EpisodeOutline], set[str]]] = {
     "agent": lambda episode: episode.agents,
     "example": lambda episode: {episode.example},
     "failed": lambda episode: set() if episode.failure is None else {episode.failure.kind},
 }
-"""Names that are looked up, as in `agent:solver`."""
+"""Names that are matched, as in `agent:solver`."""
 
 _COMPARE = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq
@@ -192,23 +191,23 @@ WORDS = (
     "calls, tokens, seconds, version; agent:NAME, example:ID; any other word is looked for in the text. "
     "A dash before a word means the others"
 )
-"""The language in a sentence, for help."""
+"""The query language in a sentence, for help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The episodes that are looked for."""
+    """A parsed query for episodes."""
 
     words: str = ""
     tests: tuple[Test, ...] = ()
     texts: tuple[str, ...] = ()
-    """That must all be found in what was said, whatever the case."""
+    """Texts that an episode must all contain, whatever the case."""
 
     def __bool__(self) -> bool:
         return bool(self.tests or self.texts)
 
     def fits(self, episode: EpisodeOutline) -> bool:
-        """Whether an episode is looked for."""
+        """Return whether an episode matches."""
         if not all(test(episode) for test in self.tests):
             return False
         said = [text.lower() for text in strings_in(episode.stored)] if self.texts else []
@@ -216,7 +215,7 @@ class Query:
 
 
 def parse_query(words: str) -> Query:
-    """The query of a line of words. Raises RequestError for what cannot be meant."""
+    """Parse a line of words. Raises RequestError for words that cannot be understood."""
     try:
         parts = shlex.split(words)
     except ValueError as error:
@@ -238,7 +237,7 @@ def _other(test: Test) -> Test:
 
 
 def _test(word: str) -> Test | None:
-    """The test that a word is; None for a word to look for."""
+    """Return the test that a word stands for, or None if the word is a text to search for."""
     if word in FLAGS:
         return FLAGS[word]
     name, colon, value = word.partition(":")
@@ -264,13 +263,13 @@ def _test(word: str) -> Test | None:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Episodes that were found, and where to look on."""
+    """The episodes found, and where to continue."""
 
     episodes: list[EpisodeOutline]
     looked_at: int
-    """Episodes that were looked at for them."""
+    """How many episodes were checked."""
     phase: str | None = None
-    """Where there may be more, with `after`; None where all is said."""
+    """The phase to continue in, with `after`. None if all episodes were checked."""
     after: str = ""
 
 
@@ -284,10 +283,10 @@ def find_episodes(
     limit: int | None = None,
     seconds: float | None = None,
 ) -> Selection:
-    """The episodes of phases that a query fits, phase by phase in the order of their ids.
+    """Return the episodes of the phases that match a query, phase by phase in the order of ids.
 
-    Begins in the first of the `phases`, `after` an id. Stops when there are `limit` of them, or when it has
-    looked for so many `seconds`.
+    Begins in the first of the `phases`, after the id `after`. Stops after `limit` matches or about `seconds`
+    seconds.
     """
     episodes: list[EpisodeOutline] = []
     begun, looked = time.monotonic(), 0

@@ -1,4 +1,4 @@
-"""Values as JSON keeps them: exactly (`plain`), or as near as it can, for people (`jsonable`)."""
+"""Values as JSON: exactly (`plain`), or as close as possible, for people (`jsonable`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def plain(value: Any) -> Any:
-    """`value` as it comes back from JSON: a copy made of dicts with text keys, lists and scalars.
+    """Return `value` as JSON gives it back: a copy made of dicts with text keys, lists and scalars.
 
-    Takes pydantic models, dataclasses and arrays and tensors without dimensions too. Raises
-    TypeError naming the type that JSON cannot keep.
+    Also takes pydantic models, dataclasses, and arrays and tensors without dimensions. Raises TypeError
+    naming a type that JSON cannot keep.
     """
     if type(value) in _SCALARS:
         return value
-    if type(value) is dict or isinstance(value, Mapping):  # The second alone takes ten times as long.
+    if type(value) is dict or isinstance(value, Mapping):  # The second check alone takes ten times as long.
         copy = {key if type(key) is str else _key(key): plain(inner) for key, inner in value.items()}
         if len(copy) != len(value):
             raise TypeError("a dict with two keys of one text, such as 1 and '1', is not JSON")
@@ -35,10 +35,10 @@ def plain(value: Any) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     for scalar in (bool, int, float, str):
         if isinstance(value, scalar):
-            return scalar(value)  # A subclass, such as an enum: JSON keeps its plain value.
+            return scalar(value)  # An instance of a subclass, such as an enum: JSON keeps its plain value.
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
         inner = value.item()
-        if type(inner) is not type(value):  # numpy.longdouble is an item of itself.
+        if type(inner) is not type(value):  # `item()` of numpy.longdouble returns its own type.
             return plain(inner)
     raise TypeError(f"a value of type {type(value).__module__}.{type(value).__qualname__} is not JSON")
 
@@ -52,23 +52,23 @@ def _key(key: Any) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """Any value as JSON, so that a resumed run sees what the first one saw; what has no JSON as its text."""
+    """Return any value as JSON. Values without JSON become text, so a resumed run sees the same values."""
     if value is None or isinstance(value, str):
         return value
     try:
         return from_json(to_json(value, fallback=_plain_or_text, inf_nan_mode="strings"))
     except ValueError:
-        # Bytes that are no text, or a structure that holds itself.
+        # Bytes that are not text, or a structure that contains itself.
         return str(value)
 
 
 def json_facts(facts: Mapping[Any, Any]) -> dict[str, Any]:
-    """Facts by name, each as `jsonable` has it; a number that is not finite becomes None."""
+    """Return facts by name, each as `jsonable` returns it. Numbers that are not finite become None."""
     return {str(name): jsonable(finite(value)) for name, value in facts.items()}
 
 
 def _plain_or_text(value: Any) -> Any:
-    """Numbers and arrays of other libraries as they are, anything else as its text."""
+    """Return numbers and arrays of other libraries as plain values, and anything else as text."""
     try:
         return plain(value)
     except TypeError:

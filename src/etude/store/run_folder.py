@@ -1,9 +1,7 @@
-"""The run folder: everything that a run keeps, in one place.
+"""The run folder: all files of a run in one place.
 
-runs/<name>/run.db            the journal
-runs/<name>/checkpoints/      weights
-runs/<name>/config.yml        the config as it was resolved, without secrets
-runs/<name>/environment.json  what the run ran on
+runs/<name>/run.db the journal runs/<name>/checkpoints/ weights runs/<name>/config.yml the resolved config,
+without secrets runs/<name>/environment.json the machine and the packages of the run
 """
 
 from __future__ import annotations
@@ -31,16 +29,16 @@ from etude.store.files import FOLDER_MODE, delete_left_over, private_folder, wri
 from etude.store.journal import Journal
 
 TIME_STEP = "spent/time"
-"""The journal's step with how long the run was at work."""
+"""The journal step with how long the run has worked."""
 CONFIG_STEP = "config"
-"""The step of the journal that has the text of `config.yml`, to put it back from."""
+"""The journal step with a copy of `config.yml`, from which the file can be restored."""
 BASE_STEPS = "base/"
-"""Before the names of models in the keys of the steps that have which files they were loaded from."""
+"""The prefix of the journal steps that record which files each model was loaded from."""
 LOCK = "lock"
 
 _GIT_SECONDS = 5
 _FIELD = re.compile(r"^(Name|Version): *(.*?) *\r?$", re.MULTILINE)
-"""In the description of an installed package."""
+"""Matches in the metadata of an installed package."""
 
 _MOODS = """
     agile brisk bright calm candid clear deft eager fleet fluent gentle golden keen light lively lucid
@@ -72,9 +70,9 @@ class RunFolder:
     ) -> RunFolder:
         """Make a new run folder in `root` and lock it.
 
-        `files` are the texts of files that it is to have, by name, and `seed` is noted in
-        `environment.json`: these are whole once there is a journal. Raises RequestError when the run exists
-        or the name is no folder's name, StoreError when the folder cannot be written.
+        `files` has the texts of its first files by name. `environment.json` notes the `seed`. All are written
+        before the journal is made. Raises RequestError when the run exists or the name cannot name a folder,
+        StoreError when the folder cannot be written.
         """
         root = Path(root)
         name = new_run_name(root) if name is None else name
@@ -95,18 +93,18 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """Open an existing run folder to go on with it, and lock it.
+        """Open an existing run folder to continue the run, and lock it.
 
-        Raises RequestError when there is no run there, StoreError when another process uses it, its
-        database is damaged or of another schema version.
+        Raises RequestError when there is no run. Raises StoreError when another process uses it, or its
+        database is damaged or has another schema version.
         """
         return cls._locked(_existing(path))
 
     @classmethod
     def read(cls, path: Path | str) -> RunFolder:
-        """Open an existing run folder for reading only, also while another process writes it.
+        """Open an existing run folder read-only, even while another process writes it.
 
-        Raises RequestError when there is no run there, StoreError when it cannot be read.
+        Raises RequestError when there is no run, StoreError when it cannot be read.
         """
         path = _existing(path)
         return cls(path, Journal(path / DATABASE, read_only=True), None)
@@ -117,7 +115,7 @@ class RunFolder:
         try:
             delete_left_over(path)
             for name, text in (files or {}).items():
-                write_atomically(path / name, text, exact=True)  # Without secrets, as it is given.
+                write_atomically(path / name, text, exact=True)  # The given text has no secrets.
             return cls(path, Journal(path / DATABASE), lock)
         except StoreError:
             lock.release()
@@ -125,19 +123,19 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The name of the run: that of its folder."""
+        """The name of the run, which is its folder's name."""
         return self.path.name
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing was journalled yet but its config and its base models, and that time passed."""
+        """Whether the journal has only the config, the base models and the time spent."""
         return all(
             key in (CONFIG_STEP, TIME_STEP) or key.startswith(BASE_STEPS) for key, _ in self.journal.scan()
         )
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the run's weights; made when it is first asked for."""
+        """The folder of the run's weights. It is made when it is first asked for."""
         folder = self.path / "checkpoints"
         return private_folder(folder)
 
@@ -146,9 +144,9 @@ class RunFolder:
         write_atomically(self.path / name, _json(data))
 
     def read_json(self, name: str) -> Any:
-        """The content of a JSON file of the run; None when there is no such file.
+        """Return the content of a JSON file of the run, or None if there is no such file.
 
-        Raises StoreError when it is no JSON.
+        Raises StoreError when it is not JSON.
         """
         path = self.path / name
         try:
@@ -159,7 +157,7 @@ class RunFolder:
             raise StoreError(f"{path}: cannot be read ({error}); delete it and resume the run") from error
 
     def close(self) -> None:
-        """Commit what is queued, close the journal and give up the lock. Calling it twice is fine."""
+        """Commit the queue, close the journal and release the lock. Calling it twice is fine."""
         self.journal.close()
         if self._lock is not None:
             self._lock.release()
@@ -176,7 +174,7 @@ def _json(data: Any) -> str:
 
 
 def _existing(path: Path | str) -> Path:
-    """The path of a run folder. Raises RequestError naming the runs that there are where it is none."""
+    """Return the path of a run folder. Raises RequestError, naming the runs that exist, if it is not one."""
     path = Path(path)
     if (path / DATABASE).is_file():
         return path
@@ -187,7 +185,7 @@ def _existing(path: Path | str) -> Path:
 
 
 def new_run_name(root: Path, prefix: str = "") -> str:
-    """A name that no folder in `root` has: after the prefix the day, and two words."""
+    """Return a new name for a folder in `root`: the prefix, the day and two words."""
     day = datetime.date.today().isoformat()
     name = f"{prefix}{day}-{secrets.choice(_MOODS.split())}-{secrets.choice(_FORMS.split())}"
     candidates = chain([name], (f"{name}-{number}" for number in count(2)))
@@ -195,7 +193,7 @@ def new_run_name(root: Path, prefix: str = "") -> str:
 
 
 def describe_environment(*, seed: int | None = None) -> dict[str, Any]:
-    """Python, packages, machine, and the git commit of the current folder.
+    """Return Python, packages, machine, and the git commit of the current folder.
 
     Environment variables are left out on purpose: they hold keys.
     """
@@ -213,9 +211,9 @@ def describe_environment(*, seed: int | None = None) -> dict[str, Any]:
 
 
 def _name_and_version(package: importlib.metadata.Distribution) -> tuple[str | None, str | None]:
-    """The name and release of an installed package, where it says them.
+    """Return the name and version of an installed package, as far as its metadata has them.
 
-    From the first lines of its description: to parse all of it as a message took 1.5 ms each.
+    Only the first lines are read: parsing the whole text as a message took 1.5 ms per package.
     """
     text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
     found = dict(_FIELD.findall(text.partition("\n\n")[0]))
@@ -223,7 +221,7 @@ def _name_and_version(package: importlib.metadata.Distribution) -> tuple[str | N
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """`{"commit", "dirty"}` of the checkout that `folder` is in; None outside of one, or without git."""
+    """Return `{"commit", "dirty"}` of the checkout with `folder`, or None without a checkout or git."""
     git = ["git", "-C", str(folder)]
     try:
         commit, status = (
@@ -242,13 +240,13 @@ _PAUSE_SECONDS = 0.02
 
 
 class RunLock:
-    """Holds a run folder for this process; the operating system frees it when that ends, however it ends."""
+    """Locks a run folder for this process. The operating system frees the lock when the process ends."""
 
     def __init__(self, path: Path) -> None:
         """Take the lock at `path`. Raises StoreError when another process has it."""
         flags = os.O_RDWR | os.O_CREAT
         self._file: int | None = _open(path, flags, "the run folder must be writable")
-        # Tried a few times: a listing of runs holds the lock for an instant to see if it is free.
+        # Several tries, because a listing of runs holds the lock for an instant to see if it is free.
         for _ in range(_TRIES):
             if _try_lock(self._file):
                 break
@@ -266,14 +264,14 @@ class RunLock:
         os.pwrite(self._file, str(os.getpid()).encode(), 0)
 
     def release(self) -> None:
-        """Give the lock up. Calling it twice is fine."""
+        """Release the lock. Calling it twice is fine."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 def locked_by(path: Path) -> int | None:
-    """The process that holds the lock at `path`, or None when nobody does."""
+    """Return the id of the process that holds the lock at `path`, or None if it is free."""
     if not path.is_file():
         return None
     try:
@@ -281,7 +279,7 @@ def locked_by(path: Path) -> int | None:
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StoreError(f"{path}: {error.strerror}") from error
-        # Of a run that may only be read: its lock can be tried all the same.
+        # The run folder may be read-only. Its lock can be tried all the same.
         file = _open(path, os.O_RDONLY, "the run folder must be readable")
     try:
         return None if _try_lock(file) else _read_pid(path)
@@ -309,7 +307,7 @@ def _try_lock(file: int) -> bool:
 
 
 def _read_pid(path: Path) -> int:
-    """The process id in a lock file; 0 when there is none yet."""
+    """Return the process id in a lock file, or 0 if there is none yet."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The status that a run publishes in its folder while it goes on: what runs where, and what is waited for."""
+"""The status that a run publishes in its folder while it runs: its processes, models and queues."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from etude.store.files import write_atomically
 from etude.store.run_folder import LOCK, locked_by
 
 STATUS = "status.json"
-"""Written anew every second while a run goes on, and deleted at its end."""
+"""The file is rewritten every second during a run, and deleted at its end."""
 
 SILENT_SECONDS = 10.0
-"""From this age on, the status of a run that goes on is said to be old."""
+"""If a run continues and its status is older than this, the status counts as silent."""
 
 LEARNERS = "learners"
 """The folder in a run folder where a cluster's nodes train, with their log."""
@@ -30,14 +30,14 @@ class _Value(BaseModel, frozen=True):
 
 
 class Team(_Value):
-    """The processes of a job that trains now on a cluster, as a file of its folder tells."""
+    """The processes of a job that trains on a cluster now, read from a file in its folder."""
 
     wanted: int
-    """Processes that the job was asked for."""
+    """How many processes the job was asked for."""
     nodes: tuple[str, ...]
-    """The address of the node of each; none while the cluster has no room for them."""
+    """The address of each process's node. Empty while the cluster has no room for them."""
     since: float
-    """When this became so; Unix seconds."""
+    """When this state began, in Unix seconds."""
 
 
 class RunnerStatus(_Value):
@@ -45,13 +45,13 @@ class RunnerStatus(_Value):
 
     number: int
     node: str
-    """Where it is; empty until it has been placed."""
+    """Its node; empty until it has been placed."""
     state: str
-    """`ready`, `starting`, `idle` before its first episode, `closed` where there is no room any more."""
+    """`ready`, `starting`, `idle` before its first episode, `closed` if there is no room any more."""
     seconds: float | None
-    """For how long it has been ready, or starting."""
+    """How long it has been ready, or starting."""
     episodes: int
-    """Episodes that are there now."""
+    """How many episodes are there now."""
 
 
 class ModelStatus(_Value):
@@ -60,20 +60,20 @@ class ModelStatus(_Value):
     name: str
     version: int
     waiting: int
-    """Calls that wait for an answer."""
+    """How many calls wait for an answer."""
     oldest: float | None
-    """Seconds that the one of them has waited which began first."""
+    """How many seconds the oldest of these calls has waited."""
 
 
 class JournalStatus(_Value):
     """The journal on the head's disk."""
 
     committed: int
-    """Entries since the head began."""
+    """How many entries were committed since the head began."""
     waiting: int
-    """Entries that are not on the disk yet."""
+    """How many entries wait for a commit."""
     waiting_seconds: float = 0.0
-    """For how long entries have waited and none has come to the disk."""
+    """Seconds since the last batch, or since the first waiting entry was queued. 0 if none waits."""
 
 
 class Wait(_Value):
@@ -84,7 +84,7 @@ class Wait(_Value):
 
 
 class Totals(BaseModel):
-    """Counts since the head began; episodes that were read back from the journal are in them."""
+    """Counts since the head began. They include episodes read back from the journal."""
 
     finished: int = 0
     failed: int = 0
@@ -94,7 +94,7 @@ class Totals(BaseModel):
     scores: int = 0
     score_sum: float = 0.0
     trained: int = 0
-    """Epochs that were trained on, each target's by itself."""
+    """Epochs that were trained on, counted for each target."""
     skipped: int = 0
 
 
@@ -105,35 +105,35 @@ class RunStatus(_Value):
     pid: int
     host: str
     at: float
-    """When this was so; Unix seconds."""
+    """When this was written, in Unix seconds."""
     since: float
-    """When that process began; Unix seconds."""
+    """When the process began, in Unix seconds."""
     phase: str
     phase_seconds: float
     epoch: int | None
-    """From 1; None before the first."""
+    """From 1; None before the first epoch."""
     num_epochs: int
     expected: int | None
-    """Episodes of the phase, where that is known."""
+    """The number of episodes in the phase, if it is known."""
     finished: int
-    """Of these, those that are over."""
+    """How many of them are over."""
     playing: int
     waiting: int | None
-    """Of these, those that have not begun; None where it is not known how many are expected."""
+    """How many of them have not begun; None if `expected` is not known."""
     totals: Totals
     rewards: dict[str, float]
-    """The mean reward of the last epoch's episodes by target; under an empty name where there is one."""
+    """The mean reward of the last epoch's episodes by target. The key is empty if there is one model."""
     validation: dict[str, float]
-    """The same of the last validation."""
+    """The mean reward of the last validation by target."""
     runners: list[RunnerStatus]
     learners: list[Team] = Field(default_factory=list)
-    """The processes that train now, of each job."""
+    """The processes that train now, for each job."""
     models: list[ModelStatus]
     journal: JournalStatus
     dashboard: str | None = None
-    """The address of the web page of the cluster that it is on."""
+    """The address of the cluster's web page."""
     metrics: str | None = None
-    """Where the run's metrics for Prometheus are."""
+    """The address of the run's metrics for Prometheus."""
     waits: list[Wait] = Field(default_factory=list)
     """The longest first."""
 
@@ -143,13 +143,13 @@ Liveness: TypeAlias = Literal["live", "silent", "starting", "ended", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class SeenStatus:
-    """The status of a run, and how far it can be believed."""
+    """The status of a run, with its reliability."""
 
     state: Liveness
-    """`live`; `silent`: the head runs and says nothing new; `starting`: it has said nothing yet; `ended`: no
-    head runs; `lost`: nor does one, and the last was killed."""
+    """`live`: a head runs; `silent`: its status is old; `starting`: it has not written one yet; `ended`: no
+    head runs; `lost`: the last head was killed."""
     status: RunStatus | None
-    """The last word of a head; None where there is none."""
+    """The last status of a head; None if there is none."""
     pid: int | None
     """The process that runs now."""
     age: float | None
@@ -157,14 +157,14 @@ class SeenStatus:
 
 
 def status_of(run: Path) -> SeenStatus:
-    """The status of a run; whether it goes on is told by the lock on its folder, and never by the file.
+    """Return the status of a run. The lock on its folder decides if the run continues, never the file.
 
-    Raises StoreError for a file that another version has written.
+    Raises StoreError for a file from another version of Etude.
     """
     pid, status = locked_by(run / LOCK), _read(run / STATUS)
     age = None if status is None else max(0.0, time.time() - status.at)
     if status is not None and age is not None and status.host != socket.gethostname() and pid is None:
-        # Of a head on another machine the lock is seen only where the storage shares it.
+        # The lock of a head on another machine is visible only if the file system shares locks.
         pid = status.pid if age < SILENT_SECONDS else None
     if pid is None:
         return SeenStatus("ended" if status is None else "lost", status, None, age)
@@ -185,17 +185,17 @@ def _read(path: Path) -> RunStatus | None:
 
 
 def tell_team(folder: Path, wanted: int, nodes: tuple[str, ...] = ()) -> None:
-    """Write down where the processes of a job are. Raises StoreError."""
+    """Record the nodes of a job's processes. Raises StoreError."""
     write_atomically(folder / TEAM, Team(wanted=wanted, nodes=nodes, since=time.time()).model_dump_json())
 
 
 def teams_of(run: Path) -> list[Team]:
-    """The teams that train for a run now; the file of one that has ended, however it did, is not counted."""
+    """Return the teams that train for a run now. Files of ended teams are ignored, however they ended."""
     teams, folder = list[Team](), run / LEARNERS
     for path in sorted((*folder.glob(TEAM), *folder.glob(f"*/{TEAM}"))):
         try:
             if locked_by(path.parent / LOCK) is not None:
                 teams.append(Team.model_validate_json(path.read_text(encoding="utf-8")))
         except (OSError, ValidationError):
-            continue  # It has just ended, or another version wrote it.
+            continue  # The team has just ended, or another version wrote the file.
     return teams

@@ -1,6 +1,6 @@
-"""The request behind a stored run: its config, readable in parts without its agent, and its evaluation.
+"""The request behind a stored run: its config, readable without its agent, and its evaluation request.
 
-An evaluation's request is kept in the folder beside its config, so that it can go on.
+An evaluation's request is kept in the folder next to the config, so that the evaluation can be resumed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from etude.store.run_folder import CONFIG_STEP, RunFolder
 
 CONFIG = "config.yml"
 RESULT = "evaluation.json"
-"""Written when an evaluation is over."""
+"""The file is written when an evaluation is over."""
 
 REQUEST = "request.json"
 
@@ -33,13 +33,12 @@ _SUM = "# SHA-256 of the lines above: "
 
 
 def config_text(yaml: str) -> str:
-    """The content of a run's `config.yml`: YAML and its digest, so that a file that is cut off is noticed."""
+    """Return the content of a run's `config.yml`: YAML, and its digest to detect a truncated file."""
     return f"{yaml}{_SUM}{hashlib.sha256(yaml.encode()).hexdigest()}\n"
 
 
 def config_damage(run: Path) -> str | None:
-    """How the run's `config.yml` differs from what was written, as a clause; None where it does not, or is
-    not there."""
+    """Return how the run's `config.yml` is damaged, as a clause. None if it is whole or missing."""
     try:
         text = (run / CONFIG).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -55,7 +54,7 @@ def config_damage(run: Path) -> str | None:
 
 
 async def keep_config(run: RunFolder) -> None:
-    """Have the run's `config.yml` in its journal too, where there is one."""
+    """Copy the run's `config.yml` to its journal, if there is one."""
     if (run.path / CONFIG).is_file():
         text = (run.path / CONFIG).read_text(encoding="utf-8")
         if run.journal.get(CONFIG_STEP) != text:
@@ -63,7 +62,7 @@ async def keep_config(run: RunFolder) -> None:
 
 
 def bring_back_config(run: Path) -> None:
-    """Write the run's `config.yml` anew from its journal, where the file is gone. Raises StoreError."""
+    """Restore a missing `config.yml` from the run's journal. Raises StoreError."""
     if not (run / CONFIG).exists() and (run / DATABASE).is_file():
         with RunFolder.read(run) as folder:
             text = folder.journal.get(CONFIG_STEP)
@@ -72,10 +71,10 @@ def bring_back_config(run: Path) -> None:
 
 
 def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
-    """The content of the run's `config.yml`, or else of the copy in its journal.
+    """Return the content of the run's `config.yml`, or else of the copy in its journal.
 
-    Without either, nothing, or RequestError where it is `required`. Raises StoreError when the file is not
-    what was written.
+    If both are missing, return an empty dict, or raise RequestError if `required`. Raises StoreError when the
+    file is damaged.
     """
     if (damage := config_damage(run)) is not None:
         raise StoreError(
@@ -97,23 +96,23 @@ def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
 
 
 def needs_program(run: Path) -> bool:
-    """Whether parts of the run were Python objects of a program, which its config only names."""
+    """Return whether parts of the run were a program's Python objects, which its config only names."""
     values = strings(stored_data(run, required=False))
     return any(path[-1] == "_type" and value == LIVE for path, value in values)
 
 
 def evaluators_of(data: Mapping[str, Any]) -> list[str]:
-    """The evaluators in a run's config, by their names."""
+    """Return the names of the evaluators in a run's config."""
     return list((data.get("eval") or {}).get("evaluators") or {})
 
 
 def reward_name(data: Mapping[str, Any]) -> str | None:
-    """The evaluator whose score is the reward in a run; None where there is no single one."""
+    """Return the evaluator whose score is the run's reward, or None if there is no single one."""
     return ((data.get("finetuning") or {}).get("reward_function") or {}).get("name")
 
 
 def reward_names(data: Mapping[str, Any]) -> dict[str | None, str]:
-    """By target the evaluator whose score is the reward; by None in a run that trains one model."""
+    """Return the reward's evaluator by target. The key is None in a run that trains one model."""
     finetuning = data.get("finetuning") or {}
     blocks: Mapping[str | None, Any] = finetuning.get("targets") or {None: finetuning}
     names = {
@@ -123,15 +122,15 @@ def reward_names(data: Mapping[str, Any]) -> dict[str | None, str]:
 
 
 def target_names(data: Mapping[str, Any]) -> list[str | None]:
-    """The targets of a run that trains several models; None alone where it trains one."""
+    """Return the targets of a run that trains several models, or only None if it trains one."""
     return [*((data.get("finetuning") or {}).get("targets") or {})] or [None]
 
 
 def model_config(run: Path, target_name: str | None = None) -> Config:
-    """The trained model and the adapter that trained it, and nothing else of the run's config.
+    """Return a config with only the trained model and the adapter that trained it.
 
-    `target_name` says which, in a run that trains several. Neither the agent's code nor its data is
-    looked at. Raises ConfigError when the model's type is not known here.
+    `target_name` selects the model in a run that trains several. The agent's code and data are not loaded.
+    Raises ConfigError when the model's type is not known here.
     """
     data = stored_data(run)
     finetuning = data.get("finetuning") or {}
@@ -149,9 +148,9 @@ def model_config(run: Path, target_name: str | None = None) -> Config:
 
 
 def trained_parts(data: Mapping[str, Any], target_name: str | None = None) -> dict[str, Any]:
-    """`method` and `backend`, the types of the builder and the adapter, and `base`, the model trained.
+    """Return `method` and `backend`, the types of the builder and the adapter, and `base`, the trained model.
 
-    None where a run trains several models, and `target_name` does not say which is meant.
+    They are None if a run trains several models and `target_name` does not select one.
     """
     names = _names(data.get("finetuning") or {}, target_name)
     model = _entry(data, "llms", names["model"])
@@ -163,13 +162,13 @@ def trained_parts(data: Mapping[str, Any], target_name: str | None = None) -> di
 
 
 def target_model(data: Mapping[str, Any], target_name: str | None = None) -> str | None:
-    """The entry of `llms` that a target, or the run, trains."""
+    """Return the entry of `llms` that a target, or the run, trains."""
     name: str | None = _names(data.get("finetuning") or {}, target_name)["model"]
     return name
 
 
 def is_local(run: Path, target_name: str | None = None) -> bool:
-    """Whether the model that a run trains runs in this process: its weights are in the run folder then."""
+    """Return whether the trained model runs in this process. Then its weights are in the run folder."""
     data = stored_data(run)
     return _entry(data, "llms", target_model(data, target_name)).get("_type") == "local"
 
@@ -188,29 +187,29 @@ def _entry(data: Mapping[str, Any], section: str, name: Any) -> Mapping[str, Any
 
 
 def without_secrets(value: Any) -> Any:
-    """The data without the keys whose values are not kept in run folders."""
+    """Return the data without the keys whose values are not kept in run folders."""
     if isinstance(value, dict):
         return {key: without_secrets(item) for key, item in value.items() if item != MASK}
     return [without_secrets(item) for item in value] if isinstance(value, list) else value
 
 
 class EvaluationRequest(BaseModel, frozen=True, extra="forbid"):
-    """An evaluation, as `etude evaluate` was asked for it."""
+    """The arguments of an evaluation by `etude evaluate`."""
 
     run: str | None = None
-    """The folder of the training run whose weights are evaluated; None for those that the config names."""
+    """The folder of the training run whose weights are evaluated, or None for the config's own models."""
     version: int | None = None
-    """Which of its versions; 0 is the base model."""
+    """The version to evaluate; 0 is the base model."""
     target: str | None = None
-    """Which of its models, where it trains several."""
+    """The model to evaluate, in a run that trains several."""
     repeat: int = Field(default=1, ge=1)
-    """Episodes for each example."""
+    """The number of episodes for each example."""
     greedy: bool = False
-    """Whether the most likely token is taken each time."""
+    """Whether the most likely token is always taken."""
 
 
 def read_request(folder: Path) -> EvaluationRequest | None:
-    """The evaluation that a run folder is for; None when it is a training run. Raises StoreError."""
+    """Return the evaluation that a run folder is for, or None for a training run. Raises StoreError."""
     path = folder / REQUEST
     try:
         return EvaluationRequest.model_validate_json(path.read_text(encoding="utf-8"))
@@ -221,7 +220,7 @@ def read_request(folder: Path) -> EvaluationRequest | None:
 
 
 def evaluated_model(request: EvaluationRequest, base: str | None) -> str | None:
-    """The model that an evaluation is of: `run:v3`, or `base`, the model that its config names."""
+    """Return the evaluated model: `run:v3`, or else `base`, the model that the config names."""
     if request.run is None:
         return base
     whose = "" if request.target is None else f"{request.target}:"

@@ -1,7 +1,7 @@
-"""Which version of a run's model is meant: `RUN`, `RUN:v3`, `RUN:best`, `RUN:last`, `RUN:base`, and of a run
-with a warm-up `RUN:warm-up`.
+"""Names of versions of a run's model: `RUN`, `RUN:v3`, `RUN:best`, `RUN:last`, `RUN:base`, and `RUN:warm-up`
+after a warm-up.
 
-Of a run that trains several models also which of those: `RUN:verifier`, `RUN:verifier:v3`.
+In a run that trains several models, the name has the target too: `RUN:verifier`, `RUN:verifier:v3`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class RunVersion:
     version: ModelVersion | None
     """None for the base model."""
     target: str | None = None
-    """Whose version it is, in a run that trains several models."""
+    """The target that the version is from, in a run that trains several models."""
     choice: str = field(default="", compare=False)
-    """Why it is this one, where nobody named a version."""
+    """Why this version was chosen, if none was named."""
 
     @property
     def number(self) -> int:
-        """0 for the base model."""
+        """The number of the version; 0 is the base model."""
         return 0 if self.version is None else self.version.number
 
     @property
     def folder(self) -> Path | None:
-        """Where the run folder has its weights; None for the base model, and those that a backend has."""
+        """The folder of its weights in the run folder. None for the base model and a backend's weights."""
         return None if self.version is None else stored_at(self.run, self.version)
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class RunVersion:
 
 
 def run_version(text: str, root: Path) -> RunVersion | None:
-    """The version that `RUN` or `RUN:version` names; None when `RUN` is no run, as in `Qwen/Qwen3-0.6B`.
+    """Return the version that `RUN` or `RUN:version` names. None if `RUN` is no run, as in `Qwen/Qwen3-0.6B`.
 
     Raises RequestError when the run has no such version.
     """
@@ -64,11 +64,11 @@ def run_version(text: str, root: Path) -> RunVersion | None:
 
 
 def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersion:
-    """The version of a run that is wished for.
+    """Return the version of a run that `wish` names.
 
-    `best` is the one with the best validation. Without a wish it is that one too where any version was
-    measured after it was trained, and the last one elsewhere. Raises RequestError when there is no such
-    version, or, where it is to be `kept`, its weights are not on the disk.
+    `best` is the version with the best validation. An empty wish means the best version if one was measured
+    after training, else the last. Raises RequestError when there is no such version. With `kept`, also raises
+    it when the weights are not on the disk.
     """
     histories = histories_of(run)
     target, wish = _target_in(wish, run, histories)
@@ -106,7 +106,7 @@ def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) ->
 
 
 def _required(wanted: RunVersion, kept: bool) -> RunVersion:
-    """The version. Raises RequestError where it is to be `kept`, and its weights are not on the disk."""
+    """Return the version. With `kept`, raise RequestError when its weights are not on the disk."""
     if kept and (folder := wanted.folder) is not None and not folder.exists():
         raise RequestError(
             f"the weights of v{wanted.number} of run {wanted.run.name} were not kept; there are "
@@ -118,8 +118,7 @@ def _required(wanted: RunVersion, kept: bool) -> RunVersion:
 
 
 def kept_of(run: Path, history: History) -> str | None:
-    """Which of the versions that were made are on the disk, for people; None where all are, or a backend has
-    them."""
+    """Return which trained versions are on the disk, in words. None if all are, or a backend has them."""
     made = {version.number: version for entry in history.trained if (version := entry.version) is not None}
     last = made[max(made)] if made else None
     folder = None if last is None else stored_at(run, last)
@@ -133,23 +132,23 @@ def _kept_in(folder: Path) -> list[int]:
 
 
 def stored_at(run: Path, version: ModelVersion) -> Path | None:
-    """Where the run folder has the weights of a version; None when they are a backend's."""
+    """Return the folder of a version's weights in the run folder, or None if a backend has them."""
     parts = Path(version.location).parts
     if "checkpoints" not in parts:
         return None
-    # By the folder as it is now: a run may have been moved since.
+    # Relative to the folder as it is now, because the run may have been moved.
     return run.joinpath(*parts[len(parts) - 1 - parts[::-1].index("checkpoints") :])
 
 
 def is_hosted(run: Path, version: ModelVersion | None) -> bool:
-    """Whether a version's weights are a backend's, and not in the run folder."""
+    """Return whether a backend has a version's weights, and the run folder does not."""
     return version is not None and version.number > 0 and stored_at(run, version) is None
 
 
 def _best_or_last(
     wish: str, history: History, run: Path, target: str | None
 ) -> tuple[ModelVersion | None, str]:
-    """The version, None for the base model, and why it is that one."""
+    """Return the version, or None for the base model, and why it was chosen."""
     best, last = best_version(history), last_version(history)
     whose = run.name if target is None else f"{run.name}:{target}"
     if last is None:
