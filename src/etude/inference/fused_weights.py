@@ -30,7 +30,7 @@ InOrder: TypeAlias = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 def _packs(dtype: torch.dtype) -> bool:
-    """Return whether this CPU's oneDNN packs weights of the dtype; half precision needs extra instructions."""
+    """Return whether this CPU's oneDNN packs weights of the dtype; half precision needs more instructions."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
