@@ -28,7 +28,7 @@ from etude.wire.retries import Disturbed, Refused, failure_of, is_plain_http, re
 _KEEPALIVE_SECONDS = 4.0
 """uvicorn, and so vLLM, closes idle connections after 5 s. Closing them earlier avoids a race on reuse."""
 _CONNECT_SECONDS = 15.0
-"""Time limit for a connection, including its TLS handshake."""
+"""Seconds for making a connection, including its TLS handshake."""
 
 
 class HttpClient:

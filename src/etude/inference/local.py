@@ -99,17 +99,17 @@ class LocalLlmConfig(LlmConfig, name="local"):
     tiny: TinyConfig | None = None
     """Set this instead of `model` to make a tiny model from scratch in the run folder, without a download."""
     device: Annotated[str, CHANGEABLE] = "auto"
-    """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
+    """Set `auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto` is bfloat16 on CUDA, and on CPUs that multiply it (AVX512-BF16, AMX) for models of 10 million
-    parameters or more. Elsewhere it is float32."""
+    """`auto` is bfloat16 on CUDA. On CPUs that multiply bfloat16 (AVX512-BF16, AMX), it is bfloat16 for models
+    of 10 million parameters or more. Elsewhere it is float32."""
     quantization: Literal["4bit"] | None = None
     """How to store the base under trained LoRA weights. `4bit` stores NF4 numbers, in about a quarter of
     bfloat16's memory; it needs CUDA and the extra `bnb`."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: probability mass kept."""
+    """Nucleus sampling: the probability mass to keep."""
     max_tokens: int = Field(default=512, ge=1)
     """Maximum number of tokens of one completion."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -119,7 +119,7 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: probability mass kept."""
+    """Nucleus sampling: the probability mass to keep."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Maximum number of tokens of one completion."""
     request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)

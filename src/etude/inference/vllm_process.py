@@ -29,7 +29,7 @@ _CONTROL = RetryPolicy(retries=2, deadline=60.0)
 _LONGEST_LOG = 20 * 2**20
 """A log with more bytes than this is set aside at the next start."""
 _GRACE_SECONDS = 20.0
-"""Time for vLLM to shut down after SIGTERM."""
+"""Seconds for vLLM to shut down after SIGTERM."""
 
 State: TypeAlias = Literal["stopped", "starting", "running", "restarting", "failed"]
 
@@ -98,7 +98,7 @@ class VllmProcess:
         self._watching = asyncio.create_task(self._watch(), name="watch vllm")
 
     def serves(self, source: str) -> bool:
-        """Return whether it serves `source`, or is restarting in order to."""
+        """Return whether it serves `source`, or is restarting to serve it."""
         return self._watching is not None and not self._watching.done() and self.source == source
 
     def served_name(self, name: str) -> str:

@@ -30,15 +30,15 @@ class VllmOptions:
     max_loras: int = 2
     """Maximum number of LoRA weights in one batch."""
     start_seconds: float = 600.0
-    """Time limit of a start; compiling a model for the first time takes minutes."""
+    """Seconds that a start may take; compiling a model for the first time takes minutes."""
     look_seconds: float = 2.0
-    """Time between two health checks."""
+    """Seconds between two health checks."""
     hung_seconds: float = 60.0
-    """Time without a successful health check after which it counts as hung."""
+    """Seconds without a successful health check after which it counts as hung."""
     attempts: int = 5
     """Failed restarts in a row before it gives up."""
     backoff_seconds: float = 1.0
-    """Wait before the first restart; it doubles before each further one, up to a minute."""
+    """Seconds before the first restart; they double before each further one, up to a minute."""
     device: str = ""
     """Display name of its device, if there are several processes."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -55,7 +55,7 @@ class Head:
 
     @classmethod
     def of(cls, model: Any) -> Head:
-        """Return the head of a model, if `head_logits` fits that model."""
+        """Return the head of a model for which `has_plain_head` is true."""
         module, config = without_lora(model).get_output_embeddings(), text_config(model)
         plain = type(module) is nn.Linear and module.bias is None and "forward" not in vars(module)
         if any(getattr(config, name, None) not in (None, 1.0) for name in _EXTRAS) or not plain:

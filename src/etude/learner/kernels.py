@@ -97,7 +97,7 @@ def filled(size: int) -> int:
 def block_mask(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Any:
     """Return the blocks of a tree in which some tokens attend to others, and in which all do.
 
-    This equals `create_block_mask`, which needs compilation for every size, or all pairs of tokens at once.
+    It equals the mask of `create_block_mask`, which needs a compilation per size or all token pairs at once.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -117,8 +117,8 @@ def block_mask(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Any:
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores, compiled: bool) -> Tensor:
     """Attend with queries [1, H, N, D] to keys [1, G, N, D] and values [1, G, N, W]; return [1, H, N, W].
 
-    `mask` is the block mask for the window of `scores`. Without `compiled`, it holds all scores in memory,
-    for tests. Raises ValueError if its kernels do not run.
+    `mask` is the block mask for the window of `scores`. Without `compiled`, all scores are in memory at once,
+    for tests. Raises ValueError if the compiled kernels do not run.
     """
     width = value.shape[-1]
     query, key, value = (F.pad(x, (0, max(0, _NARROWEST - x.shape[-1]))) for x in (query, key, value))

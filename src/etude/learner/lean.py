@@ -170,7 +170,7 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, heads_NHD: Tensor, turn_N1C: Tensor) -> Tensor:
-        """Compute in float32, and return the precision of the heads."""
+        """Rotate in float32; the result has the precision of the heads."""
         ctx.save_for_backward(turn_N1C)
         return _turn(heads_NHD, torch.view_as_real(turn_N1C))
 
@@ -186,7 +186,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """Return the shape of `x` in the precision of `weight`."""
+        """Return RMSNorm in the shape of `x` and the precision of `weight`."""
         normed, scale = _norm(x, weight, epsilon)
         ctx.save_for_backward(x, scale, weight)
         return normed
@@ -203,7 +203,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """Return the sum of `x` and `more`, and the same normed, in the precision of `weight`."""
+        """Return the sum of `x` and `more`; and the same, normed, in the precision of `weight`."""
         x, normed, scale = _sum(x, more, weight, epsilon)
         ctx.save_for_backward(x, scale, weight)
         ctx.dtype = more.dtype

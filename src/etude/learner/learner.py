@@ -43,8 +43,8 @@ from etude.models.weights import load_tensors
 from etude.store.files import require_as_written
 
 Packing: TypeAlias = Literal["tree", "padded"]
-"""`tree` computes tokens that sequences share only once, if there are any and the model supports token
-trees; `padded` never does. The gradients are the same."""
+"""`tree` computes shared tokens only once, if sequences share enough and the model supports token trees;
+`padded` never does. The gradients are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,7 @@ class Learner:
     def restore(self, folder: Path) -> None:
         """Resume from a saved state that belongs to the weights in memory.
 
-        Raises DamagedError if its file is not as it was written, StoreError if the state does not fit.
+        Raises DamagedError if a file is not as it was written, StoreError if the state does not fit.
         """
         require_as_written(folder / STATE_FILE)
         try:

@@ -1,8 +1,8 @@
 """The interface between the learner and an algorithm's loss.
 
 An objective gets padded tensors and returns a scalar. Weights are normalised over the whole optimiser step
-beforehand, so micro-batches just add up. How sequences run through the model does not concern it; that is in
-`etude.learner.padding` and `etude.learner.packed`.
+beforehand, so micro-batches just add up. The modules `etude.learner.padding` and `etude.learner.packed` run
+the sequences through the model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The steps of a training: their rows, their learning rate, and AdamW's update of float32 master weights.
 
-A checkpoint needs only this module's state. bfloat16 has eight significant bits, so rounding would lose every
-step of less than a 500th of a weight (Micikevicius et al., 2018). Each number trained in half precision takes
-18 bytes: the weight (2), its master (4), the gradient (4) and AdamW's moments (8). In float32 it takes 16.
+The optimiser saves and restores all of its state. bfloat16 has eight significant bits, so rounding would lose
+every step of less than a 500th of a weight (Micikevicius et al., 2018). Each number trained in half precision
+takes 18 bytes: weight (2), master (4), gradient (4) and AdamW's moments (8). In float32 it takes 16.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class PackedStep:
             yield make_pass(samples, tree.paths, shares, policy, states)
 
     def row(self) -> Row:
-        """Return the units in depth-first order, to be dealt to processes."""
+        """Return the units in depth-first order, so that they can be split among processes."""
         places = [np.unique(np.concatenate(paths)) for paths in self._paths]
         order = sorted(range(len(places)), key=lambda index: tuple(places[index][-1:]))
         before = [np.empty(0, np.int64), *(places[index] for index in order)]

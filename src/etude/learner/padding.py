@@ -165,7 +165,7 @@ def _greedy(alone: Sequence[int], after: Sequence[int], most: int) -> list[tuple
 
 
 def padded_row(units: Sequence[TrainedUnit]) -> Row:
-    """Return a step's units in order of length, to be dealt to processes. Nothing is shared."""
+    """Return a step's units by length, without shared tokens. Padding to similar lengths costs little."""
     order = by_length(units)
     costs = tuple(sum(len(each.sample.ids) for each in units[index]) for index in order)
     return Row(tuple(order), costs, costs)

@@ -183,7 +183,7 @@ def joined(device: str, timeout: float, *, shards: bool = False) -> Iterator[Tea
 
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     state = _together(lambda: PartialState(cpu=on_cpu, timeout=timedelta(seconds=timeout)))
-    if state.num_processes == 1:  # A cluster may have no more left.
+    if state.num_processes == 1:  # The cluster may have only this one left.
         team = Team()
         team.device = state.device
         yield team
