@@ -82,7 +82,7 @@ _PAIRS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How scores follow from queries and keys, besides which tokens attend to which."""
+    """How scores follow from queries and keys, except for which tokens attend to which."""
 
     scale: float
     softcap: float | None = None

@@ -219,8 +219,8 @@ class _Sum(torch.autograd.Function):
 class _LowRank(torch.autograd.Function):
     """LoRA weights A and B (Hu et al., 2021) of a layer that gave y: y + s · (x · Aᵀ) · Bᵀ.
 
-    They are in float32. For an `x` in half precision, peft keeps a float32 copy in each layer that reads it:
-    half of all memory kept for the gradient.
+    They are in float32. For an `x` in half precision, peft keeps a float32 copy in each layer that reads it.
+    That is half of all memory kept for the gradient.
     """
 
     @staticmethod

@@ -73,7 +73,7 @@ def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int)
     A unit is given as the paths of its sequences in `tree`, and is never split. A unit above the budget
     shares its pack only with units that lie within it. The largest subtrees that fit stay whole. A pack with
     a part of a larger subtree repeats the tokens before that part. Each subtree goes to the pack that already
-    has most of its tokens; among equals, to the one with the least room left (best fit).
+    has most of its tokens. Among equals, the one with the least room left is chosen (best fit).
     """
     if units and len(tree) <= token_budget:
         return [list(range(len(units)))]

@@ -1,5 +1,5 @@
-"""Token trees: sequences that begin alike, with every shared token once; and which tokens attend to which
-when a model reads such a tree as one row.
+"""Token trees: sequences that begin alike, with every shared token once. A model reads a tree as one row, and
+the tree's layout tells which tokens attend to which.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _KEPT_SCORES = 1 << 22
 """Masks with this many scores in total are kept from layer to layer; larger ones are made again."""
 
 Kernel: TypeAlias = Literal["blocks", "flex", "plain flex"]
-"""How to compute attention: one call per block, which suits the CPU; FlexAttention; or its plain definition,
-for tests, with memory for all pairs of tokens."""
+"""How to compute attention: one call per block, which suits the CPU, or with FlexAttention. The plain version
+of FlexAttention is for tests, and takes memory for all pairs of tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,9 +110,9 @@ class Block:
 class Queries:
     """Some of a tree's tokens, and the keys that they attend to, block by block.
 
-    All continuations of a token are contiguous. So the tokens after a span without branches, which all see
-    the span, form one block with it: it needs no mask, and its keys no copy. The other blocks are the spans
-    themselves, and subtrees so small that cutting them does not pay.
+    All continuations of a token are contiguous. So the tokens after a span without branches form one block
+    with it. They see the whole span: the block needs no mask, and its keys no copy. The other blocks are the
+    spans themselves, and subtrees so small that cutting them does not pay.
     """
 
     places_Q: torch.Tensor
