@@ -175,7 +175,7 @@ class Routes:
         _LOG.warning("model '%s': %s can be used again", self._model, address.url)
 
     def _usable(self, among: Collection[Address], avoid: Collection[str]) -> Sequence[Address]:
-        """Return the best addresses: those in use and not in `avoid`, else the one that is probed next."""
+        """Return addresses in use, outside `avoid` if possible; or else the one that is probed next."""
         fresh = [address for address in among if address.url not in avoid]
         return (
             [address for address in fresh if not address.is_aside]
