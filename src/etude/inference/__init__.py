@@ -1,1 +1,1 @@
-"""Engines and the recording client."""
+"""Engines, and the clients that they sample with."""

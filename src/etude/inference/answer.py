@@ -1,4 +1,4 @@
-"""Engines that continue token ids; and from sampled tokens to a message, at once or piece by piece."""
+"""The interface of token engines, and how sampled tokens become a message, at once or streamed."""
 
 from __future__ import annotations
 
@@ -25,41 +25,40 @@ class TokenEngine(Protocol):
 
     @property
     def speech(self) -> Speech:
-        """How the model reads and writes."""
+        """The model's tokenizer, chat template and grammars."""
 
     async def sample(self, request: ChatRequest) -> Completion:
         """Continue the request's prompt of token ids; `on_delta` gets each token as it is sampled.
 
-        The message's content is the text as it was sampled, without the end of turn and cut before a stop
-        string. Raises EngineError when that cannot be; cancelling the call frees what it held.
+        The message's content is the sampled text without the end of turn, cut before a stop string. Raises
+        EngineError if sampling is impossible. Cancelling the call frees its resources.
         """
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message: `etude.inference.answer.answer` over `sample`."""
 
     async def close(self) -> None:
-        """Free what it holds; requests still in it fail."""
+        """Free all resources; unfinished requests fail."""
 
 
 def before_stop(text: str, stops: Iterable[str]) -> str | None:
-    """The text before the first of the stop strings in it; None where there is none."""
+    """Return the text before the earliest of the stop strings, or None if it has none of them."""
     positions = [position for stop in stops if (position := text.find(stop)) >= 0]
     return text[: min(positions)] if positions else None
 
 
 _READ_EACH = 64
-"""An answer of n tokens is read as a message again after n / 64 more, so that all readings together take a
-time that is linear in its length."""
+"""An answer of n tokens is parsed again after n / 64 more. The total time is then linear in its length."""
 _MAY_BE_CALL = re.compile(r"^\s*[{\[]|<|\[(?:T|$)")
-"""Where the text of an answer with tools may turn out to be the beginning of a call, by any family."""
+"""Matches where text may begin a tool call, in any model family's syntax."""
 _MAY_BE_THOUGHT = re.compile(
     r"\s*(?:$|[<\[](?:[^>\]\s]{0,24}$|[^>\]]*(?:think|thought|channel|reason)))", re.I
 )
-"""The beginning of a text that may turn out to be thinking."""
+"""Matches text that may turn out to begin a thought."""
 
 
 async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
-    """One answer of an engine that continues token ids. Raises EngineError."""
+    """Sample one assistant message from an engine that continues token ids. Raises EngineError."""
     speech = engine.speech
     prompt, sampling = await beside_loop(size_of(request), _prepared, speech, request)
     ids = prompt.ids
@@ -69,7 +68,7 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
         completion = await engine.sample(replace(request, prompt=ids, sampling=sampling, on_delta=on_delta))
     except ImpossibleCall as error:
         if error.param == FORM and request.sampling.constraint is None:
-            error.param = "tools"  # The form is theirs.
+            error.param = "tools"  # The grammar came from the tools.
         raise
     message = read(speech, request, completion.message["content"], ids, completion.completion_ids or ())
     return replace(
@@ -83,12 +82,12 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
 
 
 def _prepared(speech: Speech, request: ChatRequest) -> tuple[Prompt, Sampling]:
-    """The prompt of a request, and how its answer is sampled. Raises EngineError."""
+    """Return a request's prompt, and how to sample its answer. Raises EngineError."""
     sampling = request.sampling
     if request.prompt is None:
         prompt, sampling = speech.template.prompt(request), sampling_of(request, speech.template)
     else:
-        # A text gets the tokenizer's own special tokens around it.
+        # A text prompt gets the tokenizer's own special tokens around it.
         given = request.prompt
         prompt = Prompt(tuple(speech.tokenizer(given)["input_ids"] if isinstance(given, str) else given))
     require_room(speech, prompt.ids)
@@ -96,7 +95,7 @@ def _prepared(speech: Speech, request: ChatRequest) -> tuple[Prompt, Sampling]:
 
 
 def size_of(request: ChatRequest) -> int:
-    """Roughly the characters that a request's prompt is made of."""
+    """Return roughly how many characters a request's prompt has."""
     if request.prompt is not None:
         return len(request.prompt)
     calls = [call for message in request.messages for call in message.get("tool_calls") or ()]
@@ -105,7 +104,7 @@ def size_of(request: ChatRequest) -> int:
 
 
 def require_room(speech: Speech, ids: Sequence[int]) -> None:
-    """Raise ImpossibleCall when a prompt leaves no room for an answer, or has ids that are no tokens."""
+    """Raise ImpossibleCall if a prompt is empty, fills the context, or has ids outside the vocabulary."""
     if not ids:
         raise ImpossibleCall("the prompt is empty: the model has nothing to continue", param="messages")
     if len(ids) >= speech.max_context:
@@ -125,7 +124,7 @@ def require_room(speech: Speech, ids: Sequence[int]) -> None:
 def read(
     speech: Speech, request: ChatRequest, text: str, prompt: Sequence[int], ids: Sequence[int] = ()
 ) -> Message:
-    """The message that sampled text, of the tokens `ids`, stands for after a prompt. Raises EngineError."""
+    """Parse sampled `text` of the tokens `ids` into the message that it means. Raises EngineError."""
     if request.prompt is not None:
         return {"role": "assistant", "content": text}
     first = sum(len(message.get("tool_calls") or ()) for message in request.messages)
@@ -136,10 +135,9 @@ def read(
 
 
 class AnswerStream:
-    """Gives a request's `on_delta` an answer piece by piece, each once it is certain.
+    """Streams an answer to a request's `on_delta`, each piece once it is certain.
 
-    Text that may turn out to be a tool call or a thought is held back; what is held at the end is in the
-    completion.
+    Text that may turn out to be a tool call or a thought is held back. The completion has all text.
     """
 
     def __init__(self, speech: Speech, request: ChatRequest, ids: tuple[int, ...]) -> None:
@@ -147,20 +145,20 @@ class AnswerStream:
         self._stop_ids = speech.stop_ids.union(request.sampling.stop_token_ids)
         self._ids: list[int] = []
         self._known = self._decoded = 0
-        """Tokens before `known` are text; those up to `decoded` are decoded again, as context of the rest."""
+        """Tokens before `known` are text. Those up to `decoded` are decoded again as context for the rest."""
         self._held = ""
         self._over = False
         self._speech, self._request, self._prompt_ids = speech, request, ids
         self._has_tools = bool(request.tools) and request.tool_choice != "none"
         begun = self._decode(ids[-8:]).rstrip()
         self._is_thinking = request.prompt is None and begun.endswith(("think>", "THINK]"))
-        """Whether the prompt itself begins a thought."""
+        """Whether the prompt itself opens a thought."""
         self._text = ""
         self._tokens = self._read_at = 0
         self._content = self._reasoning = ""
 
     def add(self, token: Delta) -> None:
-        """Take the next token."""
+        """Add the next token, and send a delta for it."""
         self._text += self._new_text(token.ids[0])
         self._tokens += 1
         content = reasoning = ""
@@ -175,7 +173,7 @@ class AnswerStream:
             )
 
     def _new_text(self, token: int) -> str:
-        """The text that is certain now that this token was sampled; often empty."""
+        """Add a token, and return the text that it makes certain; often empty."""
         if self._over or token in self._stop_ids:
             return ""
         self._ids.append(token)
@@ -188,7 +186,7 @@ class AnswerStream:
         if any(stop in self._held for stop in self._stops):
             self._over = True
             return ""
-        # Characters at the end could be the beginning of a stop string.
+        # The last characters may begin a stop string.
         begun = [
             size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])
         ]
@@ -197,20 +195,20 @@ class AnswerStream:
         return text
 
     def _certain(self) -> tuple[str, str]:
-        """The part of content and thinking that is new and certain."""
+        """Return the new, certain part of the content and of the reasoning."""
         if self._request.prompt is not None:
             return self._text[len(self._content) :], ""
         try:
             message = read(self._speech, self._request, self._text, self._prompt_ids)
         except EngineError:
-            return "", ""  # Half of something; the end will show.
+            return "", ""  # The text is incomplete; later tokens may complete it.
         content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
         thinks = bool(reasoning) or not (self._is_thinking or _MAY_BE_THOUGHT.match(content))
         if not thinks or message.get("tool_calls"):
             content = ""
         if self._has_tools and (held := _MAY_BE_CALL.search(content)):
             content = content[: held.start()]
-        # Messages with calls or thoughts have their text without the spaces around it.
+        # The parser strips the spaces around text when there are calls or thoughts.
         content = "" if self._has_tools and content[:1].isspace() else content.rstrip()
         reasoning = reasoning if content else reasoning.rstrip()
         return rest_of(content, self._content), rest_of(reasoning, self._reasoning)

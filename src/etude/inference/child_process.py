@@ -1,4 +1,4 @@
-"""Child processes: how they end with their parent, their masked logs, and what starts a team of them."""
+"""Child processes that end with their parent, their masked logs, and launchers for teams of them."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ os.wait()
 os.close(lifeline)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Becomes the command, with a guard in its process group, whose number is nobody else's for as long as the
-guard lives. The guard is nobody's child, because a program may wait for all of its own."""
+"""Starts a guard in its process group, and becomes the command. No other group gets the group's number while
+the guard lives. The guard is not the command's child, because a program may wait for all its children."""
 
 
 async def start_guarded(*command: str, **options: Any) -> tuple[Process, int]:
-    """A command in a process group of its own, which is killed as soon as this process is no more, from its
-    first instant on; and the descriptor to close once the group has been killed.
+    """Start a command in its own process group, which is killed once this process is gone, even at its start.
 
-    Raises OSError when there is no such program.
+    Returns the process, and a descriptor to close once the group has been killed. Raises OSError if there is
+    no such program.
     """
     path = options.get("env", os.environ).get("PATH")
-    # One that is named with its folder is looked for from where it is to run.
+    # A name with a folder is relative to the command's working directory.
     named = Path(options.get("cwd") or "", command[0]) if os.path.dirname(command[0]) else command[0]  # noqa: PTH120
     if shutil.which(named, path=path) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
@@ -70,18 +70,18 @@ async def start_guarded(*command: str, **options: Any) -> tuple[Process, int]:
 
 
 def last_lines(path: Path, count: int = 12) -> str:
-    """The last lines of a file of any size; nothing of one that cannot be read."""
+    """Return the last `count` non-empty lines in a file's last 4 KiB; empty if it cannot be read."""
     return "\n".join([line for line in end_of(path, 4096).splitlines() if line.strip()][-count:])
 
 
 def last_exception(path: Path, start: int = 0) -> str | None:
-    """The last exception that a log names from the byte `start` on, with its text."""
+    """Return the last exception that a log names from byte `start` on, with its text, or None."""
     named = _EXCEPTION.findall(end_of(path, 2**18, start))
     return named[-1].strip() if named else None
 
 
 def end_of(path: Path, most: int, start: int = 0) -> str:
-    """At most so many last bytes of a file, from the byte `start` on; nothing of one that cannot be read."""
+    """Return at most the last `most` bytes of a file, from byte `start` on; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(start, file.seek(0, os.SEEK_END) - most))
@@ -91,51 +91,51 @@ def end_of(path: Path, most: int, start: int = 0) -> str:
 
 
 _LONGEST_LINE = 2**16
-"""Bytes of a line that is written in parts: it may have no end."""
+"""Bytes after which an unfinished line is written anyway, because it may have no end."""
 
 
 class MaskedLog:
-    """Appends to a file what a child writes, which is started within the block with `fileno()` as its output.
+    """Appends a child's output to a file. Start the child within the block, with `fileno()` as its output.
 
-    Lines are masked whole. A thread copies them, so that the child goes on whatever this process does.
+    Lines are masked whole. A thread copies them, so that a busy event loop does not hold up the child.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the file cannot be opened."""
+        """Raises OSError if the file cannot be opened."""
         file = open_private(path, "ab")
         self.path = path
         self.begin = file.tell()
-        """The number of bytes that the file had before."""
+        """Size of the file in bytes before the child's output."""
         reading, self._writing = os.pipe()
         self._thread = threading.Thread(target=_copy, args=(reading, file), name="etude-log", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
-        """The descriptor that the child writes to."""
+        """Return the descriptor that the child writes to."""
         return self._writing
 
     def __enter__(self) -> MaskedLog:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """The child has the pipe, if it was started: its end is seen when all that have it are gone."""
+        """Close this end of the pipe; the thread stops once all other holders have closed theirs."""
         os.close(self._writing)
 
     async def settled(self) -> None:
-        """Wait until all that was printed is in the file; a second at most: others may have the pipe."""
+        """Wait until the file has all output, for a second at most: other processes may hold the pipe."""
         await asyncio.to_thread(self._thread.join, 1.0)
 
 
 class MaskedLines:
-    """Masks secrets in what comes in pieces, line by line."""
+    """Masks secrets in a stream of bytes, line by line."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def add(self, piece: bytes) -> bytes:
-        """The lines that are whole now, masked."""
+        """Add a piece, and return the lines that it completes, masked."""
         data = self._rest + piece
-        # A bar of progress ends its lines with a return.
+        # Progress bars end their lines with a carriage return.
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > _LONGEST_LINE:
             end = len(data)
@@ -143,7 +143,7 @@ class MaskedLines:
         return _masked(data[:end])
 
     def end(self) -> bytes:
-        """A line that nobody has ended, masked."""
+        """Return the last, unfinished line, masked."""
         data, self._rest = self._rest, b""
         return _masked(data)
 
@@ -161,42 +161,42 @@ def _copy(reading: int, file: IO[bytes]) -> None:
 
 
 def _write(file: IO[bytes], data: bytes) -> None:
-    # A disk that takes no more must not keep the child from going on.
+    # A full disk must not stop the child.
     with contextlib.suppress(OSError):
         file.write(data)
         file.flush()
 
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
-"""In the words of torch's launcher."""
+"""Matches the root cause in the output of torch's launcher."""
 
 
 class TeamLauncher(Protocol):
-    """A way to start the processes of a team: a command that lives for as long as they do.
+    """A way to start the processes of a team: one command, which lives as long as they do.
 
-    Whoever runs the command watches and ends it as any process. It exits with 0 once all processes have done
-    their part, SIGTERM asks them to make way, and their output is its own. Those that outlive it on this
-    machine hold locks of their job.
+    The caller watches and ends the command like any process. It exits with 0 once all processes succeed.
+    SIGTERM asks them to make way, and their output is its output. Processes that outlive it on this machine
+    hold locks of their job.
     """
 
     def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
-        """The command that runs a Python module in several processes at once, which are to be `joined`.
+        """Return the command that runs a Python module in several processes at once, to be `joined` there.
 
-        `folder` is the job's, and may be written to.
+        `folder` belongs to the job, and the launcher may write to it.
         """
 
     def first_failure(self, log: str) -> str | None:
-        """Which process ended first and how, by the output of the command; None where it does not say."""
+        """Return which process failed first and how, from the command's output; None if it does not say."""
 
 
 class LocalTeams:
     """Processes on this machine, started by `accelerate launch`."""
 
     def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
-        """`accelerate launch` is given all that a config file of the user's would otherwise decide.
+        """Return an `accelerate launch` command with every option that a user's config file could change.
 
-        When one of the processes fails, it ends the others. `--multi_gpu` is its word for several processes
-        on one machine, with GPUs or without.
+        When one process fails, it ends the others. `--multi_gpu` means several processes on one machine, with
+        or without GPUs.
         """
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
         machines = ["--num_machines=1", "--machine_rank=0", "--main_process_port=0", "--gpu_ids=all"]
@@ -204,11 +204,11 @@ class LocalTeams:
         return [*launch, *machines, *kind, "--module", module, *arguments]
 
     def first_failure(self, log: str) -> str | None:
-        """The root cause that the launcher found last."""
+        """Return the last root cause that the launcher printed."""
         causes = _ROOT_CAUSE.findall(log)
         return f"process {causes[-1][0]}: {exit_words(int(causes[-1][1]))}" if causes else None
 
 
 def exit_words(code: int) -> str:
-    """How a process ended, by its exit code."""
+    """Return a process's exit code in words."""
     return f"exit code {code}" if code >= 0 else f"signal {-code}"

@@ -1,4 +1,4 @@
-"""Decoders: run the model one step, rows of token ids in, one more sampled token for each."""
+"""Decoders: each step runs the model on rows of token ids, and samples one more token for each."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from etude.models.device import is_large
 from etude.models.policy import Policy
 
 _BESIDE, _BESIDE_SMALL = 256, 1024
-"""Tokens of prompts that a step reads at most while rows speak: these stand still for as long. A pass costs a
-small model more than its tokens."""
+"""Maximum number of prompt tokens in a step while other rows generate, because these wait for the step. For a
+small model, a pass costs more than its tokens."""
 
 
 def make_decoder(policy: Policy, *, slots: int, deterministic: bool) -> Decoder:
-    """The fastest decoder that is right for the policy's architecture."""
+    """Return the fastest decoder that is correct for the policy's architecture."""
     if deterministic and policy.device.type == "cpu":
-        # How many threads share a sum, and how, would depend on what else the machine does.
+        # With more threads, the order of additions would depend on the machine's load.
         torch.set_num_threads(1)
     if not takes_key_value_slots(policy.model):
         return RecomputeDecoder(policy, deterministic=deterministic)
@@ -39,7 +39,7 @@ def make_decoder(policy: Policy, *, slots: int, deterministic: bool) -> Decoder:
 class RecomputeDecoder:
     """Keeps nothing between two steps, for models whose layers hold more than keys and values.
 
-    With `deterministic`, every row is read alone: then its numbers do not depend on its neighbours.
+    With `deterministic`, each row is read alone, so that its numbers do not depend on other rows.
     """
 
     def __init__(self, policy: Policy, *, deterministic: bool) -> None:
@@ -48,7 +48,7 @@ class RecomputeDecoder:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
-        """Append a token to every row. Returns the rows that gained one: all."""
+        """Append a token to every row, and return all rows."""
         device = self._policy.device
         for batch in [[row] for row in rows] if self._deterministic else [rows]:
             width = max(len(row.ids) for row in batch)
@@ -61,19 +61,19 @@ class RecomputeDecoder:
         return list(rows)
 
     def release(self, row: Row) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is kept."""
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is kept."""
 
 
 class RaggedDecoder(SlotDecoder):
-    """Each pass has as many tokens of each row as that row needs, none of them padding."""
+    """Reads exactly the tokens that each row needs in a pass, without padding."""
 
     _fused: FusedLlama
 
     def __init__(self, policy: Policy, *, slots: int) -> None:
-        """`slots` conversations keep what they have read between two turns."""
+        """`slots` conversations keep their keys and values between two turns."""
         super().__init__(policy, slots=slots, deterministic=False)
         self._is_large = is_large(sum(value.numel() for value in policy.model.parameters()))
         self._beside = _BESIDE if self._is_large else _BESIDE_SMALL
@@ -81,15 +81,15 @@ class RaggedDecoder(SlotDecoder):
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
-        """Read prompts beside rows that speak; append a token to each row that has been read whole.
+        """Read prompts while other rows generate; append a token to each row that has been read completely.
 
-        Returns the rows that gained a token. Raises EngineError when the logits are not finite.
+        Returns the rows that gained a token. Raises EngineError if the logits are not finite.
         """
         self._take_in(rows)
         speaking = [row for row in rows if row.pending == 1]
         reading, counts = self._chunks(rows, len(speaking))
         if not speaking and not reading:
-            return []  # Those whom others wait for were cancelled a moment ago.
+            return []  # The rows that others wait for were cancelled a moment ago.
         if not reading and self._goes_on_singly(speaking):
             speaking = self._gathered(speaking)
             positions, going = [row.cached for row in speaking], self._going
@@ -104,14 +104,14 @@ class RaggedDecoder(SlotDecoder):
         return self._pass(speaking, reading, counts)
 
     def forget(self) -> None:
-        """The weights changed: the slots' contents go. Rows in flight are read again from their start."""
+        """Drop all slots' contents when the weights change. Rows in flight are read again from the start."""
         self._going = None
         super().forget()
 
     def _chunks(self, rows: Sequence[Row], speaking: int) -> tuple[list[Row], list[int]]:
-        """Rows that read in this step, and how much: those that came first, within what a step reads.
+        """Return the rows that read prompt tokens in this step, in order of arrival, and how many each.
 
-        With a small model prompts wait for company, but not for long: a pass costs it more than a token.
+        With a small model, prompts wait briefly for others, because a pass costs more than a token.
         """
         chosen, counts = list[Row](), list[int]()
         waiting = [row for row in rows if row.pending > 1 and not self._table.waits(row)]
@@ -128,12 +128,12 @@ class RaggedDecoder(SlotDecoder):
         return chosen, counts
 
     def _goes_on_singly(self, rows: Sequence[Row]) -> bool:
-        """Whether single tokens of the rows attend in one way in all layers."""
+        """Return whether single tokens of the rows attend in one way in all layers."""
         return self._inputs.looks_back(rounded_up(max(row.cached for row in rows) + 1))
 
     def _pass(self, speaking: list[Row], reading: list[Row], counts: list[int]) -> list[Row]:
-        """One forward pass of all rows; gives those that gained a token."""
-        plan = None  # How these read prefixes that they share, if they do.
+        """Run one forward pass of all rows; return those that gained a token."""
+        plan = None  # How these rows read shared prefixes, if there are any.
         if len(speaking) > 1 and self._goes_on_singly(speaking):
             speaking.sort(key=lambda row: row.slot)
             ids, cached = [row.ids for row in speaking], [row.cached for row in speaking]

@@ -24,13 +24,14 @@ from etude.models.policy import Policy
 from etude.models.speech import Speech
 
 _LOGITS = 1 << 27
-"""Logits that are held at a time: half a gigabyte in float32. Each part of a prompt reads all before it."""
+"""Maximum number of logits held at a time: half a gigabyte in float32. Each chunk reads the whole prompt."""
 
 
 @torch.inference_mode()
 def prompt_scores(policy: Policy, request: ChatRequest) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...]]:
-    """The logprobs of all tokens of a prompt but the first under the model itself, and the likeliest in their
-    places; nothing where the request does not ask for them."""
+    """Return the model's own logprobs of all prompt tokens but the first, and the likeliest tokens there.
+
+    Both are empty if the request does not ask for them."""
     ids, top = request.prompt_ids, request.prompt_logprobs
     if top is None:
         return (), ()
@@ -49,28 +50,28 @@ def prompt_scores(policy: Policy, request: ChatRequest) -> tuple[tuple[float, ..
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A request on its way through the engine's thread."""
+    """A request in the engine's thread."""
 
     row: Row
     request: ChatRequest
     limit: int
-    """Length at which the row is cut."""
+    """Number of tokens, prompt included, at which the row is cut."""
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Completion]
     prompt_scores: tuple[tuple[float, ...], tuple[TopLogprobs, ...]] | None = None
-    """Once they are there, where the request asks for any."""
+    """The result of `prompt_scores`, once computed."""
 
 
 _News: TypeAlias = Delta | Completion | str
-"""A token, the result, or why there is none."""
+"""A token, the result, or an error message."""
 
 
 class EmbeddedEngine(Engine, TokenEngine):
     """Batches concurrent requests continuously: they join and leave at any step.
 
-    One thread runs the model, step after step, for as long as there are requests. A request's tokens
-    depend only on the weights, its prompt and its key, never on what else is in the batch (to the last
-    bit with `deterministic`).
+    One thread runs the model, step after step, while there are requests. A request's tokens depend only on
+    the weights, its prompt and its key, not on the rest of the batch. With `deterministic`, this is exact to
+    the last bit.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         max_tokens: int = 512,
         deterministic: bool = False,
     ) -> None:
-        """`max_batch` requests are sampled at once, the others wait; `max_tokens` is for requests without."""
+        """`max_batch` requests are sampled at once; others wait. `max_tokens` is for requests without any."""
         self.policy = policy
         self._max_batch = max_batch
         self._max_tokens = max_tokens
@@ -89,7 +90,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         self._decoder: Decoder | None = self._made()
         policy.samplers.add(self)
         self._rests = False
-        """Whether the decoder is to go as soon as there are no requests."""
+        """Whether to drop the decoder as soon as there are no requests."""
         self._wake = threading.Condition()
         self._incoming: deque[_Job] = deque()
         self._closed = False
@@ -104,14 +105,14 @@ class EmbeddedEngine(Engine, TokenEngine):
         return self.policy.version
 
     async def complete(self, request: ChatRequest) -> Completion:
-        """Sample one assistant message; others are sampled beside it."""
+        """Sample one assistant message, in a batch with other requests."""
         return await answer(self, request)
 
     async def sample(self, request: ChatRequest) -> Completion:
         sampling, length = request.sampling, len(request.prompt_ids)
         if sampling.constraint is None:
             shaper = self.speech.grammars.shaper(sampling, request.prompt_ids)
-        else:  # To compile a grammar may take as long as many tokens.
+        else:  # Compiling a grammar may take as long as sampling many tokens.
             shaper = await asyncio.to_thread(self.speech.grammars.shaper, sampling, request.prompt_ids)
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
         if sampling.min_tokens > wanted:
@@ -135,22 +136,22 @@ class EmbeddedEngine(Engine, TokenEngine):
         return await job.future
 
     async def adopt(self, version: ModelVersion) -> None:
-        """Load the weights of `version`; they are sampled from at the next step."""
+        """Load the weights of `version`; the next step samples from them."""
         await asyncio.to_thread(self.policy.adopt, version)
 
     async def close(self) -> None:
-        """Stop the thread; requests still in it fail."""
+        """Stop the thread; unfinished requests fail."""
         with self._wake:
             self._closed = True
             self._wake.notify()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        self._decoder = None  # Whoever still holds the engine does not hold its keys and values.
+        self._decoder = None  # A reference to the engine must not keep its keys and values.
 
     def rest(self) -> None:
-        """Give back the memory that only sampling takes; the next request has it made anew.
+        """Free the memory that only sampling needs; the next request allocates it again.
 
-        On a GPU it stays: there it takes long to make.
+        On a GPU it is kept, because allocating it takes a long time.
         """
         if self.policy.device.type != "cuda":
             with self._wake:
@@ -160,7 +161,7 @@ class EmbeddedEngine(Engine, TokenEngine):
     def _made(self) -> Decoder:
         with self.policy.lock:
             self._weights_id = self.policy.weights_id
-            # So many conversations keep their keys and values between two turns.
+            # This many conversations keep their keys and values between two turns.
             return make_decoder(self.policy, slots=64, deterministic=self._deterministic)
 
     def _work(self) -> None:
@@ -168,11 +169,11 @@ class EmbeddedEngine(Engine, TokenEngine):
         while self._admit(active):
             try:
                 active = self._advance(active)
-            except Exception as error:  # noqa: BLE001  whatever broke, nobody may be left waiting
+            except Exception as error:  # noqa: BLE001  after any failure, no request may be left waiting
                 cause = f"the engine failed: {type(error).__name__}: {error}"
                 reason = str(error) if isinstance(error, EngineError) else cause
                 _hand_over([(job, reason) for job in active])
-                self._decoder = None  # What broke half-way may have left anything behind.
+                self._decoder = None  # A failure half-way may leave it in any state.
                 active = []
         with self._wake:
             active.extend(self._incoming)
@@ -180,7 +181,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         _hand_over([(job, "the engine was closed") for job in active])
 
     def _admit(self, active: list[_Job]) -> bool:
-        """Take in waiting requests, sleep while there are none; False when the engine closes."""
+        """Admit waiting requests, and sleep while there are none. Return False when the engine closes."""
         with self._wake:
             while not self._closed and not active and not self._incoming:
                 if self._rests:
@@ -191,7 +192,7 @@ class EmbeddedEngine(Engine, TokenEngine):
             return not self._closed
 
     def _advance(self, active: list[_Job]) -> list[_Job]:
-        """One step of the model; returns the jobs that are neither finished nor cancelled."""
+        """Run one step of the model; return the jobs that are neither finished nor cancelled."""
         decoder = self._decoder = self._decoder or self._made()
         cancelled = [job for job in active if job.future.cancelled()]
         for job in cancelled:
@@ -231,7 +232,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         return [job for job in alive if job not in finished] if finished else alive
 
     def _result(self, job: _Job, version: int) -> Completion | None:
-        """The result where the last token, sampled from weights of `version`, ends the job."""
+        """Return the result if the last token, sampled from weights of `version`, ends the job."""
         row, start = job.row, len(job.request.prompt_ids)
         ids, sampling = row.ids, row.sampling
         decode = self.policy.template.decode
@@ -258,10 +259,10 @@ class EmbeddedEngine(Engine, TokenEngine):
         )
 
     def _before_stop_string(self, sampled: Sequence[int], sampling: Sampling) -> str | None:
-        """The text before the first stop string, once one has appeared that may end the answer."""
+        """Return the text before the first stop string, if one has appeared that may end the answer."""
         if len(sampled) < sampling.min_tokens:
             return None
-        # A character takes four tokens at most, so a stop string that has just appeared is in the tail.
+        # A character has at most four tokens, so a stop string that has just appeared is in the tail.
         longest, decode = max(map(len, sampling.stop)), self.policy.template.decode
         tail = decode(sampled[-4 * (longest + 1) :])
         if not any(stop in tail for stop in sampling.stop):
@@ -273,14 +274,14 @@ class EmbeddedEngine(Engine, TokenEngine):
 
 
 def _hand_over(news: Sequence[tuple[_Job, _News]]) -> None:
-    """Pass tokens and results on to the event loops that wait for them: one wake-up per loop."""
+    """Pass tokens and results to the event loops that wait for them, with one wake-up per loop."""
     for loop in {job.loop for job, _ in news}:
-        with suppress(RuntimeError):  # The loop was closed, and nobody listens any more.
+        with suppress(RuntimeError):  # The loop is closed, and nobody waits any more.
             loop.call_soon_threadsafe(_receive, [(job, new) for job, new in news if job.loop is loop])
 
 
 def _receive(news: Sequence[tuple[_Job, _News]]) -> None:
-    """Called in the loop of these jobs."""
+    """Deliver news to jobs, in their event loop."""
     for job, new in news:
         if job.future.done():
             continue

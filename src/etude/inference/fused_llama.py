@@ -1,11 +1,11 @@
 """Llama's and Gemma's forward pass with a quarter of the operations, for float32 and bfloat16 on a CPU.
 
-A step of a small model costs as many microseconds as it has operations. Here projections of the same
-input are one matrix product, queries and keys turn as complex numbers, a layer's keys and values are stored
-in one go, attention of single tokens is two plain products, and all is written into memory that is there
-already, through views that are there already. Weights are copied.
+A step of a small model takes as many microseconds as it has operations. Here, one matrix product computes all
+projections of an input, and queries and keys turn as complex numbers. A layer's keys and values are stored in
+one go, and attention of single tokens is two plain products. Results go into existing memory, through
+existing views. Weights are copied.
 
-In bfloat16 the states between layers, norms and rotary embeddings are in float32, as the learner has them.
+In bfloat16, the states between layers, norms and rotary embeddings are in float32, as in the learner.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from etude.models.architecture import layer_kinds, without_lora
 
 
 class Room:
-    """Memory that a forward pass of N tokens writes to, and the views through which it looks at that."""
+    """The workspace of a forward pass of N tokens: memory that it writes to, and views into it."""
 
     def __init__(self, memory: Sequence[torch.Tensor], groups: int, size: int) -> None:
-        """`memory` as `FusedLlama` allocates it; `groups` of heads share keys, and a head has `size` D."""
+        """`memory` is as `FusedLlama` allocates it. `groups` of heads share keys; `size` is a head's D."""
         self._made_of = memory, groups, size
         self.x, self.length, self.scaled, self.turning = memory[:4]
         """In float32: [N, E], [N, 1], [N, E] and [N, G * (R + 2) * D] in the order of `FusedLayer.qkv`."""
         self.normed, self.heads, self.mixed, self.gate_up = memory[4:]
-        """In the dtype of the weights: the last two of those, in float32 the same memory, [N, G * R * D] and
-        [N, 2 * I]."""
+        """In the dtype of the weights: [N, E], [N, G * (R + 2) * D], [N, G * R * D] and [N, 2 * I]. In
+        float32 the first two are `scaled` and `turning`."""
         by_group = self.heads.view(len(self.x), groups, -1, size)
         as_batch = by_group.flatten(0, 1)
         self.query, self.new = as_batch[:, :-2], as_batch[:, -2:]
-        """[N * G, R, D]; keys and values [N * G, 2, D]."""
+        """Queries [N * G, R, D]; keys and values [N * G, 2, D]."""
         self.turned = self.turning.view(by_group.shape)[:, :, :-1]
         """Queries and keys [N, G, R + 1, D]."""
         self.turned_complex = torch.view_as_complex(self.turned.view(*self.turned.shape[:-1], -1, 2))
@@ -51,21 +51,21 @@ class Room:
         self.gate, self.up = self.gate_up.chunk(2, dim=1)
 
     def first(self, tokens: int) -> Room:
-        """That of so many of the first tokens."""
+        """Return the room of the first `tokens` tokens."""
         memory, groups, size = self._made_of
         return Room([each[:tokens] for each in memory], groups, size)
 
 
 Apart: TypeAlias = Callable[[Room], Callable[[SlotLayer], None]]
-"""Attention of the first tokens of a pass that are in no group: in a room, to what a layer holds."""
+"""Attention of a pass's first tokens, which are in no group: for a room, a function of a layer's slots."""
 
 
 class FusedLlama:
-    """Gives the logits of the model's own forward pass, up to rounding, with LoRA weights."""
+    """Computes the logits of the model's own forward pass, up to rounding, with LoRA weights."""
 
     @torch.no_grad()
     def __init__(self, model: Any) -> None:
-        """`model` must be one that `can_fuse` takes; to be made anew whenever its weights have changed."""
+        """`can_fuse(model)` must be true. Make a new one whenever the weights have changed."""
         inner = without_lora(model)
         config, body = inner.config, inner.model
         attention = body.layers[0].self_attn
@@ -73,7 +73,7 @@ class FusedLlama:
         self.groups: int = config.num_key_value_heads
         self.size: int = attention.head_dim
         self.key_size = self.groups * self.size
-        """Numbers of a token's keys in a layer."""
+        """How many numbers a token's keys have in a layer."""
         self.scale: float = attention.scaling
         self.layers = [fused_layer(layer, config) for layer in body.layers]
         self.kinds = layer_kinds(inner)
@@ -98,10 +98,10 @@ class FusedLlama:
     def __call__(
         self, inputs: Ragged, kv: KvSlots, read: torch.Tensor, apart: Apart | None = None
     ) -> torch.Tensor:
-        """Logits [B, V] after those of the tokens that `read` names."""
+        """Return the logits [B, V] after the tokens at the places `read`."""
         tokens = len(inputs.ids_N)
         self.reach(kv.columns)
-        is_few = tokens <= 128  # For more, no memory is kept.
+        is_few = tokens <= 128  # Memory for more tokens is not kept.
         room = self.room(tokens) if is_few else Room(self._allocated(tokens), self.groups, self.size)
         turns = self.turns(inputs.position_N)
         places = kv.places(self.groups, inputs.slot_N, inputs.column_N)
@@ -118,7 +118,7 @@ class FusedLlama:
         return self.logits(room.x.index_select(0, read))
 
     def embed(self, ids_N: torch.Tensor, room: Room) -> None:
-        """Write what the first layer reads."""
+        """Write the input of the first layer."""
         if self._embedding.dtype == room.x.dtype:
             torch.index_select(self._embedding, 0, ids_N, out=room.x)
         else:
@@ -129,7 +129,7 @@ class FusedLlama:
             room.x.mul_(self._embedding_scale)
 
     def project(self, layer: FusedLayer, room: Room, turn: torch.Tensor) -> None:
-        """Write queries, keys and values."""
+        """Write a layer's queries, keys and values."""
         layer.qkv.linear(self._normed(room, layer.qkv), out=room.turning)
         if layer.head_norm is not None:
             normed = functional.rms_norm(room.turned, (self.size,), eps=self._eps)
@@ -139,7 +139,7 @@ class FusedLlama:
             room.heads.copy_(room.turning)
 
     def finish(self, layer: FusedLayer, room: Room) -> None:
-        """All that comes after attention."""
+        """Compute the part of a layer after attention."""
         self._add(layer.out, room.mixed, layer.out_norm, room)
         layer.gate_up.linear(self._normed(room, layer.gate_up), out=room.gate_up)
         if self._is_gemma:
@@ -149,7 +149,7 @@ class FusedLlama:
         self._add(layer.down, room.gate, layer.down_norm, room)
 
     def logits(self, x_BE: torch.Tensor) -> torch.Tensor:
-        """[B, V]"""
+        """Return the logits [B, V] of the last layer's states."""
         length = torch.linalg.vector_norm(x_BE, dim=-1, keepdim=True)
         normed = x_BE / length.hypot_(self._least)
         if self._head.scale is not None:
@@ -157,11 +157,11 @@ class FusedLlama:
         return self._head.linear(normed)
 
     def turns(self, position_N: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Rotary embedding of positions, complex, [N, 1, 1, D / 2], by kind of layer."""
+        """Return the complex rotary embedding of positions, [N, 1, 1, D / 2], by kind of layer."""
         return {kind: turns.index_select(0, position_N)[:, None, None] for kind, turns in self._turns.items()}
 
     def reach(self, positions: int) -> None:
-        """Be ready for so many positions."""
+        """Prepare the rotary embeddings of this many positions."""
         half, position_1T = self.size // 2, torch.arange(positions)[None]
         for kind, turns in self._turns.items():
             if len(turns) < positions:
@@ -170,7 +170,7 @@ class FusedLlama:
                 self._turns[kind] = torch.complex(cos[0, :, :half], sin[0, :, :half])
 
     def room(self, tokens: int) -> Room:
-        """Room for a few tokens, to be used again and again; all such rooms share their memory."""
+        """Return a reusable room for a few tokens; all such rooms share their memory."""
         if tokens > len(self._memory[0]):
             self._memory = self._allocated(2 * tokens)
             self._rooms.clear()
@@ -180,7 +180,7 @@ class FusedLlama:
         return self._rooms[tokens]
 
     def _attend(self, room: Room, group: Group, held: SlotLayer, mask_B1TS: torch.Tensor) -> None:
-        """Attention of rows of so many tokens each."""
+        """Compute the attention of a group's rows."""
         (rows, width), own = group.shape, group.tokens
         keys, values = held.of(group.slots, group.span)
         if width == 1:
@@ -209,7 +209,7 @@ class FusedLlama:
         room.mixed[own].view(mixed_NHD.shape).copy_(mixed_NHD)
 
     def _normed(self, room: Room, after: AfterNorm) -> torch.Tensor:
-        """RMSNorm over the root of the width, which is a part of what comes after."""
+        """Return RMSNorm of the states; factors that are folded into the layer `after` are left out."""
         torch.linalg.vector_norm(room.x, dim=-1, keepdim=True, out=room.length)
         torch.div(room.x, room.length.hypot_(self._least), out=room.scaled)
         if after.scale is None:
@@ -217,7 +217,7 @@ class FusedLlama:
         return torch.mul(room.scaled, after.scale, out=room.normed)
 
     def _add(self, linear: PackedLinear, x: torch.Tensor, norm: torch.Tensor | None, room: Room) -> None:
-        """Add what a linear layer gives to the states, normed where there is a norm for it."""
+        """Add a linear layer's result to the states, normed first if `norm` is given."""
         if norm is None:
             linear.add_to(room.x, x)
             return
@@ -234,7 +234,7 @@ class FusedLlama:
 
 
 def as_batch(keys_BGSD: torch.Tensor, values_BGSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values as `attend` takes them."""
+    """Return keys and values in the layout that `attend` takes."""
     if keys_BGSD.dtype != torch.float32:
         return keys_BGSD, values_BGSD
     return keys_BGSD.flatten(0, 1).transpose(1, 2), values_BGSD.flatten(0, 1)
@@ -248,10 +248,9 @@ def attend(
     mask_BG1S: torch.Tensor,
     scale: float,
 ) -> None:
-    """Attention of single tokens, for each row and group of heads, written to `mixed_MRD`.
+    """Write attention of single tokens to `mixed_MRD`, for each row and group of heads.
 
-    In float32 two plain products take half of the time that the CPU's flash kernel takes; in bfloat16 they
-    take longer than it.
+    In float32, two plain products take half as long as the CPU's flash kernel. In bfloat16 they take longer.
     """
     if keys.dtype == torch.float32:
         scores_MRS = torch.baddbmm(mask_BG1S.flatten(0, 1), query_MRD, keys, alpha=scale)
@@ -264,8 +263,8 @@ def attend(
 def flash_attention(
     query_MRD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask_BG1S: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of single tokens [B, G, R, D] in bfloat16; and in float32 the logarithms of the sums of the
-    exponentials of their scores [B, G, R]."""
+    """Return attention of single tokens [B, G, R, D] in bfloat16, and their scores' log-sum-exp [B, G, R] in
+    float32."""
     heads, size = query_MRD.shape[1:]
     query_BGRD = query_MRD.view(*mask_BG1S.shape[:2], heads, size)
     if heads == 1:  # The kernel takes half as long for two queries as for one.

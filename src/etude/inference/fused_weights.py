@@ -1,7 +1,7 @@
-"""A Llama's or Gemma's weights for inference: joined where the input is the same, folded where that is exact.
+"""A Llama's or Gemma's weights for inference: joined if they share an input, folded where that is exact.
 
-In float32 a norm's weight is a part of the matrix after it, and LoRA weights are merged. In bfloat16 they are
-not: all would be rounded once more, and what is less than a 500th of a weight would be lost.
+In float32, a norm's weight becomes a part of the matrix after it, and LoRA weights are merged. In bfloat16
+they stay separate: another rounding would lose everything below a 500th of a weight.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from etude.models.architecture import base_layer, without_lora
 
 _LLAMAS = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 _GEMMAS = "GemmaForCausalLM", "Gemma3ForCausalLM"
-"""They scale their embeddings, and multiply by one more than a norm's weight."""
+"""Models that scale their embeddings, and multiply by a norm's weight plus one."""
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose frequencies do not depend on the length."""
 
@@ -26,11 +26,11 @@ _LEAST = 2**17
 """Elements of a weight below which oneDNN costs more than it saves."""
 
 InOrder: TypeAlias = Callable[[list[torch.Tensor]], torch.Tensor]
-"""Puts rows [out, ...] of several layers together."""
+"""Joins rows [out, ...] of several layers."""
 
 
 def _packs(dtype: torch.dtype) -> bool:
-    """Whether this CPU's oneDNN packs weights of the dtype: half precision needs instructions of its own."""
+    """Return whether this CPU's oneDNN packs weights of the dtype; half precision needs more instructions."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
@@ -42,7 +42,7 @@ def _packs(dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """LoRA weights beside a linear layer: they add `x @ down.T @ up.T`."""
+    """LoRA weights of a linear layer: they add `x @ down.T @ up.T`."""
 
     down: torch.Tensor
     """[r, in]"""
@@ -50,21 +50,21 @@ class LowRank:
     """[out, r]"""
 
     def add_to(self, target: torch.Tensor, x: torch.Tensor) -> None:
-        """Add what comes of `x` [N, in] to `target` [N, out]."""
+        """Add the product for `x` [N, in] to `target` [N, out]."""
         target.add_(x @ self.down.t() @ self.up.t())
 
 
 class PackedLinear:
-    """`x @ weight.T + bias`."""
+    """A linear layer, `x @ weight.T + bias`, with its LoRA weights if they are not merged."""
 
     __slots__ = ("_bias", "_is_packed", "_low", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, low: LowRank | None = None) -> None:
-        """`weight` [out, in], `bias` [out] and `low` in one dtype on a CPU."""
+        """`weight` [out, in], `bias` [out] and `low` have one dtype and are on a CPU."""
         self._bias, self._low = bias, low
         self._is_packed = weight.numel() >= _LEAST and _packs(weight.dtype)
         weight = weight.detach()
-        # The packed copy alone, as the other would take as much memory again.
+        # Keep only the packed copy: the other one would take as much memory again.
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
             if self._is_packed
@@ -72,7 +72,7 @@ class PackedLinear:
         )
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """From [N, in] to [N, out]; written to `out` where that is given."""
+        """Map [N, in] to [N, out]; the result is written to `out` if that is given."""
         y = self._plain(x, out)
         if self._low is not None:
             self._low.add_to(y, x)
@@ -89,10 +89,10 @@ class PackedLinear:
         return torch.addmm(self._bias, x, self._weight, out=out)
 
     def add_to(self, target: torch.Tensor, x: torch.Tensor) -> None:
-        """Add what comes of `x` [N, in] to `target` [N, out], which is in float32 whatever `x` is in."""
+        """Add the result for `x` [N, in] to `target` [N, out], which is float32 for every dtype of `x`."""
         if x.dtype != target.dtype:
             target.add_(self._plain(x, None))
-            if self._low is not None:  # Apart: small numbers stay what they are in float32.
+            if self._low is not None:  # Separately, because small numbers keep their precision in float32.
                 self._low.add_to(target, x)
             return
         if self._is_packed:
@@ -105,35 +105,35 @@ class PackedLinear:
 
 
 class AfterNorm:
-    """RMSNorm and the linear layer behind it, for vectors that were divided by their length already."""
+    """RMSNorm and the linear layer after it, for vectors that were already divided by their length."""
 
     def __init__(self, norm: Any, modules: Sequence[Any], in_order: InOrder = torch.cat) -> None:
-        """`modules` are linear layers of the same input, as for `linear`."""
+        """`modules` are linear layers with the same input, as for `linear`."""
         scale = norm_scale(norm) * len(norm.weight) ** 0.5
         is_folded = norm.weight.dtype == torch.float32
         self.scale = None if is_folded else scale
-        """Factors of their elements [E], where these are no part of the linear layer."""
+        """Factors [E] of the vectors' elements; None if they are folded into the linear layer."""
         self.linear = linear(modules, in_order, scale if is_folded else None)
 
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """Weights of a layer, in which what turns is side by side."""
+    """Weights of a layer, with the two numbers of each rotation side by side."""
 
     qkv: AfterNorm
-    """For each group of heads that share keys its R queries, its key and its value: [G * (R + 2) * D, E]."""
+    """For each group of heads with common keys: R queries, a key and a value, [G * (R + 2) * D, E]."""
     head_norm: torch.Tensor | None
-    """Of a group's queries and key, [R + 1, D] in float32."""
+    """Norm factors of a group's queries and key, [R + 1, D] in float32."""
     out: PackedLinear
     out_norm: torch.Tensor | None
-    """Factors [E] in float32 of what `out` gives, where that is normed before it is added."""
+    """Norm factors [E] in float32 of the result of `out`, if it is normed before it is added."""
     gate_up: AfterNorm
     down: PackedLinear
     down_norm: torch.Tensor | None
 
 
 def can_fuse(model: Any) -> bool:
-    """Whether FusedLlama knows all that the model does: on a CPU."""
+    """Return whether FusedLlama supports the whole model, which must be on a CPU."""
     if any(value.device.type != "cpu" for value in model.parameters()):
         return False
     config = without_lora(model).config
@@ -146,21 +146,21 @@ def can_fuse(model: Any) -> bool:
 
 
 def is_llama(model: Any) -> bool:
-    """Whether it is a Llama or one of its like, in float32 or bfloat16, with nothing else to it."""
+    """Return whether it is a Llama or a close relative, in float32 or bfloat16, without modifications."""
     return _is_plain(model, _LLAMAS) and without_lora(model).config.hidden_act == "silu"
 
 
 def is_gemma(model: Any) -> bool:
-    """Whether it is one that scales its embeddings, and multiplies by one more than a norm's weight."""
+    """Return whether it scales its embeddings, and multiplies by a norm's weight plus one."""
     return type(without_lora(model)).__name__ in _GEMMAS
 
 
 def _is_plain(model: Any, classes: Sequence[str]) -> bool:
-    """Whether it is of one of these classes of `transformers`, and nothing in it was replaced."""
+    """Return whether it has one of these classes of `transformers`, and nothing in it was replaced."""
     inner = without_lora(model)
     known = type(inner).__name__ in classes and type(inner).__module__.startswith("transformers.models.")
     if not known or "forward" in vars(inner) or "forward" in vars(model):
-        return False  # Where someone stands before the forward pass, it is to be asked.
+        return False  # A replaced forward pass must be called.
     dtypes = {
         value.dtype
         for name, module in inner.named_modules()
@@ -182,13 +182,13 @@ def _is_plain(model: Any, classes: Sequence[str]) -> bool:
 
 
 def norm_scale(norm: Any) -> torch.Tensor:
-    """The factors [E] of a norm in float32."""
+    """Return the factors [E] of a norm in float32."""
     scale: torch.Tensor = norm.weight.detach().float()
     return scale + 1 if type(norm).__name__.startswith("Gemma") else scale
 
 
 def fused_layer(layer: Any, config: Any) -> FusedLayer:
-    """The weights of a decoder layer."""
+    """Return the weights of a decoder layer."""
     attention, mlp = layer.self_attn, layer.mlp
     size, groups = attention.head_dim, config.num_key_value_heads
     queries = config.num_attention_heads // groups
@@ -216,9 +216,9 @@ def fused_layer(layer: Any, config: Any) -> FusedLayer:
 def linear(
     modules: Sequence[Any], in_order: InOrder = torch.cat, scale: torch.Tensor | None = None
 ) -> PackedLinear:
-    """One linear layer that does what several of the same input do, with their LoRA weights.
+    """Join linear layers with the same input into one, with their LoRA weights.
 
-    In float32 these are merged. `scale` are factors of the input [in], for layers that are merged.
+    In float32, LoRA weights are merged. `scale` has factors [in] of the input, for merged layers only.
     """
     bases, lows = [base_layer(module) for module in modules], [low_rank(module) for module in modules]
     weights = [base.weight.detach() for base in bases]
@@ -233,7 +233,7 @@ def linear(
 
 
 def low_rank(module: Any) -> LowRank | None:
-    """The LoRA weights of a linear layer or an embedding, if it has some."""
+    """Return the LoRA weights of a linear layer or an embedding, or None."""
     if not hasattr(module, "get_delta_weight"):
         return None
     names = module.active_adapters
@@ -249,7 +249,7 @@ def low_rank(module: Any) -> LowRank | None:
 def _beside(
     lows: Sequence[LowRank | None], weights: Sequence[torch.Tensor], in_order: InOrder
 ) -> LowRank | None:
-    """The LoRA weights of layers as those of one, each adding to its own rows."""
+    """Join the LoRA weights of layers into one pair; each layer adds to its own rows."""
     known = [low for low in lows if low is not None]
     if not known:
         return None
@@ -264,20 +264,20 @@ def _beside(
 
 
 def _by_group(groups: int, size: int, qkv: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Rows of queries, keys and values [n * D, ...] in the order of FusedLayer.qkv."""
+    """Return rows of queries, keys and values [n * D, ...] in the order of `FusedLayer.qkv`."""
     query, key, value = qkv
     parts = [_paired(query, size), _paired(key, size), value]
     return torch.cat([part.view(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
 
 
 def _paired(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """Rows of heads, [n * D, ...], in the order that has what turns together side by side."""
+    """Return rows of heads [n * D, ...], reordered so that the two of each rotation are side by side."""
     halves = rows.view(-1, 2, size // 2, *rows.shape[1:])
     return halves.transpose(1, 2).reshape(rows.shape)
 
 
 def _is_affine(module: Any) -> bool:
-    """A linear layer, or one with plain LoRA weights."""
+    """Return whether it is a linear layer, possibly with plain LoRA weights."""
     if hasattr(module, "get_delta_weight"):
         return type(module.base_layer) is nn.Linear and not module.lora_variant
     return type(module) is nn.Linear

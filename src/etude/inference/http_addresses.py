@@ -1,6 +1,6 @@
-"""The HTTP addresses of one model: sending to them, and probing them.
+"""HTTP access to the addresses of one model: requests and probes.
 
-Nothing imports this before it samples: a command that samples nothing should not wait for the clients.
+Import this module only to sample: commands that sample nothing should not wait for the HTTP clients.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from etude.wire.http_answers import AnswerTooLarge, limited
 from etude.wire.retries import Disturbed, Refused, failure_of, is_plain_http, reason_of
 
 _KEEPALIVE_SECONDS = 4.0
-"""Below the 5 s after which uvicorn, and so vLLM, closes an idle connection: no race on reuse."""
+"""uvicorn, and so vLLM, closes idle connections after 5 s. Closing them earlier avoids a race on reuse."""
 _CONNECT_SECONDS = 15.0
-"""For a connection, its TLS handshake included."""
+"""Seconds for making a connection, including its TLS handshake."""
 
 
 class HttpClient:
-    """Sends requests, each over a connection that no other request has meanwhile."""
+    """Sends requests over pooled connections; each connection serves one request at a time."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class HttpClient:
         most_megabytes: float,
         setting: str,
     ) -> None:
-        """`read_seconds` limits the wait for each piece of an answer. An answer may have `most_megabytes`, of
-        which `setting` is the name in the error."""
+        """`read_seconds` limits the wait for each piece of an answer. An answer may have `most_megabytes`;
+        its error names `setting` as the limit."""
         self._headers = {"accept-encoding": "gzip, deflate", **headers}
         self._read_seconds = read_seconds
         self._limited = partial(limited, megabytes=most_megabytes, setting=setting)
         self._session: aiohttp.ClientSession | None = None
         self._route = lru_cache(maxsize=64)(_route)
-        # To read them takes milliseconds.
+        # Reading the certificates takes milliseconds.
         self._certificates = cache(httpx.create_ssl_context)
 
     async def close(self) -> None:
@@ -62,11 +62,10 @@ class HttpClient:
     async def asked(
         self, method: str, url: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncIterator[bytes]]]:
-        """Send a request, with more headers, and get the head of its answer, and its body piece by piece.
+        """Send a request with additional `headers`; yield the head of its answer, and the body in pieces.
 
-        The body is expanded where it was sent compressed. No limit to the whole time: the caller sets one.
-        Raises httpx.RequestError when there is no answer, or one that is too large. Cancelling closes the
-        connection.
+        The body is decompressed. There is no limit on the total time: the caller sets one. Raises
+        httpx.RequestError if there is no answer, or it is too large. Cancelling closes the connection.
         """
         own = {**self._headers, **headers} if headers else self._headers
         asked = partial(httpx.Request, method, url)
@@ -74,14 +73,14 @@ class HttpClient:
             try:
                 response = await self._sent(method, url, content, own)
             except aiohttp.ClientOSError as error:
-                # The server closed an idle connection: the request was not written.
+                # The server closed an idle connection before the request was written.
                 if not isinstance(error.__cause__, aiohttp.ClientConnectionResetError):
                     raise
                 response = await self._sent(method, url, content, own)
         try:
             yield response, self._limited(_pieces(response, asked), response.headers, asked)
         finally:
-            response.close()  # The connection too, where the answer was not read to its end.
+            response.close()  # This closes the connection too, if the answer was not read to its end.
 
     async def _sent(
         self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
@@ -103,7 +102,7 @@ class HttpClient:
 
 
 def _route(url: str) -> tuple[URL, str | None]:
-    """An address, and the proxy that the environment names for it."""
+    """Return an address, and the proxy that the environment sets for it."""
     address, proxies = URL(url, encoded=True), urllib.request.getproxies()
     proxy = proxies.get(address.scheme) or proxies.get("all")
     return address, None if proxy is None or urllib.request.proxy_bypass(address.host or "") else proxy
@@ -119,7 +118,7 @@ async def _pieces(
 
 @contextmanager
 def _as_httpx(asked: Callable[[], httpx.Request]) -> Iterator[None]:
-    """aiohttp's errors as httpx's, which all other clients here raise."""
+    """Raise aiohttp's errors as httpx's, which all other clients here raise."""
     try:
         yield
     except aiohttp.ConnectionTimeoutError as error:
@@ -142,10 +141,10 @@ _PROBE_SECONDS = 5.0
 
 
 class HttpAddresses:
-    """Where an endpoint's model is served: one address, or several that share its calls."""
+    """The addresses of an endpoint's model: one, or several that share its calls."""
 
     def __init__(self, config: OpenAiLlmConfig) -> None:
-        """Raises RequestError where a key is missing."""
+        """Raises RequestError if OpenAI needs an API key and there is none."""
         self._config = config
         self.routes = Routes(config.addresses, config.model_name, self.lacking)
         headers = {"content-type": "application/json"}
@@ -162,20 +161,20 @@ class HttpAddresses:
         keep_secret(*(value.get_secret_value() for value in config.headers.values()))
         self._client = HttpClient(headers, most_megabytes=config.max_answer_mb, setting="`max_answer_mb`")
         self.wanted: str | None = None
-        """The model that an address must list before it is used again; None where any will do."""
+        """The model that an address must list before it is used again; None for any model."""
 
     @property
     def are_several(self) -> bool:
-        """Whether there is more than one."""
+        """Whether there is more than one address."""
         return len(self.routes.addresses) > 1
 
     async def post(
         self, address: Address, path: str, content: bytes, headers: Mapping[str, str] | None = None
     ) -> bytes:
-        """The body of a good answer. Raises Disturbed or Refused."""
+        """Send a POST request, and return the body of a good answer. Raises Disturbed or Refused."""
         seconds = self._config.request_timeout
         try:
-            # An endpoint that trickles bytes could hold the call for ever.
+            # The timeout also ends calls whose endpoint trickles bytes.
             asked = self._client.asked("POST", f"{address.url}/{path}", content, headers)
             async with asyncio.timeout(seconds), asked as (response, pieces):
                 body = b"".join([piece async for piece in pieces])
@@ -195,7 +194,7 @@ class HttpAddresses:
         raise failure_of(response.status, response.headers, body)
 
     async def lacking(self, address: Address) -> str | None:
-        """Why an address cannot be used, as far as the list of its models tells; None where it can be."""
+        """Probe an address; return why it cannot be used, judged by its list of models, or None if it can."""
         try:
             asked = self._client.asked("GET", f"{address.url}/models")
             async with asyncio.timeout(_PROBE_SECONDS), asked as (response, pieces):
@@ -208,7 +207,7 @@ class HttpAddresses:
             return f"HTTP {response.status} to a probe"
         names = None
         if response.status == 200:
-            with suppress(ValueError, KeyError, TypeError):  # Unless it is no list as OpenAI writes it.
+            with suppress(ValueError, KeyError, TypeError):  # The list may differ from OpenAI's format.
                 names = {str(model["id"]) for model in from_json(body)["data"]}
         if self.wanted is None or names is None or self.wanted in names:
             return None

@@ -1,8 +1,8 @@
 """Key-value slots, a KV cache whose rows are conversations of different lengths; and the inputs of a pass.
 
-Every layer holds tensors [slots, heads, columns, head_dim]. A step writes the new keys and values of
-its rows at their own columns and attends over what the mask allows, so conversations join and leave
-at any step. The last column is a waste bin for the padding of ragged steps.
+Every layer holds tensors [slots, heads, columns, head_dim]. A step writes its rows' new keys and values at
+their own columns, and attends over the columns that the mask allows. So conversations join and leave at any
+step. The last column is a waste bin for the padding of ragged steps.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from etude.models.device import sent
 from etude.models.policy import Policy
 
 COLUMN_STEP = 64
-"""Columns grow by this many, and attention always spans a multiple of it: sums over masked columns
-then fall into the same lanes whatever the longest neighbour is, and come out the same bit for bit."""
+"""Columns grow by this many, and attention always spans a multiple of it. Sums over masked columns then fall
+into the same lanes, and are equal bit for bit, however long the longest neighbour is."""
 
 _SPAN_STEP = 16
-"""The same for attention that need not come out the same whatever the company."""
+"""The step of spans for attention that may differ in the last bits between batches."""
 
 Slots: TypeAlias = slice | torch.Tensor
-"""Some of the slots: side by side, and then read in place, or anywhere."""
+"""Some of the slots: adjacent ones, which are read in place, or any."""
 _CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One forward pass: its tokens, and where their keys and values are read and written."""
+    """One forward pass: its tokens, and where it reads and writes their keys and values."""
 
     ids_BT: torch.Tensor
     position_BT: torch.Tensor
     rows: torch.Tensor
-    """[B] slot of each row."""
+    """Slot of each row, [B]."""
     columns: torch.Tensor
-    """[B, T] column that each new token is written to."""
+    """Column that each new token is written to, [B, T]."""
     span: int
-    """Columns that attention looks at."""
+    """Number of columns that attention looks at."""
     masks: dict[str, torch.Tensor]
-    """Additive, [B, 1, T, span], by kind of layer."""
+    """Additive masks [B, 1, T, span], by kind of layer."""
     slots: Slots
-    """The same as `rows`, to be read without a copy where these are 0…B-1."""
+    """The same slots as `rows`; a slice if they are 0…B-1, to read them without a copy."""
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -63,13 +63,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, owner: KvSlots) -> None:
         super().__init__()
-        # Weakly, or their memory would stay until Python looks for cycles.
+        # A strong reference would keep the memory until Python looks for cycles.
         self._owner = proxy(owner)
         self._both: torch.Tensor | None = None
-        """Keys and values together, where they have the same shape: [2, slots, heads, columns, head_dim]."""
+        """Keys and values in one tensor, if their shapes are equal: [2, slots, heads, columns, head_dim]."""
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate for the owner's size; shapes [B, H, T, D]."""
+        """Allocate tensors of the owner's size, for states of shape [B, H, T, D]."""
         slots, columns = self._owner.slots, self._owner.columns
         shapes = [(slots, x.shape[1], columns, x.shape[3]) for x in (key_states, value_states)]
         if shapes[0] == shapes[1]:
@@ -82,7 +82,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values [B, H, T, D]; return those of the step's span [B, H, S, D]."""
+        """Store new keys and values [B, H, T, D]; return all in the step's span, [B, H, S, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         plan = self._owner.plan
@@ -91,7 +91,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.of(plan.slots, plan.span)
 
     def by_token(self, heads: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """All tokens' keys and values, [slots * H * columns, 2, D], in the order of `KvSlots.places`."""
+        """Return all keys and values [slots * H * columns, 2, D], in the order of `KvSlots.places`."""
         if self._both is None:
             shape = torch.empty(1, heads, 1, size, dtype=dtype)
             self.lazy_initialization(shape, shape)
@@ -99,11 +99,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._both.view(2, -1, size).transpose(0, 1)
 
     def of(self, slots: Slots, span: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values in the first columns of some slots, [B, H, S, D]."""
+        """Return keys and values [B, H, S, D] in the first columns of some slots."""
         return self.keys[slots, :, :span], self.values[slots, :, :span]
 
     def resize(self, lengths: Sequence[int]) -> None:
-        """Grow to the owner's size, keeping so many leading tokens of each slot."""
+        """Grow to the owner's size; keep the first `lengths` tokens of the slots."""
         if not self.is_initialized:
             return
         before = self.keys, self.values
@@ -113,39 +113,39 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
                 new[slot, :, :length] = old[slot, :, :length]
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Put leading tokens of some slots into others; all are read before any is written."""
+        """Copy leading tokens of some slots into others; all are read before any is written."""
         if not self.is_initialized:
             return
         for held in (self.keys, self.values) if self._both is None else self._both.transpose(0, 1)[None]:
             read, written = list[torch.Tensor](), set[int]()
             for copy in copies:
                 tokens = held[copy.source, ..., : copy.length, :]
-                # A second copy only where the first one of another would overwrite it.
+                # Clone only tokens that an earlier copy would overwrite.
                 read.append(tokens.clone() if copy.source in written else tokens)
                 written.add(copy.target)
             for copy, tokens in zip(copies, read, strict=True):
                 held[copy.target, ..., : copy.length, :] = tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the span; masks are made by the caller, so this is for information."""
+        """Return length and offset of the span. The caller makes the masks, so this is for information."""
         return self._owner.plan.span, 0
 
     def get_seq_length(self) -> int:
-        """Rows have lengths of their own; positions are always given by the caller."""
+        """Return 0: rows have different lengths, and the caller always gives positions."""
         return 0
 
     def get_max_length(self) -> int:
-        """No maximum: columns grow."""
+        """Return -1, for no maximum: columns grow."""
         return -1
 
-    get_max_cache_shape = get_max_length  # Its name in earlier releases of transformers.
+    get_max_cache_shape = get_max_length  # The name in earlier releases of transformers.
 
 
 class KvSlots(Cache):  # type: ignore[misc]
     """The slots of all layers. Slots and columns grow on demand and never shrink."""
 
     plan: StepPlan
-    """Of the pass that the model's own modules make."""
+    """The pass that the model's own modules make."""
 
     def __init__(self, layers: int, slots: int) -> None:
         self.slots = slots
@@ -154,10 +154,10 @@ class KvSlots(Cache):  # type: ignore[misc]
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     def reserve(self, held: Sequence[int], length: int) -> None:
-        """Make room for so many tokens per slot; `held` is how many each slot has already, one for each slot.
+        """Make room for `length` tokens per slot; `held` is the number of tokens that each slot already has.
 
-        Growing copies these: a long conversation must not make it happen every few tokens, and what is not
-        written to takes no memory yet.
+        Growing copies these. Columns at least double, so that a long conversation does not grow them every
+        few tokens. Unwritten columns take no memory yet on a CPU.
         """
         columns = rounded_up(max(length, 1), COLUMN_STEP) + 1
         if len(held) <= self.slots and columns <= self.columns:
@@ -169,34 +169,34 @@ class KvSlots(Cache):  # type: ignore[misc]
             layer.resize(held)
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Put leading tokens of some slots into others; all are read before any is written."""
+        """Copy leading tokens of some slots into others; all are read before any is written."""
         copies = [copy for copy in copies if copy.length]
         for layer in self.layers if copies else ():
             layer.copy(copies)
 
     def places(self, heads: int, slots: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """Where tokens in columns [N] or [B, T] of slots go in a layer as a list of tokens, [N * heads]."""
+        """Return the indices [N * heads] in `by_token` of tokens in `columns` [N] or [B, T] of `slots`."""
         first = torch.add(columns, slots, alpha=heads * self.columns)
         head_H = torch.arange(0, heads * self.columns, self.columns, device=slots.device)
         return (first[..., None] + head_H).flatten()
 
 
 def _zeros(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Zeros of the dtype and on the device of `like`; on a CPU those that nobody writes to take no memory."""
+    """Return zeros of the dtype and on the device of `like`; on a CPU, unwritten ones take no memory."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)
-    # numpy asks for huge pages, of which one byte takes all.
+    # numpy asks for huge pages, which a single byte allocates in full.
     memory = mmap(-1, math.prod(shape) * like.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 
 def rounded_up(count: int, step: int = _SPAN_STEP) -> int:
-    """The next multiple of the step: of `_SPAN_STEP`, the columns that attention spans for so many tokens."""
+    """Round up to a multiple of `step`; by default, to the columns that attention spans for `count`."""
     return -(-count // step) * step
 
 
 class InputMaker:
-    """Makes inputs for one model."""
+    """Makes the inputs of one model."""
 
     def __init__(self, policy: Policy) -> None:
         self._device = policy.device
@@ -207,9 +207,9 @@ class InputMaker:
         self._hide = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=policy.device)
 
     def numbers(self, rows: Sequence[Row], shape: tuple[int, int], kv: KvSlots) -> torch.Tensor:
-        """Ids, positions and columns of the next tokens, [3, B, T].
+        """Return ids, positions and columns of the rows' next tokens, [3, B, T].
 
-        They are padded on the left, and where `shape`, B and T, has more rows, with rows of padding.
+        Tokens are padded on the left. If `shape` (B, T) has more rows, padding rows are added.
         """
         numbers_3BT = numpy.zeros((3, *shape), numpy.int64)
         numbers_3BT[2] = kv.columns - 1  # The waste bin.
@@ -222,7 +222,7 @@ class InputMaker:
     def planned(
         self, numbers_3BT: torch.Tensor, slot_B: torch.Tensor, span: int, kv: KvSlots, *, leading: bool
     ) -> StepPlan:
-        """The step of `kv` on these numbers; with `leading` the slots are 0…B-1, and are read in place."""
+        """Plan a step of `kv` on these numbers. With `leading`, the slots are 0…B-1 and are read in place."""
         ids_BT, position_BT, column_BT = numbers_3BT
         masks = self.masks(position_BT, span)
         slots = slice(len(slot_B)) if leading else slot_B
@@ -230,11 +230,11 @@ class InputMaker:
         return kv.plan
 
     def looks_back(self, span: int) -> bool:
-        """Whether every layer looks back over so many tokens."""
+        """Return whether every layer looks back over `span` tokens."""
         return self._window is None or self._window >= span
 
     def masks(self, position_BT: torch.Tensor, span: int) -> dict[str, torch.Tensor]:
-        """By kind of layer, for tokens at these positions."""
+        """Return additive masks by kind of layer, for tokens at these positions."""
         column_S, last_B1T1 = torch.arange(span, device=self._device), position_BT[:, None, :, None]
         hidden_B1TS = column_S > last_B1T1
         masks = dict.fromkeys(self._kinds, hidden_B1TS * self._hide)
@@ -244,31 +244,31 @@ class InputMaker:
 
 
 def tensor(numbers: ArrayLike, device: torch.device = _CPU) -> torch.Tensor:
-    """Integers as `torch.tensor` gives them, which takes five times as long for lists."""
+    """Return integers like `torch.tensor`, which takes five times as long for lists."""
     return sent(torch.from_numpy(numpy.asarray(numbers, numpy.int64)), device)
 
 
 _ALONE = 2**17
-"""Numbers among a row's keys in a layer from which on it attends alone: to read the padding of others, or to
-copy, would take longer than calls of its own."""
+"""A row with this many numbers in a layer's keys attends alone. Reading the padding of other rows, or making
+a copy, would take longer than separate calls."""
 _ALONE_SCORES = 2**14
-"""The same for the scores of a head."""
+"""The same limit for the scores of one head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows of a pass that attend together. They have up to twice as many tokens as each other."""
+    """Rows of a pass that attend together. Their token counts differ by less than a factor of two."""
 
     tokens: slice
-    """Those of the pass, row after row."""
+    """The group's tokens in the pass, row after row."""
     shape: tuple[int, int]
-    """Rows B, and tokens T of the longest."""
+    """The number of rows B, and T, the tokens of the longest."""
     padded: tuple[torch.Tensor, torch.Tensor] | None
-    """Unless all rows are as long: the token in each place of [B * T], and the place of each token."""
+    """The token in each place of [B * T], and the place of each token; None if all rows are equally long."""
     slots: Slots
     span: int
     masks: dict[str, torch.Tensor]
-    """Additive, [B, 1, T, span], by kind of layer."""
+    """Additive masks [B, 1, T, span], by kind of layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +279,12 @@ class Ragged:
     position_N: torch.Tensor
     slot_N: torch.Tensor
     column_N: torch.Tensor
-    """Where keys and values are written to."""
+    """Columns that keys and values are written to."""
     groups: list[Group]
 
 
 def padded(plan: StepPlan) -> Ragged:
-    """All rows in one group, padding included."""
+    """Return all rows as one group, padding included."""
     rows, width = plan.ids_BT.shape
     group = Group(slice(0, rows * width), (rows, width), None, plan.slots, plan.span, plan.masks)
     slot_BT = plan.rows[:, None].expand(-1, width)
@@ -295,10 +295,10 @@ def padded(plan: StepPlan) -> Ragged:
 def ragged(
     rows: Sequence[Row], counts: Sequence[int], inputs: InputMaker, size: int, apart: int = 0
 ) -> tuple[Ragged, list[int]]:
-    """For the next `counts` tokens of the rows; a token has keys of `size` numbers in a layer.
+    """Return the inputs for the next `counts` tokens of the rows, and the place of each row's first token.
 
-    And of each row the place of the first of its tokens. So many of the first rows, of one token each, attend
-    `apart` and are in no group; theirs are the first tokens.
+    A token's keys in a layer have `size` numbers. The first `apart` rows have one token each, attend
+    separately and are in no group. Their tokens come first.
     """
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
     if apart:
@@ -327,7 +327,7 @@ def ragged(
 
 
 def _group(own: Sequence[tuple[Row, int]], first: int, inputs: InputMaker) -> Group:
-    """Of rows in the order of their slots, and their counts; the first token of the first is given."""
+    """Return a group of rows in slot order, with their token counts. Its first token is at place `first`."""
     before = numpy.array([row.cached for row, _ in own])[:, None]
     count_B1 = numpy.array([count for _, count in own])[:, None]
     width, span = int(count_B1.max()), rounded_up(int((before + count_B1).max()))

@@ -1,4 +1,4 @@
-"""A model in this process, `_type: local`, also a tiny one made in the run folder; and opponents of it."""
+"""Models in this process: `_type: local`, tiny ones made in the run folder, and opponents."""
 
 from __future__ import annotations
 
@@ -31,42 +31,42 @@ if TYPE_CHECKING:
 class TinyConfig(BaseModel, extra="forbid"):
     """A Llama of a few hundred thousand parameters with a byte-level tokenizer, for runs in minutes on a CPU.
 
-    It knows nothing: `finetuning.warm_up` teaches it the format.
+    It knows nothing at first: `finetuning.warm_up` teaches it the format.
     """
 
     hidden_size: int = Field(default=64, ge=8)
-    """Width."""
+    """Width of the model."""
     layers: int = Field(default=2, ge=1)
-    """Transformer layers."""
+    """Number of transformer layers."""
     heads: int = Field(default=4, ge=1)
-    """Attention heads; they divide the width."""
+    """Number of attention heads. `hidden_size` divided by it must be an even number."""
     intermediate_size: int = Field(default=192, ge=8)
     """Width of the feed-forward layers."""
     max_context: int = Field(default=256, ge=16)
-    """Tokens of prompt and answer together."""
+    """Maximum number of tokens in prompt and answer together."""
     vocab_size: int = Field(default=512, ge=263)
-    """Tokens that the tokenizer may have: bytes, roles, and frequent pieces of the warm-up's texts."""
+    """Maximum size of the vocabulary: bytes, roles, and frequent pieces of the warm-up's texts."""
     splits: list[str] = Field(default_factory=list)
-    """Regular expressions of pieces that stay tokens of their own, so that the model chooses each of them:
+    """Regular expressions whose matches stay tokens of their own, so that the model chooses each of them. Set
     `[0-9]` for digits."""
 
 
 def base_folder(run: Path, name: str) -> Path:
-    """Where a run keeps the tiny base model of the entry `name` of `llms`."""
+    """Return the folder in a run for the tiny base model of the `llms` entry `name`."""
     return run / "bases" / quote(name, safe=" +@=")
 
 
 async def make_base(config: TinyConfig, name: str, builder: Builder, folder: Path) -> None:
-    """Write the tiny model of the entry `name` of `llms` into `folder`, whole or not at all.
+    """Write the tiny model of the `llms` entry `name` into `folder`, completely or not at all.
 
-    Raises RequestError for a shape that cannot be, DatasetError for texts that cannot be read.
+    Raises RequestError for an impossible shape, DatasetError for unreadable texts.
     """
     block = builder.config.finetuning
     blocks = [block.for_target(target) for target in block.targets] or [block]
     own = (stage for each in blocks if each.target_model == name for stage in each.warm_ups)
     sources = [stage.transcripts for stage in own]
     examples = (await builder.get_dataset(block.run_configuration.dataset)).examples() if sources else []
-    # A tokenizer is made for the first ones: more of the same kind teach it nothing.
+    # The first 4000 transcripts suffice: more of the same kind teach the tokenizer nothing.
     talks = [talk for source in sources for talk in read_transcripts(source, examples, block.seed)[:4000]]
     await asyncio.to_thread(_write, config, talks, block.seed, folder)
 
@@ -92,28 +92,28 @@ _LOG = logging.getLogger("etude.versions")
 
 
 class LocalLlmConfig(LlmConfig, name="local"):
-    """A model that runs, and can be trained, in this process."""
+    """A model that runs in this process and can be trained here."""
 
     model: str | Path | None = None
     """A model folder, a GGUF file, or a name on the Hugging Face hub."""
     tiny: TinyConfig | None = None
-    """In place of `model`: a tiny model, made from scratch in the run folder; nothing is downloaded."""
+    """Set this instead of `model` to make a tiny model from scratch in the run folder, without a download."""
     device: Annotated[str, CHANGEABLE] = "auto"
-    """`auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
+    """Set `auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto` is bfloat16 on CUDA, and for 10 million parameters or more on CPUs that multiply it
-    (AVX512-BF16, AMX); float32 elsewhere."""
+    """`auto` is bfloat16 on CUDA. On CPUs that multiply bfloat16 (AVX512-BF16, AMX), it is bfloat16 for
+    models of 10 million parameters or more. Elsewhere it is float32."""
     quantization: Literal["4bit"] | None = None
-    """How the base is held under LoRA weights that are trained: `4bit` in NF4 numbers, in about a quarter of
-    bfloat16's memory. It needs CUDA and the extra `bnb`."""
+    """How to store the base under trained LoRA weights. `4bit` stores NF4 numbers, in about a quarter of
+    bfloat16's memory; it needs CUDA and the extra `bnb`."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: probability mass kept."""
+    """Nucleus sampling: the probability mass to keep."""
     max_tokens: int = Field(default=512, ge=1)
-    """Most tokens of one completion."""
+    """Maximum number of tokens of one completion."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the model's chat template, such as `enable_thinking: false`, where a call gives none."""
+    """Variables of the model's chat template, such as `enable_thinking: false`. A call can override each."""
 
     @model_validator(mode="after")
     def _has_one_base(self) -> LocalLlmConfig:
@@ -128,23 +128,23 @@ class LocalLlmConfig(LlmConfig, name="local"):
 
     @property
     def sampling(self) -> Sampling:
-        """How to sample where a call does not say."""
+        """The sampling options for calls that set none."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
 
 
 class OpponentsConfig(LlmConfig, name="opponents"):
-    """Earlier versions of a model that is trained: one of a pool is drawn for each episode.
+    """Earlier versions of a model in training; each episode plays against one of them.
 
-    The version that training began with is always in the pool, and plays in validations, so that these can
-    be compared. Calls are recorded, and never trained on. It samples as the entry that it is a version of.
+    The version that training began with is always in the pool. Validations always use it, so that you can
+    compare them. Calls are recorded but never trained on. Sampling options come from the entry in training.
     """
 
     of: LlmRef
-    """The entry of `llms` that is trained."""
+    """The `llms` entry of the model in training."""
     draw: Literal["uniform", "latest"] = "uniform"
-    """Which version an episode gets: any of the pool, or the newest."""
+    """How to choose an episode's version: `uniform` draws from the pool, `latest` takes the newest."""
     size: int = Field(default=5, ge=1)
-    """Versions in the pool: the newest ones, the base not counted."""
+    """Number of newest versions in the pool, in addition to the first."""
 
 
 @register_llm(config_type=LocalLlmConfig)
@@ -152,7 +152,7 @@ async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[Embed
     """Load the model and start its engine. Raises MissingExtraError without torch."""
     require_local_extra()
     source = await base_of(config, builder)
-    locate(source)  # Before torch is loaded: a slip of the pen need not wait for it.
+    locate(source)  # Before torch is loaded, so that a typo is reported at once.
     from etude.inference.embedded import EmbeddedEngine
     from etude.models.policy import Policy
 
@@ -169,12 +169,12 @@ async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[Embed
 
 
 async def _of_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | None:
-    """The policy of an entry before this one with the same weights, which nothing has changed yet."""
+    """Return the still unchanged policy of an earlier entry with the same weights, or None."""
     from etude.inference.embedded import EmbeddedEngine
 
     base = config.model, config.loading
     if config.model is None:
-        return None  # Each is made for itself.
+        return None  # Each entry has its own tiny model.
     for name, other in builder.config.llms.items():
         if other is config:
             break
@@ -186,11 +186,10 @@ async def _of_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | No
 
 
 async def base_of(config: LocalLlmConfig, builder: Builder) -> str | Path:
-    """The folder or name of a model's first weights; those of a tiny one are made here, once in a run.
+    """Return the folder or name of a model's first weights. A tiny model is made here, once per run.
 
-    They follow from the config: where their files are not what was written, they are made again.
-
-    Raises RequestError for a tiny one outside of a run, DatasetError for its texts.
+    A tiny model follows from the config, so a damaged one is made again. Raises RequestError for a tiny model
+    outside of a run, DatasetError for its texts.
     """
     if config.tiny is None:
         return str(config.model)
@@ -206,7 +205,7 @@ async def base_of(config: LocalLlmConfig, builder: Builder) -> str | Path:
 
 
 def require_local_extra() -> None:
-    """Raise MissingExtraError when the packages that run and train models here are not installed."""
+    """Raise MissingExtraError if the packages to run and train models here are not installed."""
     missing = [
         name for name in ("torch", "transformers", "peft", "safetensors", "jinja2") if find_spec(name) is None
     ]

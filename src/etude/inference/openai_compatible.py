@@ -1,4 +1,4 @@
-"""The engine for any endpoint that speaks OpenAI's chat completions, near or far."""
+"""The engine for any endpoint with OpenAI's chat completions API."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from etude.wire.client import USUAL_FIELDS, charged_for, encode, parse_completio
 from etude.wire.retries import Again, Disturbed, Refused, note_charged, note_model_out, retried
 
 _LONG_SECONDS = 30.0
-"""After so long, a call that its caller gives up counts as one that had no answer."""
+"""Seconds after which a call that its caller cancels counts as unanswered."""
 
 T = TypeVar("T")
 
 
 class OpenAiEngine(Engine):
-    """Samples from a model behind HTTP. Concurrent calls are sent at once; the endpoint batches them."""
+    """Samples from a model over HTTP. Concurrent calls are sent at once; the endpoint batches them."""
 
     def __init__(self, config: OpenAiLlmConfig) -> None:
         from etude.inference.http_addresses import HttpAddresses
@@ -90,16 +90,16 @@ class OpenAiEngine(Engine):
         return replace(completion, address=address) if self._addresses.are_several else completion
 
     def _logprob_fields(self, request: ChatRequest, top: int) -> dict[str, Any]:
-        """How the likeliest tokens are asked for, which is what tells the two APIs apart."""
+        """Return the fields that ask for the likeliest tokens, which differ between the two APIs."""
         named = {"return_tokens_as_token_ids": True} if top and self._config.asks_for_token_ids else {}
         if request.prompt is not None:
             return named | ({"logprobs": top} if top or "logprobs" in self._fixed_fields else {})
         return named | ({"logprobs": True, "top_logprobs": top} if top else {})
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
-        """The logprob of each token given those before it; 0 for the first.
+        """Return the logprob of each token given the tokens before it; 0 for the first.
 
-        For endpoints that take token ids and give `prompt_logprobs`, as vLLM does. Raises EngineError.
+        The endpoint must accept token ids and return `prompt_logprobs`, as vLLM does. Raises EngineError.
         """
         fields = {"prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
 
@@ -119,9 +119,9 @@ class OpenAiEngine(Engine):
         return (await self._answer("completions", fields, len(ids), beginning(tuple(ids)), read))[0]
 
     async def adopt(self, version: ModelVersion) -> None:
-        """Ask for `version.location`, the endpoint's name for the new weights, from the next attempt on.
+        """Use `version.location`, the endpoint's name for the new weights, from the next attempt on.
 
-        Of several addresses, those that do not have it are set aside by their first call until they do.
+        Among several addresses, one without these weights is set aside by its first call until it has them.
         """
         if self._addresses.are_several and version.location != self._model:
             self._addresses.wanted = version.location
@@ -143,9 +143,9 @@ class OpenAiEngine(Engine):
         conversation: str,
         read: Callable[[bytes, int, str | None], T],
     ) -> tuple[T, str]:
-        """The result of `read`, given an answer and the version that gave it, and the address.
+        """POST a request with retries; return the answer as parsed by `read`, and the address that sent it.
 
-        Raises EngineError, and ModelOut once no call has an answer.
+        `read` gets the body, version and expected model. Raises EngineError, or ModelOut if no call succeeds.
         """
         routes, began = self._addresses.routes, time.monotonic()
         causes: dict[str, str] = {}
@@ -180,7 +180,7 @@ class OpenAiEngine(Engine):
         try:
             answer = await retried(attempt, again, self._config.retry_policy, generator(key, "retry"))
         except asyncio.CancelledError:
-            # Whoever waited gave up: an episode whose time was over, or one that nobody needs any more.
+            # The caller gave up: the episode's time was over, or it was no longer needed.
             waited = time.monotonic() - began
             if (causes or waited >= _LONG_SECONDS) and not self._breaker.has_answered(began):
                 late = f"no answer within {waited:.3g} s"
@@ -195,19 +195,19 @@ class OpenAiEngine(Engine):
         return answer
 
     def _failed(self, cause: str, message: str) -> EngineError:
-        """The error of a call that failed for good."""
+        """Record a call that failed for good, and return its error."""
         if self._closed:
             return EngineError(message)
         out = self._breaker.failed(cause, message)
         return EngineError(message) if out is None else note_model_out(out)
 
     def _another_may_answer(self, address: Address, error: Disturbed | Refused) -> bool:
-        """Whether another of several addresses may do what this one refused."""
+        """Return whether another address may answer a call that this one refused; this one is set aside."""
         if not self._addresses.are_several or self._closed:
             return False
         if isinstance(error, Disturbed) or error.impossible:
             return False
-        # It answers no calls at all: a wrong key, no such model, no money.
+        # The address refuses every call: a wrong key, no such model, no money.
         address.failed += 1
         self._addresses.routes.set_aside(address, str(error))
         return True
@@ -220,18 +220,18 @@ class OpenAiEngine(Engine):
         conversation: str,
         read: Callable[[bytes, int, str | None], T],
     ) -> T:
-        """The content of an address's answer. Raises Disturbed or Refused."""
+        """Send one attempt to an address, and return the parsed answer. Raises Disturbed or Refused."""
         if self._closed:
             raise Refused("the engine is closed")
         model, version, since = self._model, self._version, time.monotonic()
         content = encode({"model": model, **fields})
-        # A router knows the conversation by a header, whose value says nothing of what is in it.
+        # A router gets a digest as the conversation's name, which reveals nothing of the content.
         header = self._provider.session_header
         session = {header: beginning(conversation)} if header and conversation else {}
         try:
             data = await self._addresses.post(address, path, content, session)
             try:
-                # Weights that were adopted are asked for by name: no address may put others in their place.
+                # Adopted weights are requested by name: no address may substitute others.
                 result = read(data, version, None if self._addresses.wanted is None else model)
             except (Disturbed, Refused, ImpossibleCall):
                 note_charged(charged_for(data))
@@ -244,7 +244,7 @@ class OpenAiEngine(Engine):
         return result
 
     def _all_told(self, causes: dict[str, str], attempts: str = "") -> str:
-        """The error of a call that no address answered, with the cause of each."""
+        """Return the error of a call that no address answered, with the cause at each address."""
         if not self._addresses.are_several:
             [(url, cause)] = causes.items()
             return self._told(f"{cause}{attempts}", url)
@@ -257,7 +257,7 @@ class OpenAiEngine(Engine):
         return self._told(f"{each}{attempts}", f"{len(self._addresses.routes.addresses)} addresses")
 
     def _told(self, reason: str, where: str | None = None) -> str:
-        """The reason of an error with model and address, and without secrets."""
+        """Return the reason of an error with model and address, without secrets."""
         where = where or self._config.address
         return f"model '{self._model}' at {where}: {masked(reason)}"
 

@@ -1,4 +1,4 @@
-"""The config of a model behind an OpenAI-compatible endpoint, and how the providers of these differ."""
+"""The config of a model behind an OpenAI-compatible endpoint, and how the providers differ."""
 
 from __future__ import annotations
 
@@ -22,47 +22,46 @@ ProviderName = Literal["openai", "openrouter", "vllm", "etude", "other"]
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """The abilities of an endpoint, and how it wants to be asked."""
+    """An endpoint's abilities, and the form of request that it expects."""
 
     name: ProviderName
     hosts: tuple[str, ...] = ()
-    """Addresses by which it is known."""
+    """Host names that identify it."""
     token_ids: bool = False
-    """Tells the sampled token ids on request, as vLLM >= 0.10.2 does."""
+    """Whether it returns sampled token ids on request, as vLLM >= 0.10.2 does."""
     logprobs: bool = True
-    """Tells logprobs on request, whatever the model."""
+    """Whether it returns logprobs on request, for any model."""
     max_tokens: str = "max_tokens"
-    """Its name for the most tokens of a completion."""
+    """Its field for the maximum number of tokens of a completion."""
     with_token_ids: Mapping[str, Any] = field(default_factory=dict)
-    """Fields sent along where token ids are asked for, to sample from the plain distribution."""
+    """Fields added to requests for token ids, to sample from the plain distribution."""
     with_logprobs: Mapping[str, Any] = field(default_factory=dict)
-    """Fields sent along where logprobs are asked for."""
+    """Fields added to requests for logprobs."""
     more: frozenset[str] = frozenset()
-    """Fields beyond OpenAI's that it takes."""
+    """Fields beyond OpenAI's that it accepts."""
     with_more: Mapping[str, Any] = field(default_factory=dict)
-    """Fields sent along with what not every model there can do."""
+    """Fields added to requests that not every model there supports."""
     session_header: str = ""
-    """A header that gets a name of the conversation, by which a router keeps it at one server."""
+    """A header for the conversation's name, by which a router keeps it at one server."""
     thinking: str | None = "reasoning_content"
-    """Its name for what a model thought, in messages that it is sent; None where it takes none."""
+    """Its field for a model's reasoning in messages that it receives; None if it accepts none."""
     reasoning: tuple[str, ...] = ()
-    """Models that think first, and take no sampling parameters; a date may follow the name."""
+    """Models that reason first and accept no sampling parameters; a date may follow the name."""
 
     def thinks(self, model: str) -> bool:
-        """Whether a model takes neither sampling parameters nor a request for logprobs."""
+        """Return whether a model accepts neither sampling parameters nor a request for logprobs."""
         base = model.removeprefix("ft:").split(":")[0]
         return any(re.fullmatch(rf"{re.escape(name)}(-\d.*)?", base) for name in self.reasoning)
 
 
 _PLAIN_SAMPLING = MappingProxyType({"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0})
-"""vLLM fills these in from the model's own generation config where a request leaves them open; the
-logprobs it reports are then not those of the distribution that it sampled from."""
+"""Without these, vLLM uses the model's own generation config, and its logprobs do not match its sampling."""
 
 _ROUTED = MappingProxyType({"provider": {"require_parameters": True}})
-"""Or OpenRouter drops silently what the endpoint behind it does not take."""
+"""Without this, OpenRouter silently drops fields that the endpoint behind it does not accept."""
 
 NOT_FOR_REASONING = ("temperature", "top_p", "stop")
-"""Fields of a request that OpenAI's reasoning models refuse."""
+"""Request fields that OpenAI's reasoning models refuse."""
 
 _ALL = (
     Provider(
@@ -75,7 +74,7 @@ _ALL = (
     Provider(
         "openrouter",
         hosts=("openrouter.ai",),
-        logprobs=False,  # Many of the endpoints behind it have none.
+        logprobs=False,  # Many endpoints behind it have none.
         with_logprobs=_ROUTED,
         more=frozenset({"top_k", "min_p", "repetition_penalty"}),
         with_more=_ROUTED,
@@ -95,7 +94,7 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType({provider.name: provider fo
 
 
 def provider_at(url: str) -> Provider:
-    """The provider that has an address; one that nobody is known by is `other`."""
+    """Return the provider at an address; `other` if the host is unknown."""
     host = urlsplit(url).hostname or ""
     known = (provider for provider in _ALL if any(f".{host}".endswith(f".{name}") for name in provider.hosts))
     return next(known, PROVIDERS["other"])
@@ -112,54 +111,53 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     model_name: str = Field(min_length=1)
     """The endpoint's name for the model."""
     base_url: str | list[str] | None = None
-    """Address that ends before `/chat/completions`. Left out: `OPENAI_BASE_URL`, else OpenAI. Several that
-    serve the same model, as a list or with commas between them, share its conversations: each stays at one,
-    and goes on at another when that fails."""
+    """The address without `/chat/completions`. By default `OPENAI_BASE_URL`, or else OpenAI. List several
+    servers of one model, or separate them with commas, to share its conversations between them. Each
+    conversation stays at one address, and moves to another if that one fails."""
     api_key: SecretStr | None = None
-    """Left out: `OPENAI_API_KEY`, else none is sent."""
+    """Your API key. By default `OPENAI_API_KEY`; without either, no key is sent. OpenAI itself needs one."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: probability mass kept."""
+    """Nucleus sampling: the probability mass to keep."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of one completion."""
+    """Maximum number of tokens of one completion."""
     request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """Seconds for one attempt, all in all."""
+    """Seconds for one attempt in total."""
     max_retries: Annotated[int, CHANGEABLE] = Field(default=USUAL.retries, ge=0)
-    """More attempts after 408, 409, 425, 429, 5xx, a lost connection or a malformed answer. Each address but
-    the first adds one, and another address is tried without a wait."""
+    """Retries after 408, 409, 425, 429, 5xx, a lost connection or a malformed answer. Each address beyond the
+    first adds one. A retry at another address does not wait."""
     retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
-    """Longest wait in seconds before the first retry; doubles with each. Any shorter wait is as likely.
-    `Retry-After` goes first."""
+    """Longest wait in seconds before the first retry; it doubles with each retry. The wait is random, between
+    0 and this limit. A `Retry-After` header takes precedence."""
     max_retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.longest_wait, ge=0)
     """Longest wait in seconds between two attempts."""
     stop_after: Annotated[int | None, CHANGEABLE] = Field(default=5, ge=1)
-    """Calls that may fail for one cause (a wrong key, a dead host, a model that hangs), none answered between
-    them, before the run stops with that cause; null: any number."""
+    """Stop the run after this many calls failed for one cause, with no answer between them. Causes are, for
+    example, a wrong key, a dead host or a model that hangs. Set null for no limit."""
     max_answer_mb: Annotated[float, CHANGEABLE] = Field(default=USUAL_MEGABYTES, gt=0)
-    """Megabytes that one answer may have, after its expansion where it is compressed."""
+    """Maximum size of one answer in megabytes, after decompression."""
     provider: Literal["auto", "openai", "openrouter", "vllm", "etude", "other"] = "auto"
-    """Who answers there; `auto` goes by the address. Say `vllm`, or `etude` for `etude serve`, to have token
-    ids."""
+    """The kind of server; `auto` infers it from the address. Set `vllm`, or `etude` for `etude serve`, to get
+    token ids."""
     logprobs: bool | None = None
-    """Ask for the sampled tokens' logprobs; with `true` a call whose answer has none fails, left out they are
-    asked for where the provider tells them. At temperatures other
-    than 1 a vLLM server must run with `--logprobs-mode processed_logprobs` for them to be those of the
-    sampling distribution."""
+    """Ask for the sampled tokens' logprobs. With `true`, a call whose answer has none fails. By default they
+    are requested if provider and model return them. At temperatures other than 1, run a vLLM server with
+    `--logprobs-mode processed_logprobs`, so that they describe the distribution sampled from."""
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Ask for the most likely tokens as well; a call whose answer has none fails."""
+    """Also ask for this many of the most likely tokens; a call whose answer has none fails."""
     return_token_ids: bool | None = None
-    """Ask for token ids, as vLLM >= 0.10.2 gives them; GRPO on this model needs them. Left out: where the
-    provider tells them. But for `etude` it also switches off the model's own top_k, min_p and repetition
-    penalty; `extra_body` can set them again."""
+    """Ask for token ids, as vLLM >= 0.10.2 returns them. GRPO on this model needs them. By default they are
+    requested if the provider returns them. With the providers `vllm` and `other`, this also disables the
+    model's own top_k, min_p and repetition penalty; set them in `extra_body` if you need them."""
     vocabulary: int | None = Field(default=None, ge=1)
-    """Number of the model's tokens: an answer with an id that none of them has is a failed call."""
+    """Size of the model's vocabulary. A call fails if its answer has a token id outside it."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
-    """More request headers."""
+    """Additional request headers."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """More fields of the request body."""
+    """Additional fields of the request body."""
     omit: list[Literal["temperature", "top_p", "seed", "max_tokens", "stop"]] = Field(default_factory=list)
-    """Fields that the endpoint does not take and that are not sent."""
+    """Fields to leave out of requests because the endpoint does not accept them."""
 
     @field_validator("base_url")
     @classmethod
@@ -184,7 +182,7 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
 
     @property
     def addresses(self) -> list[str]:
-        """Where requests go: `base_url`, or else what the environment says, or else OpenAI."""
+        """All addresses: from `base_url`, else from the environment, else OpenAI's."""
         if isinstance(self.base_url, list):
             return self.base_url
         given = self.base_url or os.environ.get("OPENAI_BASE_URL", "") or OPENAI_URL
@@ -192,12 +190,12 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
 
     @property
     def address(self) -> str:
-        """The first of the addresses: that of everything but model calls."""
+        """The first address, for everything except model calls."""
         return self.addresses[0]
 
     @property
     def provider_there(self) -> Provider:
-        """Who answers there, and how."""
+        """The provider: as configured, or inferred from the address."""
         return provider_at(self.address) if self.provider == "auto" else PROVIDERS[self.provider]
 
     @property
@@ -207,7 +205,7 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
 
     @property
     def takes(self) -> frozenset[str]:
-        """The fields beyond OpenAI's that the endpoint takes: whoever tells token ids speaks as vLLM does."""
+        """The fields beyond OpenAI's that the endpoint accepts; all of vLLM's if it returns token ids."""
         return VLLM_FIELDS if self.asks_for_token_ids else self.provider_there.more
 
     @property
@@ -219,18 +217,18 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        """How its calls are made again."""
+        """The retry policy of calls; each additional address adds one retry."""
         more = len(self.addresses) - 1
         return RetryPolicy(self.max_retries + more, self.retry_wait, self.max_retry_wait)
 
     @property
     def sampling(self) -> Sampling:
-        """How to sample where a call does not say."""
+        """The sampling options for calls that set none."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
 
 
 def plain_address(value: str) -> str:
-    """The address without a slash at its end. Raises ValueError unless it is one, and keeps no secret."""
+    """Strip the slash at the end of an address. Raises ValueError if it is invalid or has a password."""
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("expected an address like http://localhost:8000/v1")
@@ -242,4 +240,4 @@ def plain_address(value: str) -> str:
 
 
 PlainAddress: TypeAlias = Annotated[str, AfterValidator(plain_address)]
-"""An address, without a slash at its end."""
+"""An address without a slash at the end."""

@@ -1,7 +1,7 @@
-"""Programs that are started, watched and ended: here on this machine, and on others by who places them there.
+"""Programs that Etude starts, watches and ends: on this machine, or on others through their launcher.
 
-A program ends with the process that has started it, even with one that is killed. All that it prints is in
-its log on this machine, with secrets masked.
+A program ends with the process that started it, even if that one is killed. All output goes to a log on this
+machine, with secrets masked.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from etude.store.files import private_folder
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The command of a program on one machine."""
+    """A program's command line on one machine."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """More variables than this process has."""
+    """Variables added to this process's own."""
     said: str = field(default="", repr=False)
-    """The text that it reads from its standard input."""
+    """Text for its standard input."""
     address: str = ""
     """Where it will listen, if it does."""
 
     def command(self, host: str) -> Command:
-        """The same on every machine."""
+        """Return the same command for every machine."""
         return self
 
 
 class Program(Protocol):
-    """Something to start, on whichever machine that is."""
+    """A program to start, on any machine."""
 
     def command(self, host: str) -> Command:
-        """The command, made on the machine that runs it and has that address. Raises EtudeError."""
+        """Return the command; called on the machine that runs it, at address `host`. Raises EtudeError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class ProcessEnd:
     """How a process ended."""
 
     how: str
-    """`ended with exit code 3`, `was killed by SIGSEGV`."""
+    """In words: `ended with exit code 3`, `was killed by SIGSEGV`."""
     code: int | None = None
-    """Its exit code, negative for a signal; None where that is not known."""
+    """Its exit code, negative for a signal; None if unknown."""
     is_lost: bool = False
-    """Whether it is gone with its machine."""
+    """Whether its machine was lost with it."""
 
     @property
     def by_others(self) -> bool:
@@ -64,52 +64,52 @@ class ProcessEnd:
 
 
 class Child(Protocol):
-    """A program that was started."""
+    """A started program."""
 
     log: Path
-    """Where its output goes, behind that of earlier ones."""
+    """The file that its output is appended to."""
     begin: int
-    """The bytes that the log had before."""
+    """Size of the log in bytes before this program started."""
     node: str
-    """The name or address of its machine; empty until that is known."""
+    """Name or address of its machine; empty until known."""
     address: str
-    """Where it listens, as its command says."""
+    """Where it listens, from its command."""
     pid: int
 
     async def ended(self) -> ProcessEnd:
-        """Wait until it has ended, and all that it has printed is in the log; how it ended."""
+        """Wait until it has ended and the log has all output; return how it ended."""
 
     def kill(self) -> None:
-        """End it at once, with all processes that it has started."""
+        """Kill it at once, with all processes that it started."""
 
     async def end(self, seconds: float) -> None:
-        """Ask it to end, and kill it after so many seconds; it has ended then."""
+        """Ask it to end, kill it after this many `seconds`, and return once it has ended."""
 
     async def catch_up(self) -> None:
-        """Wait until the log has all that was printed so far."""
+        """Wait until the log has all output so far."""
 
     async def send_folder(self, folder: Path) -> str:
-        """The path at which its machine has the files of a folder here. Raises EtudeError."""
+        """Make a local folder available on its machine, and return the path there. Raises EtudeError."""
 
     async def drop_folder(self, name: str) -> None:
-        """Nobody needs the folder of that name any more that was sent to its machine."""
+        """Release the folder of this name that was sent to its machine."""
 
 
 class Launcher(Protocol):
     """Starts programs."""
 
     address: str
-    """Where they find this process: a host name or an IP address; empty for a Unix socket."""
+    """Where programs reach this process: a host name or an IP address; empty for a Unix socket."""
 
     async def launch(self, program: Program, log: Path) -> Child:
-        """Start a program, whose output goes to the end of a log. Raises EtudeError."""
+        """Start a program, and append its output to a log. Raises EtudeError."""
 
 
 class LocalChild(Child):
-    """A process group on this machine, which a guard ends when this process is gone, even by SIGKILL."""
+    """A process group on this machine, which a guard kills when this process is gone, even by SIGKILL."""
 
     def __init__(self, process: Process, lifeline: int, log: MaskedLog, command: Command) -> None:
-        """The guard lives as long as the descriptor `lifeline`."""
+        """The guard lives until the descriptor `lifeline` is closed."""
         self._process = process
         self._lifeline: int | None = lifeline
         self._output = log
@@ -118,7 +118,7 @@ class LocalChild(Child):
         self.address, self.pid = command.address, process.pid
 
     async def ended(self) -> ProcessEnd:
-        """Wait until it has ended; its guard ends then, and what it has started."""
+        """Wait until it has ended, then kill its guard and the processes that it started."""
         code = await self._process.wait()
         self.kill()
         if self._lifeline is not None:
@@ -141,24 +141,24 @@ class LocalChild(Child):
         await self.ended()
 
     def _send(self, number: signal.Signals) -> None:
-        """To its process group, whose number may be another's once the guard in it is gone."""
+        """Send a signal to the process group while the guard lives; later its number may be reused."""
         if self._lifeline is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
     async def catch_up(self) -> None:
-        """The log is written as it prints."""
+        """Return at once: output is written to the log as it is printed."""
 
     async def send_folder(self, folder: Path) -> str:
-        """The folder itself."""
+        """Return the folder itself."""
         return str(folder)
 
     async def drop_folder(self, name: str) -> None:
-        """Leave the folder to whoever wrote it."""
+        """Leave the folder to its owner."""
 
 
 class LocalLauncher(Launcher):
-    """Starts programs on this machine, each in a session of its own: Ctrl-C goes to this process alone."""
+    """Starts programs on this machine, each in its own session, so that Ctrl-C reaches this process alone."""
 
     address = ""
 

@@ -1,8 +1,8 @@
-"""Which of several addresses of one model a call goes to, which of them can be used, and when calls stop.
+"""Routing of calls between the addresses of one model, with health probes and a circuit breaker.
 
-A conversation stays at one address, where the engine still has its tokens in the prefix cache; new ones go to
-each address in turn. An address that fails is set aside and probed until it can be used again, and its
-conversations go on at the others. Where all calls fail one after the other, no more of them are made.
+A conversation stays at one address, whose prefix cache still has its tokens. New conversations go to each
+address in turn. A failing address is set aside and probed until it works again, and its conversations move
+to the others. When too many calls fail in a row, the breaker stops further calls.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ from etude.core.secrets import masked
 _LOG = logging.getLogger("etude.routes")
 
 _MOST_CONVERSATIONS = 2**17
-"""That are remembered: those that were used longest ago may go on elsewhere."""
+"""Conversations to remember; the least recently used ones may move to another address."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
-"""Seconds that an address is set aside for: the first time, and at most; each time twice as long."""
+"""Seconds for which an address is set aside: the first time, and at most. The time doubles each time."""
 _FAULTS = 3
-"""Useless answers in a row by which an address counts as broken: a single one may be the request's fault."""
+"""Failures in a row after which a reachable address is set aside. A single one may be the request's fault."""
 FIRST_TOKENS = 256
-"""Of a prompt, by which prompts count as beginnings of the same conversation."""
+"""Prompts with this many equal tokens at the start count as one conversation."""
 
 
 @dataclass(slots=True, eq=False)
 class Address:
-    """An address: how it is, and what it has had to do."""
+    """An address of a model, with its state and counters."""
 
     url: str
     is_aside: bool = False
-    """Whether it is not to be used until a probe says that it can be."""
+    """Whether it is out of use until a probe succeeds."""
     reason: str = ""
-    """Why it was set aside last."""
+    """Why it was last set aside."""
     calls: int = 0
-    """Under way."""
+    """Calls in flight."""
     answered: int = 0
     failed: int = 0
     until: float = 0.0
-    """When it is probed next."""
+    """When it is probed next, in seconds of `time.monotonic`."""
     strikes: int = 0
-    """How often it was set aside since it last answered."""
+    """Set-asides and failed probes since the last good answer, at most 30."""
     faults: int = 0
-    """Useless answers since the last good one."""
+    """Failures since the last good answer, set-aside or failed probe."""
     last_answer: float = -math.inf
 
 
 Probe: TypeAlias = Callable[[Address], Awaitable[str | None]]
-"""Tells the reason why an address cannot be used, or None; it never raises."""
+"""Returns the reason why an address cannot be used, or None; it never raises."""
 
 
 class Routes:
     """Chooses an address for each call, sets aside those that fail, and takes them back."""
 
     def __init__(self, urls: Sequence[str], model: str = "", probe: Probe | None = None) -> None:
-        """`model` is its name in the log; without a `probe` no address is set aside.
+        """`model` is the name in the log. Without a `probe`, no address is ever set aside.
 
-        Raises ValueError without an address, or with one twice.
+        Raises ValueError if there is no address, or one of them twice.
         """
         if not urls or len(set(urls)) != len(urls):
             raise ValueError(f"expected one address or several different ones, found {list(urls)}")
         self.addresses = tuple(map(Address, urls))
         self._model, self._probe = model, probe
         self._seats: OrderedDict[str, Address] = OrderedDict()
-        """The addresses of conversations, of those first that were used longest ago."""
+        """The address of each conversation, least recently used first."""
         self._turn = 0
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._is_closed = False
@@ -82,10 +82,10 @@ class Routes:
     def call(
         self, conversation: str, avoid: Collection[str] = (), among: Collection[Address] | None = None
     ) -> Iterator[Address]:
-        """An address for a call of a conversation, for as long as the call takes.
+        """Choose an address for a call, and count the call as in flight within the block.
 
-        `avoid` are the URLs that the same call has already failed at; they come last. `among` are the
-        addresses that can be asked for what is called for, if not all.
+        `avoid` has the URLs where the same call already failed; they are used last. `among` limits the choice
+        to some of the addresses.
         """
         address = self.choose(conversation, avoid, among)
         address.calls += 1
@@ -97,7 +97,7 @@ class Routes:
     def choose(
         self, conversation: str, avoid: Collection[str] = (), among: Collection[Address] | None = None
     ) -> Address:
-        """The address that a call of a conversation goes to."""
+        """Return the address for a call of a conversation."""
         if len(self.addresses) == 1:
             return self.addresses[0]
         usable = self._usable(self.addresses if among is None else among, avoid)
@@ -115,21 +115,21 @@ class Routes:
         self._seats.pop(conversation, None)
 
     def has_other(self, avoid: Collection[str]) -> bool:
-        """Whether there is an address in use that is none of `avoid`."""
+        """Return whether an address outside `avoid` is in use."""
         return any(not address.is_aside and address.url not in avoid for address in self.addresses)
 
     def answered(self, address: Address) -> None:
-        """Note a good answer."""
+        """Record a good answer."""
         address.answered += 1
         address.last_answer = time.monotonic()
         address.faults = address.strikes = 0
         address.is_aside = False
 
     def failed(self, address: Address, since: float, reason: str, *, is_gone: bool) -> None:
-        """Note an attempt, begun at `since`, without a good answer; the address may be set aside for it.
+        """Record an attempt, begun at `since`, without a good answer; this may set the address aside.
 
-        An address that has answered somebody else meanwhile is not set aside; nor is one that did answer, if
-        not well, before it has done so several times in a row.
+        An address that answered another call meanwhile is not set aside. Unless it `is_gone`, it must also
+        have failed several times in a row.
         """
         address.failed += 1
         address.faults += 1
@@ -137,7 +137,7 @@ class Routes:
             self.set_aside(address, reason)
 
     def set_aside(self, address: Address, reason: str) -> None:
-        """Use an address no more until its probe finds nothing wrong; the only one goes on."""
+        """Stop using an address until a probe succeeds. The only address stays in use."""
         if self._probe is None or self._is_closed or len(self.addresses) == 1 or address.is_aside:
             return
         reason = masked(reason)
@@ -150,7 +150,7 @@ class Routes:
             self._probing[address.url] = probing
 
     async def close(self) -> None:
-        """Probe no more."""
+        """Stop all probes."""
         self._is_closed = True
         probing, self._probing = list(self._probing.values()), {}
         for task in probing:
@@ -175,7 +175,7 @@ class Routes:
         _LOG.warning("model '%s': %s can be used again", self._model, address.url)
 
     def _usable(self, among: Collection[Address], avoid: Collection[str]) -> Sequence[Address]:
-        """The best that there is: addresses in use, or else the one that is probed next."""
+        """Return addresses in use, outside `avoid` if possible; or else the one that is probed next."""
         fresh = [address for address in among if address.url not in avoid]
         return (
             [address for address in fresh if not address.is_aside]
@@ -185,9 +185,9 @@ class Routes:
 
 
 def conversation_of(request: ChatRequest) -> str:
-    """The conversation of a request: its episode, or else the beginning of what is said.
+    """Return the conversation of a request: its episode, or else a digest of how it begins.
 
-    That is everything up to the first message of a user, or the first tokens of a prompt.
+    The beginning is everything up to the first user message, or the first tokens of a prompt.
     """
     if request.conversation:
         return request.conversation
@@ -198,12 +198,12 @@ def conversation_of(request: ChatRequest) -> str:
 
 
 def beginning(of: object) -> str:
-    """A name for conversations that begin alike."""
+    """Return a digest, by which conversations that begin alike share a name."""
     return hashlib.blake2b(repr(of).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 _PAUSE_SECONDS = 30.0
-"""After which an engine that is used on although its model is out lets one call through."""
+"""Seconds after which an open breaker lets one call through."""
 
 _WHAT_TO_DO = {
     "http_401": "check its `api_key`, or OPENAI_API_KEY",
@@ -219,10 +219,10 @@ _WHAT_TO_DO = {
 
 
 class Breaker:
-    """Counts the calls that failed since the last one that was answered, by their causes."""
+    """A circuit breaker: counts failed calls by cause since the last call that was answered."""
 
     def __init__(self, most: int | None) -> None:
-        """`most` calls that fail for one cause, and none is answered, are too many; None allows all."""
+        """The breaker opens after `most` failures for one cause, with no answer between; None: never."""
         self._most = most
         self._failed: Counter[str] = Counter()
         self._error: ModelOut | None = None
@@ -238,18 +238,18 @@ class Breaker:
         self._until = time.monotonic() + _PAUSE_SECONDS
 
     def answered(self) -> None:
-        """Note a call with an answer."""
+        """Record an answered call."""
         self._last_answer = time.monotonic()
         if self._failed:
             self._failed.clear()
         self._error = None
 
     def has_answered(self, since: float) -> bool:
-        """Whether a call was answered after that time: the model is there, if not for all."""
+        """Return whether a call was answered after `since`: the model works, if not for all calls."""
         return self._last_answer > since
 
     def failed(self, cause: str, message: str) -> ModelOut | None:
-        """Note a call that failed for good; the error to raise in its place where it was one too many."""
+        """Record a call that failed for good; return the error to raise instead if it was one too many."""
         self._failed[cause] += 1
         count = self._failed[cause]
         if self._most is None or count < self._most:

@@ -1,4 +1,4 @@
-"""Rows being sampled, and drawing their next tokens: the same way however requests are batched."""
+"""Rows being sampled, and the draw of their next tokens, which does not depend on the batch."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from etude.models.distribution import Shaper, masked, shaped
 from etude.models.grammar import advance
 
 _BLOCK = 64
-"""Words whose mass is added up before a word is looked for among them, where there are many."""
+"""Tokens per block: in a large vocabulary, a draw finds the block first and then the token in it."""
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sequence that is being sampled."""
+    """A sequence that is being sampled."""
 
     conversation: str
     ids: list[int]
-    """Prompt, then what was sampled."""
+    """The prompt, then the sampled tokens."""
     sampling: Sampling
     uniform: Iterator[float]
-    """The row's own random numbers, one for each token."""
+    """The row's own random numbers, one per token."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the sampled tokens."""
+    """The logprob of each sampled token."""
     top: int = 0
-    """How many of the most likely tokens to keep at each step."""
+    """Number of most likely tokens to keep at each step."""
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-    """For each sampled token, the most likely tokens in its place and their logprobs, best first."""
+    """For each sampled token, the most likely tokens in its place with their logprobs, best first."""
     slot: int = -1
     cached: int = 0
-    """Leading tokens whose keys and values are in the slot."""
+    """Number of leading tokens whose keys and values are in the slot."""
     shaper: Shaper | None = None
-    """Where its distributions are not the model's own. Made here, but for a constraint."""
+    """Changes the model's distribution, if that is needed. Made here unless there is a constraint."""
 
     def __post_init__(self) -> None:
         if self.shaper is None and Shaper.is_needed(self.sampling):
@@ -48,19 +48,19 @@ class Row:
 
     @property
     def pending(self) -> int:
-        """Tokens that the model has not read yet."""
+        """Number of tokens that the model has not read yet."""
         return len(self.ids) - self.cached
 
 
 def uniforms(key: int) -> Iterator[float]:
-    """The stream of uniform numbers in [0, 1) that belongs to a request."""
+    """Return a request's own stream of uniform numbers in [0, 1)."""
     draw = generator(key).random
     while True:
         yield draw()
 
 
 def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
-    """Draw one token for each row from its logits. Raises EngineError when they are not finite."""
+    """Draw one token for each row from its logits. Raises EngineError if they are not finite."""
     device = logits_BV.device
     numbers = numpy.array([next(row.uniform) for row in rows], numpy.float32)
     uniform_B1 = sent(torch.from_numpy(numbers[:, None]), device)
@@ -89,17 +89,17 @@ def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
 def draw(
     probs_BV: torch.Tensor, greedy_B: torch.Tensor | None, uniform_B1: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token id a row [B, 1], and its logprob [B, 1] under the distribution that it was drawn from.
+    """Draw one token id per row [B, 1]; return it with its logprob [B, 1] in the distribution drawn from.
 
-    Inverse-CDF sampling: one uniform number a token, so that a row's draw depends on that row alone. Greedy
-    rows, none where `greedy_B` is None, take the likeliest. Where probabilities are not numbers, neither is
-    the logprob, and the token is any one.
+    Inverse-CDF sampling uses one uniform number per token, so a row's draw depends on that row alone. Greedy
+    rows take the likeliest token; without `greedy_B` there are none. Where probabilities are NaN, the logprob
+    is NaN and the token arbitrary.
     """
     blocks = probs_BV.shape[1] // _BLOCK
     if blocks < _BLOCK:
         cdf_BV = probs_BV.cumsum(dim=-1)
         ids_B1 = torch.searchsorted(cdf_BV, _threshold(uniform_B1, cdf_BV), right=True)
-    else:  # To run through all words takes many times as long as to add them up.
+    else:  # Summing blocks is many times faster than a running sum over all tokens.
         whole_BV, rest_BR = probs_BV[:, : blocks * _BLOCK], probs_BV[:, blocks * _BLOCK :]
         sums = whole_BV.reshape(len(probs_BV), blocks, _BLOCK).sum(dim=-1), rest_BR.sum(dim=-1, keepdim=True)
         cdf_BN = torch.cat(sums, dim=-1).cumsum(dim=-1)
@@ -109,23 +109,23 @@ def draw(
         ids_B1 = _drawn_within(probs_BV, block_B1 * _BLOCK, threshold_B1 - before_B1)
     if greedy_B is not None:
         ids_B1 = torch.where(greedy_B[:, None], probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
-    ids_B1 = ids_B1.clamp(0, probs_BV.shape[1] - 1)  # What is compared with no number is nowhere.
+    ids_B1 = ids_B1.clamp(0, probs_BV.shape[1] - 1)  # A search among NaN returns a place outside.
     return ids_B1, probs_BV.gather(1, ids_B1).log_()
 
 
 def _threshold(uniform_B1: torch.Tensor, cdf_BN: torch.Tensor) -> torch.Tensor:
-    """Where the draw lies in a running sum of masses [B, 1]: below their total."""
-    # Below the total even where the product is rounded up to it: past the end there is no token.
+    """Return the draw's position [B, 1] in a running sum of masses, always below the total."""
+    # The product must not be rounded up to the total: there is no token past the end.
     return uniform_B1.clamp(max=1 - 2**-23).mul_(cdf_BN[:, -1:])
 
 
 def _drawn_within(probs_BV: torch.Tensor, start_B1: torch.Tensor, threshold_B1: torch.Tensor) -> torch.Tensor:
-    """The token [B, 1] of the block from `start_B1` on at which its running mass exceeds the threshold."""
+    """Return the first token [B, 1] of the block from `start_B1` whose running mass exceeds the threshold."""
     place_BW = start_B1 + torch.arange(_BLOCK, device=probs_BV.device)
     is_word_BW = place_BW < probs_BV.shape[1]
     probs_BW = probs_BV.gather(1, place_BW.clamp(max=probs_BV.shape[1] - 1)).mul_(is_word_BW)
     cdf_BW = probs_BW.cumsum(dim=-1)
-    # The block's sum was rounded in another way: the last token that can be drawn takes what is left.
+    # The block's sum was rounded differently, so the last token with mass takes the remainder.
     last_B1 = torch.where(probs_BW > 0, place_BW, -1).max(dim=-1, keepdim=True).values
     drawn_B1 = start_B1 + torch.searchsorted(cdf_BW, threshold_B1, right=True)
     return torch.minimum(drawn_B1, last_B1)

@@ -1,11 +1,10 @@
-"""Steps that add a token to each row: what stays the same is made once, and shared prefixes are read once.
+"""Steps that add one token to each row. Fixed tensors are made once, and shared prefixes are read once.
 
-A prefix that rows share is attended to by the queries of all of them at once, with the keys and values of
-one. What they find there then counts as one column more of what each row attends to by itself: its score is
-the logarithm of the sum of the exponentials of the prefix's scores, and its value the average of the prefix's
-values. So one softmax is over both, and the result is exact up to rounding. In bfloat16, where scores that
-are stored would be rounded, each part has a softmax of its own, and the two results are averaged in float32:
-the weights are in the ratio of the sums of exponentials.
+The queries of all rows with a common prefix attend to it together, with one row's keys and values. The result
+then counts as one more column in each row's own attention. The column's score is the log-sum-exp of the
+prefix's scores, and its value is the weighted average of the prefix's values. One softmax covers both parts,
+and the result is exact up to rounding. In bfloat16, stored scores would be rounded, so each part has its own
+softmax. The two results are then averaged in float32, weighted by their sums of exponentials.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from etude.inference.kv_slots import KvSlots, SlotLayer, rounded_up, tensor
 from etude.inference.sampler import Row
 
 _PREFIX = 2**18
-"""Numbers among a layer's keys and values that are read in the time that the calls for a prefix take."""
+"""Numbers among a layer's keys and values that can be read in the time that a prefix's calls take."""
 _RUN = 2**16
-"""The same for the calls for neighbours that attend together."""
+"""The same for the calls of neighbours that attend together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Leading tokens that several rows have in common. What the first of these holds is read for all."""
+    """Leading tokens that several rows share. The first row's keys and values are read for all."""
 
     rows: tuple[int, ...]
     length: int
@@ -40,10 +39,10 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbours that attend together, to columns from `start` to before `end`.
+    """Neighbours that attend together, to columns from `start` up to but not including `end`.
 
-    `start` is 0 where they have no prefix. All others have one, whose last column is `start` or a later one:
-    the score of the whole prefix takes its place.
+    `start` is 0 if they have no prefix. Otherwise all have one, and its last column is `start` or later. The
+    score of the whole prefix takes the place of that column.
     """
 
     rows: slice
@@ -53,25 +52,25 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The plan of rows that add a token."""
+    """The plan of a step for rows that add one token each."""
 
     slots: Sequence[int]
-    """Those of the rows."""
+    """The slots of the rows."""
     prefixes: list[Prefix]
     runs: list[Run]
 
     def cost(self, numbers: int) -> int:
-        """In numbers that could be read in that time, where a token has so many in a layer."""
-        # Those included that are not looked at.
+        """Return the cost of the step as numbers read per layer; a token has `numbers` of them."""
+        # Columns that are read but masked count too.
         own: int = sum((run.rows.stop - run.rows.start) * (run.end - run.start) for run in self.runs)
         tokens = own + sum(prefix.length for prefix in self.prefixes)
         return tokens * numbers + _PREFIX * len(self.prefixes) + _RUN * len(self.runs)
 
 
 def plan_of(ids: Sequence[list[int]], cached: Sequence[int], slots: Sequence[int], numbers: int) -> Reading:
-    """For rows that hold as many leading tokens in slots, in the order of these, and add one.
+    """Return the cheaper plan, with or without shared prefixes, for rows that add one token each.
 
-    A token has so many `numbers` among the keys and values of a layer.
+    Rows are in slot order, with `cached` tokens each. A token has `numbers` in a layer's keys and values.
     """
     alone = Reading(slots, [], _runs([0] * len(cached), cached, slots, numbers))
     prefixes = shared_prefixes(ids, cached, numbers)
@@ -86,10 +85,10 @@ def plan_of(ids: Sequence[list[int]], cached: Sequence[int], slots: Sequence[int
 
 
 def shared_prefixes(ids: Sequence[list[int]], cached: Sequence[int], numbers: int) -> list[Prefix]:
-    """Those that save the most; a row has at most one. Takes little time where there are none."""
+    """Return the prefixes that save the most, at most one per row. This is fast if there are none."""
     if len(ids) < 2:
         return []
-    least = _PREFIX // ((len(ids) - 1) * numbers) + 2  # Of one column alone `Run.start` could not tell.
+    least = _PREFIX // ((len(ids) - 1) * numbers) + 2  # `Run.start` cannot express a prefix of one column.
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row, length in enumerate(cached):
         if length >= least:
@@ -102,11 +101,11 @@ def shared_prefixes(ids: Sequence[list[int]], cached: Sequence[int], numbers: in
 
 
 def _best(ids: Sequence[list[int]], cached: Sequence[int], numbers: int, rows: Sequence[int]) -> list[Prefix]:
-    """Of rows that are sorted, so that those who share a prefix are neighbours."""
+    """Return the best prefixes of sorted rows, among which rows that share a prefix are neighbours."""
     common = [
         min(cached[one], cached[other], shared_length(ids[one], ids[other])) for one, other in pairwise(rows)
     ]
-    saved, prefixes = [0], [list[Prefix]()]  # By the first rows alone, so many.
+    saved, prefixes = [0], [list[Prefix]()]  # For each number of first rows: numbers saved, and how.
     for end in range(1, len(rows) + 1):
         saved.append(saved[-1])
         first, most, length = end - 1, 0, cached[rows[end - 1]]
@@ -121,7 +120,7 @@ def _best(ids: Sequence[list[int]], cached: Sequence[int], numbers: int, rows: S
 
 
 def _runs(starts: Sequence[int], cached: Sequence[int], slots: Sequence[int], numbers: int) -> list[Run]:
-    """Neighbours together as long as columns that some of them have no use for take less time than calls."""
+    """Join neighbours into runs as long as their unused columns take less time than separate calls."""
     longest = max(cached) + 1
     left = rounded_up(longest) - longest
     runs = list[Run]()
@@ -140,11 +139,11 @@ def _runs(starts: Sequence[int], cached: Sequence[int], slots: Sequence[int], nu
 
 
 Held: TypeAlias = tuple[list[tuple[torch.Tensor, torch.Tensor]], list[tuple[torch.Tensor, torch.Tensor]]]
-"""Keys and values of a layer: of each prefix, and of each run."""
+"""A layer's keys and values: of each prefix, and of each run."""
 
 
 class SplitAttention:
-    """By a plan, of rows that have a room for themselves. Its tensors are made once."""
+    """Attention that follows a plan, for rows with a room for themselves. Its tensors are made once."""
 
     def __init__(self, model: FusedLlama, room: Room, plan: Reading) -> None:
         self._plan, self._room, self._scale = plan, room, model.scale
@@ -155,7 +154,7 @@ class SplitAttention:
         self._own = [_Own(room, self._mask_MS, run, self._prefixes) for run in plan.runs]
 
     def held(self, layer: SlotLayer) -> Held:
-        """Keys and values that are read, of a layer."""
+        """Return the keys and values of a layer that the plan reads."""
         slots, runs = self._plan.slots, []
         first = [(slots[prefix.rows[0]], prefix.length) for prefix in self._plan.prefixes]
         for run in self._plan.runs:
@@ -165,18 +164,18 @@ class SplitAttention:
         return [layer.of(slice(slot, slot + 1), length) for slot, length in first], runs
 
     def look(self, position_M1: torch.Tensor) -> None:
-        """Look back from these positions, of each row and group of heads."""
+        """Mask all columns after these positions, given for each row and group of heads."""
         is_hidden_MS = self._columns > position_M1
         if self._prefixes is not None:
             is_hidden_MS |= self._columns < self._prefixes.column_M1
         torch.mul(is_hidden_MS, self._hide, out=self._mask_MS)
 
     def look_at(self, position_M1: torch.Tensor) -> None:
-        """Look at these positions too."""
+        """Unmask these positions too."""
         self._mask_MS.scatter_(1, position_M1, 0.0)
 
     def __call__(self, held: Held) -> None:
-        """Attend to what is held of a layer."""
+        """Attend to a layer's keys and values."""
         shared, own = held
         if self._prefixes is not None:
             self._prefixes.attend(self._room.query, shared)
@@ -189,7 +188,7 @@ class SplitAttention:
 def once(
     model: FusedLlama, plan: Reading, positions: Sequence[int], room: Room
 ) -> Callable[[SlotLayer], None]:
-    """In the first places of a room, for one pass, of tokens at these positions."""
+    """Return attention for one pass of tokens at these positions, in the first places of a room."""
     attend_to = SplitAttention(model, room.first(len(positions)), plan)
     attend_to.look(tensor(positions).repeat_interleave(model.groups)[:, None])
     return lambda layer: attend_to(attend_to.held(layer))
@@ -205,20 +204,20 @@ class _Prefixes:
         places = [(rows * model.groups + head_G1).flatten() for rows in self._rows]
         self._place_K, self._counts = torch.cat(places), [len(own) for own in places]
         self._value_MRD = torch.zeros(room.query.shape, dtype=model.dtype)
-        """The result of each head in its row's prefix; zeros where that has none."""
+        """Each head's result from its row's prefix; zeros without a prefix."""
         self.score_MR1 = torch.zeros(*room.query.shape[:2], 1)
         self.weight_MR1 = torch.zeros_like(self.score_MR1)
-        """Of that in the head's result. Runs write it."""
+        """The weight of the prefix in each head's result. Runs write it."""
         is_wide = model.dtype == torch.float32
         self.own_MRD = room.mixed_by_group if is_wide else torch.zeros(room.query.shape)
-        """The rest of that, in float32. Runs write it."""
+        """The rest of each head's result, already weighted, in float32. Runs write it."""
         self.column_M1 = torch.zeros(len(room.query), 1, dtype=torch.long)
-        """The first that a row looks at by itself; in float32 its prefix's last, for the score to take."""
+        """The first column of a row's own attention. In float32 it is its prefix's last, for the score."""
         for prefix, own in zip(prefixes, places, strict=True):
             self.column_M1[own] = prefix.length - is_wide
 
     def attend(self, query_MRD: torch.Tensor, held: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """To keys and values [1, G, L, D] of each prefix."""
+        """Attend to keys and values [1, G, L, D] of each prefix."""
         _, per_group, size = query_MRD.shape
         queries = torch.split(query_MRD.index_select(0, self._place_K), self._counts)
         value_BGRD = self._value_MRD.view(-1, self._groups, per_group, size)
@@ -232,12 +231,12 @@ class _Prefixes:
             score_BGR.index_copy_(0, rows, score_1GT.view(shape).transpose(0, 1))
 
     def add(self, mixed_MRD: torch.Tensor) -> None:
-        """Write the result of both parts."""
+        """Write the sum of both parts."""
         torch.addcmul(self.own_MRD, self.weight_MR1, self._value_MRD, out=mixed_MRD)
 
 
 class _Own:
-    """Attention of neighbours to what each of them has for itself."""
+    """Attention of neighbours to the columns that each row has for itself."""
 
     def __init__(self, room: Room, mask_MS: torch.Tensor, run: Run, prefixes: _Prefixes | None) -> None:
         rows = len(room.x)
@@ -252,7 +251,7 @@ class _Own:
             self._column_MR1 = (prefixes.column_M1[heads, None] - run.start).expand(self._score_MR1.shape)
 
     def attend(self, keys: torch.Tensor, values: torch.Tensor, scale: float) -> None:
-        """Write what comes of it, and which part the rows' prefixes have beside it."""
+        """Write the rows' own results, and the weights of their prefixes."""
         if self._column_MR1 is None:
             attend(self._query, self._mixed, keys, values, self._mask_BG1S, scale)
             return
@@ -270,18 +269,18 @@ class _Own:
 
 
 class SingleTokens:
-    """Makes its tensors once, and counts up in place whatever a token changes.
+    """Makes its tensors once, and updates in place those that change with each token.
 
     The rows are in the first slots, where keys and values are read without a copy.
     """
 
     def __init__(self, model: FusedLlama, kv: KvSlots, rows: Sequence[Row]) -> None:
-        """For these rows, in the order of their slots, until one of them outgrows what is read of it."""
+        """Serves these rows, in slot order, until one of them outgrows the columns that are read of it."""
         model.reach(kv.columns)
         self._model, self._room = model, model.room(len(rows))
         self._rows = list(rows)
         self._positions: list[int] = []
-        """Of the tokens read last."""
+        """Positions of the tokens read last."""
         self._memory = kv.slots, kv.columns
         ids, cached = [row.ids for row in rows], [row.cached for row in rows]
         plan = plan_of(ids, cached, range(len(rows)), 2 * model.key_size)
@@ -296,7 +295,7 @@ class SingleTokens:
             self._layers.append((kind, layer, by_token, self._attend.held(held)))
 
     def serves(self, rows: Sequence[Row], positions: Sequence[int], kv: KvSlots) -> bool:
-        """Whether what is kept is right for a step of these rows, whose last tokens are at `positions`."""
+        """Return whether the tensors fit a step of these rows, whose last tokens are at `positions`."""
         return (
             self._rows == rows
             and self._memory == (kv.slots, kv.columns)
@@ -304,7 +303,7 @@ class SingleTokens:
         )
 
     def __call__(self, positions: Sequence[int]) -> torch.Tensor:
-        """Logits [B, V] after the last token of each row, the only one that is not cached."""
+        """Return the logits [B, V] after each row's last token, the only one that is not cached."""
         model, room = self._model, self._room
         before = [position - 1 for position in positions]
         if before != self._positions:
@@ -322,7 +321,7 @@ class SingleTokens:
         return model.logits(room.x)
 
     def _place(self, positions: Sequence[int]) -> None:
-        """Be where tokens at `positions` were just read."""
+        """Set the state as if tokens at `positions` had just been read."""
         groups, columns = self._model.groups, self._memory[1]
         position_M = numpy.array(positions, numpy.int64).repeat(groups)
         place_M = position_M + columns * numpy.arange(len(position_M))

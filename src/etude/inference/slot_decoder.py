@@ -1,4 +1,4 @@
-"""Decoding over key-value slots: what a conversation has read is kept, and what is new is read."""
+"""Decoding with key-value slots, which keep the tokens that a conversation has read."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from etude.models.architecture import layer_kinds, off_by
 from etude.models.policy import Policy
 
 CHUNK = 256
-"""Tokens of one row that a step reads at most. Fixed, so that a prompt is cut the same every time."""
+"""Maximum number of one row's tokens in a step. It is fixed, so that a prompt is always cut the same way."""
 STEP_TOKENS = 8192
-"""Tokens of all rows together that a step reads at most."""
+"""Maximum number of tokens of all rows in a step."""
 PATIENCE = 8
-"""Steps that a prompt waits for others before it is read alone."""
+"""Steps that a prompt waits for other prompts before it is read alone."""
 _FIXED_ROWS = 32
-"""Deterministic: rows of every step that adds single tokens."""
+"""Number of rows in a deterministic step that adds single tokens."""
 _FIXED_TOKENS = 512
-"""Deterministic: tokens of every step that reads prompts, padding included."""
+"""Number of tokens in a deterministic step that reads prompts, padding included."""
 
 _COPIED = 1 << 26
-"""Parameters at most of a shared base that each of its policies has a copy of, to be faster."""
+"""Maximum number of parameters of a shared base that each of its policies copies to be faster."""
 
 
 class SlotDecoder:
-    """Continuous batching in padded passes: each reads prompts, or adds single tokens.
+    """Continuous batching in padded passes: each pass reads prompts, or adds single tokens.
 
-    With `deterministic`, a row's numbers do not depend on its neighbours. The shape of every forward
-    pass then follows from the row alone (matrix products of another shape differ in the last bits):
-    rows of like shape go together, filled up to a fixed number. And nothing is carried over to a
-    conversation's next turn, since a token read in a prompt and one read alone differ as well.
+    With `deterministic`, a row's numbers do not depend on other rows. Matrix products of different shapes
+    differ in the last bits, so the shape of every forward pass then follows from the row alone. Rows of like
+    shape share a pass, which is padded to a fixed number of rows. Nothing is kept for a conversation's next
+    turn, because a token read in a prompt differs from the same token read alone.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class SlotDecoder:
         deterministic: bool,
         record: Record | None = None,
     ) -> None:
-        """`slots` conversations keep what they have read between two turns. With `record`, steps that add
-        single tokens are recorded and replayed; their shapes follow from the company."""
+        """`slots` conversations keep their keys and values between two turns. `record` records steps of
+        single tokens for replay; their shapes then depend on the other rows."""
         self._policy = policy
         self._deterministic = deterministic
         self._kinds = layer_kinds(policy.model)
@@ -65,9 +65,9 @@ class SlotDecoder:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[Row]) -> list[Row]:
-        """Read prompts or add single tokens; append a token to each row that has been read whole.
+        """Read prompts or add single tokens; append a token to each row that has been read completely.
 
-        Returns the rows that gained a token. Raises EngineError when the logits are not finite.
+        Returns the rows that gained a token. Raises EngineError if the logits are not finite.
         """
         self._take_in(rows)
         grown: list[Row] = []
@@ -79,11 +79,11 @@ class SlotDecoder:
         return grown
 
     def release(self, row: Row) -> None:
-        """The row is over. The tokens read stay in the slot, until another conversation needs it."""
+        """Release a finished row. Its slot keeps the tokens read until another conversation needs it."""
         self._table.release(row)
 
     def forget(self) -> None:
-        """The weights changed: the slots' contents go. Rows in flight are read again from their start."""
+        """Drop all slots' contents when the weights change. Rows in flight are read again from the start."""
         self._table.forget()
         del self._fused  # First, or both copies would be in memory at once.
         self._fused = self._made()
@@ -91,11 +91,11 @@ class SlotDecoder:
             self._graphs.renew(self._policy.model.parameters())
 
     def _made(self) -> FusedLlama | None:
-        """A copy of the model that is faster, where there is one."""
+        """Return a faster copy of the model, if there is one."""
         return FusedLlama(self._policy.model) if fuses(self._policy) else None
 
     def _take_in(self, rows: Sequence[Row]) -> None:
-        """Give slots to new rows, and copy what these need not read."""
+        """Give slots to new rows, and copy the tokens that they need not read."""
         if new := [row for row in rows if row.slot < 0]:
             for row in new:
                 self._table.place(row, reuse=not self._deterministic)
@@ -103,15 +103,15 @@ class SlotDecoder:
         self._kv.copy(self._table.copies())
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        """The rows of this step's forward passes.
+        """Yield the rows of each forward pass in this step.
 
-        Prompts wait for company (reading one costs as much as reading many), but not for long.
+        Prompts wait briefly for others, because reading one costs as much as reading many.
         """
         reading = [row for row in rows if row.pending > 1 and not self._table.waits(row)]
         speaking = [row for row in rows if row.pending == 1] if len(reading) < len(rows) else []
         if reading and (len(reading) * 4 >= len(speaking) or self._postponed >= PATIENCE):
             self._postponed, chosen, width = 0, list[Row](), 0
-            for row in reading:  # As many as a step may read, the longest waiting first.
+            for row in reading:  # As many as a step may read, in order of arrival.
                 width = max(width, min(row.pending, CHUNK))
                 if chosen and width * (len(chosen) + 1) > STEP_TOKENS:
                     break
@@ -120,7 +120,7 @@ class SlotDecoder:
             self._postponed += 1
             chosen = speaking
         if not chosen:
-            return  # Those whom others wait for were cancelled a moment ago.
+            return  # The rows that others wait for were cancelled a moment ago.
         if not self._deterministic:
             yield self._gathered(chosen) if chosen is speaking else chosen
             return
@@ -132,7 +132,7 @@ class SlotDecoder:
             yield from (group[start : start + size] for start in range(0, len(group), size))
 
     def _gathered(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows in slot order, their slots brought to the front: attention then reads them in place."""
+        """Move the rows' slots to the front, where attention reads them in place; return sorted rows."""
         count = len(rows)
         outside = [row.slot for row in rows if row.slot >= count]
         if outside:
@@ -143,7 +143,7 @@ class SlotDecoder:
         return sorted(rows, key=lambda row: row.slot)
 
     def _forward(self, rows: list[Row]) -> torch.Tensor:
-        """Logits after each of the rows that are read whole then, [., V]; marks the tokens read as cached."""
+        """Return the logits [., V] of rows that are then read completely; mark the tokens read as cached."""
         counts = [min(row.pending, CHUNK) for row in rows]
         if self._graphs is not None and max(counts) == 1:
             return self._replayed(rows, self._graphs)
@@ -157,9 +157,9 @@ class SlotDecoder:
         slots = [row.slot for row in rows]
         if fill:
             taken = set(slots)
-            # Rows of padding write to the waste bin of slots that others own, and harm nothing there.
+            # Padding rows write to the waste bin of other rows' slots, and harm nothing there.
             slots += islice((slot for slot in range(len(self._table)) if slot not in taken), fill)
-        # In deterministic mode slots are always copied, so that memory looks the same wherever they are.
+        # Deterministic mode always copies slots, so that memory looks the same wherever they are.
         leading = not self._deterministic and slots == list(range(len(slots)))
         numbers_3BT = self._inputs.numbers(rows, (len(slots), width), self._kv)
         slot_B = tensor(slots, self._policy.device)
@@ -171,23 +171,23 @@ class SlotDecoder:
         return logits_BV if len(read) == len(slots) else logits_BV[read]
 
     def _replayed(self, rows: list[Row], graphs: StepGraphs) -> torch.Tensor:
-        """The same for rows in the first slots that add a token each."""
+        """Return the logits [B, V] after single tokens of rows in the first slots, from a recorded step."""
         longest = max(row.cached for row in rows) + 1
         self._kv.reserve(self._table.lengths(), graphs.shape(len(rows), longest)[1])
         count, span = graphs.shape(len(rows), longest)
-        # Rows of padding write to the waste bin of slots that others own, and harm nothing there.
+        # Padding rows write to the waste bin of other rows' slots, and harm nothing there.
         logits_BV = graphs(self._inputs.numbers(rows, (count, 1), self._kv), span)
         for row in rows:
             row.cached += 1
         return logits_BV[: len(rows)]
 
     def _leading_logits(self, numbers_3B1: torch.Tensor, span: int) -> torch.Tensor:
-        """Logits [B, V] after single tokens of the first slots."""
+        """Return the logits [B, V] after single tokens in the first slots."""
         slot_B = torch.arange(numbers_3B1.shape[1], device=numbers_3B1.device)
         return self._logits(self._inputs.planned(numbers_3B1, slot_B, span, self._kv, leading=True))
 
     def _logits(self, plan: StepPlan) -> torch.Tensor:
-        """After each row's last token, [B, V]."""
+        """Return the logits [B, V] after each row's last token."""
         if self._fused is not None:
             count, width = plan.ids_BT.shape
             return self._fused(padded(plan), self._kv, torch.arange(width - 1, count * width, width))
@@ -205,14 +205,13 @@ class SlotDecoder:
 
 
 def fuses(policy: Policy) -> bool:
-    """Whether there is to be a copy of the model that is faster; not of a large one that several policies
-    share."""
+    """Return whether to make a faster copy of the model; large ones that policies share get none."""
     parameters = sum(value.numel() for value in policy.model.parameters()) if policy.shares_base else 0
     return parameters <= _COPIED and can_fuse(policy.model)
 
 
 def _fixed_shape(row: Row) -> tuple[int, int]:
-    """Width and span of the forward pass that reads the row next, whatever its company."""
+    """Return the width and span of the pass that reads the row next, whatever other rows there are."""
     count = min(row.pending, CHUNK)
     width = 1 if count == 1 else max(16, 1 << (count - 1).bit_length())
     return width, rounded_up(1 << (row.cached + count - 1).bit_length(), COLUMN_STEP)
@@ -225,20 +224,20 @@ def _fixed_rows(width: int) -> int:
 _LOG = logging.getLogger("etude.engine")
 
 _KEPT = 64
-"""Graphs at most."""
+"""Maximum number of graphs."""
 _SPAN = 256
-"""Columns by which spans grow at least."""
+"""Minimum number of columns by which spans grow."""
 
 Forward: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]
-"""From numbers [3, B, 1], which are ids, positions and columns, and a span to logits [B, V]."""
+"""Maps numbers [3, B, 1] (ids, positions and columns) and a span to logits [B, V]."""
 Replay: TypeAlias = Callable[[], torch.Tensor]
 Record: TypeAlias = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Replay]]
-"""Runs a function; gives its result, and what does the same with what is in memory then. Raises RuntimeError
-for what cannot be recorded."""
+"""Runs a function; returns its result, and a function that repeats it on the current contents of memory.
+Raises RuntimeError if the function cannot be recorded."""
 
 
 class StepGraphs:
-    """The forward passes of the rows in the first slots, recorded by shape."""
+    """Recorded forward passes of the rows in the first slots, by shape."""
 
     def __init__(
         self, forward: Forward, record: Record, kv: KvSlots, weights: Iterable[torch.Tensor]
@@ -246,22 +245,22 @@ class StepGraphs:
         """`forward` reads and writes `kv`, and reads `weights`."""
         self._forward, self._record, self._kv = forward, record, kv
         self._graphs: dict[tuple[int, int], tuple[torch.Tensor, Replay]] = {}
-        """By rows and span: memory for the numbers, and the graph. Those used the longest ago are first."""
+        """The memory of the numbers and the graph, by rows and span; least recently used first."""
         self._slots = kv.slots, kv.columns
         self._weights = _places(weights)
         self._refused = False
 
     def shape(self, rows: int, length: int) -> tuple[int, int]:
-        """Rows and span for so many rows, of which the longest has `length` tokens.
+        """Return padded rows and span for this many rows, the longest of which has `length` tokens.
 
-        Rows grow by a quarter of a power of two, as padding is free where a step takes as long as to read the
-        weights; spans by an eighth.
+        Rows are rounded up to a quarter of a power of two. This padding is free where a step takes as long as
+        reading the weights. Spans are rounded up to an eighth.
         """
         span = rounded_up(length, max(_SPAN, _quarter(length) // 2))
         return min(rounded_up(rows, _quarter(rows)), self._kv.slots), span
 
     def __call__(self, numbers_3B1: torch.Tensor, span: int) -> torch.Tensor:
-        """Logits [B, V], in memory that later calls write to."""
+        """Return the logits [B, V], in memory that later calls overwrite."""
         if self._refused:
             return self._forward(numbers_3B1, span)
         if self._slots != (self._kv.slots, self._kv.columns):
@@ -277,13 +276,13 @@ class StepGraphs:
         return replay()
 
     def renew(self, weights: Iterable[torch.Tensor]) -> None:
-        """The weights have changed. Where they are still in the same memory, all graphs are right."""
+        """Drop all graphs if changed weights are in other memory; otherwise the graphs stay valid."""
         if (places := _places(weights)) != self._weights:
             self._weights = places
             self._graphs.clear()
 
     def _first(self, key: tuple[int, int], numbers_3B1: torch.Tensor) -> torch.Tensor:
-        """Record a shape. Its replay is held to the plain step; where they differ, steps stay plain."""
+        """Record a shape, and compare its replay with the plain step. If they differ, steps stay plain."""
         while len(self._graphs) >= _KEPT:
             del self._graphs[next(iter(self._graphs))]
         own_3B1, span = numbers_3B1.clone(), key[1]
@@ -303,13 +302,13 @@ class StepGraphs:
 
 
 def cuda_graphs(device: torch.device) -> Record:
-    """Records graphs that share memory: the result of one is there until another is replayed."""
+    """Return a recorder of graphs that share memory: each replay overwrites the result of the last."""
     with torch.cuda.device(device):
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def captured(function: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on asking the device for memory.
+        # Other threads may still allocate memory on the device.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             return graph, function()
@@ -317,14 +316,14 @@ def cuda_graphs(device: torch.device) -> Record:
             graph.capture_end()
 
     with torch.cuda.stream(stream):
-        # Shared memory is gone with the last graph in it, and cannot be asked for again.
+        # Shared memory is freed with the last graph in it, and cannot be allocated again.
         anchor = captured(lambda: torch.zeros(1, device=device))
 
     def record(function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
         usual = torch.cuda.current_stream(device)
         stream.wait_stream(usual)
         with torch.cuda.stream(stream):
-            plain = function()  # What is made once, such as room for matrix products, is made here.
+            plain = function()  # This makes one-time allocations, such as workspaces for matrix products.
             graph, result = captured(function)
         usual.wait_stream(stream)
 
@@ -342,5 +341,5 @@ def _places(weights: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _quarter(count: int) -> int:
-    """Of the power of two that is next, or 1."""
+    """Return a quarter of the next power of two, at least 1."""
     return max(1, (1 << (count - 1).bit_length()) // 4)

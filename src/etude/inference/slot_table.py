@@ -1,4 +1,4 @@
-"""The slot table: which row holds which slot, what earlier rows left in the others, and who can share it."""
+"""The slot table: which row has which slot, what earlier rows left in the others, and who can share it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from etude.inference.sampler import Row
 
 _FIRST_SLOTS = 8
 _BLOCK = 64
-"""Tokens by which a prompt that begins like another is found; what is shared is counted exactly."""
+"""Tokens per block, by which prompts that begin alike are found. The shared length is counted exactly."""
 _LEAST = 8
-"""Tokens of a prompt that is found by the whole of it too, as the answers of a group have it in common: to
-read fewer takes less time than to wait until another row has read them."""
+"""Minimum length of a prompt that is also found as a whole, like the prompt of a group. Reading fewer tokens
+is faster than waiting until another row has read them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,22 +23,22 @@ class _Held:
     slot: int
     conversation: str = ""
     ids: list[int] = field(default_factory=list)
-    """Tokens that a released row left; the row's own while it is in the slot."""
+    """The row's own ids while it is in the slot; later the tokens that it left."""
     row: Row | None = None
     blocks: list[int] = field(default_factory=list)
-    """Those of the table that lead here."""
+    """Keys in the table's `_blocks` that lead to this slot."""
     uses: int = 0
-    """How often others began with what it holds, halved whenever it was spared for that."""
+    """How often other rows began with its tokens; halved each time this saves the slot."""
 
     @property
     def length(self) -> int:
-        """Tokens whose keys and values are in the slot."""
+        """Number of tokens whose keys and values are in the slot."""
         return len(self.ids) if self.row is None else self.row.cached
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Leading tokens of one slot that another is to hold as well."""
+    """Leading tokens of one slot to copy into another."""
 
     source: int
     target: int
@@ -46,19 +46,19 @@ class Copy:
 
 
 class SlotTable:
-    """Slots by number. They are made as they are needed."""
+    """Slots by number, made as they are needed."""
 
     def __init__(self, kept: int, least: int) -> None:
-        """Up to `kept` slots keep what finished rows left; `least` slots are there from the start."""
+        """Up to `kept` slots keep the tokens of finished rows; `least` slots exist from the start."""
         self._kept = kept
         self._held: list[_Held] = []
         self._unused: list[_Held] = []
         self._idle: dict[_Held, None] = {}
-        """Used and released, the longest ago first."""
+        """Used and released slots, the one released longest ago first."""
         self._blocks: dict[int, dict[_Held, None]] = {}
-        """By the hash of all tokens up to a block's end, the slots that begin with them, in order."""
+        """For a hash of all tokens up to a block's end, the slots that begin with them, in order."""
         self._waiting: dict[Row, tuple[Row, int]] = {}
-        """Rows that will copy as many tokens from another row, once that has read them."""
+        """Rows that will copy this many tokens from another row, once it has read them."""
         self._copies: list[tuple[Row, Copy]] = []
         self._grow(max(least, min(kept, _FIRST_SLOTS)))
 
@@ -66,17 +66,17 @@ class SlotTable:
         return len(self._held)
 
     def lengths(self) -> list[int]:
-        """How many tokens each slot holds, those included that are still to be copied from it."""
+        """Return the number of tokens in each slot, including those still to be copied from it."""
         lengths = [held.length for held in self._held]
-        for _, copy in self._copies:  # The slot may have a new row by now, which has read nothing yet.
+        for _, copy in self._copies:  # The slot may already have a new row, which has read nothing yet.
             lengths[copy.source] = max(lengths[copy.source], copy.length)
         return lengths
 
     def place(self, row: Row, *, reuse: bool) -> None:
-        """Give the row a slot: that of its own conversation, else one that nobody used, else the oldest.
+        """Give the row a slot: its own conversation's, else an unused one, else the one released longest ago.
 
-        With `reuse`, the tokens that it shares with what its conversation left there count as read. Where
-        it shares more with another slot, they are copied from there: see `copies`.
+        With `reuse`, the tokens that it shares with its conversation's slot count as read. If it shares more
+        with another slot, `copies` will copy them from there.
         """
         held, shared = self._best_own(row) if reuse else (None, 0)
         source, more = self._alike(row) if reuse else (None, 0)
@@ -101,24 +101,24 @@ class SlotTable:
             self._blocks.setdefault(block, {})[held] = None
 
     def waits(self, row: Row) -> bool:
-        """Whether the row is not to read anything yet, because another is about to read the same."""
+        """Return whether the row must wait, because another row is about to read the same tokens."""
         return row in self._waiting
 
     def copies(self) -> list[Copy]:
-        """The copies to make now, before any slot is written to; their tokens count as read."""
+        """Return the copies to make now, before any slot is written to; their tokens count as read."""
         ready, self._copies = self._copies, []
         for row, (leader, length) in list(self._waiting.items()):
             is_here = self._held[leader.slot].row is leader
             if is_here and leader.cached >= length:
                 ready.append((row, Copy(leader.slot, row.slot, length)))
             if not is_here or leader.cached >= length:
-                del self._waiting[row]  # Without its leader it reads for itself.
+                del self._waiting[row]  # Without its leader, the row reads the tokens itself.
         for row, copy in ready:
             row.cached = copy.length
         return [copy for _, copy in ready]
 
     def release(self, row: Row) -> None:
-        """Keep what the row read for its conversation's next turn."""
+        """Keep the tokens that the row read for its conversation's next turn."""
         self._waiting.pop(row, None)
         if row.slot >= 0:
             held = self._held[row.slot]
@@ -126,7 +126,7 @@ class SlotTable:
             self._idle[held] = None
 
     def forget(self) -> None:
-        """Nothing that the slots hold is valid any more; rows in them are read again from their start."""
+        """Invalidate the contents of all slots; rows in them are read again from the start."""
         self._blocks.clear()
         for held in self._held:
             held.blocks, held.uses = [], 0
@@ -136,7 +136,7 @@ class SlotTable:
                 held.row.cached = 0
 
     def swap(self, first: int, second: int) -> tuple[Copy, Copy]:
-        """Exchange two slots; gives what is to be copied at the same time for that."""
+        """Exchange two slots; return the two copies to make at the same time."""
         held = self._held
         pair = held[first], held[second]
         lengths = [slot.length for slot in pair]
@@ -148,18 +148,18 @@ class SlotTable:
         return Copy(first, second, lengths[0]), Copy(second, first, lengths[1])
 
     def _best_own(self, row: Row) -> tuple[_Held | None, int]:
-        """The idle slot of the row's conversation with most of its tokens, and how many."""
+        """Return the idle slot of the row's conversation with most of its tokens, and how many."""
         best, most = None, 0
         for held in self._idle:
             if held.conversation == row.conversation:
-                # The last token is always read anew: what comes after it is what is wanted.
+                # The last token is always read again, because its logits are needed.
                 shared = min(shared_length(held.ids, row.ids), len(row.ids) - 1)
                 if shared > most:
                     best, most = held, shared
         return best, most
 
     def _alike(self, row: Row) -> tuple[_Held | None, int]:
-        """A slot that begins, or will, with most of the row's tokens; and with how many."""
+        """Return a slot that begins, or will begin, with most of the row's tokens, and with how many."""
         best = None
         for block in _blocks(row.ids):
             if block not in self._blocks:
@@ -168,10 +168,10 @@ class SlotTable:
         return (None, 0) if best is None else (best, min(shared_length(best.ids, row.ids), len(row.ids) - 1))
 
     def _fresh(self) -> _Held:
-        """A slot without regard to its conversation, made where there is none to spare.
+        """Return a slot of any conversation: an unused or new one, else the one released longest ago.
 
-        The one that was released the longest ago; but one with which others began is spared, the more often
-        the longer: so the prompts of systems outlive what stands between two of their uses.
+        A slot whose tokens other rows began with is spared, the more often the longer. So system prompts
+        outlive the time between two uses.
         """
         if not self._unused and (len(self) < self._kept or not self._idle):
             self._grow(max(len(self), _FIRST_SLOTS) if len(self) < self._kept else len(self) // 2)
@@ -190,7 +190,7 @@ class SlotTable:
 
 
 def _blocks(ids: list[int]) -> Iterator[int]:
-    """For each whole block, a hash of all tokens up to its end; and one of all tokens."""
+    """Yield a hash of all tokens up to the end of each whole block, and one of all tokens."""
     block = end = 0
     for end in range(_BLOCK, len(ids) + 1, _BLOCK):
         block = hash((block, *ids[end - _BLOCK : end]))

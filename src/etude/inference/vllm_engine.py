@@ -1,4 +1,4 @@
-"""Sampling from vLLM processes, token ids in and token ids out."""
+"""The engine for vLLM processes: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PLAIN_SAMPLING = {
     **{"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
     **{"frequency_penalty": 0.0, "presence_penalty": 0.0},
 }
-"""Spelled out: where a request leaves them open, vLLM takes them from the model's generation config."""
+"""Passed explicitly, because vLLM would otherwise take them from the model's generation config."""
 
 
 class VllmEngine:
-    """One model of vLLM processes: the one that they serve, or LoRA weights on it."""
+    """One model of vLLM processes: the base model that they serve, or LoRA weights on it."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class VllmEngine:
         wait: float,
         version: int = 0,
     ) -> None:
-        """`name` is vLLM's for the model; `wait` the seconds that a request waits where none runs."""
+        """`name` is vLLM's name for the model. A request waits up to `wait` seconds for a process."""
         self.speech = speech
         self.version = version
         self._processes = processes
@@ -48,27 +48,27 @@ class VllmEngine:
         self._max_tokens = max_tokens
         self._wait = wait
         headers = {"content-type": "application/json", **processes.headers}
-        # An answer of 100,000 tokens with the 20 likeliest in the place of each has fewer megabytes.
+        # An answer of 100,000 tokens, each with the 20 likeliest, takes fewer megabytes.
         self._client = HttpClient(
             headers, read_seconds=600.0, most_megabytes=512.0, setting="a limit of etude"
         )
 
     async def sample(self, request: ChatRequest) -> Completion:
-        """Continue a prompt of token ids; waits first where vLLM is being restarted.
+        """Continue a prompt of token ids; wait first if vLLM is restarting.
 
-        The logprobs are those of the distribution that was sampled from: temperature and top_p included.
+        The logprobs belong to the distribution that was sampled from, with temperature and top_p applied.
         """
         form, tried = dict[str, Any](), set[str]()
         if (constraint := request.sampling.constraint) is not None:
-            # As the grammar by which the learner forms the same distribution. To compile it, which shows
-            # whether there is one, may take as long as many tokens.
+            # The learner masks the same distribution with the same grammar. Compiling it shows whether it
+            # exists, and may take as long as sampling many tokens.
             text = await asyncio.to_thread(self.speech.grammars.text, constraint, request.prompt_ids)
             form = {"structured_outputs": {"grammar": text}}
         conversation = request.conversation
         if not conversation and len(self._processes.processes) > 1:
             conversation = beginning(request.prompt_ids[:FIRST_TOKENS])
-        # A stream costs vLLM and this process several times as much, so only who listens gets one; and it has
-        # no logprobs of the prompt.
+        # A stream costs vLLM and this process several times as much, so only requests with a listener get
+        # one. A stream has no logprobs of the prompt.
         streams = request.on_delta is not None and request.prompt_logprobs is None
         body = self._body(request) | form | {"stream": streams}
         heard = 0
@@ -88,7 +88,7 @@ class VllmEngine:
                 except EngineAway:
                     address.failed += 1
                     tried.add(address.url)
-                    # A listener who has heard tokens cannot be told others.
+                    # A listener that has received tokens cannot be sent others.
                     if heard or not self._processes.has_other(tried):
                         raise
                 else:
@@ -102,7 +102,7 @@ class VllmEngine:
         body: Mapping[str, Any],
         on_delta: Callable[[Delta], None] | None,
     ) -> Completion:
-        """The continuation by the process at `url`."""
+        """Sample the continuation at the process with this `url`."""
         ids, logprobs, tops = list[int](), list[float](), list[TopLogprobs]()
         scores, finish_reason = list[tuple[float, TopLogprobs]](), ""
         async for choice in self._choices(url, body):
@@ -139,7 +139,7 @@ class VllmEngine:
         return await answer(self, request)
 
     async def close(self) -> None:
-        """Close connections; vLLM then gives up their requests."""
+        """Close all connections; vLLM then cancels their requests."""
         await self._client.close()
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class VllmEngine:
         }
 
     async def _choices(self, base_url: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The only choice, in pieces where it is streamed. Raises EngineError for whatever goes wrong."""
+        """Yield the only choice, in pieces if it is streamed. Raises EngineError for any failure."""
         url, content = f"{base_url}/v1/completions", to_json(body)
         try:
             async with self._client.asked("POST", url, content) as (response, pieces):
@@ -191,9 +191,9 @@ class VllmEngine:
     def _read(
         self, choice: Mapping[str, Any], request: ChatRequest
     ) -> tuple[Sequence[int], Sequence[float], Sequence[TopLogprobs], list[tuple[float, TopLogprobs]]]:
-        """New tokens of a piece, their logprobs, the likeliest in their places, and scores of the prompt.
+        """Return a piece's new tokens, their logprobs, the likeliest there, and the prompt's scores.
 
-        Raises EngineError for what cannot be.
+        Raises EngineError for invalid data.
         """
         try:
             tokens = (as_chat(choice)["logprobs"] or {"content": ()})["content"]
@@ -209,9 +209,9 @@ class VllmEngine:
 
 
 def _failure(status: int, body: bytes) -> EngineError:
-    """The meaning of an answer other than 200."""
+    """Return the error for an answer other than 200."""
     reason = f"vLLM answered {status}: {body.decode('utf-8', 'replace')[:300]}"
-    # When its engine has died, vLLM answers 500 to all requests until it ends.
+    # After its engine has died, vLLM answers 500 to all requests until it ends.
     if status >= 500:
         return EngineAway(reason)
     return ImpossibleCall(reason) if status in (400, 422) else EngineError(reason)

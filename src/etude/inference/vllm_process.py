@@ -1,4 +1,4 @@
-"""A `vllm serve` process: started, watched, restarted when it crashes or hangs, and stopped."""
+"""A `vllm serve` process: started, watched, restarted after a crash or hang, and stopped."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from etude.wire.retries import Disturbed, Refused, RetryPolicy, failure_of, retr
 
 _LOG = logging.getLogger("etude.vllm")
 _CONTROL = RetryPolicy(retries=2, deadline=60.0)
-"""Of requests to load and unload LoRA weights."""
+"""Retries of control requests, such as loading LoRA weights."""
 
 _LONGEST_LOG = 20 * 2**20
-"""Bytes of a log that makes way for a new one at the next start."""
+"""A log with more bytes than this is set aside at the next start."""
 _GRACE_SECONDS = 20.0
-"""For a vLLM to end by itself."""
+"""Seconds for vLLM to shut down after SIGTERM."""
 
 State: TypeAlias = Literal["stopped", "starting", "running", "restarting", "failed"]
 
 _UNLOADED = re.compile(r"\b(?!RotaryEmbedding:)(\w+): Failed to load weights|(weights) were not loaded from")
-"""How vLLM's log tells of what it did not load; the call succeeds all the same. Rotary ones have none."""
+"""Matches vLLM's log where weights were not loaded, although the call succeeded. Rotary ones have none."""
 
 
 @dataclass(slots=True, eq=False)
 class VllmProcess:
-    """One vLLM at a time, serving one model and any LoRA weights for it, wherever its launcher puts it.
+    """One vLLM process at a time, with a model and its LoRA weights, where its launcher places it.
 
-    Its LoRA weights are loaded anew after a restart.
+    LoRA weights are loaded again after a restart.
     """
 
     options: VllmOptions
@@ -57,33 +57,33 @@ class VllmProcess:
     _watching: asyncio.Task[None] | None = None
     _loras: dict[str, Path] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-    """Notified of each change of its state."""
+    """Notified of each change of state."""
     _client: httpx.AsyncClient | None = None
 
     @property
     def base_url(self) -> str:
-        """Where it listens; another port after each start, and nowhere before the first."""
+        """Its URL, with another port after each start; empty while no process runs."""
         return "" if self._child is None else self._child.address
 
     @property
     def where(self) -> str:
-        """The machine that it runs on; empty for this one, and where none runs."""
+        """The other machine that it runs on; empty on this one, and while no process runs."""
         return "" if self._child is None or not self.launcher.address else self._child.node
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those that its requests need."""
+        """The HTTP headers that its requests need."""
         return {"authorization": f"Bearer {self.key.get_secret_value()}"}
 
     @property
     def pid(self) -> int | None:
-        """Of the process, where one runs."""
+        """The process id, or None while no process runs."""
         return None if self._child is None else self._child.pid
 
     async def start(self, source: str, loras: Mapping[str, Path] | None = None) -> None:
-        """Serve `source` and LoRA weights on it; returns when requests are answered.
+        """Serve `source` and LoRA weights on it; return once requests are answered.
 
-        Raises EngineError when it does not start.
+        Raises EngineError if it does not start.
         """
         await self.stop()
         self.source, self._loras = source, dict(loras or {})
@@ -98,18 +98,18 @@ class VllmProcess:
         self._watching = asyncio.create_task(self._watch(), name="watch vllm")
 
     def serves(self, source: str) -> bool:
-        """Whether it runs with a model, or soon will again by itself."""
+        """Return whether it serves `source`, or is restarting to serve it."""
         return self._watching is not None and not self._watching.done() and self.source == source
 
     def served_name(self, name: str) -> str:
-        """Its name for a model: the one that it serves has that of the weights that it was started with."""
+        """Return vLLM's name for a model; the base model has the name that it was started with."""
         return self._started_with if name == self.source else name
 
     async def load_in_place(self, source: str) -> bool:
-        """Have the running process load the whole weights of `source`; whether it did.
+        """Load the full weights of `source` into the running process; return whether that worked.
 
-        For weights of the same shapes, while nothing is asked of it. Where it did not, it is stopped: nobody
-        knows which weights it has.
+        The weights must have the same shapes, and no request may be running. After a failed load the process
+        is stopped, because its weights are unknown.
         """
         child = self._child
         if self.state != "running" or child is None:
@@ -118,7 +118,7 @@ class VllmProcess:
         await child.catch_up()
         before = child.log.stat().st_size
         try:
-            # vLLM reads the files into the memory of the old weights, which takes no longer than that.
+            # vLLM reads the files into the memory of the old weights, which takes no longer than a start.
             rpc = {"method": "reload_weights", "kwargs": {"weights_path": source}}
             await self._post("/collective_rpc", rpc, seconds=self.options.start_seconds)
             await self._post("/reset_prefix_cache", {})
@@ -134,7 +134,7 @@ class VllmProcess:
         return True
 
     async def stop(self) -> None:
-        """End the process; its LoRA weights are forgotten."""
+        """End the process and forget its LoRA weights."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -147,20 +147,20 @@ class VllmProcess:
         await self._set("stopped")
 
     async def add_lora(self, name: str, folder: Path) -> bool:
-        """Load LoRA weights (the absolute path of a folder that peft writes) under a name never used before.
+        """Load LoRA weights (the absolute path of a peft folder) under a name never used before.
 
-        Whether they are loaded now: a process that is not running loads them at its next start. Raises
-        EngineError when vLLM refuses them.
+        Return whether they are loaded now: a process that is not running loads them at its next start.
+        Raises EngineError if vLLM refuses them.
         """
         self._loras[name] = folder
         if self.state != "running":
             return False
-        # Never `load_inplace`: that reads the folder again at every step, and changes answers half-way.
+        # Not `load_inplace`: it reads the folder again at every step, and changes answers half-way.
         await self._load(name, folder)
         return True
 
     async def start_again(self, reason: str) -> None:
-        """Have it started again, with all of its LoRA weights; until then it is not asked for anything."""
+        """Request a restart with all LoRA weights; until then the process gets no calls."""
         await self._set("restarting", reason)
 
     async def _load(self, name: str, folder: Path) -> None:
@@ -170,7 +170,7 @@ class VllmProcess:
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     async def remove_lora(self, name: str) -> None:
-        """Unload LoRA weights; those that are not loaded are no error."""
+        """Unload LoRA weights; ignore those that are not loaded."""
         if self._loras.pop(name, None) is not None and self.state == "running" and self._child is not None:
             with contextlib.suppress(EngineError):
                 await self._post("/v1/unload_lora_adapter", {"lora_name": name})
@@ -185,7 +185,7 @@ class VllmProcess:
                 raise failure_of(reply.status_code, reply.headers, reply.content)
 
         try:
-            # Only what vLLM turned away: of the rest, the process's own watch knows more.
+            # Retry only refusals: the watcher knows more about other failures.
             await retried(post, policy=_CONTROL)
         except httpx.HTTPError as error:
             raise EngineError(f"vLLM does not answer at {path}: {type(error).__name__}") from error
@@ -193,7 +193,7 @@ class VllmProcess:
             raise EngineError(f"vLLM refused {path}: {error}") from error
 
     async def _spawn(self) -> None:
-        """Start the process, and wait until it has all weights. Raises EngineError; then there is none."""
+        """Start the process and load all weights. Raises EngineError, and then no process is left."""
         try:
             end, seconds = time.monotonic() + self.options.start_seconds, self.options.start_seconds
             self._started_with = self.source
@@ -209,12 +209,12 @@ class VllmProcess:
                     await child.catch_up()
                     raise EngineError(f"vLLM did not start in {seconds:g} s. {self._log_end()}")
             loaded = set[str]()
-            while missing := self._loras.keys() - loaded:  # More may come while some are loaded.
+            while missing := self._loras.keys() - loaded:  # More may be added during a load.
                 name = missing.pop()
                 await self._load(name, self._loras[name])
                 loaded.add(name)
         except BaseException as error:
-            # It has nothing to finish yet, and takes minutes to notice that it should end.
+            # It has no requests to finish, and would take minutes to react to SIGTERM.
             await self._end(0.0)
             if isinstance(error, EtudeError) and not isinstance(error, EngineError):
                 raise EngineError(str(error)) from error
@@ -229,7 +229,7 @@ class VllmProcess:
         return reply.status_code == httpx.codes.OK
 
     def _http(self) -> httpx.AsyncClient:
-        """Kept from one look to the next: making a client takes tens of milliseconds of the event loop."""
+        """Return the shared client: making one blocks the event loop for tens of milliseconds."""
         if self._client is None:
             self._client = httpx.AsyncClient()
         return self._client
@@ -245,7 +245,7 @@ class VllmProcess:
                 return
 
     async def _trouble(self) -> str:
-        """Wait for something to go wrong; gives it in words."""
+        """Wait until something goes wrong, and return a description."""
         child, seen = self._child, time.monotonic()
         assert child is not None
         while (how := await _ended(child, self.options.look_seconds)) is None:
@@ -260,13 +260,13 @@ class VllmProcess:
         return f"vLLM {how}. {self._log_end()}"
 
     def _log_end(self) -> str:
-        """The last lines that it printed, with where they are."""
+        """Return the last lines of the log, with its path."""
         log, on = self.options.log, f", from {self.where}" if self.where else ""
         lines = last_lines(log)
         return f"The last lines of {log}{on}:\n{lines}" if lines else f"{log} is empty"
 
     async def _restart(self) -> bool:
-        """Start it again, several times if need be; whether it runs then."""
+        """Start it again, in several attempts if needed; return whether it runs."""
         for attempt in range(self.options.attempts):
             await asyncio.sleep(min(60.0, self.options.backoff_seconds * 2**attempt))
             try:
@@ -283,7 +283,7 @@ class VllmProcess:
         return False
 
     async def _end(self, seconds: float = _GRACE_SECONDS) -> None:
-        """End the process, which has so many seconds to end by itself."""
+        """End the process; it has this many seconds to shut down."""
         child, self._child = self._child, None
         if child is not None:
             await child.end(seconds)
@@ -295,9 +295,9 @@ class VllmProcess:
 
 
 async def _ended(child: Child, seconds: float) -> str | None:
-    """How it ended, as `ended with code 1 (cause)`, if it does within so many seconds; else None.
+    """Return how a process ended, such as `ended with code 1 (cause)`; None if it still runs after `seconds`.
 
-    When its engine fails, it exits with code 0, and only its log knows why.
+    vLLM exits with code 0 if its engine fails, and only its log has the cause.
     """
     try:
         async with asyncio.timeout(seconds):

@@ -1,4 +1,4 @@
-"""Several vLLM processes of one model, one for each device: started, loaded and asked as one."""
+"""Several vLLM processes of one model, one per device, used as one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LOG = logging.getLogger("etude.vllm")
 class VllmProcesses:
     """Processes with the same model and LoRA weights; a conversation stays at one while that one runs.
 
-    Each is watched and restarted by itself. One that is being restarted is not asked for anything.
+    Each process is watched and restarted separately. It gets no calls during a restart.
     """
 
     def __init__(self, processes: Sequence[VllmProcess]) -> None:
-        """Of several processes none may have been started yet: they share a key."""
+        """If there are several processes, none may have been started: they will share a key."""
         self.processes = tuple(processes)
         for process in self.processes[1:]:
             process.key, process.changed = self.processes[0].key, self.processes[0].changed
@@ -35,17 +35,17 @@ class VllmProcesses:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those that requests to any of them need."""
+        """The HTTP headers that requests to any process need."""
         return self.processes[0].headers
 
     async def start(self, source: str, *, every: bool = False, in_place: bool = False) -> None:
-        """Serve `source`; returns when requests are answered.
+        """Serve `source`; return once requests are answered.
 
-        With `in_place` the processes that run load its weights, where they can, and are not started again:
-        for weights that have the shapes of those that they serve, while nothing is asked of them.
+        With `in_place`, running processes load the weights without a restart, if they can. The weights must
+        have the same shapes, and no request may be running.
 
-        Processes that do not start while others do are warned of, and started again with the next call.
-        Raises EngineError when none starts, or, with `every`, when one does not; then none runs.
+        Processes that fail to start while others succeed are logged, and the next `start` tries them again.
+        Raises EngineError if none starts. With `every`, raises it if any fails, and stops the others.
         """
         if source != self._source:
             await self._drop_starts()
@@ -70,19 +70,19 @@ class VllmProcesses:
             _LOG.error("%s; the other processes go on without it", failure)
 
     async def stop(self) -> None:
-        """End all processes; their LoRA weights are forgotten."""
+        """End all processes and forget their LoRA weights."""
         await self._drop_starts()
         self._loras.clear()
         self._source = ""
         await asyncio.gather(*(process.stop() for process in self.processes))
 
     async def add_lora(self, name: str, folder: Path) -> None:
-        """Load LoRA weights at every process, under a name never used before.
+        """Load LoRA weights in every process, under a name never used before.
 
-        A process that does not take them while another does is started again with them. Raises EngineError
-        when none takes them.
+        If some processes refuse them and others do not, those are restarted with them. Raises EngineError if
+        no process loads them.
         """
-        self._loras[name] = folder  # For a process that is about to start, too.
+        self._loras[name] = folder  # Also for processes that are about to start.
         outcomes = await asyncio.gather(
             *(process.add_lora(name, folder) for process in self.processes), return_exceptions=True
         )
@@ -96,7 +96,7 @@ class VllmProcesses:
                 await process.start_again(f"vLLM did not take {name}: {outcome}")
 
     async def remove_lora(self, name: str) -> None:
-        """Unload LoRA weights everywhere; those that are not loaded are no error."""
+        """Unload LoRA weights everywhere; ignore those that are not loaded."""
         self._loras.pop(name, None)
         await asyncio.gather(*(process.remove_lora(name) for process in self.processes))
 
@@ -104,10 +104,10 @@ class VllmProcesses:
     async def call(
         self, name: str, conversation: str, seconds: float, avoid: Collection[str] = ()
     ) -> AsyncIterator[tuple[Address, str, str]]:
-        """A process for a call of a conversation to the model `name`: its address, its base URL, and its own
-        name for the model.
+        """Choose a process for a call of a conversation to the model `name`.
 
-        Waits where none is ready. Raises EngineAway when none is to be, or not in time.
+        Yields its address, its base URL and its own name for the model. Waits until one is ready. Raises
+        EngineAway if none is ready in time, or none is starting.
         """
         usable = await self._usable(seconds)
         with self.routes.call(conversation, avoid, among=usable) as address:
@@ -115,11 +115,11 @@ class VllmProcesses:
             yield address, process.base_url, process.served_name(name)
 
     def has_other(self, avoid: Collection[str]) -> bool:
-        """Whether a process that is none of `avoid` could be asked now."""
+        """Return whether a process outside `avoid` is ready now."""
         return any(address.url not in avoid for address in self._ready())
 
     def status(self) -> dict[str, Any]:
-        """How the processes are, as fields of `GET /engine/status`."""
+        """Return the state of the processes, as fields of `GET /engine/status`."""
         states = [process.state for process in self.processes]
         together: dict[str, Any] = {
             "process": "running" if "running" in states else states[0],
@@ -143,7 +143,7 @@ class VllmProcesses:
         return together
 
     async def _usable(self, seconds: float) -> list[Address]:
-        """The processes that can be asked, of which there is at least one."""
+        """Wait until a process is ready, and return all that are. Raises EngineAway."""
         if usable := self._ready():
             return usable
 
@@ -174,7 +174,7 @@ class VllmProcesses:
             del self._starting[process]
 
     async def _drop_starts(self) -> None:
-        """Start nothing any more."""
+        """Cancel all starts that are in progress."""
         tasks = list(self._starting.values())
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""`vllm serve` as a program to start: its options, and the command on the machine that runs it."""
+"""`vllm serve` as a program: its options, and its command on the machine that runs it."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from etude.inference.programs import Command
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """How to run vLLM."""
+    """Options for a vLLM process."""
 
     folder: Path
-    """For its log."""
+    """The folder of its log."""
     dtype: str
-    """Always told: vLLM's own `auto` makes bfloat16 of float32 weights."""
+    """Always passed, because vLLM's own `auto` turns float32 weights into bfloat16."""
     command: tuple[str, ...] = ("vllm",)
     arguments: tuple[str, ...] = ()
-    """More of `vllm serve`'s options."""
+    """Additional options of `vllm serve`."""
     max_lora_rank: int = 64
     max_loras: int = 2
-    """LoRA weights that one batch may mix."""
+    """Maximum number of LoRA weights in one batch."""
     start_seconds: float = 600.0
-    """Compiling a model for the first time takes minutes."""
+    """Seconds that a start may take; compiling a model for the first time takes minutes."""
     look_seconds: float = 2.0
-    """Between two looks at its health."""
+    """Seconds between two health checks."""
     hung_seconds: float = 60.0
-    """Without an answer about its health, after which it counts as hung."""
+    """Seconds without a successful health check after which it counts as hung."""
     attempts: int = 5
-    """Starts in a row that may fail."""
+    """Failed restarts in a row before it gives up."""
     backoff_seconds: float = 1.0
-    """Before the first restart; twice as long before each that follows, and a minute at most."""
+    """Seconds before the first restart; they double before each further one, up to a minute."""
     device: str = ""
-    """Its device as people name it, where there are several processes."""
+    """Display name of its device, if there are several processes."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """More variables of its environment, such as the one that names its device."""
+    """Additional environment variables, such as the one that selects its device."""
 
     @property
     def log(self) -> Path:
-        """Everything that it printed, with secrets masked; it goes on from one vLLM to the next."""
+        """The file with all its output, secrets masked. Each new vLLM appends to it."""
         return self.folder / "vllm.log"
 
 
@@ -59,7 +59,7 @@ class VllmProgram:
     key: SecretStr
 
     def command(self, host: str) -> Command:
-        """The command, with a port that is free now. Raises EngineError without the program or the model."""
+        """Return the command, with a port that is free now. Raises EngineError without program or model."""
         options, program = self.options, self.options.command[0]
         if shutil.which(program) is None:
             raise EngineError(
@@ -77,10 +77,9 @@ class VllmProgram:
         words = (
             *options.command,
             *("serve", self.source, "--host", host, "--port", str(port), "--dtype", options.dtype),
-            # Logprobs of the distribution that was sampled from, temperature included, as the learner takes
-            # them.
+            # The learner needs logprobs of the distribution sampled from, temperature included.
             *("--logprobs-mode", "processed_logprobs"),
-            # The library that makes the masks of constraints for the learner, and reads the same grammars.
+            # The same library masks constrained tokens for the learner, from the same grammars.
             *("--structured-outputs-config", '{"backend": "guidance"}'),
             "--disable-uvicorn-access-log",
             *("--middleware", "etude_vllm_gate.Gate"),
@@ -88,14 +87,14 @@ class VllmProgram:
             *("--max-lora-rank", str(options.max_lora_rank)),
             *options.arguments,
         )
-        # It has the module by which vLLM asks for its key at all of its paths.
+        # Has the module by which vLLM checks its key on all its paths.
         gate = str(Path(__file__).parent / "vllm_gate")
         paths = [gate, *filter(None, [os.environ.get("PYTHONPATH", "")])]
-        # What must not be on a command line, or has no option.
+        # The key must not be on a command line; the other settings have no option.
         environment = {
             "VLLM_API_KEY": self.key.get_secret_value(),
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-            # For the paths by which weights are loaded in place; the gate guards them.
+            # Enables the paths that load weights in place; the gate guards them.
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "PYTHONPATH": os.pathsep.join(paths),

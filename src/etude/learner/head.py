@@ -1,4 +1,4 @@
-"""The head of a language model apart from its body: logits after chosen tokens only."""
+"""The head of a language model without its body: logits after chosen tokens only."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from etude.models.device import sent
 from etude.models.distribution import Shape, shaped
 
 _HELD = 1 << 27
-"""Bytes of logits that are held at a time on a CPU, in the model's precision."""
+"""Maximum bytes of logits held at a time on a CPU, in the model's precision."""
 _HELD_ON_GPU = 1 << 30
 """The same on a GPU. Each chunk reads the head's weights again, and adds to their gradient."""
 _LOGITS = 1 << 24
-"""Logits that are held at a time where more than their temperature is changed: several copies in float32."""
+"""Maximum logits held at a time if more than their temperature changes: several copies in float32."""
 _IN_CACHE = 1 << 18
-"""Logits that a CPU computes with in float32 at a time: a megabyte of its cache."""
+"""Logits that a CPU computes in float32 at a time: a megabyte of its cache."""
 _LOGITS_ON_GPU = 1 << 27
-"""The same there, half a gigabyte in float32."""
+"""The limit `_LOGITS` on a GPU: half a gigabyte in float32."""
 
 _OF_LOGITS = 12
-"""Bytes that each takes on a GPU: it, its logprob and the gradient of either, in float32."""
+"""Bytes per logit on a GPU: the logit, its logprob and the gradient of either, in float32."""
 
 _EXTRAS = "logit_scale", "logits_scaling", "final_logit_softcapping"
-"""Of Cohere, Granite and Gemma; what others do is found out by trying."""
+"""Settings of Cohere, Granite and Gemma; a trial run finds out what other models do."""
 
 Shapes: TypeAlias = Sequence[Shape | None]
-"""How the distributions that tokens were drawn from differ from the model's own."""
+"""How the tokens' distributions differ from the model's own; None if they do not."""
 
 
 def last_hidden(model: Any, ids_BT: Tensor) -> Tensor:
-    """Last hidden states [B, T, D] of a plain forward pass."""
+    """Return the last hidden states [B, T, D] of a plain forward pass."""
     hidden_BTD: Tensor = without_lora(model).base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
     return hidden_BTD
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The way from last hidden states to logits."""
+    """The step from last hidden states to logits."""
 
     logits: Callable[[Tensor], Tensor]
-    """Hidden states [E, D] to logits [E, V]."""
+    """Maps hidden states [E, D] to logits [E, V]."""
     weight_VD: Tensor | None = None
-    """Where logits are nothing but the product with this, on a CPU or CUDA."""
+    """The weight, if logits are just the product with it, on a CPU or CUDA."""
 
     @classmethod
     def of(cls, model: Any) -> Head:
-        """A model's, as far as it is what `head_logits` takes it for."""
+        """Return the head of a model for which `has_plain_head` is true."""
         module, config = without_lora(model).get_output_embeddings(), text_config(model)
         plain = type(module) is nn.Linear and module.bias is None and "forward" not in vars(module)
         if any(getattr(config, name, None) not in (None, 1.0) for name in _EXTRAS) or not plain:
@@ -66,7 +66,7 @@ class Head:
 
 
 def head_logits(model: Any, hidden_ED: Tensor) -> Tensor:
-    """Logits [E, V] of last hidden states."""
+    """Return the logits [E, V] of last hidden states."""
     logits: Tensor = without_lora(model).get_output_embeddings()(hidden_ED)
     config = text_config(model)
     logits = logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
@@ -76,7 +76,7 @@ def head_logits(model: Any, hidden_ED: Tensor) -> Tensor:
 
 @torch.no_grad()
 def has_plain_head(model: Any) -> bool:
-    """Whether `head_logits` of the last hidden states are the model's logits. It is seen by trying."""
+    """Return whether `head_logits` of the last hidden states are the model's logits, in a trial run."""
     weight, size = next(model.parameters()), text_config(model).vocab_size
     ids_1T = (torch.arange(6, device=weight.device) * 7 % size)[None]
     try:
@@ -96,11 +96,11 @@ def selective_logprobs(
     *,
     entropies: bool = False,
 ) -> Tensor:
-    """Logprobs [E] of `targets_E` after `hidden_ED`, under the distributions that `shapes_E` are of.
+    """Return the logprobs [E] of `targets_E` after `hidden_ED`, in distributions of the given shapes.
 
-    With `entropies` two rows [2, E]: those logprobs, and the entropies in nats of the distributions that they
-    are of. There are only as many logits at a time as may be held: what does not fit into one chunk is
-    computed again for the gradient, chunk by chunk.
+    With `entropies`, return two rows [2, E]: these logprobs, and their distributions' entropies in nats. The
+    number of logits held at a time is limited. All chunks but the last are computed again for the gradient,
+    chunk by chunk.
     """
     tempered = all(shape is None or shape.is_tempered for shape in shapes_E)
     chosen = _tempered if tempered and head.weight_VD is not None else _shaped
@@ -115,7 +115,7 @@ def selective_logprobs(
         checkpoint(chosen, head, *part, entropies, use_reentrant=False, preserve_rng_state=False)
         for part in parts[:-1]
     ]
-    # The last is the first that the gradient needs: there is room for its logits until then.
+    # The gradient needs the last chunk first, so its logits can stay in memory until then.
     made.append(chosen(head, *parts[-1], entropies))
     return torch.cat(made, dim=-1)
 
@@ -126,7 +126,7 @@ def _shaped(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, 
         return -F.cross_entropy(logits_EV, targets_E, reduction="none")
     logprobs_EV = F.log_softmax(logits_EV, dim=-1)
     chosen_E = logprobs_EV.gather(1, targets_E[:, None]).squeeze(1)
-    # A token that cannot be sampled adds nothing, and not zero times minus infinity.
+    # A token that cannot be sampled must add nothing, and not zero times minus infinity.
     return torch.stack([chosen_E, -(logprobs_EV.exp() * logprobs_EV.clamp(min=-1e4)).sum(dim=-1)])
 
 
@@ -138,8 +138,8 @@ def _tempered(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes
 
 
 def held_logits(vocabulary: int, choices: int, size: int, on_gpu: bool) -> int:
-    """Bytes of the logits after so many tokens, and of what is made of them, of a model whose numbers have
-    `size` bytes.
+    """Return the bytes of the logits after `choices` tokens and of values made from them, if the model's
+    numbers have `size` bytes.
     """
     if on_gpu:
         return min(choices * vocabulary, _LOGITS_ON_GPU) * _OF_LOGITS
@@ -147,10 +147,10 @@ def held_logits(vocabulary: int, choices: int, size: int, on_gpu: bool) -> int:
 
 
 class _Tempered(torch.autograd.Function):
-    """Logprobs of some tokens, and entropies where they are wanted, under softmax(c · hidden · weight).
+    """Logprobs of some tokens, and entropies if wanted, under softmax(c · hidden · weight).
 
-    Logits are kept as the product gives them, and become their own gradient. What is computed of them is
-    in float32; on a CPU a few rows at a time, that stay in the cache.
+    The product's logits are kept, and later overwritten by their gradient. Values computed from them are in
+    float32; on a CPU, a few rows at a time, which stay in the cache.
     """
 
     @staticmethod
@@ -162,7 +162,7 @@ class _Tempered(torch.autograd.Function):
         cold_E1: Tensor | None,
         entropies: bool,
     ) -> Tensor:
-        """One or two rows [n, E]; `cold_E1` is one over the temperatures."""
+        """Return one or two rows [n, E]; `cold_E1` is one over the temperatures."""
         logits_EV = hidden_ED @ weight_VD.t()
         found_En = hidden_ED.new_empty(len(targets_E), 1 + entropies, dtype=torch.float32)
         sums_E1 = hidden_ED.new_empty(len(targets_E), 1, dtype=torch.float32)
@@ -174,7 +174,7 @@ class _Tempered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_nE: Tensor) -> tuple[Tensor | None, ...]:
-        """Of hidden states and weight."""
+        """Return the gradients of hidden states and weight."""
         hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1, found_En = ctx.saved_tensors
         grad_En = grad_nE.t()
         for rows in _rows(logits_EV):
@@ -190,7 +190,7 @@ class _Tempered(torch.autograd.Function):
 def _found(
     logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None, entropies: bool
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs of tokens and, where wanted, entropies [R, n], and the logarithms of sums [R, 1]."""
+    """Return the tokens' logprobs and, if wanted, entropies [R, n]; and the logits' log-sum-exp [R, 1]."""
     logits_RV = _cooled(logits_RV, cold_R1)
     sums_R1 = torch.logsumexp(logits_RV, dim=-1, keepdim=True)
     chosen_R1 = logits_RV.gather(1, target_R1) - sums_R1
@@ -210,8 +210,8 @@ def _become_gradient(
     found_Rn: Tensor,
     grad_Rn: Tensor,
 ) -> None:
-    """Write the gradient of logits over them: with probabilities p and entropy H, that of log p_t is
-    1_t - p, and that of H is -p·(log p + H)."""
+    """Overwrite logits with their gradient. With probabilities p and entropy H, log p_t has the gradient
+    1_t - p, and H has the gradient -p·(log p + H)."""
     logprobs_RV = _cooled(logits_RV, cold_R1).sub_(sums_R1)
     of_logprob_R1 = grad_Rn[:, :1]
     factor_RV = of_logprob_R1
@@ -227,12 +227,12 @@ def _become_gradient(
 
 
 def _rows(logits_EV: Tensor) -> Iterator[slice]:
-    """All; on a CPU so many at a time that they stay in the cache."""
+    """Return slices of all rows; on a CPU, each is small enough to stay in the cache."""
     size = max(1, len(logits_EV) if logits_EV.is_cuda else _IN_CACHE // logits_EV.shape[1])
     return (slice(start, start + size) for start in range(0, len(logits_EV), size))
 
 
 def _cooled(logits_RV: Tensor, cold_R1: Tensor | None) -> Tensor:
-    """Logits over the temperature in float32, in memory of their own."""
+    """Return the logits over the temperature, as a copy in float32."""
     logits_RV = logits_RV.to(torch.float32, copy=True)
     return logits_RV if cold_R1 is None else logits_RV.mul_(cold_R1)

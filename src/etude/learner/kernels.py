@@ -1,8 +1,8 @@
-"""Kernels that torch compiles on CUDA: of chains of operations, and of attention over token trees.
+"""CUDA kernels that torch compiles: for chains of operations, and for attention over token trees.
 
-One by one, the operations of a chain would each go through all of the memory. FlexAttention's kernels skip
-blocks without any score; it is called here and not by `transformers`, which repeats keys for some numbers of
-heads, and falls silently back to all scores at once when it has been compiled eight times.
+Separate operations of a chain would each go through all of the memory. FlexAttention's kernels skip blocks
+without any score. It is called directly: `transformers` repeats keys for some numbers of heads. After eight
+compilations, `transformers` also falls back silently to computing all scores at once.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from etude.core.errors import first_line
 _LOG = logging.getLogger("etude.learner")
 
 _FAULTS = RuntimeError, AssertionError, OSError, ImportError, SubprocessError
-"""Of compilers that do not work here."""
+"""Errors of compilers that do not work here."""
 _LEAST = 1 << 22
-"""Numbers that a function is given at least where it is compiled: fewer take less time than to compile."""
+"""Minimum size of a function's input to compile it: smaller ones take less time than compiling."""
 _COMPILATIONS = 64
-"""Of a function at most, over all models of a process: for one size and then for any, for each kind of model
-and of mask, with and without a gradient and what may be left out."""
+"""Maximum number of compilations per function, over all models of a process. They differ by size (one, then
+any), kind of model, kind of mask, gradient and optional arguments."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def fused(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, on CUDA compiled for any number of rows, which are the first dimension of its tensors."""
+    """Return the function, compiled on CUDA for any number of rows, its tensors' first dimension."""
     compiled = cache(lambda: torch.compile(function, fullgraph=True))
 
     @wraps(function)
@@ -55,13 +55,13 @@ def fused(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def is_kernel(x: torch.Tensor) -> bool:
-    """Whether operations on `x` become a kernel: sums are a part of it, products and scatters are not."""
+    """Return whether operations on `x` become a kernel; this includes sums, but no products or scatters."""
     return x.is_cuda
 
 
 @cache
 def _compiles(device: torch.device) -> bool:
-    """Whether torch can compile for the device. It is tried."""
+    """Return whether torch can compile for the device, by trying it."""
     try:
         torch.compile(lambda x: (x.exp() + 1).sum(), fullgraph=True)(torch.ones(2, device=device))
     except _FAULTS as error:
@@ -71,18 +71,18 @@ def _compiles(device: torch.device) -> bool:
 
 
 BLOCK = 128
-"""Tokens of a block."""
+"""Number of tokens in a block."""
 _FEWEST = 2
-"""Blocks of a tree at least: one alone would be compiled for by itself."""
+"""Minimum number of blocks in a tree: a single one would need its own compilation."""
 _NARROWEST = 16
-"""Numbers of a head that the kernels can multiply at a time."""
+"""Minimum width of a head that the kernels can multiply."""
 _PAIRS = 1 << 24
-"""Pairs of tokens that are compared at a time when a mask is made."""
+"""Maximum number of token pairs to compare at a time for a mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How scores follow from queries and keys, beside which tokens attend to which."""
+    """How scores follow from queries and keys, except for which tokens attend to which."""
 
     scale: float
     softcap: float | None = None
@@ -90,14 +90,14 @@ class Scores:
 
 
 def filled(size: int) -> int:
-    """The number of tokens that a tree of `size` is filled up to."""
+    """Return the number of tokens that a tree of `size` tokens is padded to."""
     return max(_FEWEST, -(-size // BLOCK)) * BLOCK
 
 
 def block_mask(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Any:
-    """The blocks of a tree in which some tokens attend to others, and in which all do.
+    """Return the blocks of a tree in which some tokens attend to others, and in which all do.
 
-    As `create_block_mask` makes it, which needs compiling for every size or all pairs of tokens at once.
+    It equals the mask of `create_block_mask`, which needs a compilation per size or all token pairs at once.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -115,10 +115,10 @@ def block_mask(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Any:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores, compiled: bool) -> Tensor:
-    """Queries [1, H, N, D] over keys [1, G, N, D] and values [1, G, N, W]; gives [1, H, N, W].
+    """Attend with queries [1, H, N, D] to keys [1, G, N, D] and values [1, G, N, W]; return [1, H, N, W].
 
-    `mask` is the block mask for the window of `scores`. Not compiled it holds all scores, for tests. Raises
-    ValueError where its kernels do not run.
+    `mask` is the block mask for the window of `scores`. Without `compiled`, all scores are in memory at once,
+    for tests. Raises ValueError if the compiled kernels do not run.
     """
     width = value.shape[-1]
     query, key, value = (F.pad(x, (0, max(0, _NARROWEST - x.shape[-1]))) for x in (query, key, value))
@@ -133,7 +133,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores,
 def _call(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores, compiled: bool) -> Tensor:
     cap = None if scores.softcap is None else _cap(scores.softcap)
     run = _compiled() if compiled else _flex
-    # Otherwise a second model's scale or softcap would become a variable, which the kernels do not take.
+    # Otherwise a second model's scale or softcap would become a variable, which the kernels do not accept.
     with torch._dynamo.config.patch(recompile_limit=_COMPILATIONS, specialize_float=True):
         out: Tensor = run(query, key, value, mask, scores.scale, cap)
     return out
@@ -148,7 +148,7 @@ def _flex(query: Any, key: Any, value: Any, mask: Any, scale: float, cap: Any) -
 
 @cache
 def _compiled() -> Any:
-    # Uncompiled it would take memory for all pairs of tokens: an error is better than that.
+    # Uncompiled, it would take memory for all pairs of tokens: an error is better.
     return torch.compile(_flex, fullgraph=True)
 
 
@@ -156,9 +156,9 @@ def _compiled() -> Any:
 def _why_not(
     device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], scores: Scores
 ) -> str | None:
-    """Why the kernels, forward and backward, do not run for such a model; None if they do. It is tried.
+    """Return why the kernels, forward and backward, do not run for such a model, by trying; None if they do.
 
-    The second size is the one that all others are compiled with. `shape` is that of the heads: H, G and D.
+    All other sizes use the compilation for the second size. `shape` has the heads' H, G and D.
     """
     heads, groups, width = shape
     try:
@@ -176,7 +176,7 @@ def _why_not(
     except (*_FAULTS, ValueError, TypeError) as error:
         first: BaseException = error
         while (before := first.__cause__ or first.__context__) is not None:
-            first = before  # Compilers wrap the error that theirs came from.
+            first = before  # Compilers wrap the original error.
         lines = str(first).strip().splitlines() or [""]
         return f"FlexAttention does not run here: {type(first).__name__}: {lines[0]}"
     return None
@@ -185,11 +185,11 @@ def _why_not(
 def _attends(
     ends_N: Tensor, depths_N: Tensor, window: int | None
 ) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
-    """Whether queries attend to keys, of any sequence and head: a function of tensors alone, as the compiler
-    wants it."""
+    """Return a function that tells whether queries attend to keys, for any sequence and head. It uses only
+    tensors, because the compiler requires that."""
     if window is None:
         return lambda batch, head, query, key: (key <= query) & (query < ends_N[key])
-    # A number would be one more thing to compile for.
+    # A Python number would need another compilation.
     floors_N = depths_N - window
     return lambda batch, head, query, key: (
         (key <= query) & (query < ends_N[key]) & (depths_N[key] > floors_N[query])
@@ -204,6 +204,6 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
 
 
 def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of blocks how many there are, and which; what comes after these plays no part."""
+    """Return each row's number of blocks, and their indices; entries after these do not matter."""
     which = torch.argsort(blocks_QK.int(), dim=-1, descending=True, stable=True)
     return blocks_QK.sum(dim=-1).int()[None, None], which.int()[None, None]

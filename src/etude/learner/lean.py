@@ -1,11 +1,11 @@
-"""Llama's decoder over a token tree with fewer ways through memory than its modules take.
+"""A Llama's decoder over a token tree with fewer passes through memory; and gradient checkpointing.
 
-States go from layer to layer in float32, whatever the weights are in; what is multiplied by weights is
-rounded to their precision. On CUDA the operations between two matrix products are one kernel or two.
+States go from layer to layer in float32 for any dtype of the weights. They are rounded to the weights'
+precision before each product. On CUDA, one or two kernels do all between two matrix products.
 
-And gradient checkpointing of any model (Chen et al., 2016): what happens inside a layer is computed again for
-the gradient, and not kept. The switch of `transformers` works in training mode only, where models also drop
-activations at random; here the layers themselves are wrapped, for one forward pass.
+Gradient checkpointing (Chen et al., 2016) works for any model: what happens inside a layer is computed again
+for the gradient, and not kept. The switch of `transformers` works in training mode only, where models also
+drop activations at random. Here the layers themselves are wrapped, for one forward pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from etude.models.architecture import SLIDING, layer_kinds, text_config
 
 
 def layers_of(model: Any) -> list[torch.nn.Module]:
-    """The layers that can be computed again. Raises RequestError for a model that does not name them."""
+    """Return the layers that can be computed again. Raises RequestError if the model does not name them."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
@@ -45,7 +45,7 @@ def layers_of(model: Any) -> list[torch.nn.Module]:
 
 @contextmanager
 def checkpointed(model: Any) -> Iterator[None]:
-    """A forward pass within the block keeps only what goes from layer to layer. Raises RequestError."""
+    """Within the block, forward passes keep only the values between layers. Raises RequestError."""
     layers, config = layers_of(model), text_config(model)
     for layer in layers:
         layer.forward = partial(_again, config, layer.forward)
@@ -57,7 +57,7 @@ def checkpointed(model: Any) -> Iterator[None]:
 
 
 def is_checkpointed(layer: Any) -> bool:
-    """Whether a layer is one of those within `checkpointed`, and nothing else stands before it."""
+    """Return whether a layer is wrapped by `checkpointed`, and by nothing else."""
     forward = vars(layer).get("forward")
     known = isinstance(forward, partial) and forward.func is _again
     return known and getattr(forward.args[1], "__func__", None) is type(layer).forward
@@ -67,7 +67,7 @@ def _again(config: Any, forward: Callable[..., Any], /, *args: Any, **kwargs: An
     attention = config._attn_implementation
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        # The second time is in the backward pass, when the model may attend in another way again.
+        # The second run is in the backward pass, when the model may use its usual attention again.
         with attending(config, attention):
             return forward(*args, **kwargs)
 
@@ -75,7 +75,7 @@ def _again(config: Any, forward: Callable[..., Any], /, *args: Any, **kwargs: An
 
 
 def is_lean(model: Any) -> bool:
-    """Whether `lean_hidden` knows all that the model does. `model` has no LoRA weights around it."""
+    """Return whether `lean_hidden` supports the whole model. `model` has no LoRA weights around it."""
     devices = {value.device.type for value in model.parameters()}
     return (
         is_llama(model)
@@ -88,7 +88,7 @@ def is_lean(model: Any) -> bool:
 
 
 def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
-    """Last hidden states [Q, E] of the tokens of `layout.last`, up to rounding the model's own."""
+    """Return the last hidden states [Q, E] of the tokens `layout.last`, up to rounding the model's own."""
     body = model.model
     x_NE = body.embed_tokens(ids_N).float()
     cos_1ND, sin_1ND = body.rotary_emb(x_NE[None], layout.depths_N[None])
@@ -101,12 +101,12 @@ def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
         queries = layout.last if layer is body.layers[-1] else layout.all
         scores = Scores(layer.self_attn.scaling, window=layout.binding(window))
         spec = AttentionSpec(layout, queries, scores)
-        if is_checkpointed(layer):  # Only its input and what it attended to are kept for the gradient.
+        if is_checkpointed(layer):  # Keep only its input and the attention's result for the gradient.
             args = layer, x_NE if more_NE is None else x_NE + more_NE, None, turn_N1C, replace(spec, kept=[])
             x_NE, more_NE = checkpoint(_layer, *args, use_reentrant=False, preserve_rng_state=False)
         else:
             x_NE, more_NE = _layer(layer, x_NE, more_NE, turn_N1C, spec)
-    if layout.kernel != "blocks" and more_NE is not None:  # All tokens were in the last layer too.
+    if layout.kernel != "blocks" and more_NE is not None:  # The last layer computed all tokens, too.
         x_NE, more_NE = (x.index_select(0, layout.last.places_Q) for x in (x_NE, more_NE))
     return _summed(body.norm, x_NE, more_NE)[1]
 
@@ -114,9 +114,9 @@ def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
 def _layer(
     layer: Any, x_NE: Tensor, more_NE: Tensor | None, turn_N1C: Tensor, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
-    """The states after a layer [Q, E] of the tokens that attend in it, from those of all before it [N, E].
+    """Return the states [Q, E] after a layer, for its queries, from the states [N, E] before it.
 
-    Both are in two parts, of which the second is still to be added.
+    Both are in two parts, and the second part is still to be added.
     """
     attention, mlp, queries = layer.self_attn, layer.mlp, spec.queries
     x_NE, normed_NE = _summed(layer.input_layernorm, x_NE, more_NE)
@@ -135,14 +135,14 @@ def _layer(
 
 
 def _heads(attention: Any, name: str, x_NE: Tensor) -> Tensor:
-    """Queries, keys or values [N, H, D]."""
+    """Return queries, keys or values [N, H, D]."""
     heads = _linear(getattr(attention, f"{name}_proj"), x_NE).view(len(x_NE), -1, attention.head_dim)
     norm = getattr(attention, f"{name}_norm", None)
     return heads if norm is None else _Norm.apply(heads, norm.weight, norm.variance_epsilon)  # type: ignore
 
 
 def _linear(module: Any, x: Tensor) -> Tensor:
-    """A linear layer, with its LoRA weights."""
+    """Apply a linear layer with its LoRA weights."""
     if not hasattr(module, "lora_A"):
         return module(x)  # type: ignore[no-any-return]
     y: Tensor = module.base_layer(x)
@@ -153,7 +153,7 @@ def _linear(module: Any, x: Tensor) -> Tensor:
 
 
 def _summed(norm: Any, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
-    """States in float32, with what is added to them, and the same normed."""
+    """Return the states plus `more` in float32, and the same normed."""
     if more is None:
         return x, _Norm.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
     found: tuple[Tensor, Tensor] = _Sum.apply(x, more, norm.weight, norm.variance_epsilon)  # type: ignore
@@ -166,17 +166,17 @@ def _turned(heads_NHD: Tensor, turn_N1C: Tensor) -> Tensor:
 
 
 class _Turn(torch.autograd.Function):
-    """Rotary embedding (Su et al., 2021) of queries or keys; what turns together is side by side then."""
+    """Rotary embedding (Su et al., 2021) of queries or keys; the two of each rotation are then adjacent."""
 
     @staticmethod
     def forward(ctx: Any, heads_NHD: Tensor, turn_N1C: Tensor) -> Tensor:
-        """In float32, and back to the precision of the heads."""
+        """Rotate in float32; the result has the precision of the heads."""
         ctx.save_for_backward(turn_N1C)
         return _turn(heads_NHD, torch.view_as_real(turn_N1C))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Turned back."""
+        """Turn the gradient back."""
         (turn_N1C,) = ctx.saved_tensors
         return _turn_back(grad, torch.view_as_real(turn_N1C)), None
 
@@ -186,14 +186,14 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """In the shape of `x` and the precision of `weight`."""
+        """Return RMSNorm in the shape of `x` and the precision of `weight`."""
         normed, scale = _norm(x, weight, epsilon)
         ctx.save_for_backward(x, scale, weight)
         return normed
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Of `x` and `weight`."""
+        """Return the gradients of `x` and `weight`."""
         x, scale, weight = ctx.saved_tensors
         return *_norm_back(grad, x, scale, weight, ctx.needs_input_grad[1]), None
 
@@ -203,7 +203,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """The sum of `x` and `more`, and that normed, in the precision of `weight`."""
+        """Return the sum of `x` and `more`; and the same, normed, in the precision of `weight`."""
         x, normed, scale = _sum(x, more, weight, epsilon)
         ctx.save_for_backward(x, scale, weight)
         ctx.dtype = more.dtype
@@ -211,28 +211,28 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, of_normed: Tensor) -> tuple[Tensor | None, ...]:
-        """Of `x`, `more` and `weight`."""
+        """Return the gradients of `x`, `more` and `weight`."""
         x, scale, weight = ctx.saved_tensors
         return *_sum_back(of_normed, x, scale, weight, ctx.needs_input_grad[2], grad, ctx.dtype), None
 
 
 class _LowRank(torch.autograd.Function):
-    """LoRA weights A and B (Hu et al., 2021) beside a layer that gave y: y + s · (x · Aᵀ) · Bᵀ.
+    """LoRA weights A and B (Hu et al., 2021) of a layer that gave y: y + s · (x · Aᵀ) · Bᵀ.
 
-    They are in float32. Of an `x` in half precision peft keeps a float32 copy for each layer that reads it:
-    half of all that is kept for the gradient.
+    They are in float32. For an `x` in half precision, peft keeps a float32 copy in each layer that reads it.
+    That is half of all memory kept for the gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, x: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-        """From `y` [N, out] and `x` [N, in], with A [r, in] and B [out, r]."""
+        """Return the result for `y` [N, out] and `x` [N, in], with A [r, in] and B [out, r]."""
         ctx.save_for_backward(x, down, up)
         ctx.scale = scale
         return torch.addmm(y.to(up.dtype), x.to(down.dtype) @ down.t(), up.t(), alpha=scale).to(y.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Of all but the scale."""
+        """Return the gradients of all arguments but the scale."""
         x, down, up = ctx.saved_tensors
         x_Ni, grad_No = x.to(down.dtype), grad.to(up.dtype) * ctx.scale
         of_low_Nr = grad_No @ up
@@ -241,24 +241,23 @@ class _LowRank(torch.autograd.Function):
 
 
 class _Gate(torch.autograd.Function):
-    """The gate of an MLP (Shazeer, 2020): silu(gate) · up. Only these two are kept for the gradient."""
+    """The gate of an MLP (Shazeer, 2020): silu(gate) · up. Only the two inputs are kept for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        """In the shape of both."""
         ctx.save_for_backward(gate, up)
         return _gate(gate, up)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Of `gate` and `up`."""
+        """Return the gradients of `gate` and `up`."""
         return _gate_back(grad, *ctx.saved_tensors)
 
 
 @fused
 def _turn(heads_NHD: Tensor, turn_N1C2: Tensor) -> Tensor:
     real, imaginary = heads_NHD.float().unflatten(-1, (2, -1)).unbind(-2)  # type: ignore[no-untyped-call]
-    if is_kernel(heads_NHD):  # Complex numbers are not compiled.
+    if is_kernel(heads_NHD):  # torch does not compile complex numbers.
         cos, sin = turn_N1C2.unbind(-1)
         turned = torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
     else:
@@ -279,7 +278,7 @@ def _turn_back(grad_NHD: Tensor, turn_N1C2: Tensor) -> Tensor:
 
 
 def _plain_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm of `x`, and what its rows were multiplied by."""
+    """Return RMSNorm of `x`, and the factors of its rows."""
     x = x.float()
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
@@ -289,7 +288,8 @@ def _plain_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tens
 def _normed_back(
     grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, is_trained: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """With y = x·s and g the gradient of y: that of x is s·(g - y·mean(g·y)), in float32."""
+    """Return the gradients of x, in float32, and of the weight. If y = x·s has the gradient g, x has the
+    gradient s·(g - y·mean(g·y))."""
     grad, x, weight_E, of_weight = grad.float(), x.float(), weight.float(), None
     product = grad * x
     if is_kernel(x):

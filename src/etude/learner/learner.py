@@ -1,4 +1,4 @@
-"""The learner: samples in, better weights out. It does not know which algorithm it serves."""
+"""The learner, which trains a policy on samples. It does not know which algorithm they come from."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from etude.models.weights import load_tensors
 from etude.store.files import require_as_written
 
 Packing: TypeAlias = Literal["tree", "padded"]
-"""`tree` computes tokens that sequences share once, where there are any and the model takes token trees;
+"""`tree` computes shared tokens only once, if sequences share enough and the model supports token trees;
 `padded` never does. The gradients are the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerOptions:
-    """How to take optimiser steps."""
+    """Options of optimiser steps."""
 
     learning_rate: float = 1e-5
     weight_decay: float = 0.0
@@ -57,11 +57,11 @@ class LearnerOptions:
     max_grad_norm: float = 1.0
     schedule: Schedule = field(default_factory=Schedule)
     token_budget: int | None = None
-    """Tokens that go through the model at a time; None for `ModelNumbers.token_budget`."""
+    """Maximum number of tokens in a pass through the model; None for `ModelNumbers.token_budget`."""
     packing: Packing = "tree"
     gradient_checkpointing: bool | None = None
-    """Compute what happens inside of the model's layers twice, and keep it never; None for where memory would
-    not be enough otherwise, as `Learner.spare_memory` is told."""
+    """Recompute activations inside the model's layers for the gradient, instead of keeping them. With None,
+    this starts when `Learner.spare_memory` is called because memory would not suffice."""
 
 
 class TrainingCanceled(TrainingError):
@@ -69,29 +69,29 @@ class TrainingCanceled(TrainingError):
 
 
 class Learner:
-    """Trains a policy in place, and saves and restores all that the next step depends on.
+    """Trains a policy in place, and saves and restores all state that the next step depends on.
 
-    With a team of several processes, each has a learner, and all call the same methods together.
+    In a team of several processes, each has a learner, and all call the same methods together.
     """
 
     def __init__(self, policy: Policy, options: LearnerOptions, team: Team | None = None) -> None:
-        """Raises RequestError for options that do not go with the policy's model."""
+        """Raises RequestError for options that do not fit the policy's model."""
         self.policy = policy
         self.team = team or Team()
         self.options = options
         self.note: str | None = None
-        """Why more is computed than need be, once it is known that it is."""
+        """Why more is computed than necessary, once that is known."""
         self.witness: Witness | None = None
-        """Looks on while gradients are made."""
+        """Observes passes while gradients are computed."""
         self.step = 0
         self.trained = 0
-        """Trainings that are over, since the base model."""
+        """Number of trainings completed since the base model."""
         self.allowed_tokens = 0
-        """Tokens of the largest pass that memory was known to be enough for."""
+        """Tokens of the largest pass for which memory was known to suffice."""
         self._spares_memory = False
         self._start: dict[int, tuple[Sample, list[float]]] | None = None
-        """The logprobs that the clipped ratios of a job of several steps are to, of each sample's trained
-        tokens in their order; by `id` of the sample, which holds while that is alive."""
+        """Logprobs at the start of a job of several steps, for clipped ratios. They belong to each sample's
+        trained tokens, in order, by `id` of the sample. The entry keeps the sample alive."""
         if options.gradient_checkpointing:
             layers_of(policy.model)
         self._run = self.team.hold(policy)
@@ -99,10 +99,10 @@ class Learner:
 
     @cached_property
     def _takes_trees(self) -> bool:
-        """Whether the model takes token trees. All processes must ask together."""
+        """Whether the model supports token trees. All processes must ask together."""
         with torch.no_grad():
             reason = self._run(why_not_trees)
-        # How a step is dealt depends on it, so all processes must think the same.
+        # It decides how a step is dealt, so all processes must agree.
         if not self.team.any(reason is not None):
             return True
         why = reason or "another process cannot run this model on token trees"
@@ -111,20 +111,20 @@ class Learner:
 
     @property
     def computes_twice(self) -> bool:
-        """Whether there is gradient checkpointing now."""
+        """Whether gradient checkpointing is on now."""
         wish = self.options.gradient_checkpointing
         return self._spares_memory if wish is None else wish
 
     @property
     def token_budget(self) -> int:
-        """Tokens that go through the model at a time, at most."""
+        """Maximum number of tokens in a pass through the model."""
         if self.options.token_budget is not None:
             return self.options.token_budget
         lean, on_gpu = is_lean(without_lora(self.policy.model)), self.policy.device.type == "cuda"
         return ModelNumbers.of(self.policy).token_budget(lean, on_gpu=on_gpu)
 
     def spare_memory(self) -> bool:
-        """Begin gradient checkpointing, where the options leave it open and the model can; whether it did."""
+        """Turn on gradient checkpointing, if options and model allow it; return whether this turned it on."""
         if self.options.gradient_checkpointing is not None or self._spares_memory:
             return False
         try:
@@ -142,7 +142,7 @@ class Learner:
 
     @cached_property
     def _has_plain_head(self) -> bool:
-        """The same of the model's head: how a padded pass goes through the model depends on it."""
+        """Whether the model has a plain head, which padded passes depend on. All must ask together."""
         with torch.no_grad():
             return not self.team.any(not self._run(has_plain_head))
 
@@ -153,10 +153,10 @@ class Learner:
         part: float = 0.0,
         canceled: threading.Event | None = None,
     ) -> dict[str, float]:
-        """Take one optimiser step on all of `units`; its metrics.
+        """Take one optimiser step on all of `units`; return its metrics.
 
-        `part` is the share of the training that is done before it, in [0, 1), which the learning rate goes
-        by. Raises TrainingError when the gradient is not finite, TrainingCanceled when `canceled` is set.
+        `part` is the share of the training before this step, in [0, 1), for the learning rate. Raises
+        TrainingError if the gradient is not finite, TrainingCanceled if `canceled` is set.
         """
         with self.policy.lock:
             self.optimiser.follow()
@@ -186,11 +186,10 @@ class Learner:
         return totals | {"grad_norm": norm, "learning_rate": rate, "tokens_per_s": speed}
 
     def largest_pass(self, units: Sequence[Unit], *, by_length: bool = False) -> tuple[int, int, bool]:
-        """Tokens that a step on `units` runs through the model at a time at most, how many are trained, and
-        whether they go without the model's own modules.
+        """Return the tokens of a step's largest pass, how many are trained, and whether the pass is lean.
 
-        Of padding only that within units is counted. `by_length` is a bound that knows nothing of what they
-        share, and is found in no time. All processes must ask together.
+        A lean pass bypasses the model's own modules. Only padding within units counts. `by_length` gives a
+        quick upper bound that ignores shared tokens. All processes must ask together.
         """
         sizes = [len(unit) * max(len(sample.ids) for sample in unit) for unit in units]
         size, lean = sum(sizes), False
@@ -202,12 +201,12 @@ class Learner:
         return tokens, min(tokens, trained_tokens(units)), lean
 
     def end_training(self) -> None:
-        """Note that all steps of a training have been taken: the next one begins at its start."""
+        """Record that all steps of a training have been taken; the next training begins at its start."""
         self.trained += 1
         self._start = None
 
     def evaluate(self, units: Sequence[Unit], objective: Objective) -> dict[str, float]:
-        """The loss and metrics that a step on all of `units` would have; nothing changes."""
+        """Return the loss and metrics that a step on all of `units` would have; change nothing."""
         units = [unit for unit in units if is_trained(unit)]
         totals: dict[str, float] = {"loss": 0.0}
         with self.policy.lock, torch.no_grad():
@@ -218,7 +217,7 @@ class Learner:
         return self.team.sum(totals)
 
     def divergences(self, samples: Sequence[Sample]) -> list[list[float]]:
-        """For each turn of each sample Σ log π_sampled - log π_ref over its tokens, in nats."""
+        """Return Σ log π_sampled - log π_ref over the tokens of each turn of each sample, in nats."""
         trained = [replace(sample, weights=None) for sample in samples]
         with self.policy.as_base():
             references = self._logprobs(trained)
@@ -231,8 +230,8 @@ class Learner:
         return divergences
 
     def begin_training(self, units: Sequence[Unit], objective: Objective) -> None:
-        """Remember how likely the tokens of a job of several steps are before the first, where the loss
-        compares with that. All processes must call it together."""
+        """Record the tokens' logprobs before the first step of a job of several steps, if the loss needs
+        them. All processes must call it together."""
         self._start = None
         if "start" in objective.needs() and units:
             computed = filter(has_gradient, units) if objective.skips_idle else units
@@ -242,7 +241,7 @@ class Learner:
                 self._start = {id(each): (each, own) for each, own in zip(samples, logprobs, strict=True)}
 
     def _logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
-        """The logprobs of each sample's trained tokens, in their order, under the weights in memory."""
+        """Return the logprobs of each sample's trained tokens, in order, under the weights in memory."""
         live = [index for index, sample in enumerate(samples) if any(sample.loss_weights)]
         units: list[Unit] = [(samples[index],) for index in live]
         found: dict[str, float] = {}
@@ -261,9 +260,9 @@ class Learner:
     def add_gradient(
         self, units: Sequence[Unit], objective: Objective, canceled: threading.Event | None = None
     ) -> tuple[dict[str, float], int]:
-        """Add this process's part of a step's gradient up; gives metrics and trained tokens.
+        """Add this process's part of a step's gradient; return metrics and the number of trained tokens.
 
-        A part of what `take_step` does, for callers that hold the policy's lock. Raises TrainingCanceled.
+        This is a part of `take_step`, for callers that hold the policy's lock. Raises TrainingCanceled.
         """
         totals: dict[str, float] = {"loss": 0.0}
         tokens = 0
@@ -293,7 +292,7 @@ class Learner:
             return objective.loss(logprobs_BT, replace(chunk.micro, entropy_BT=entropy_BT))
 
     def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:
-        """The step's micro-batches, with the reference's logprobs where the objective wants them."""
+        """Return the step's micro-batches, with the reference's logprobs if the objective needs them."""
         factors, share = objective.normalised(units), 1.0 / len(units)
         if objective.skips_idle:
             live = [index for index, unit in enumerate(units) if has_gradient(unit)]
@@ -318,9 +317,9 @@ class Learner:
     def _cut(
         self, units: Sequence[Unit], factors: Sequence[Sequence[float]] | None, shares: Shares
     ) -> Iterable[Pass | None]:
-        """This process's part of a step, as token trees where sequences begin alike, or else padded.
+        """Return this process's part of a step, as token trees if sequences share enough, or else padded.
 
-        `factors` and `shares` are those of the whole step.
+        `factors` and `shares` belong to the whole step.
         """
         rows = trained_units(units, factors)
         tree = PackedStep(rows) if self.options.packing == "tree" else None
@@ -336,9 +335,9 @@ class Learner:
         return self.team.in_step(passes)
 
     def restore(self, folder: Path) -> None:
-        """Go on from a saved state of the weights in memory.
+        """Resume from a saved state that belongs to the weights in memory.
 
-        Raises DamagedError when it is not as it was written, StoreError when it does not fit.
+        Raises DamagedError if a file is not as it was written, StoreError if the state does not fit.
         """
         require_as_written(folder / STATE_FILE)
         try:
@@ -354,12 +353,12 @@ class Learner:
         self.step, self.trained = step, trained
 
     def reset(self) -> None:
-        """Forget all steps: the state that goes with the base model."""
+        """Forget all steps, as for the base model."""
         self.step = self.trained = 0
         self.optimiser.restore({})
 
     def snapshot(self) -> Snapshot:
-        """All of a checkpoint, for the leader to write; others get nothing. All must call it together."""
+        """Return a checkpoint for the leader to write; it is empty elsewhere. All must call it together."""
         weights, optimiser = (
             self.team.whole(tensors) for tensors in (self.policy.trainable(), self.optimiser.tensors())
         )

@@ -1,10 +1,8 @@
-"""The steps of a training: which rows each is on, how the learning rate rises and falls, and AdamW's update.
+"""The steps of a training: their rows, their learning rate, and AdamW's update of float32 master weights.
 
-That is on float32 master weights, and has all of its state that a checkpoint needs.
-
-(Micikevicius et al., 2018.) bfloat16 has eight bits of a number, so that a step of less than a 500th of a
-weight would be lost by rounding, and with it all steps like it. Each number trained in half precision takes
-18 bytes: the weight (2), its master (4), the gradient (4) and AdamW's moments (8). In float32 it is 16.
+The optimiser saves and restores all of its state. bfloat16 has eight significant bits, so rounding would lose
+every step of less than a 500th of a weight (Micikevicius et al., 2018). Each number trained in half precision
+takes 18 bytes: weight (2), master (4), gradient (4) and AdamW's moments (8). In float32 it takes 16.
 """
 
 from __future__ import annotations
@@ -30,28 +28,28 @@ class Step:
     """One optimiser step of a training."""
 
     number: int
-    """From 1 on, over all passes."""
+    """The step's number over all passes, from 1 on."""
     of: int
-    """Steps of the training in all."""
+    """Number of steps of the whole training."""
     epoch: int
-    """The pass over the data that it belongs to, from 1 on."""
+    """The pass over the data that the step belongs to, from 1 on."""
     rows: tuple[int, ...]
-    """Indices of the rows that are learned from."""
+    """Indices of the rows to learn from."""
     ends_epoch: bool
 
     @property
     def part(self) -> float:
-        """Share of the training that is done before this step, in [0, 1)."""
+        """The share of the training before this step, in [0, 1)."""
         return (self.number - 1) / self.of
 
 
 def plan_steps(
     live: Sequence[bool], passes: int, batch_size: int | None, seed: int, *key: str | int
 ) -> list[Step]:
-    """All steps of a training, shuffled anew for each pass; the same arguments give the same plan.
+    """Plan all steps of a training, shuffled again for each pass; the same arguments give the same plan.
 
-    `live` says of each row whether there is something to learn from it. A step of rows that are not is
-    left out: the optimiser's momentum would still move weights. `batch_size` None takes all rows at once.
+    `live` tells for each row whether it has something to learn from. A step without such a row is left out,
+    because the optimiser's momentum would still move weights. `batch_size` None takes all rows at once.
     """
     size = batch_size or max(1, len(live))
     batches: list[tuple[int, tuple[int, ...]]] = []
@@ -69,30 +67,30 @@ def plan_steps(
 
 
 Shape = Literal["constant", "linear", "cosine"]
-"""How the rate falls: not at all, along a line, or along half a wave (Loshchilov and Hutter, 2017)."""
+"""How the rate falls: not at all, linearly, or along half a cosine wave (Loshchilov and Hutter, 2017)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """The learning rate of every optimiser step, as a share of the highest.
 
-    The rate falls with the share of the run that is done, counted in trainings (a job's data, once through
-    the learner) and not in steps: how many steps the later ones take is not known before they are collected.
+    The rate falls with the share of the run that is done. It counts trainings (a job's data, once through the
+    learner), because the number of later steps is unknown until their data are collected.
     """
 
     shape: Shape = "constant"
     warmup_steps: int = 0
     """Steps over which the rate rises from 0, counted over the whole run."""
     trainings: int = 1
-    """Trainings of the run. The rate falls over all of them together."""
+    """Number of trainings in the run; the rate falls over all of them."""
     floor: float = 0.0
-    """The share that is left at the end of the run, and after it."""
+    """The share that remains at the end of the run, and after it."""
 
     def share(self, step: int, trained: int, part: float) -> float:
-        """The share of the highest rate for a step.
+        """Return a step's share of the highest rate.
 
-        `step` counts from 1 over the whole run, `trained` are the trainings that are over, and `part` is how
-        much of this one was done before the step, in [0, 1).
+        `step` counts from 1 over the whole run, and `trained` counts completed trainings. `part` is the share
+        of this training before the step, in [0, 1).
         """
         warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
         done = min(1.0, (trained + part) / self.trainings)
@@ -108,15 +106,15 @@ class Schedule:
 
 _HALF = torch.bfloat16, torch.float16
 _FUSED = "cpu", "cuda"
-"""Devices that AdamW's step is one kernel on."""
+"""Devices on which AdamW's step is one kernel."""
 _MASTER = "master"
-"""Beside the names of AdamW's own tensors."""
+"""Key of a master weight, next to the names of AdamW's own tensors."""
 
 
 class Optimiser:
-    """Steps on the masters of trained parameters; a float32 parameter is its own master.
+    """AdamW on the master weights of trained parameters; a float32 parameter is its own master.
 
-    Parameters may be shards: so are their masters.
+    If parameters are shards, so are their masters.
     """
 
     def __init__(
@@ -126,13 +124,13 @@ class Optimiser:
             name: Parameter(parameter.detach().float()) if parameter.dtype in _HALF else parameter
             for name, parameter in parameters.items()
         }
-        """By their parameters' names."""
+        """Master weights by parameter name."""
         self._pairs: dict[str, tuple[Any, Parameter]] = {
             name: (parameter, self.masters[name])
             for name, parameter in parameters.items()
             if self.masters[name] is not parameter
         }
-        # One way through memory, and not fifteen; nor room for copies of what it changes.
+        # One pass through memory instead of fifteen, without room for copies of changed values.
         fused = all(master.device.type in _FUSED for master in self.gradients)
         self.adam = torch.optim.AdamW(
             self.gradients, betas=betas, weight_decay=weight_decay, fused=fused or None
@@ -140,21 +138,21 @@ class Optimiser:
 
     @property
     def gradients(self) -> list[Parameter]:
-        """The masters, in which a step's gradient is gathered."""
+        """The masters, which accumulate a step's gradient."""
         return list(self.masters.values())
 
     @property
     def has_moments(self) -> bool:
-        """Whether AdamW's moments are in memory, as they are since the first step."""
+        """Whether AdamW's moments are in memory, as they are after the first step."""
         return bool(self.adam.state)
 
     def drop_gradient(self) -> None:
-        """Forget what backward passes have added up."""
+        """Discard the gradient that backward passes have added up."""
         self.adam.zero_grad(set_to_none=True)
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Within the block, what backward passes add to parameters is summed up in float32 instead."""
+        """Within the block, add the gradients of backward passes up in float32, on the masters."""
         hooks = [
             parameter.register_post_accumulate_grad_hook(partial(_hand_over, master))
             for parameter, master in self._pairs.values()
@@ -166,12 +164,12 @@ class Optimiser:
                 hook.remove()
 
     def clip(self, most: float) -> float:
-        """Scale the gradient down to a norm of at most `most`; gives the norm that it had."""
+        """Scale the gradient down to a norm of at most `most`; return the norm that it had."""
         return float(whole(torch.nn.utils.clip_grad_norm_(self.gradients, most)))
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Change the masters by their gradient, and round them to the parameters."""
+        """Update the masters by their gradient, and round them to the parameters."""
         for group in self.adam.param_groups:
             group["lr"] = learning_rate
         self.adam.step()
@@ -180,11 +178,11 @@ class Optimiser:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Take over the weights, if others have put some there that the masters do not round to."""
+        """Copy the parameters to the masters, if something else changed the parameters."""
         pairs = [(_local(parameter), _local(master)) for parameter, master in self._pairs.values()]
         if all(parameter.is_cpu for parameter, _ in pairs):
             follows = all(torch.equal(parameter, master.to(parameter.dtype)) for parameter, master in pairs)
-        else:  # A device is waited for once, and not for each tensor.
+        else:  # Wait for the device once, not for each tensor.
             same = [(parameter == master.to(parameter.dtype)).all() for parameter, master in pairs]
             follows = bool(torch.stack(same).all())
         if not follows:
@@ -192,7 +190,7 @@ class Optimiser:
                 master.copy_(parameter)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """AdamW's state, and the masters that are not parameters themselves, as `restore` takes them."""
+        """Return AdamW's state, and the masters that are not parameters, in the form for `restore`."""
         moments = {
             f"{name}/{key}": value
             for name, master in self.masters.items()
@@ -201,10 +199,11 @@ class Optimiser:
         return moments | {f"{name}/{_MASTER}": master.detach() for name, (_, master) in self._pairs.items()}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Go on from what `tensors` gave, or with nothing, from no steps at all.
+        """Resume from the result of `tensors`; an empty one means before the first step.
 
-        Masters are taken up where they go with the weights; otherwise the weights are. So a checkpoint of a
-        float32 training, which has none, can be gone on from too. Raises StoreError for other weights' state.
+        Saved masters are used if they match the weights; otherwise the masters copy the weights. So the
+        checkpoint of a float32 training, which has no masters, works too. Raises StoreError for the state of
+        other weights.
         """
         state: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, value in tensors.items():
@@ -224,7 +223,7 @@ class Optimiser:
         self.adam.state.clear()
         for name, parts in state.items():
             master = self.masters[name]
-            # Where it is one kernel AdamW counts steps beside the weights, and else on the CPU.
+            # The single kernel counts steps on the weights' device, other kernels on the CPU.
             counting = master.device if self.adam.defaults["fused"] else "cpu"
             self.adam.state[master] = {
                 part: value.to(counting) if part == "step" else part_like(value.to(master.dtype), master)
@@ -242,5 +241,5 @@ def _hand_over(master: Parameter, parameter: torch.Tensor) -> None:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """The part that this process holds."""
+    """Return the part that this process holds."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]

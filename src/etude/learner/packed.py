@@ -1,4 +1,4 @@
-"""The fast way to run sequences through a model: as token trees, every token once; and which take them."""
+"""The fast way to run sequences through a model: as token trees, with every token once."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class PackedStep:
         self._tree = token_tree([sample.ids for unit in units for sample in unit])
         paths = iter(self._tree.paths)
         self._paths = [[next(paths) for _ in unit] for unit in units]
-        """Of the samples of each unit, in the tree."""
+        """The paths of each unit's samples in the tree."""
         self.size = len(self._tree)
-        """Tokens that go through the model."""
+        """Number of tokens that go through the model."""
         tokens = sum(len(each.sample.ids) for unit in units for each in unit)
         self.pays = 0 < self.size <= 0.8 * tokens
-        """Whether samples have so much in common that a tree is faster than padding, on a CPU."""
+        """Whether samples share enough tokens for a tree to be faster than padding, on a CPU."""
 
     def passes(self, shares: Shares, token_budget: int, policy: Policy) -> Iterator[Pass]:
-        """Packs of at most `token_budget` tokens of the tree; the arguments are those of `padded_passes`."""
+        """Yield passes of at most `token_budget` tokens of the tree; arguments are as for `padded_passes`."""
         packed = packs(self._tree, self._paths, token_budget)
         for pack in packed:
             samples = [sample for index in pack for sample in self._units[index]]
@@ -57,7 +57,7 @@ class PackedStep:
             yield make_pass(samples, tree.paths, shares, policy, states)
 
     def row(self) -> Row:
-        """The units for dealing, in depth-first order."""
+        """Return the units in depth-first order, so that they can be split among processes."""
         places = [np.unique(np.concatenate(paths)) for paths in self._paths]
         order = sorted(range(len(places)), key=lambda index: tuple(places[index][-1:]))
         before = [np.empty(0, np.int64), *(places[index] for index in order)]
@@ -68,12 +68,12 @@ class PackedStep:
 
 
 def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int) -> list[list[int]]:
-    """Indices of `units` by pack; a pack has at most `token_budget` tokens of the tree.
+    """Return the indices of `units` by pack; a pack has at most `token_budget` tokens of the tree.
 
-    A unit is given as the paths of its sequences in `tree`. It is never split, and one above the budget
-    takes along only units that are all in it. The largest subtrees that fit stay whole; a pack with a part of
-    a larger one repeats what comes before it. Each subtree goes where the least room is left (best fit), of
-    those packs that already have most of its tokens.
+    A unit is given as the paths of its sequences in `tree`, and is never split. A unit above the budget
+    shares its pack only with units that lie within it. The largest subtrees that fit stay whole. A pack with
+    a part of a larger subtree repeats the tokens before that part. Each subtree goes to the pack that already
+    has most of its tokens. Among equals, the one with the least room left is chosen (best fit).
     """
     if units and len(tree) <= token_budget:
         return [list(range(len(units)))]
@@ -102,7 +102,7 @@ def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int)
 def _pieces(
     tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int
 ) -> list[tuple[list[int], Places]]:
-    """Units by the largest subtree that fits, and all of their tokens; the largest pieces first."""
+    """Return units by the largest subtree that fits, with all of their tokens; the largest pieces first."""
     places = [np.unique(np.concatenate(unit)) for unit in units]
     pieces: dict[int, list[int]] = defaultdict(list)
     for index, unit in enumerate(units):
@@ -113,22 +113,22 @@ def _pieces(
     result: list[tuple[list[int], Places]] = []
     for piece in pieces.values():
         together = np.unique(np.concatenate([places[index] for index in piece]))
-        # Preferences may have a second sequence outside the subtree of their first.
+        # The shorter sequence of a preference may lie outside the subtree of the longer one.
         fits_together = len(together) <= token_budget
         result += [(piece, together)] if fits_together else [([index], places[index]) for index in piece]
     return sorted(result, key=lambda sized: (-len(sized[1]), sized[0]))
 
 
 def _states(tree: TokenTree, device: torch.device, needed: Places) -> States:
-    """Of the tree's tokens at the places `needed`."""
+    """Return the states of the tree's tokens at the places `needed`."""
     ids_N, layout = torch.from_numpy(tree.ids).to(device), TreeLayout.of(tree, device, needed)
     return lambda model: (Head.of(model), tree_hidden(model, ids_N, layout))
 
 
 def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 16384) -> list[list[float]]:
-    """For each sample its tokens' logprobs [T] under a policy, without a gradient.
+    """Return each sample's token logprobs [T] under a policy, without a gradient.
 
-    They are under the distributions that the tokens were drawn from, as this policy has them; 0 where the
+    They belong to the distributions that the tokens were drawn from, under this policy. They are 0 where the
     mask is False.
     """
     units: list[Unit] = [(replace(sample, weights=None, advantages=None),) for sample in samples]
@@ -146,7 +146,7 @@ def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 1
 
 
 def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Tensor:
-    """Last hidden states [Q, D] of the tokens of `layout.last`; a token's position is its depth."""
+    """Return the last hidden states [Q, D] of the tokens `layout.last`; a token's position is its depth."""
     plain = without_lora(model)
     filled_N = F.pad(ids_N, (0, len(layout.depths_N) - len(ids_N)))
     if is_lean(plain):
@@ -160,11 +160,10 @@ def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Te
 
 
 def why_not_trees(model: Any, kernel: Kernel | None = None) -> str | None:
-    """Why a model does not take token trees, as a sentence of its own; None if it does.
+    """Return the reason why a model does not support token trees, as a sentence, or None if it does.
 
-    Whether its attention, its positions and its head are what this module takes them for is seen by
-    trying: a small tree must give the logits of plain forward passes. `kernel` is left out for the one that
-    the model's device has.
+    A trial run tests its attention, positions and head: a small tree must give the logits of plain forward
+    passes. By default, `kernel` is the one for the model's device.
     """
     kinds = layer_kinds(model)
     if not getattr(without_lora(model), "_supports_attention_backend", False):
@@ -184,7 +183,7 @@ def why_not_trees(model: Any, kernel: Kernel | None = None) -> str | None:
 
 @torch.no_grad()
 def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], str | None]:
-    """The layers' windows on a small tree, and by how much its logits are off, if they are."""
+    """Return the layers' windows on a small tree, and how far its logits are off, or None."""
     device, size = next(model.parameters()).device, text_config(model).vocab_size
     draw = np.random.default_rng(0)
     stem, *ends = (draw.integers(size, size=count).tolist() for count in (5, 3, 4, 2))

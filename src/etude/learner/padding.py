@@ -1,7 +1,7 @@
-"""The plain way to run sequences through a model: right-padded micro-batches; and what every way needs.
+"""The plain way to run sequences through a model, right-padded micro-batches; and helpers for every way.
 
-Correct for any causal language model, because what stands to the right of a token cannot touch it.
-It is the baseline that every faster way must equal.
+It is correct for any causal language model, because tokens to the right of a token cannot affect it. It is
+the baseline that every faster way must equal.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from etude.models.policy import Policy
 _LOG = logging.getLogger("etude.learner")
 
 Shares: TypeAlias = tuple[float, float]
-"""`unit_share` and `token_share` of a step; see `MicroBatch`."""
+"""`unit_share` and `token_share` of a step, as in `MicroBatch`."""
 
 
 class Trained:
-    """A sample of a step, as far as it is trained on."""
+    """The trained part of a sample in a step."""
 
     def __init__(self, sample: Sample, factor: float, number: int) -> None:
         self.sample = sample
         self.factor = factor
-        """Of its weights."""
+        """The factor of its weights."""
         self.number = number
-        """Among the samples of all units."""
+        """Its index among the samples of all units."""
         self.positions = np.flatnonzero(np.asarray(sample.loss_weights[1:])) + 1
-        """Of the tokens with a weight; the first of all is not chosen after anything."""
+        """Positions of the tokens with a weight; never 0, because no token precedes the first."""
         start, last = self.positions[[0, -1]] if len(self.positions) else (0, -1)
         self._reach = slice(start, last + 1)
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The tokens that the model has to read: none after the last choice, nor that itself."""
+        """The tokens that the model has to read: all before the last choice."""
         return self.sample.ids[: max(self._reach.stop - 1, 0)]
 
     def values(self, field: Sequence[float]) -> np.ndarray:
-        """A field's values of the trained tokens."""
+        """Return a field's values at the trained tokens."""
         return np.asarray(field[self._reach], dtype=np.float64)[self.positions - self._reach.start]
 
 
@@ -62,7 +62,7 @@ TrainedUnit: TypeAlias = Sequence[Trained]
 def trained_units(
     units: Sequence[Unit], factors: Sequence[Sequence[float]] | None = None
 ) -> list[TrainedUnit]:
-    """The samples of each unit; `factors` are those of `Objective.normalised`, or else 1."""
+    """Return the samples of each unit; `factors` come from `Objective.normalised`, or are 1."""
     numbers, given = count(), repeat(repeat(1.0)) if factors is None else factors
     return [[*map(Trained, unit, own, numbers)] for unit, own in zip(units, given, strict=False)]
 
@@ -76,9 +76,9 @@ def padded_passes(
 ) -> Iterator[Pass]:
     """Cut an optimiser step into micro-batches of at most `token_budget` padded tokens.
 
-    Units of like length go together. A unit is never split, and one above the budget goes alone. `shares` are
-    those of the whole step. Unless the model `has_plain_head`, it makes the logits
-    after all tokens that any row of a micro-batch trains on.
+    Units of similar length go together. A unit is never split, and one above the budget goes alone. `shares`
+    belong to the whole step. Without a plain head, the model itself makes the logits after all tokens that
+    any row of a micro-batch trains on.
     """
     rows: list[Trained] = []
     for index in by_length(units):
@@ -114,32 +114,32 @@ def _padded(rows: Sequence[Trained], shares: Shares, policy: Policy, plain_head:
 
 
 def by_length(units: Sequence[TrainedUnit]) -> list[int]:
-    """Indices of units, the shortest first."""
+    """Return the indices of units, the shortest first."""
     return sorted(range(len(units)), key=lambda index: max(len(each.sample.ids) for each in units[index]))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The units of a step in a row, in which those that have much in common are neighbours."""
+    """The units of a step in a row, in which units with many common tokens are neighbours."""
 
     order: tuple[int, ...]
     """Indices of the units."""
     alone: tuple[int, ...]
-    """Tokens that each costs, in that order."""
+    """Tokens that each unit costs by itself, in that order."""
     after: tuple[int, ...]
-    """Tokens that each costs when the one before it is computed along with it."""
+    """Tokens that each unit costs if the one before it is computed with it."""
 
     def part(self, rank: int, ranks: int) -> list[int]:
-        """The indices of the units that a process computes, in rising order."""
+        """Return the indices of the units that a process computes, in rising order."""
         start, stop = runs(self.alone, self.after, ranks)[rank]
         return sorted(self.order[start:stop])
 
 
 def runs(alone: Sequence[int], after: Sequence[int], count: int) -> list[tuple[int, int]]:
-    """Cut a row into `count` runs, so that the costliest is as cheap as can be; `(start, stop)` of each.
+    """Cut a row into `count` runs that minimise the highest cost; return `(start, stop)` of each.
 
-    A run costs `alone` of its first unit and `after`, which is no more, of all others. There are empty
-    runs at the end when there are too few units.
+    A run costs `alone` of its first unit and `after`, which is no more, of all others. With too few units,
+    the last runs are empty.
     """
     low, high = max(alone, default=0), sum(alone)
     while low < high:
@@ -153,7 +153,7 @@ def runs(alone: Sequence[int], after: Sequence[int], count: int) -> list[tuple[i
 
 
 def _greedy(alone: Sequence[int], after: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """The fewest runs that cost no more than `most`."""
+    """Return the fewest runs that cost at most `most` each."""
     parts: list[tuple[int, int]] = []
     start, cost = 0, 0
     for index in range(len(alone)):
@@ -165,7 +165,7 @@ def _greedy(alone: Sequence[int], after: Sequence[int], most: int) -> list[tuple
 
 
 def padded_row(units: Sequence[TrainedUnit]) -> Row:
-    """The units of a step for dealing; nothing is shared. Padding to like lengths costs little."""
+    """Return a step's units by length, without shared tokens. Padding to similar lengths costs little."""
     order = by_length(units)
     costs = tuple(sum(len(each.sample.ids) for each in units[index]) for index in order)
     return Row(tuple(order), costs, costs)
@@ -178,9 +178,9 @@ def make_pass(
     policy: Policy,
     states: Callable[[Places], States],
 ) -> Pass:
-    """The samples' choices; those of the same token in the same place, drawn in the same way, are one.
+    """Make a pass of the samples' choices; equal tokens in one place, drawn the same way, are one choice.
 
-    `paths` are the places of the samples' tokens, and `states` gives those after the tokens in some places.
+    `paths` are the places of the samples' tokens. `states` returns the states after tokens in given places.
     """
     device, lengths = policy.device, np.array([len(sample.positions) for sample in samples])
     is_choice_BT = np.arange(lengths.max()) < lengths[:, None]
@@ -206,7 +206,7 @@ def make_pass(
     micro = MicroBatch(
         weights_BT=weights_BT * weights_BT.new_tensor([each.factor for each in samples])[:, None],
         advantages_BT=tensor(lambda sample: sample.gains),
-        # 0 where nobody knows, as for what is imitated.
+        # 0 where no logprob is known, as in imitation.
         sampled_BT=tensor(lambda sample: sample.logprobs or (0.0,) * len(sample.ids)),
         unit_share=shares[0],
         token_share=shares[1],
@@ -223,10 +223,10 @@ def make_pass(
 
 
 def _drawn(samples: Sequence[Trained], grammars: Grammars) -> tuple[np.ndarray, list[Shape | None]]:
-    """How all trained tokens were drawn: tokens after the same tokens have one shape where these numbers are
-    the same; and the shapes of the distributions, None where those are the model's own.
+    """Return how all trained tokens were drawn, as numbers, and the shapes of their distributions.
 
-    Raises TrainingError for a constraint that cannot be kept.
+    Tokens with the same number after the same tokens have one shape. A shape is None for the model's own
+    distribution. Raises TrainingError for a constraint that cannot be kept.
     """
     numbers: dict[tuple[Sampling, int], int] = {}
     kinds, shapes = list[np.ndarray](), list[Shape | None]()

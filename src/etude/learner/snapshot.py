@@ -1,4 +1,4 @@
-"""A learner's state at one moment: all that its next step depends on, and the files of it."""
+"""A learner's state at one moment: all that its next step depends on, and its files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ STATE_FILE = "learner.json"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Weights and optimiser state by name, whole, whoever holds which part of them; and how far training is.
+    """Whole weights and optimiser state by name, even if processes hold shards; and the step count.
 
-    The tensors are those that the next step changes.
+    The next step changes these tensors.
     """
 
     weights: Mapping[str, torch.Tensor]
@@ -32,11 +32,11 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
+        """Total bytes of all tensors."""
         return sum(tensor.nbytes for tensor in (*self.weights.values(), *self.optimiser.values()))
 
     def copied(self) -> Snapshot:
-        """The same in memory of its own, on the CPU: training goes on, and it stays as it is."""
+        """Return a copy on the CPU, which further training does not change."""
         weights, optimiser = (
             {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
             for tensors in (self.weights, self.optimiser)
@@ -44,8 +44,8 @@ class Snapshot:
         return replace(self, weights=weights, optimiser=optimiser)
 
     def save(self, folder: Path) -> str:
-        """Write all of it into `folder`; the digest of the weights. Raises StoreError."""
-        # Digests and the disk take most of the time, for which the interpreter's lock is free.
+        """Write everything into `folder`; return the digest of the weights. Raises StoreError."""
+        # Digests and the disk take most of the time, and release the interpreter's lock.
         with ThreadPoolExecutor(1, thread_name_prefix="save") as beside:
             optimiser = beside.submit(save_tensors, self.optimiser, folder / OPTIMISER_FILE)
             digest = save_tensors(self.weights, folder / WEIGHTS_FILE)

@@ -1,7 +1,7 @@
 """The processes that train one policy together, each on its part of every optimiser step.
 
-They hold the same weights, or each a shard of them, and take the same steps: what each adds to a step's
-gradient and metrics is summed over all of them before anything changes.
+They hold the same weights, or each a shard of them, and take the same steps. Each process's gradients and
+metrics of a step are summed over all processes before anything changes.
 """
 
 from __future__ import annotations
@@ -23,62 +23,62 @@ T = TypeVar("T")
 
 
 class PeerLost(EtudeError):
-    """Another process of the team ended, or does not answer. What is in memory is of no use any more."""
+    """Another process of the team ended, or does not answer. The state in memory has become useless."""
 
 
 class Team:
-    """This process alone: what several do together is what it does."""
+    """A team of this process alone, and the interface of all teams."""
 
     rank = 0
     size = 1
     shards = False
-    """Whether each process holds a part of the weights, and not all of them."""
+    """Whether each process holds only a part of the weights."""
     device: torch.device | None = None
-    """Where this process computes, if that is not for others to say."""
+    """Where this process computes, if the team decides that."""
 
     @property
     def leads(self) -> bool:
-        """Whether this is the process that writes and reports."""
+        """Whether this process writes and reports."""
         return self.rank == 0
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The sum over all processes, which may have different keys. All must call it together."""
+        """Return the sum over all processes, which may have different keys. All must call it together."""
         return dict(values)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process. All must call it together."""
+        """Return whether `flag` is set in any process. All must call it together."""
         return self.sum({"flag": float(flag)})["flag"] > 0
 
     def same(self, text: str) -> bool:
-        """Whether all processes have the same text. All must call it together."""
+        """Return whether all processes have the same text. All must call it together."""
         return True
 
     def hold(self, policy: Policy) -> Callable[[Callable[[Any], T]], T]:
-        """Take a policy's weights into the team's keeping; gives what runs work on its model."""
+        """Take over a policy's weights; return a function that runs work on the policy's model."""
         return lambda work: work(policy.model)
 
     def in_step(self, passes: Iterable[T]) -> Iterable[T | None]:
-        """A step's passes through the model, as many in every process where that matters; None is idle."""
+        """Return a step's passes, padded with None (idle passes) if all processes need equally many."""
         return passes
 
     def halts(self, flag: bool) -> bool:
-        """Whether to stop before the next pass, as this process or another one would."""
+        """Return whether to stop before the next pass; some teams stop all processes together."""
         return flag
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Tensors that processes hold parts of, on the leader; others get none. All must call it together."""
+        """Return whole tensors on the leader, and none elsewhere. All must call it together."""
         return tensors if self.leads else {}
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add a loss's gradient to the parameters'."""
+        """Add a loss's gradient to the parameters' gradients."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Make every parameter's gradient the sum over all processes. All must call it together."""
+        """Replace every parameter's gradient by the sum over all processes. All must call it together."""
 
 
 class ProcessTeam(Team):
-    """Several processes, which a launcher started."""
+    """Several processes that a launcher started."""
 
     device: torch.device
 
@@ -88,7 +88,7 @@ class ProcessTeam(Team):
         self.device = device
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Added up in the order of the ranks, so that all get the same."""
+        """Return the sums in the order of the ranks, so that all processes get the same."""
         totals: dict[str, float] = {}
         for own in self._exchange(dict(values)):
             for name, value in own.items():
@@ -99,7 +99,7 @@ class ProcessTeam(Team):
         return len(set(self._exchange(text))) == 1
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Sums bucket by bucket; a parameter that has no gradient in any process still has none."""
+        """Sum bucket by bucket; a parameter that has no gradient in any process still has none."""
         counts = torch.tensor([float(weight.grad is not None) for weight in parameters], device=self.device)
         self._sum(counts)
         live = [weight for weight, count in zip(parameters, counts.tolist(), strict=True) if count]
@@ -112,7 +112,7 @@ class ProcessTeam(Team):
                 weight.grad = part.view_as(weight)
 
     def _exchange(self, value: T) -> list[T]:
-        """The values of all processes, by rank."""
+        """Return the values of all processes, by rank."""
         from accelerate.utils import gather_object
 
         return _together(lambda: gather_object([value]))
@@ -122,47 +122,47 @@ class ProcessTeam(Team):
 
 
 class ShardingTeam(ProcessTeam):
-    """Processes that hold shards of the weights, and so go through the model in step.
+    """Processes that hold shards of the weights, and so make their passes through the model together.
 
-    Each holds a part of every tensor and of its optimiser state. PyTorch's FSDP2 (`fully_shard`) brings a
-    layer's weights together while it computes, and shares out the sums of its gradients. It is called here
-    and not by accelerate's plugin, which knows GPUs only (1.15), and looks for hooks in a model's own
-    `forward`: token trees go through the model another way.
+    Each holds a part of every tensor and of its optimiser state. PyTorch's FSDP2 (`fully_shard`) gathers a
+    layer's weights while it computes, and scatters the sums of its gradients. It is called directly, because
+    accelerate's plugin (1.15) knows only GPUs. The plugin also looks for hooks in a model's own `forward`,
+    which token trees bypass.
     """
 
     shards = True
 
     def hold(self, policy: Policy) -> Callable[[Callable[[Any], T]], T]:
-        """The policy's parameters become shards, and move to this process's device."""
+        """Turn the policy's parameters into shards, and move them to this process's device."""
         root: list[_Root] = []
         policy.share_out(lambda model: root.append(_sharded(model, self)), self.device)
 
         def run(work: Callable[[Any], T]) -> T:
             result: T = _together(lambda: root[0](work), may_fail=True)
             if not torch.is_grad_enabled():
-                # Otherwise the next one would see these weights, though others have been loaded.
+                # Otherwise the next pass would see these weights, even after others have been loaded.
                 root[0].reshard()  # type: ignore[operator]
             return result
 
         return run
 
     def in_step(self, passes: Iterable[T]) -> Iterable[T | None]:
-        """As many as the process with the most passes has."""
+        """Return as many passes as the process with the most of them has."""
         mine = list(passes)
         return [*mine, *[None] * (max(self._exchange(len(mine))) - len(mine))]
 
     def halts(self, flag: bool) -> bool:
-        """All stop together, since a pass needs all of them."""
+        """Return whether any process wants to stop, because a pass needs all of them."""
         return self.any(flag)
 
     def backward(self, loss: torch.Tensor) -> None:
         _together(loss.backward, may_fail=True)
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """There is nothing left to do: the backward pass has summed them."""
+        """Do nothing: the backward pass has summed them."""
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Put together from all shards, one tensor at a time."""
+        """Gather tensors from all shards, one at a time."""
         gathered: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
             full = _together(partial(whole, tensor), may_fail=True)
@@ -173,36 +173,36 @@ class ShardingTeam(ProcessTeam):
 
 @contextmanager
 def joined(device: str, timeout: float, *, shards: bool = False) -> Iterator[Team]:
-    """The team of the processes that a launcher started, this one among them.
+    """Join the processes that a launcher started, and yield their team.
 
-    `device` is `cpu`, or `auto` or `cuda` for one GPU each. A process that others have waited for longer
-    than `timeout` seconds is lost to them. With `shards` each will hold a part of the weights. Raises
-    PeerLost when they do not all come.
+    `device` is `cpu`, or `auto` or `cuda` for one GPU each. A process counts as lost once others have waited
+    longer than `timeout` seconds for it. With `shards`, each will hold a part of the weights. Raises PeerLost
+    if not all of them join.
     """
     from accelerate import PartialState
 
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     state = _together(lambda: PartialState(cpu=on_cpu, timeout=timedelta(seconds=timeout)))
-    if state.num_processes == 1:  # As many as a cluster has left.
+    if state.num_processes == 1:  # The cluster may have only this one left.
         team = Team()
         team.device = state.device
         yield team
         return
     kind = ShardingTeam if shards else ProcessTeam
     yield kind(state.process_index, state.num_processes, state.device)
-    # Not after an error: the others may wait for this process to go away, and find that out by its end.
+    # Not after an error: others may wait for this process, and notice its failure by its end.
     state.destroy_process_group()
 
 
 def idle(model: Any) -> torch.Tensor:
-    """Zero, after a way through the model that takes part in all its sums."""
+    """Return zero, after a pass through the model that joins in all its sums."""
     zero = torch.zeros(1, dtype=torch.long, device=next(model.parameters()).device)
     return logits_after(model, zero[None], zero).sum() * 0.0
 
 
 def _together(work: Callable[[], T], *, may_fail: bool = False) -> T:
-    """Do what needs all processes. Raises PeerLost; errors of its own too where it `may_fail` for reasons
-    that are not the others' end.
+    """Run work that needs all processes. Raises PeerLost if it fails. With `may_fail`, errors that do not
+    come from lost peers are raised as they are.
     """
     try:
         return work()
@@ -215,7 +215,7 @@ def _together(work: Callable[[], T], *, may_fail: bool = False) -> T:
 
 
 def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
-    """Neighbours of one dtype, about as many numbers each."""
+    """Yield adjacent parameters of one dtype, with about 16 million numbers each."""
     bucket: list[torch.nn.Parameter] = []
     size = 0
     for weight in parameters:
@@ -229,14 +229,14 @@ def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn
 
 
 class _Root(torch.nn.Module):
-    """A model, for work of which its `forward` is only a part."""
+    """Wraps a model for FSDP, so that work can use more than its `forward`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, work: Callable[[Any], Any]) -> Any:
-        # FSDP hooks into what comes out, which must be nobody's view.
+        # FSDP adds hooks to the results, which must not be views.
         result = work(self.model)
         if isinstance(result, tuple):
             return tuple(value.clone() for value in result)
@@ -248,7 +248,7 @@ def _sharded(model: Any, team: ProcessTeam) -> _Root:
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(team.device.type, (team.size,))
-    # Whatever the weights are in, sums over many processes want more than eight bits.
+    # For any dtype of the weights, sums over many processes need more than eight bits.
     precision = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     plain = without_lora(model)
     layers = set(getattr(plain, "_no_split_modules", None) or ())
@@ -259,7 +259,7 @@ def _sharded(model: Any, team: ProcessTeam) -> _Root:
     fully_shard(root, mesh=mesh, mp_policy=precision)
     for module in root.modules():
         if isinstance(module, FSDPModule):
-            # The sum over the processes, not their mean: weights are normalised over the whole step.
+            # Sum over the processes, without averaging: weights are normalised over the whole step.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return root

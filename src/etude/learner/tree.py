@@ -1,5 +1,5 @@
-"""Token trees: sequences that begin alike, with every token that they share once; and who attends to whom
-when such a tree goes through a model as one row.
+"""Token trees: sequences that begin alike, with every shared token once. A model reads a tree as one row, and
+the tree's layout tells which tokens attend to which.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ Places: TypeAlias = npt.NDArray[np.int64]
 """Indices of a tree's tokens."""
 
 _OWN = 96
-"""Queries of a block with a mask at most: fewer cost more calls, more compute more of what is masked."""
+"""Maximum queries of a block with a mask: fewer cost more calls, more compute more masked scores."""
 _BACK = 1024
-"""Queries of a block without."""
+"""Maximum queries of a block without a mask."""
 _SPAN = 512
-"""Tokens of a span at most: a longer one is cut, as if it were several, so that most of what its tokens
-attend to is in blocks without a mask."""
+"""Maximum tokens of a span. A longer one is cut as if it were several, so that most of its attention is in
+blocks without a mask."""
 _KEPT_SCORES = 1 << 22
-"""Masks of so many scores in all are kept from layer to layer; larger ones are made anew."""
+"""Masks with this many scores in total are kept from layer to layer; larger ones are made again."""
 
 Kernel: TypeAlias = Literal["blocks", "flex", "plain flex"]
-"""Of attention: a call for each block, which the CPU is good at; FlexAttention; or that as it is defined, for
-tests, in memory for all pairs of tokens."""
+"""How to compute attention: one call per block, which suits the CPU, or with FlexAttention. The plain version
+of FlexAttention is for tests, and takes memory for all pairs of tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTree:
-    """Every distinct prefix of some sequences as one token, N in all.
+    """Every distinct prefix of some sequences as one token, N in total.
 
-    Tokens are in depth-first order: what comes before a token in its sequence comes before it here, and
-    all that goes on from it is in one piece. So token k is before token q in some sequence, or is q,
-    exactly if `k <= q < ends[k]`.
+    Tokens are in depth-first order: the tokens before a token in its sequence precede it here, and all its
+    continuations are contiguous. So token k is before token q in some sequence, or is q, exactly if
+    `k <= q < ends[k]`.
     """
 
     ids: Places
-    """[N] token ids."""
+    """Token ids, [N]."""
     depths: Places
-    """[N] how many tokens come before it in its sequences."""
+    """How many tokens come before each token in its sequences, [N]."""
     ends: Places
-    """[N] one past the last token that goes on from it."""
+    """One past the last continuation of each token, [N]."""
     paths: tuple[Places, ...]
-    """For each sequence, in the order given, where its tokens are. Per-token data of the sequences stay
-    theirs: those that share a token may each have another advantage for it."""
+    """For each sequence, in the given order, the places of its tokens. Per-token data stay with sequences:
+    those that share a token may have different advantages for it."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 def token_tree(sequences: Sequence[Sequence[int]]) -> TokenTree:
-    """The tree of some sequences of token ids. Their order plays no part but in `paths`."""
+    """Return the tree of some sequences of token ids. Their order matters only for `paths`."""
     rows = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
     order = sorted(range(len(rows)), key=lambda index: tuple(sequences[index]))
     paths: list[Places] = [np.empty(0, np.int64)] * len(rows)
@@ -88,21 +88,21 @@ class Block:
     low: int
     high: int
     known: int
-    """How many of its first keys all of its queries see."""
+    """How many of its first keys are seen by all of its queries."""
 
     @property
     def queries(self) -> slice:
-        """Their places among the queries."""
+        """The places of its queries."""
         return slice(self.start, self.stop)
 
     @property
     def keys(self) -> slice:
-        """Which of the tree's tokens."""
+        """The tree's tokens that are its keys."""
         return slice(self.low, self.high)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many queries, and how many keys."""
+        """The number of queries, and the number of keys."""
         return self.stop - self.start, self.high - self.low
 
 
@@ -110,24 +110,24 @@ class Block:
 class Queries:
     """Some of a tree's tokens, and the keys that they attend to, block by block.
 
-    All that goes on from a token is in one piece. So the tokens after a span without branches, which see
-    all of it, are one block with it: it needs no mask, and its keys no copy. What is left are the spans
-    themselves, and subtrees so small that cutting them does not pay.
+    All continuations of a token are contiguous. So the tokens after a span without branches form one block
+    with it. They see the whole span: the block needs no mask, and its keys no copy. The other blocks are the
+    spans themselves, and subtrees so small that cutting them does not pay.
     """
 
     places_Q: torch.Tensor
-    """In rising order."""
+    """Places of the queries, in rising order."""
     own: tuple[Block, ...]
     """Each query with the tokens of its span or its subtree, some of which it may not see."""
     back: tuple[Block, ...]
-    """Queries with a span before theirs, all of which they see."""
+    """Queries with an earlier span, all of which they see."""
     own_scores: int
     back_scores: int
-    """How many scores the blocks have, all together."""
+    """Total number of scores in the blocks."""
 
     @classmethod
     def of(cls, tree: TokenTree, places: Places, device: torch.device, most: int | None) -> Queries:
-        """Those at `places`, in rising order; `most` of them in a block with a mask, None for no blocks."""
+        """Make the queries at `places`, in rising order. Masked blocks have up to `most`; None: no blocks."""
         blocks = [] if most is None else list(_blocks(tree, places, most))
         own = tuple(block for block in blocks if block.high > places[block.start])
         back = tuple(block for block in blocks if block.high <= places[block.start])
@@ -137,19 +137,19 @@ class Queries:
 
 @dataclass(slots=True, eq=False)
 class TreeLayout:
-    """How the N tokens of a forward pass stand to each other; the model is handed it as `tree=`.
+    """How the N tokens of a forward pass attend to each other; the model receives it as `tree=`.
 
-    For FlexAttention these are more than the tree's, whose blocks are filled up with tokens without a parent.
+    For FlexAttention, N is more than the tree's tokens: tokens without a parent pad its last block.
     """
 
     depths_N: torch.Tensor
     ends_N: torch.Tensor
     depth: int
-    """The greatest of them."""
+    """The greatest depth."""
     kernel: Kernel
     all: Queries
     last: Queries
-    """Those of the last layer, where only tokens matter that something is chosen after."""
+    """Queries of the last layer, where only tokens that precede a choice matter."""
     windows: list[int | None] = field(default_factory=list)
     """The sliding window of each attention that was computed."""
     _masks: dict[Any, Any] = field(default_factory=dict)
@@ -163,13 +163,13 @@ class TreeLayout:
         most: int = _OWN,
         kernel: Kernel | None = None,
     ) -> TreeLayout:
-        """The layout of a tree of one token or more, of whose last hidden states some are `needed`.
+        """Return the layout of a tree with at least one token.
 
-        These are places in rising order.
+        `needed` are the places, in rising order, whose last hidden states are needed.
         """
         kernel = kernel or ("flex" if device.type == "cuda" else "blocks")
         size, cut = len(tree), kernel == "blocks"
-        # Padding attends to itself.
+        # Padding attends only to itself.
         more = 0 if cut else filled(size) - size
         depths = torch.from_numpy(np.pad(tree.depths, (0, more))).to(device)
         ends = torch.from_numpy(np.concatenate([tree.ends, np.arange(size, size + more) + 1])).to(device)
@@ -178,21 +178,21 @@ class TreeLayout:
         return cls(depths, ends, int(tree.depths.max()), kernel, every, last)
 
     def binding(self, sliding_window: int | None) -> int | None:
-        """The window, if any token is too far down to see its first."""
+        """Return the window, if any token is too deep to see its sequence's first token; else None."""
         binds = sliding_window is not None and self.depth >= sliding_window
         return sliding_window if binds else None
 
     def attends(self, query: torch.Tensor, key: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Whether the tokens at `query` attend to those at `key`; the two broadcast."""
+        """Return whether the tokens at `query` attend to those at `key`; the two broadcast."""
         seen = (key <= query) & (query < self.ends_N[key])
         return seen if window is None else seen & (self.depths_N[query] - self.depths_N[key] < window)
 
     def mask(
         self, queries: Queries, block: Block, window: int | None, dtype: torch.dtype
     ) -> torch.Tensor | None:
-        """A tensor to add to the scores of a block, [queries, keys]: 0, or minus infinity.
+        """Return a tensor [queries, keys] to add to the scores of a block: 0, or minus infinity.
 
-        None where all of its queries see all of its keys.
+        Returns None if all of its queries see all of its keys.
         """
         if window is None and block.known == block.high - block.low:
             return None
@@ -208,7 +208,7 @@ class TreeLayout:
         return mask
 
     def block_mask(self, window: int | None) -> Any:
-        """The same as a block mask of FlexAttention."""
+        """Return the same as a block mask of FlexAttention."""
         name = "blocks", window
         if name not in self._masks:
             self._masks[name] = block_mask(self.ends_N, self.depths_N, window)
@@ -216,13 +216,13 @@ class TreeLayout:
 
 
 def _blocks(tree: TokenTree, places: Places, most: int) -> Iterator[Block]:
-    """The blocks of queries at `places`."""
+    """Yield the blocks of queries at `places`."""
     turns = np.flatnonzero(np.diff(tree.ends)) + 1
     left = [(0, len(tree))]
     while left:
         start, end = left.pop()
         while start < end:
-            stop = start  # Where the subtrees that have at most so many tokens together end.
+            stop = start  # The end of the subtrees that have at most `most` tokens together.
             while stop < end and tree.ends[stop] - start <= most:
                 stop = int(tree.ends[stop])
             if stop > start:
@@ -242,7 +242,7 @@ def _blocks(tree: TokenTree, places: Places, most: int) -> Iterator[Block]:
 def _cut(
     tree: TokenTree, places: Places, start: int, stop: int, most: int, span: tuple[int, int] | None = None
 ) -> Iterator[Block]:
-    """The tokens of a range as queries of a span before it, or else of the range itself."""
+    """Yield the tokens of a range as queries of an earlier span, or else of the range itself."""
     first, last = np.searchsorted(places, [start, stop]).tolist()
     for at in range(first, last, most):
         to = min(at + most, last)

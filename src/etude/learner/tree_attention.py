@@ -1,4 +1,4 @@
-"""Attention over token trees: block by block on the CPU, FlexAttention's block masks on CUDA."""
+"""Attention over token trees: block by block on the CPU, with FlexAttention's block masks on CUDA."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from etude.models.architecture import text_config
 _NAME = "etude_tree"
 
 _Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None]
-"""Queries, keys and values of a block, and the mask that is added to their scores."""
+"""Queries, keys and values of a block, and the mask to add to their scores."""
 _Attended: TypeAlias = tuple[Tensor, Tensor]
 _Gradients: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 @contextmanager
 def tree_attention(model: Any) -> Iterator[None]:
-    """Within the block the model attends by the layout that it is handed as `tree=`."""
+    """Within the block, the model attends by the layout that it receives as `tree=`."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(_NAME, _attend)
@@ -34,7 +34,7 @@ def tree_attention(model: Any) -> Iterator[None]:
 
 @contextmanager
 def attending(config: Any, name: str) -> Iterator[None]:
-    """Within the block the model of a config attends by the named function of `transformers`."""
+    """Within the block, the config's model uses the named attention function of `transformers`."""
     usual = config._attn_implementation
     config._attn_implementation = name
     try:
@@ -57,10 +57,10 @@ def _attend(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Queries [1, H, N, D] over keys and values [1, G, N, D], H a multiple of G; gives [1, N, H, D].
+    """Attend with queries [1, H, N, D] to keys and values [1, G, N, D], H a multiple of G; give [1, N, H, D].
 
-    Raises ValueError for attention that has more to it than a scale, a window and a softcap, and where
-    FlexAttention is wanted and does not run.
+    Raises ValueError for attention with more than a scale, a window and a softcap. Also raises it if
+    FlexAttention is needed and does not run.
     """
     if (
         dropout
@@ -87,15 +87,16 @@ class AttentionSpec:
     tree: TreeLayout
     queries: Queries
     scores: kernels.Scores
-    """The window is as `TreeLayout.binding` gives it."""
+    """Its window comes from `TreeLayout.binding`."""
     kept: list[_Attended] | None = None
-    """Where the forward pass leaves its results, for one more that is only there to be gone back through."""
+    """Holds the first forward pass's result for the second pass of gradient checkpointing."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-    """Queries [H, Q, D] over keys [G, N, D] and values [G, N, W], H a multiple of G; gives [Q, H, W].
+    """Attend with queries [H, Q, D] to keys [G, N, D] and values [G, N, W], H a multiple of G.
 
-    Raises ValueError where FlexAttention is wanted, for which queries are all tokens, and does not run.
+    Returns [Q, H, W]. Raises ValueError if FlexAttention, whose queries are all tokens, is needed and does
+    not run.
     """
     tree = spec.tree
     if tree.kernel != "blocks":
@@ -108,16 +109,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Te
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Queries [G, R, Q, D] over keys [G, N, D] and values [G, N, W].
+    """Attention of queries [G, R, Q, D] to keys [G, N, D] and values [G, N, W].
 
-    A query's results of several blocks are weighed by the sums of the exponentials of its scores there
-    (Milakov and Gimelshein, 2018). In the backward pass, the sum over all blocks is that of each. On a CPU
-    half precision is computed in float32, which takes half of the time: its flash kernel is the faster.
+    A query's results from several blocks are weighted by the sums of exponentials of its scores there
+    (Milakov and Gimelshein, 2018). In the backward pass, the blocks' gradients add up. On a CPU, half
+    precision is computed in float32, because the flash kernel for float32 takes half the time.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        """Values, weighed by how much each query attends to their keys."""
+        """Return the values, weighted by how much each query attends to their keys."""
         if spec.kept:
             out, sums = spec.kept.pop()
         else:
@@ -131,7 +132,7 @@ class _BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Each block adds to the gradients of its queries and keys."""
+        """Sum up each block's gradients of its queries, keys and values."""
         *given, out, sums = ctx.saved_tensors
         spec: AttentionSpec = ctx.spec
         query, key, value = _widened(*given)
@@ -151,7 +152,7 @@ class _BlockAttention(torch.autograd.Function):
 
 
 def _widened(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All three [G, R, N, D], in the precision that they are computed in."""
+    """Return all three as [G, R, N, D], in the precision of the computation."""
     if query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16):
         query, key, value = query.float(), key.float(), value.float()
     key, value = (x.unsqueeze(1).expand(-1, query.shape[1], -1, -1) for x in (key, value))
@@ -159,7 +160,7 @@ def _widened(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _attended(inputs: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec) -> _Attended:
-    """Values for all queries [G, R, Q, W], and the logarithms of their sums of exponentials [G, R, Q]."""
+    """Return values for all queries [G, R, Q, W], and the log-sum-exp of their scores [G, R, Q]."""
     query, key, value = inputs
     kernel = _kernel(query, value, spec)
     out = _empty_beside(query[..., :1].expand(*query.shape[:-1], value.shape[-1]))
@@ -194,14 +195,14 @@ class _Flash:
     scores: kernels.Scores
 
     def forward(self, inputs: _Inputs) -> _Attended:
-        """Weighed values, and the logarithms of the sums of the exponentials of their scores."""
+        """Return the weighted values, and the log-sum-exp of their scores."""
         query, key, value, mask = inputs
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
             query, key, value, attn_mask=mask, scale=self.scores.scale
         )
 
     def backward(self, grad: Tensor, inputs: _Inputs, out: Tensor, sums: Tensor) -> _Gradients:
-        """Of queries, keys and values; `out` and `sums` are those over all blocks."""
+        """Return the gradients of queries, keys and values; `out` and `sums` cover all blocks."""
         query, key, value, mask = inputs
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
             grad, query, key, value, out, sums, 0.0, False, attn_mask=mask, scale=self.scores.scale
@@ -210,18 +211,18 @@ class _Flash:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """Attention as it is defined, also with a softcap, and for queries that see nothing of a block."""
+    """Attention by its definition, also with a softcap, and for queries that see nothing of a block."""
 
     scores: kernels.Scores
 
     def forward(self, inputs: _Inputs) -> _Attended:
-        """As the flash kernel gives them."""
+        """Return the same as the flash kernel."""
         scores, _ = self._scores(inputs)
         sums = scores.logsumexp(dim=-1)
         return _exp(scores, sums).to(inputs[2].dtype) @ inputs[2], sums
 
     def backward(self, grad: Tensor, inputs: _Inputs, out: Tensor, sums: Tensor) -> _Gradients:
-        """As the flash kernel gives them."""
+        """Return the same as the flash kernel."""
         query, key, value, _ = inputs
         scores, slope = self._scores(inputs)
         weights = _exp(scores, sums).to(value.dtype)
@@ -230,7 +231,7 @@ class _Plain:
         return of_scores @ key, of_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ grad
 
     def _scores(self, inputs: _Inputs) -> tuple[Tensor, Tensor | float]:
-        """Those that weights are the exponentials of, and the softcap's slope there."""
+        """Return the scores before the exponential, and the slope of the softcap there."""
         query, key, _, mask = inputs
         scores, softcap = (query @ key.transpose(-1, -2) * self.scores.scale).float(), self.scores.softcap
         slope: Tensor | float = 1.0
@@ -241,11 +242,11 @@ class _Plain:
 
 
 def _exp(scores: Tensor, sums: Tensor) -> Tensor:
-    """Weights; zeros for a query that sees nothing, whose sum is that of no numbers."""
+    """Return the weights; zeros for a query that sees nothing, whose `sums` is minus infinity."""
     return torch.exp(scores - sums.clamp(min=torch.finfo(sums.dtype).min).unsqueeze(-1))
 
 
 def _empty_beside(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor [G, R, N, D] that lies in memory as the model's projections do, [N, G, R, D]."""
+    """Return an empty tensor [G, R, N, D] with the projections' layout in memory, [N, G, R, D]."""
     groups, repeats, size, width = like.shape
     return like.new_empty(size, groups, repeats, width, dtype=dtype).permute(1, 2, 0, 3)

@@ -1,6 +1,6 @@
-"""Lets nobody into a vLLM without its key: by itself it guards only what begins with `/v1`.
+"""A gate that demands vLLM's key on every path but `/health`; vLLM itself guards only `/v1`.
 
-It runs in vLLM's process, whose Python need not have Etude, and so imports nothing but the standard library.
+It runs in vLLM's process, whose Python may lack Etude, so it imports only the standard library.
 """
 
 import hmac
@@ -12,7 +12,7 @@ _OPEN = "/health"
 
 
 class Gate:
-    """ASGI middleware, for `vllm serve --middleware`."""
+    """ASGI middleware for `vllm serve --middleware`."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
