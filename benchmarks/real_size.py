@@ -43,7 +43,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule
 from etude.models.device import multiplies_bfloat16
 from etude.models.policy import Policy
-from etude.models.tiny import build_tokenizer, texts_of
+from etude.models.tiny import build_tokenizer, conversation_texts
 from etude.rewards.evaluation_run import measure as evaluate
 from etude.rollout.reply import describe_tools
 from learner import Step, conversations, groups, long, short, steps
@@ -535,7 +535,7 @@ async def _make_base(base: Path, plan: Plan, dtype: str, note: Note) -> dict[str
     rng, tools = generator(0, "transcripts"), describe_tools([calculator])
     asked = questions[:TRAINING]
     shown = [careless_transcript(q, rng) if plan.is_careless else transcript(q) for q in asked]
-    tokenizer = build_tokenizer(texts_of(shown, tools), splits=["[0-9+*]"])
+    tokenizer = build_tokenizer(conversation_texts(shown, tools), splits=["[0-9+*]"])
     policy = policy_of(plan.size, DTYPES[dtype], tokenizer)
     with torch.no_grad():
         for layer in policy.model.model.layers[plan.silent_from :]:

@@ -36,7 +36,7 @@ from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import Workflow
 from etude.runners.head import Head
-from etude.runners.link import Disconnected, Invitation, Link, Note, Stream, shake_hands
+from etude.runners.link import Disconnected, Notify, RunnerInvitation, RunnerLink, Stream, shake_hands
 from etude.runners.pool import RunnerPool
 from etude.store.database import Operation, Put, Waiter, Writer, _Item, _settle
 from etude.store.encode import encode_call, encode_episode
@@ -104,7 +104,7 @@ class ShapedRunner:
     """Answers the head."""
 
     def __init__(self, stream: Stream, work: Work, on_commit: Callable[[float], None]) -> None:
-        self.link = Link(stream, self._answer)
+        self.link = RunnerLink(stream, self._answer)
         self._work = work
         self._on_commit = on_commit
         self._steps = steps_of(work)
@@ -112,7 +112,7 @@ class ShapedRunner:
         self._names = dict(enumerate(self._steps))
         self._calls = [replace(call, completion=None) for call in conversation(replace(work, tokens=2))]
 
-    async def _answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
+    async def _answer(self, method: str, parameters: dict[str, Any], note: Notify) -> Any:
         if method == "play":
             await self._play(**parameters)
         return {"calls": {}, "addresses": {}} if method == "ping" else None
@@ -523,11 +523,11 @@ class VirtualProcess:
         self._wire: Wire | None = None
         self._running: asyncio.Task[None] | None = None
 
-    async def start(self, invitation: Invitation, seconds: float, work: Work) -> None:
+    async def start(self, invitation: RunnerInvitation, seconds: float, work: Work) -> None:
         """Call the head after so many seconds, and be a runner."""
         self._running = asyncio.ensure_future(self._run(invitation, seconds, work))
 
-    async def _run(self, invitation: Invitation, seconds: float, work: Work) -> None:
+    async def _run(self, invitation: RunnerInvitation, seconds: float, work: Work) -> None:
         await asyncio.sleep(seconds)
         cluster = self._cluster
         reader, writer, self._wire = await connect(

@@ -26,7 +26,7 @@ from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest
 from etude.core.job import ModelVersion, TrainingJobStatus
-from etude.groups.line import ModelLine
+from etude.groups.model_jobs import ModelJobs
 from etude.groups.opponents import OpponentPool
 from etude.inference.embedded import EmbeddedEngine
 from etude.inference.local import OpponentsConfig
@@ -259,7 +259,7 @@ def _warm_up(folder: Path, ahead: bool) -> tuple[Any, Places]:
     places = {
         "request": [(EmbeddedEngine, "complete")],
         "submit": [(LocalAdapter, "submit")],
-        "adopt": [(ModelLine, "adopt")],
+        "adopt": [(ModelJobs, "adopt")],
         "job": [(EpochLog, "add_warm_up_job")],
         "over": [(Record, "add_warm_up")],
         "prune": [(LocalAdapter, "prune")],

@@ -24,6 +24,14 @@ def one_quick(first: Any, *others: Any) -> list[Any]:
     return [first, *(pytest.param(*row, marks=pytest.mark.slow) for row in rows)]
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs, and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 Answer: TypeAlias = "str | Message | Completion | Exception"
 
 START, END = 1, 2

@@ -13,7 +13,7 @@ import pytest
 import etude
 from etude.core.call import ChatRequest
 from etude.core.episode import Example
-from etude.models.speech import Speech
+from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -75,7 +75,7 @@ def test_both_sides_have_the_same_settings_and_prompts(learning: ModuleType, cou
     example = Example("a", {"question": "Reverse this list of words: tea, of, cup\n"}, "cup, of, tea")
     (row,) = trl.rows([example])
     tokenizer = build_tokenizer(["Reverse this list of words: a, b, c"])
-    speech: Speech = build_policy(tokenizer, 0).speech
+    speech: TextCodec = build_policy(tokenizer, 0).speech
     theirs = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
     asked = task.reversal_messages(example.inputs["question"])
     assert tuple(theirs) == speech.template.prompt(ChatRequest(tuple(asked))).ids

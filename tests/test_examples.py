@@ -23,7 +23,7 @@ from etude.core.keys import generator
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import Act, find_protocol
-from etude.protocols.growing import FinalAnswer, Play, Question
+from etude.protocols.branching import FinalAnswer, Play, Question
 from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
 from tests.cli.projects import change, events, process

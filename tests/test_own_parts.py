@@ -12,11 +12,11 @@ import pytest
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
 from etude.config.finetuning import FinetuneConfig
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, RequestError, TrainingError
-from etude.core.job import TrainingStatusEnum
+from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
-from etude.store.log import EpochLog, jobs_of
+from etude.store.log import EpochLog, read_jobs
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.support import without_times
@@ -215,8 +215,8 @@ async def test_a_failed_job_of_an_own_trainer_is_submitted_again_by_a_resumed_ru
     )
     await run.start(num_epochs=3)
     assert [status.status for status in run.statuses] == ["completed", "completed", "failed"]
-    assert [job.status for job in jobs_of(run.path)] == ["completed", "completed", "failed"]
-    assert jobs_of(run.path)[-1].message == "out of memory"
+    assert [job.status for job in read_jobs(run.path)] == ["completed", "completed", "failed"]
+    assert read_jobs(run.path)[-1].message == "out of memory"
     again = use(run.restarted(), "guide", "guide")
     await again.start(num_epochs=3)
     assert again.adapter.submitted == ["run-epoch-3-retry-1"]
@@ -260,16 +260,21 @@ async def test_an_epoch_that_submits_nothing_is_skipped_with_the_reason(run):
     assert "run_epoch submitted nothing" in training_metrics(run)[1]["skipped"]
 
 
-async def test_a_trainer_that_returns_while_its_job_runs_is_an_error(run):
+async def test_a_trainer_that_does_not_ask_after_its_job(run):
+    """It is an error while the job runs; the weights of one that is over are adopted all the same."""
+
     class Hasty(guide.GuideTrainer):
         async def run(self, num_epochs):
-            await self.run_epoch(0, "x")
-            return []
+            ref = await self.run_epoch(0, "x")
+            return [TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status="completed")]
 
     use(run, "guide", Hasty)
     run.adapter.slow = {"run-epoch-1"}
     with pytest.raises(TrainingError, match=r"returned while job run-epoch-1 is 'running'"):
         await run.start()
+    run.adapter.slow = set()
+    await run.start()
+    assert [metrics["model_version"] for metrics in training_metrics(run)] == [1]
 
 
 async def test_several_jobs_of_one_epoch_are_all_followed(run):
@@ -282,7 +287,7 @@ async def test_several_jobs_of_one_epoch_are_all_followed(run):
     await use(run, "guide", Twice).start(num_epochs=2)
     assert run.adapter.submitted == ["run-epoch-1", "run-epoch-1-job-2", "run-epoch-2", "run-epoch-2-job-2"]
     assert run.engine.version == 4
-    shown = [(job.name, job.status, job.version) for job in jobs_of(run.path)]
+    shown = [(job.name, job.status, job.version) for job in read_jobs(run.path)]
     assert shown == [(name, "completed", number) for number, name in enumerate(run.adapter.submitted, 1)]
 
 

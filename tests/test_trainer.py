@@ -115,7 +115,7 @@ async def test_a_stuck_job_that_cannot_be_cancelled_is_not_made_a_second_time(ru
     run.adapter.cancels = False
     run.adapter.slow = {"run-epoch-1"}
     run.adapter.behave = lambda found: asyncio.sleep(60)
-    monkeypatch.setattr("etude.groups.line._LOOKS", 1)
+    monkeypatch.setattr("etude.groups.model_jobs._LOOKS", 1)
     with pytest.raises(JobStillRunning, match=r"says that it is 'running'"):
         await run.start()
     again = run.restarted()

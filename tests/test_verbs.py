@@ -14,7 +14,7 @@ import etude
 from etude.config.load import parse_config
 from etude.core.episode import Example
 from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
-from etude.core.interfaces import bare
+from etude.core.interfaces import innermost
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
@@ -80,7 +80,7 @@ async def test_the_runtime_has_examples_models_and_their_sampling(project):
         async with open_runtime(config(), run) as runtime:
             assert [example.id for example in runtime.examples] == ["t0", "t1", "t2", "t3"]
             assert [example.id for example in runtime.validation_examples] == ["v0", "v1", "v2", "v3"]
-            engine = bare(runtime.engines["policy"])
+            engine = innermost(runtime.engines["policy"])
             await runtime.evaluation.run(runtime.examples, phase="eval")
         assert {request.sampling.temperature for request in engine.requests} == {0.5}
         assert engine.closed

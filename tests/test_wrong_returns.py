@@ -19,11 +19,11 @@ from etude.config.component import LlmConfig
 from etude.config.load import parse_config
 from etude.config.registry import register_llm
 from etude.core.errors import EtudeError, RequestError
-from etude.core.implementations import WrongReturnError
 from etude.core.job import TrainingStatusEnum
+from etude.core.return_checks import WrongReturnError
 from etude.core.sample import Sample
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
-from etude.store.facts import histories_of
+from etude.store.facts import read_histories
 from tests import guide_parts as guide
 from tests.training import FakeAdapter, Run, correct, examples, play
 
@@ -74,7 +74,7 @@ async def test_of_an_adapter(run, trainer, name, value, returned):
     assert re.match(rf"test_wrong_returns\.py:\d+: Mine\.{name} returned ", str(caught.value))
     assert f"returned {returned}" in str(caught.value)
     # Nothing is said to have been trained on.
-    history = histories_of(run.path)[None]
+    history = read_histories(run.path)[None]
     assert not history.trained and not history.epochs
     assert not any(event.startswith("trained") for event in run.watcher.events)
 

@@ -18,7 +18,7 @@ from etude.core.call import ChatRequest
 from etude.core.episode import Example
 from etude.core.interfaces import Progress
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.loop.recorded import RecordedTrainer
+from etude.loop.recording_wrappers import RecordedTrainer
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.report.files import RunReport
 from etude.rewards.evaluation_run import EvaluationRun

@@ -22,7 +22,7 @@ from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.learner.optimiser import Schedule
-from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer, conversation_texts
 from etude.rewards.evaluation_run import measure
 from etude.rollout.reply import describe_tools
 
@@ -66,7 +66,7 @@ async def build_base(
     rng = generator(seed, "transcripts")
     tools = describe_tools([calculator])
     careless = [careless_transcript(question, rng) for question in questions[:TRAINING]]
-    tokenizer = build_tokenizer(texts_of(careless, tools), splits=["[0-9+*]"])
+    tokenizer = build_tokenizer(conversation_texts(careless, tools), splits=["[0-9+*]"])
     policy = build_policy(tokenizer, seed, TinyShape(hidden_size=96, heads=6))
     engine = EmbeddedEngine(policy, max_tokens=24)
 

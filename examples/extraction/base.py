@@ -21,7 +21,7 @@ from etude.core.message import Message
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.learner.optimiser import Schedule
-from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer, conversation_texts
 from etude.rewards.evaluation_run import measure
 
 from agent import extract, fields_right
@@ -61,7 +61,7 @@ async def build_base(
 
     rng = generator(seed, "transcripts")
     careless = [careless_transcript(note, order, rng) for note, order in [*notes.items()][:TRAINING]]
-    tokenizer = build_tokenizer(texts_of(careless), vocab_size=768, splits=["[A-Za-z]+", "[0-9]"])
+    tokenizer = build_tokenizer(conversation_texts(careless), vocab_size=768, splits=["[A-Za-z]+", "[0-9]"])
     policy = build_policy(tokenizer, seed, TinyShape(hidden_size=96, heads=6))
     engine = EmbeddedEngine(policy, max_tokens=64)
 

@@ -23,9 +23,9 @@ from typing import Any
 from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
-from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
+from etude.models.tiny import TinyShape, build_policy, build_tokenizer, conversation_texts
 from etude.protocols import Act, find_protocol
-from etude.protocols.growing import FinalAnswer, Play, Question
+from etude.protocols.branching import FinalAnswer, Play, Question
 
 from task import LINES, PROTOCOLS, VERIFIER, HiddenBug
 
@@ -104,7 +104,9 @@ async def build_base(
     reports = {}
     for number, model in enumerate(("prover", VERIFIER)):
         first, second = careful[model], careless[model]
-        tokenizer = build_tokenizer(texts_of(first[:500]), vocab_size=320, splits=["[0-9]", "[a-z]+"])
+        tokenizer = build_tokenizer(
+            conversation_texts(first[:500]), vocab_size=320, splits=["[0-9]", "[a-z]+"]
+        )
         policy = build_policy(tokenizer, seed + number, SHAPE)
         stages = [
             Stage(f"{model}, careful", first, at_most=LOSSES[model][0], batch_size=64),

@@ -21,7 +21,7 @@ from typing import Any
 from etude.config.import_path import make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
-from etude.loop.evaluation import engine_of, measure
+from etude.loop.evaluation import load_version_engine, measure
 from etude.loop.lifecycle import new_run
 from etude.runtime import open_runtime
 from etude.store.versions import BASE, LAST, choose_version
@@ -119,7 +119,7 @@ async def accuracy(
 ) -> dict[str, Any]:
     """The verifier's accuracy on held-out instances, both models at a version, one play each."""
     chosen = {model: choose_version(training, f"{model}:{version}") for model in MODELS}
-    engines = {model: await engine_of(config, model, chosen[model]) for model in MODELS}
+    engines = {model: await load_version_engine(config, model, chosen[model]) for model in MODELS}
     try:
         with new_run(config, f"{training.name}-{protocol}-{version}") as folder:
             async with open_runtime(config, folder, engines=engines) as runtime:

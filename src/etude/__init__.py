@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from etude.config.schema import Config as Config
     from etude.core.call import ChatRequest as ChatRequest
     from etude.core.call import Completion as Completion
-    from etude.core.edge import TrajectoryCollection as TrajectoryCollection
+    from etude.core.conversion import TrajectoryCollection as TrajectoryCollection
     from etude.core.episode import Example as Example
     from etude.core.episode import ToolResult as ToolResult
     from etude.core.errors import BudgetReached as BudgetReached

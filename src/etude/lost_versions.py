@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from etude.backup.copies import copy_journal, listing
+from etude.backup.copies import copy_journal, list_run_files
 from etude.core.errors import EtudeError
 from etude.core.interfaces import Progress
 from etude.loop.lifecycle import config_to_resume
 from etude.store.database import DATABASE
-from etude.store.facts import histories_of
+from etude.store.facts import read_histories
 from etude.store.files import private_folder
 from etude.store.run_folder import RunFolder
 from etude.store.versions import RunVersion, choose_version
@@ -25,7 +25,7 @@ from etude.verbs import train_in
 
 
 @contextmanager
-def at_hand(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVersion]:
+def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVersion]:
     """Yield the version that `wish` names for `choose_version`, with its weights on disk within the block.
 
     If they are missing, a copy of the run trains them again from the last earlier version on disk. Raises
@@ -48,7 +48,7 @@ def at_hand(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVer
 
 def _copy_until(wanted: RunVersion, copy: Path) -> int:
     """Copy the run without the versions made after `wanted`, and return the epoch that made it."""
-    run, histories = wanted.run, histories_of(wanted.run)
+    run, histories = wanted.run, read_histories(wanted.run)
     last = next((each.epoch for each in histories[wanted.target].epochs if each.version == wanted.version), 0)
     later = [
         RunVersion(run, entry.version).folder
@@ -56,7 +56,7 @@ def _copy_until(wanted: RunVersion, copy: Path) -> int:
         for entry in history.trained
         if entry.epoch > last
     ]
-    for name in listing(run):
+    for name in list_run_files(run):
         source, target = run / name, copy / name
         if name.startswith("export/") or any(folder in later for folder in source.parents):
             continue

@@ -15,8 +15,8 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
 from etude.store.episodes import iter_episodes
-from etude.store.facts import RunFacts, facts_of, histories_of
-from etude.store.log import JobFacts, jobs_of
+from etude.store.facts import RunFacts, read_facts, read_histories
+from etude.store.log import JobFacts, read_jobs
 from etude.store.run_folder import RunFolder
 from etude.store.versions import RunVersion, choose_version
 
@@ -93,7 +93,7 @@ class Run:
     @property
     def facts(self) -> RunFacts:
         """The run's state, progress and settings. Raises RequestError if there is no such run."""
-        return facts_of(self.folder)
+        return read_facts(self.folder)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Run:
     @property
     def jobs(self) -> list[JobFacts]:
         """The run's training jobs, by epoch."""
-        return jobs_of(self.folder)
+        return read_jobs(self.folder)
 
     @property
     def bill(self) -> Bill:
@@ -147,7 +147,7 @@ class Run:
     @property
     def models(self) -> dict[str, TrainedModel]:
         """The trained models by target, if the run has several targets."""
-        targets = [name for name in histories_of(self.folder) if name is not None]
+        targets = [name for name in read_histories(self.folder) if name is not None]
         return {name: self.version(name) for name in targets}
 
     def version(self, wish: str = "") -> TrainedModel:
@@ -157,7 +157,7 @@ class Run:
 
 def _metric_rows(folder: Path) -> list[dict[str, Any]]:
     rows = []
-    for target, history in histories_of(folder).items():
+    for target, history in read_histories(folder).items():
         whose: Mapping[str, Any] = {} if target is None else {"target": target}
         entries: list[Entry] = [*history.epochs, *history.validations]
         for entry in sorted(entries, key=lambda entry: entry.epoch):

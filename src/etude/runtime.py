@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.backup.copies import backed_up
+from etude.backup.copies import back_up_during
 from etude.budget.ledger import Ledger, within_budget
 from etude.budget.meter import MeteredEngine
 from etude.config.builder import Builder
@@ -24,7 +24,7 @@ from etude.runners.pool import Cluster, open_runner
 from etude.runners.shipping import build_collector, build_evaluators, target_model
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import keep_config
-from etude.telemetry.status import Parts, RunCounts, published
+from etude.telemetry.status import Parts, RunCounts, publish_status
 from etude.telemetry.watchdog import Watchdog
 
 Report = Callable[[History, Path, bool], None]
@@ -77,7 +77,7 @@ async def open_runtime(
     progress = counts = RunCounts(progress or Progress())
     async with AsyncExitStack() as exits:
         # Opened first and closed last, so that the final backup has everything the other parts write.
-        await exits.enter_async_context(backed_up(config.storage, run, progress))
+        await exits.enter_async_context(back_up_during(config.storage, run, progress))
         builder = await exits.enter_async_context(Builder(config, run))
         ledger = Ledger(run.journal, config)
         builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
@@ -88,7 +88,7 @@ async def open_runtime(
         cluster: Cluster | None = await builder.get_cluster()
         collector = await build_collector(builder, models, run.journal, runner)
         parts = Parts(run, counts, collector, runner, models, None if cluster is None else cluster.dashboard)
-        await exits.enter_async_context(published(parts, config.metrics))
+        await exits.enter_async_context(publish_status(parts, config.metrics))
         watchdog = Watchdog(parts, config.stall)
         await exits.enter_async_context(watchdog.watching())
         evaluation = EvaluationRun(

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from etude.backup.address import is_address
-from etude.backup.copies import fetch
+from etude.backup.copies import restore_run
 from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingStatusEnum
-from etude.core.process import collected_rarely
-from etude.loop.arguments import config_of, is_config, load, refuse, with_live
+from etude.core.process import rare_garbage_collection
+from etude.loop.arguments import build_config, is_config, load, refuse, with_python_objects
 from etude.loop.evaluation import Evaluation
 from etude.loop.evaluation import evaluate as run_evaluation
 from etude.loop.lifecycle import (
@@ -107,7 +107,7 @@ async def train_async(
     parts = {"reward": reward, "examples": examples, "validation": validation, "model": model}
     parts |= {"models": models, "targets": targets, "algorithm": algorithm, "backend": backend}
     parts |= {"trainer": trainer, "tools": tools, "scenario": scenario}
-    config = with_trackers(config_of(agent, parts, overrides, settings, enabled=True), report)
+    config = with_trackers(build_config(agent, parts, overrides, settings, enabled=True), report)
     with new_run(config, name) as run:
         return await train_in(config, run, progress=progress)
 
@@ -140,18 +140,18 @@ async def evaluate_async(
         given = {"reward": reward, "examples": examples, "models": models, "tools": tools}
         refuse(given | {"scenario": scenario})
         changes = [*overrides, *as_overrides(settings)]
-        config, request, _ = request_of(agent, changes, model, root, repeat=repeat, greedy=greedy)
+        config, request, _ = request_for(agent, changes, model, root, repeat=repeat, greedy=greedy)
     else:
-        version = _version_of(model, root)
+        version = _trained_version(model, root)
         if version is not None:
             trained = model_config(version.run, version.target)
             model = trained.llms[str(trained.finetuning.target_model)]
         parts = {"reward": reward, "examples": examples, "model": model, "models": models}
         parts |= {"tools": tools, "scenario": scenario}
-        config = config_of(agent, parts, overrides, settings, enabled=False).for_evaluation()
+        config = build_config(agent, parts, overrides, settings, enabled=False).for_evaluation()
         request = _request(version, repeat, greedy)
     config = with_trackers(config, report)
-    with new_run(config, name, request) as run, _shown(progress) as display:
+    with new_run(config, name, request) as run, _progress_display(progress) as display:
         await evaluate_in(config, run, request, progress=display)
     return Run(run.path)
 
@@ -181,15 +181,15 @@ async def resume_async(
     """
     changes = [*overrides, *as_overrides(settings)]
     if isinstance(run, str) and is_address(run):
-        restored = await asyncio.to_thread(fetch, run, Path(output_dir), storage_options(changes))
+        restored = await asyncio.to_thread(restore_run, run, Path(output_dir), storage_options(changes))
         changes += storage_overrides(restored.run, run)
         run = restored.run
-        with _shown(progress) as display:
+        with _progress_display(progress) as display:
             for line in restored.lines():
                 display.message(line)
     path = run.folder if isinstance(run, Run) else find_run(str(run), Path(output_dir))
     config = config_to_resume(path, changes)
-    config = with_live(
+    config = with_python_objects(
         config, agent=agent, reward=reward, examples=examples, validation=validation, tools=tools
     )
     config = with_trackers(config, report)
@@ -200,7 +200,7 @@ async def resume_async(
             await retry_failed(folder)
         if request is None:
             return await train_in(config, folder, progress=progress)
-        with _shown(progress) as display:
+        with _progress_display(progress) as display:
             await evaluate_in(config, folder, request, progress=display)
     return Run(path)
 
@@ -224,7 +224,7 @@ async def train_in(
     """
     if not config.finetuning.enabled:
         raise RequestError("finetuning is not enabled in this config; set 'finetuning.enabled: true'")
-    with collected_rarely(), _shown(progress) as display:
+    with rare_garbage_collection(), _progress_display(progress) as display:
         write, reporting = report or RunReport(tell=display.message), Reporting(config, run, display)
 
         def tell(history: History, folder: Path, final: bool) -> None:
@@ -255,17 +255,17 @@ async def evaluate_in(
     config: Config, run: RunFolder, request: EvaluationRequest, *, progress: Progress
 ) -> Evaluation:
     """Evaluate as the config says, continuing from the finished work in the open run folder."""
-    with collected_rarely():
+    with rare_garbage_collection():
         async with Reporting(config, run, progress):
             return await run_evaluation(config, run, request, progress=progress)
 
 
-def request_of(
+def request_for(
     source: Any, overrides: Iterable[Override], model: Any, root: Path, *, repeat: int, greedy: bool
 ) -> tuple[Config, EvaluationRequest, RunVersion | None]:
     """Load a config, with `model` instead of its own. Return it, the request and the model's version."""
     changes: list[Override] = [*overrides]
-    config, version = load(source, changes), _version_of(model, root)
+    config, version = load(source, changes), _trained_version(model, root)
     if model is not None:
         config = load(source, [*changes, *model_overrides(config, str(model), version)])
     return config.for_evaluation(), _request(version, repeat, greedy), version
@@ -278,7 +278,7 @@ def _request(version: RunVersion | None, repeat: int, greedy: bool) -> Evaluatio
     return EvaluationRequest(repeat=repeat, greedy=greedy, **which)
 
 
-def _version_of(model: Any, root: Path) -> RunVersion | None:
+def _trained_version(model: Any, root: Path) -> RunVersion | None:
     if isinstance(model, Run):
         model = model.model
     if isinstance(model, TrainedModel):
@@ -286,7 +286,7 @@ def _version_of(model: Any, root: Path) -> RunVersion | None:
     return run_version(model, root) if isinstance(model, str) else None
 
 
-def _shown(progress: Progress | bool) -> AbstractContextManager[Progress]:
+def _progress_display(progress: Progress | bool) -> AbstractContextManager[Progress]:
     if isinstance(progress, bool):
         return progress_for() if progress else Progress()
     return nullcontext(progress)
@@ -301,12 +301,12 @@ def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(work(*args, **kwargs))
-        return _in_a_thread(work(*args, **kwargs))
+        return _run_in_thread(work(*args, **kwargs))
 
     return wait
 
 
-def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
+def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in another thread and return its result. Ctrl-C cancels it and waits for its end."""
     waiting = asyncio.current_task()
     tasks: list[asyncio.Task[T]] = []

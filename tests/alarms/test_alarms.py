@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from etude.alarms.alarm import PAGE, REMEDIES, Alarm, alarms_of, events_of
+from etude.alarms.alarm import PAGE, REMEDIES, Alarm, active_alarms, alarm_events
 from etude.alarms.built_in import (
     CutOffAnswers,
     EntropyCollapse,
@@ -32,7 +32,7 @@ def rung(alarm: Alarm, entries: list[Entry]) -> list[list[AlarmEvent]]:
     """The alarms that hold for each of the entries, as a run records them."""
     recorded: list[Entry] = []
     for entry in entries:
-        events = events_of({"a": alarm}, entry, recorded)
+        events = alarm_events({"a": alarm}, entry, recorded)
         recorded.append(entry.model_copy(update={"alarms": events}))
     return [list(entry.alarms) for entry in recorded]
 
@@ -218,7 +218,7 @@ def test_an_alarm_that_fails_says_so_once_and_asks_nothing_of_the_run():
 
 
 def test_what_is_not_named_is_on_and_warns_and_what_is_off_is_not_there():
-    names = alarms_of(FinetuneConfig())
+    names = active_alarms(FinetuneConfig())
     assert {alarm.action for alarm in names.values()} == {"warn"}
     block = FinetuneConfig(alarms={"mismatch": Mismatch(action="off"), "mine": Mismatch(above=1.0)})
-    assert alarms_of(block).keys() == names.keys() - {"mismatch"} | {"mine"}
+    assert active_alarms(block).keys() == names.keys() - {"mismatch"} | {"mine"}

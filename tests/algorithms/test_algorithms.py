@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from etude.algorithms import dpo, imitation
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.episodes import Collected, ScoredEpisode, Tally
+from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import best_episodes
 from etude.algorithms.samples import branches_of, pair_of, same_prompt, sample_of
-from etude.core.edge import trajectory_of
+from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event, Example
 from etude.core.errors import RequestError
 from etude.rewards.collections import examples_for_epoch
@@ -21,12 +21,12 @@ from tests.algorithms.scripted_episodes import call, conversation, episode, grou
 
 
 def dpo_trajectories(siblings, config, tally):
-    return [*map(trajectory_of, config.samples(siblings, tally))]
+    return [*map(to_trajectory, config.samples(siblings, tally))]
 
 
 def grpo_trajectories(siblings, drop_flat_groups, tally):
-    (made,) = Grpo(drop_flat_groups=drop_flat_groups).groups([siblings], Collected(0, 0, tally))
-    return [*map(trajectory_of, made.units)]
+    (made,) = Grpo(drop_flat_groups=drop_flat_groups).groups([siblings], Gathered(0, 0, tally))
+    return [*map(to_trajectory, made.units)]
 
 
 def pairs(siblings, tally=None, **config):
@@ -147,7 +147,7 @@ def branch(calls):
 
 def preference(chosen, rejected):
     pair = pair_of(chosen, rejected)
-    return None if pair is None else trajectory_of(pair).episode[0]
+    return None if pair is None else to_trajectory(pair).episode[0]
 
 
 def test_a_pair_parts_where_the_tokens_part():

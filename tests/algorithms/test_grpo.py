@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.algorithms.algorithm import algorithm_of
-from etude.algorithms.episodes import UNMEASURED, Collected, ScoredEpisode, Tally, by_agent
+from etude.algorithms.episodes import UNMEASURED, Gathered, ScoredEpisode, Tally, by_agent
 from etude.algorithms.grpo import Grpo, ReinforcePP, Rloo
 from etude.algorithms.samples import branches_of
 from etude.core.episode import Event
 from etude.core.errors import RequestError
 from etude.core.sample import Sample, Turn
 from etude.learner.learner import Learner, LearnerOptions
-from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolved
+from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolve_hyperparameters
 from tests.algorithms.scripted_episodes import conversation, episode
 from tests.learner.gradients import forest
 from tests.models.tiny_models import fresh_policy, true_logprobs
@@ -149,7 +149,7 @@ def test_a_variant_is_a_choice_of_options(variant):
     expected = dict(zip(NAMES, TABLE[variant], strict=True))
     in_config = Grpo(variant=variant).gradient()
     asked = hyperparameters_for("grpo", variant=variant)
-    at_server = resolved("grpo", asked, 4, None, fine_tuned=False)
+    at_server = resolve_hyperparameters("grpo", asked, 4, None, fine_tuned=False)
     for found in (in_config, at_server):
         assert found["variant"] == variant
         assert {name: found[name] for name in NAMES} == expected
@@ -158,7 +158,7 @@ def test_a_variant_is_a_choice_of_options(variant):
 def test_the_server_has_the_options_that_the_algorithm_declares():
     plain = Grpo().gradient()
     assert plain.pop("reward_kl") == 0.0  # Only a learner in this process can measure it.
-    job = resolved("grpo", hyperparameters_for("grpo"), 4, None, fine_tuned=False)
+    job = resolve_hyperparameters("grpo", hyperparameters_for("grpo"), 4, None, fine_tuned=False)
     assert {name: job[name] for name in plain} == plain
     assert job_algorithm("grpo", job) == Grpo()
 
@@ -167,7 +167,7 @@ def test_each_option_of_a_variant_can_be_changed():
     found = Grpo(variant="gspo", clip_high=0.01)
     assert (found.clip_low, found.clip_high, found.ratio) == (3e-4, 0.01, "sequence")
     asked = hyperparameters_for("grpo", variant="gspo", clip_high=0.01, clip_low="auto")
-    job = resolved("grpo", asked, 4, None, fine_tuned=False)
+    job = resolve_hyperparameters("grpo", asked, 4, None, fine_tuned=False)
     assert (job["clip_low"], job["clip_high"], job["ratio"]) == (3e-4, 0.01, "sequence")
 
 
@@ -243,7 +243,7 @@ def step(after: int, value: float, agent: str | None = None) -> Event:
 
 def test_each_agent_is_compared_with_itself():
     group = [game(n, earned("first", n), earned("second", -n)) for n in range(2)]
-    collected = Collected(0, 0, Tally())
+    collected = Gathered(0, 0, Tally())
     first, second = Grpo(credit="agent").groups([group], collected)
     assert [(sample.agent, sample.reward) for sample in first.units] == [("first", 0), ("first", 1)]
     assert [(sample.agent, sample.reward) for sample in second.units] == [("second", 0), ("second", -1)]
@@ -271,9 +271,7 @@ def test_turns_are_credited_with_their_own_step_rewards():
         earned("first", 1),
         earned("second", 0),
     ]
-    groups = Grpo(credit="turn", drop_flat_groups=False).groups(
-        [[game(0, *events)]], Collected(0, 0, Tally())
-    )
+    groups = Grpo(credit="turn", drop_flat_groups=False).groups([[game(0, *events)]], Gathered(0, 0, Tally()))
     (first,), (second,) = (group.units for group in groups)
     assert [turn.value for turn in first.turns] == [1.75, 1.75]
     assert [turn.value for turn in second.turns] == [8, 8]

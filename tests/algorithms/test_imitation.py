@@ -11,14 +11,14 @@ import pytest
 
 from etude.algorithms import imitation
 from etude.algorithms.distillation import Distillation
-from etude.algorithms.episodes import Collected, Tally
+from etude.algorithms.episodes import Gathered, Tally
 from etude.algorithms.imitation import GuessReplacementConfig, SelectionConfig
 from etude.config.load import parse_config
-from etude.core.edge import Encoder, sample_of, trajectory_of
+from etude.core.conversion import Encoder, to_sample, to_trajectory
 from etude.core.errors import ConfigError, RequestError
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
-from etude.learner.packed import logprobs_of
+from etude.learner.tree_passes import sample_logprobs
 from etude.protocols import SCALES, Act, adp, nip
 from etude.protocols.scenario import parse_answer
 from etude.store.run_folder import RunFolder
@@ -33,8 +33,8 @@ from tests.support import END
 
 
 def imitations(groups, config, discount, epoch, seed, tally):
-    made = imitation.imitations(groups, config, discount, Collected(epoch, seed, tally))
-    return [[*map(trajectory_of, group.units)] for group in made]
+    made = imitation.imitations(groups, config, discount, Gathered(epoch, seed, tally))
+    return [[*map(to_trajectory, group.units)] for group in made]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled)
 async def test_the_backend_makes_the_tokens_of_what_was_not_sampled(fooled):
     (row,) = verifier_rows(fooled, proportion=1.0)
     encoder = Encoder(lambda prompt: (), lambda text: (*text.encode(), END))
-    sample = sample_of(row, encoder, needs_logprobs=False)
+    sample = to_sample(row, encoder, needs_logprobs=False)
     prompt = fooled.calls[2].completion.prompt_ids
     assert sample.ids == (*prompt, *RIGHT.encode(), END)
     trained = bytes(token for token, weight in zip(sample.ids, sample.mask, strict=True) if weight)
@@ -187,7 +187,7 @@ def test_an_advantage_is_what_the_teacher_gives_a_token_more_than_the_policy():
 
 def test_scores_are_the_models_logprobs_at_the_temperature_of_the_sample():
     policy, samples = fresh_policy(), forest(2, 6, temperatures=(1.0, 0.7))
-    for one, scores in zip(samples, logprobs_of(policy, samples, token_budget=40), strict=True):
+    for one, scores in zip(samples, sample_logprobs(policy, samples, token_budget=40), strict=True):
         true = [0.0, *true_logprobs(policy, one.ids[:1], one.ids[1:], one.turns[0].sampling.temperature)]
         expected = [value if sampled else 0.0 for value, sampled in zip(true, one.mask, strict=True)]
         assert scores == pytest.approx(expected, abs=1e-4)

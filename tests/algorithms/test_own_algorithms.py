@@ -14,9 +14,9 @@ import etude
 from etude.algorithms.algorithm import algorithm_of, loss_of
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
-from etude.core.edge import sample_of
+from etude.core.conversion import to_sample
 from etude.core.errors import CapabilityError, ConfigError, RequestError
-from etude.store.facts import histories_of
+from etude.store.facts import read_histories
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.lm_stand_in import LmStandIn
@@ -61,7 +61,7 @@ async def trained(project, name, algorithm, **options):
     """The digest of what one epoch makes, and the metrics of its job."""
     with RunFolder.create(project / "runs", name) as run:
         outcome = await train_in(config(algorithm, **options), run)
-    (row,) = histories_of(outcome.folder)[None].epochs
+    (row,) = read_histories(outcome.folder)[None].epochs
     return outcome.model.chosen.version.digest, row.status.metadata["metrics"]
 
 
@@ -113,7 +113,7 @@ async def test_a_server_that_does_not_know_an_advantage_gets_it_as_data(project)
     await server.adapter().submit(data)
     method = server.jobs["ftjob-0"]["method"]
     assert (method["type"], method["grpo"]["hyperparameters"]["clip_high"]) == ("grpo", 0.3)
-    group = [sample_of(one) for one in data.trajectories[0]]
+    group = [to_sample(one) for one in data.trajectories[0]]
     expected = algorithm_of("max_rl:MaxRL").advantages(group)
     row = server.rows("ftjob-0")[0]
     sent = [one["turns"][0]["advantages"][0] for one in row["trajectories"]]

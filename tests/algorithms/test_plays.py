@@ -8,7 +8,7 @@ from etude.algorithms import dpo, grpo, malt
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import (
-    Collected,
+    Gathered,
     Tally,
     answer_groups,
     by_agent,
@@ -19,7 +19,7 @@ from etude.algorithms.episodes import (
 )
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.malt import Malt
-from etude.core.edge import trajectory_of
+from etude.core.conversion import to_trajectory
 from etude.protocols import adp, debate, mnip, nip
 from tests.algorithms.scripted_episodes import expected_value, part_of, played, scored_play
 from tests.protocols.games import ChanceEngine, example
@@ -29,7 +29,7 @@ ACCEPT, REJECT = "Decision: accept", "Decision: reject"
 
 
 def made(algorithm, episodes, tally=None):
-    return algorithm.groups(episodes, Collected(0, 0, tally or Tally()))
+    return algorithm.groups(episodes, Gathered(0, 0, tally or Tally()))
 
 
 def argument(request):
@@ -138,7 +138,7 @@ GOOD, BAD = "a proof", "no proof"
 
 
 def malt_trajectories(part, config, tally):
-    return [*map(trajectory_of, config.samples(part, tally))]
+    return [*map(to_trajectory, config.samples(part, tally))]
 
 
 def rows(part, tally=None, **config):
@@ -259,5 +259,5 @@ async def test_the_first_epochs_can_be_expert_iteration_on_plays_that_do_not_bra
     assert [builder.label_of(epoch) for epoch in range(4)] == ["k1", "k1", "k3", "k3"]
     won = await played(tmp_path, adp(), [GOOD, ACCEPT])
     lost = await played(tmp_path, adp(), [GOOD, REJECT], generation=1, id="train/1/e/1")
-    made = algorithm.groups([[scored_play(won), scored_play(lost)]], Collected(0, 0, Tally()))
+    made = algorithm.groups([[scored_play(won), scored_play(lost)]], Gathered(0, 0, Tally()))
     assert [[one.generation for one in group.units] for group in made] == [[0], [0]]

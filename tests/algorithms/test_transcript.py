@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from etude.algorithms.samples import branches_of, require_tokens, sample_of, step_returns
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.edge import trajectory_of
+from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event
 from etude.core.errors import TrainingError
 from etude.core.message import message_key
@@ -23,7 +23,7 @@ def branch_of(calls):
 
 
 def items_of(branch):
-    return trajectory_of(sample_of(branch, episode(branch.calls), 0.0)).episode
+    return to_trajectory(sample_of(branch, episode(branch.calls), 0.0)).episode
 
 
 tokens = st.lists(st.integers(0, 9), max_size=5).map(tuple)
@@ -86,7 +86,7 @@ def test_assistant_messages_that_the_agent_wrote_itself_are_marked_as_given():
 
 def test_a_trajectory_says_where_it_comes_from():
     calls = conversation("a", "b")
-    trajectory = trajectory_of(
+    trajectory = to_trajectory(
         sample_of(branch_of(calls), episode(calls, generation=3), 0.5, reasoning="fine")
     )
     assert (trajectory.example_id, trajectory.episode_id) == ("e", "train/1/e/3")
@@ -245,5 +245,5 @@ def test_every_completion_is_in_exactly_one_branch_whatever_order_conversations_
 def test_messages_repeated_word_for_word_are_not_taken_for_the_same():
     record = episode(list(conversation("try again", "no", "try again", "no")))
     (branch,) = branches_of(record, ["*"], None)
-    items = trajectory_of(sample_of(branch, record, 1.0)).episode
+    items = to_trajectory(sample_of(branch, record, 1.0)).episode
     assert [item.content for item in items] == ["try again", "no", "try again", "no"]

@@ -22,7 +22,7 @@ from etude.inference.openai_config import OpenAiLlmConfig  # noqa: E402
 from etude.integrations.art.adapter import ARTTrainerAdapter  # noqa: E402
 from etude.integrations.art.client import ArtInference  # noqa: E402
 from etude.integrations.art.config import ARTTrainerAdapterConfig  # noqa: E402
-from etude.integrations.art.wire import ArtModel, groups_of  # noqa: E402
+from etude.integrations.art.wire import ArtModel, to_art_groups  # noqa: E402
 from tests.backends.art_stand_in import StandIn, running, serving  # noqa: E402
 from tests.backends.test_art_wire import collection, said  # noqa: E402
 
@@ -148,7 +148,7 @@ async def test_the_real_server_takes_what_the_adapter_sends(art_run, inference, 
 
 
 def test_our_json_is_what_the_classes_of_art_write():
-    (group, _) = groups_of(batch()).groups
+    (group, _) = to_art_groups(batch()).groups
     trajectory = group["trajectories"][0]
     theirs = art.Trajectory.model_validate(trajectory).model_dump(mode="json")
     (question, choice), (theirs_question, theirs_choice) = (

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.algorithms.samples import branches_of, sample_of
-from etude.core.edge import TrajectoryCollection
-from etude.core.edge import trajectory_of as built
+from etude.core.conversion import TrajectoryCollection
+from etude.core.conversion import to_trajectory as built
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.trajectory import EpisodeItem, Trajectory
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.wire import FLAT, check_episode_order, groups_of, trajectory_of
+from etude.integrations.art.wire import FLAT, check_episode_order, to_art_groups, to_art_trajectory
 from tests.algorithms.scripted_episodes import call, conversation, episode
 from tests.backends.art_stand_in import Trajectory as ArtTrajectory
 from tests.backends.art_stand_in import check_messages
@@ -92,7 +92,7 @@ def test_what_is_taken_begins_with_the_environment_and_ends_with_the_model(roles
 
 
 def test_an_answer_is_a_choice_with_the_sampled_tokens_and_their_logprobs():
-    made = trajectory_of(said("hi", "ok")).model_dump()
+    made = to_art_trajectory(said("hi", "ok")).model_dump()
     question, answer = made["messages_and_choices"]
     assert question == {"role": "user", "content": "hi"}
     assert answer == {
@@ -129,7 +129,7 @@ def test_tool_calls_and_results_stay_what_they_are_and_given_answers_are_not_tra
     )
     (branch,) = branches_of(record, ["*"], None)
     tools = ({"type": "function", "function": {"name": "look"}},)
-    made = trajectory_of(built(replace(sample_of(branch, record, 1.0), tools=tools))).model_dump()
+    made = to_art_trajectory(built(replace(sample_of(branch, record, 1.0), tools=tools))).model_dump()
     *context, answer = made["messages_and_choices"]
     assert context == messages
     assert answer["message"]["tool_calls"] == [wire]
@@ -141,7 +141,7 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted():
     good = [said("q", "yes"), said("q", "no", reward=0.0)]
     flat = [said("r", "no"), said("r", "nope")]
     broken = [said("s", "yes"), ordered("user", "assistant", "user")]
-    given_to = groups_of(collection(good, flat, broken))
+    given_to = to_art_groups(collection(good, flat, broken))
     assert (len(given_to.groups), given_to.trajectories) == (1, 2)
     assert given_to.rejected == {FLAT: 3, "its last message is of the role user, not assistant": 1}
 
@@ -151,7 +151,7 @@ def test_a_batch_with_nothing_to_train_on_is_an_error(groups):
     with pytest.raises(
         TrainingError, match=r"job job: nothing of the batch can be trained on: .*Nothing was"
     ):
-        groups_of(collection(*groups))
+        to_art_groups(collection(*groups))
 
 
 def test_an_answer_without_tokens_is_left_out_with_the_reason():
@@ -160,12 +160,12 @@ def test_an_answer_without_tokens_is_left_out_with_the_reason():
     )
     (branch,) = branches_of(record, ["*"], None)
     with pytest.raises(TrainingError, match="1 × an answer has no token ids"):
-        groups_of(collection([built(sample_of(branch, record, 1.0))]))
+        to_art_groups(collection([built(sample_of(branch, record, 1.0))]))
 
 
 def test_step_rewards_have_no_place_in_art():
     with pytest.raises(CapabilityError, match="step rewards"):
-        groups_of(collection([said("q", "a").model_copy(update={"shaped_rewards": [1.0]})]))
+        to_art_groups(collection([said("q", "a").model_copy(update={"shaped_rewards": [1.0]})]))
 
 
 @pytest.mark.parametrize(

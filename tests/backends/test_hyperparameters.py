@@ -21,7 +21,7 @@ from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, Traine
 from etude.core.errors import CapabilityError
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.learner.optimiser import Schedule
-from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolved
+from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolve_hyperparameters
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import StandIn
 from tests.backends.test_local_adapter import CONFIG, adapter_on, collection, done
@@ -142,7 +142,9 @@ def test_ipo_has_no_labels_to_smooth():
 def test_a_job_of_the_server_has_the_same_loss(algorithm):
     method = algorithm.type_name
     options = {name: value for name, value in changed_options(algorithm).items() if name != "reference"}
-    values = resolved(method, hyperparameters_for(method, **options), 4, None, fine_tuned=False)
+    values = resolve_hyperparameters(
+        method, hyperparameters_for(method, **options), 4, None, fine_tuned=False
+    )
     assert job_algorithm(method, values) == algorithm
 
 

@@ -18,7 +18,7 @@ from etude.backends.lm_client import BadResponseError, ClientTimeoutError, Langu
 from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
 from etude.config.finetuning import FinetuneConfig
-from etude.core.edge import TrajectoryCollection, sample_of, trajectory_of
+from etude.core.conversion import TrajectoryCollection, to_sample, to_trajectory
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.training_rows import GrpoRow
@@ -38,7 +38,7 @@ def compared(job="job"):
     scored = [
         ScoredEpisode(each, float(each.generation), tuple(branches_of(each, ["*"], None))) for each in records
     ]
-    group = [trajectory_of(sample) for each in scored for sample in each.samples()]
+    group = [to_trajectory(sample) for each in scored for sample in each.samples()]
     return TrajectoryCollection(trajectories=[group, group], run_id=job, method="grpo")
 
 
@@ -64,7 +64,7 @@ async def test_a_grpo_row_is_a_group_as_it_was_sampled():
     data = compared()
     await server.adapter().submit(data)
     rows = [GrpoRow.model_validate(row) for row in server.rows("ftjob-0")]
-    assert rows == [GrpoRow.of_group([*map(sample_of, group)]) for group in data.trajectories]
+    assert rows == [GrpoRow.of_group([*map(to_sample, group)]) for group in data.trajectories]
     assert [one.reward for one in rows[0].trajectories] == [0.0, 1.0]
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from etude.backends.learning import Learners
+from etude.backends.cluster_training import Learners
 from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
-from etude.cluster.launch import MARK
+from etude.cluster.launch import SHARED_FILE
 from etude.config.builder import Builder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.errors import CapabilityError, ConfigError, MissingExtraError, RequestError
-from etude.core.interfaces import bare
+from etude.core.interfaces import innermost
 from etude.core.job import TrainingStatusEnum
 from etude.inference import local as local_model
 from etude.inference.decoder import make_decoder
@@ -28,7 +28,7 @@ from etude.inference.embedded import EmbeddedEngine
 from etude.loop.targets import assemble_trainer
 from etude.models.policy import Policy
 from etude.runtime import open_runtime
-from etude.store.facts import histories_of
+from etude.store.facts import read_histories
 from etude.store.run_folder import RunFolder, RunLock
 from etude.verbs import train_in
 from tests.backends.test_local_adapter import CONFIG, collection, done
@@ -92,7 +92,7 @@ async def trained(project, name, epochs, **changes):
 
 async def go_on(run, epochs, **changes):
     await train_in(config(epochs, **changes), run)
-    return [entry.version.digest for entry in histories_of(run.path)[None].trained]
+    return [entry.version.digest for entry in read_histories(run.path)[None].trained]
 
 
 async def test_a_run_that_is_taken_up_again_ends_with_the_same_bits(project):
@@ -190,7 +190,7 @@ async def trained_together(shared_project, name, of):
         await train_in(of, run)
         return {
             target: [entry.version.digest for entry in history.trained]
-            for target, history in histories_of(run.path).items()
+            for target, history in read_histories(run.path).items()
         }
 
 
@@ -218,7 +218,7 @@ async def initialized(shared_project, of):
         async with open_runtime(of, run) as runtime:
             trainer = await assemble_trainer(runtime)
             await trainer.initialize(runtime.config.finetuning)
-            yield {name: bare(engine).policy for name, engine in runtime.engines.items()}
+            yield {name: innermost(engine).policy for name, engine in runtime.engines.items()}
 
 
 async def test_lora_targets_have_one_base_in_memory(shared_project):
@@ -262,16 +262,16 @@ def test_a_large_base_that_is_shared_has_no_copies_that_are_faster(monkeypatch):
 PROGRAM = """
 import sys
 from pathlib import Path
-from etude.backends import learning
-from etude.cluster.launch import Seat
-from etude.backends.local_job import JobDesk
+from etude.backends import cluster_training
+from etude.cluster.launch import TeamMember
+from etude.backends.local_job import JobReports
 
-desk = JobDesk(sys.argv[1])
+desk = JobReports(sys.argv[1])
 
 def call(name, *args, **news):
     return False if name == "stopping" else getattr(desk, args[0])(**news)
 
-sys.exit(learning.main(Seat(0, "here", Path(sys.argv[1]).parent, "mark", call), sys.argv[1]))
+sys.exit(cluster_training.main(TeamMember(0, "here", Path(sys.argv[1]).parent, "mark", call), sys.argv[1]))
 """
 """A team of one, whose desk is in its own process."""
 
@@ -302,7 +302,7 @@ async def adapter_on(shared_model: Path, folder: Path, launcher: OneProcess | No
     learners = None
     if launcher is not None:
         (folder / "learners").mkdir(parents=True)
-        (folder / "learners" / MARK).write_text("mark")
+        (folder / "learners" / SHARED_FILE).write_text("mark")
         learners = Learners(launcher, 1, folder / "learners", "cpu", asyncio.Lock())
     policy = Policy.load(shared_model, device="cpu")
     adapter = LocalAdapter(LocalAdapterConfig(**CONFIG), policy, folder, 5, learners)
@@ -329,7 +329,7 @@ async def test_a_process_elsewhere_makes_the_same_version_and_says_how_it_went(
 @pytest.mark.slow
 async def test_a_folder_that_is_not_shared_fails_the_job_with_that_reason(shared_model: Path, tmp_path: Path):
     adapter = await adapter_on(shared_model, tmp_path, launcher := OneProcess(PROGRAM))
-    (tmp_path / "learners" / MARK).write_text("another")
+    (tmp_path / "learners" / SHARED_FILE).write_text("another")
     status = await adapter.wait_until_complete(await adapter.submit(collection("one")))
     assert status.status is TrainingStatusEnum.FAILED and launcher.started == 1
     assert "on node here is not the folder that the head has there" in str(status.message)

@@ -14,7 +14,7 @@ from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError, dpo_row, supervised_row
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
-from etude.core.edge import TrajectoryCollection, trajectory_of
+from etude.core.conversion import TrajectoryCollection, to_trajectory
 from etude.core.episode import Example
 from etude.core.errors import BackendError, CapabilityError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
@@ -27,7 +27,7 @@ from tests.backends.openai_stand_in import BASE, StandIn, error_response
 def imitated(*turns):
     record = episode(conversation(*turns))
     (branch,) = branches_of(record, ["*"], None)
-    return trajectory_of(sample_of(branch, record, 1.0))
+    return to_trajectory(sample_of(branch, record, 1.0))
 
 
 def supervised(job="run-epoch-1", rows=10):
@@ -124,7 +124,7 @@ def test_what_the_model_did_not_say_has_no_weight_and_tool_calls_stay_what_they_
     reply = {"role": "assistant", "content": None, "tool_calls": [wire]}
     record = episode([call(0, messages, reply, "<hi>", "look.")])
     (branch,) = branches_of(record, ["*"], None)
-    assert supervised_row(trajectory_of(sample_of(branch, record, 1.0)))["messages"] == [
+    assert supervised_row(to_trajectory(sample_of(branch, record, 1.0)))["messages"] == [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "an example", "weight": 0},
         {"role": "tool", "content": "seen", "tool_call_id": "call_0"},

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from etude.backup.address import Address, probe
-from etude.backup.copies import Copies, TakenOver, backed_up, fetch
+from etude.backup.copies import Copies, TakenOver, back_up_during, restore_run
 from etude.config.schema import StorageConfig
 from etude.core.errors import RequestError, StoreError
 from etude.store.run_folder import RunFolder
@@ -58,10 +58,10 @@ def status(run: RunFolder) -> dict[str, Any]:
 
 
 async def test_a_run_is_copied_while_it_goes_on_and_at_its_end(run, tmp_path):
-    async with backed_up(faulty(), run, watcher := Watcher()):
+    async with back_up_during(faulty(), run, watcher := Watcher()):
         await run.journal.put("k/first", 1)
         await until(lambda: f"{PLACE}/run.tar.gz" in Faulty.store)
-        assert entries(fetch(PLACE, tmp_path / "meanwhile", {}).run)["k/first"] == 1
+        assert entries(restore_run(PLACE, tmp_path / "meanwhile", {}).run)["k/first"] == 1
     assert watcher.warnings  # The folder that was made meanwhile has taken the run over.
 
 
@@ -84,7 +84,7 @@ async def test_journal_and_files_of_a_copy_belong_together(run, tmp_path):
     made = copies(run)
     for number in range(6):
         await asyncio.to_thread(made.copy)
-        folder = fetch(PLACE, tmp_path / str(number), {}).run
+        folder = restore_run(PLACE, tmp_path / str(number), {}).run
         made._head = json.loads(Address(PLACE, {}).read("head.json"))["id"]  # It has not taken over.
         version = entries(folder).get("version", 0)
         if version:
@@ -100,7 +100,7 @@ async def test_journal_and_files_of_a_copy_belong_together(run, tmp_path):
     ids=["away", "full"],
 )
 async def test_a_storage_that_fails_for_a_while_is_told_once_and_used_again(run, tmp_path, error):
-    async with backed_up(faulty(), run, watcher := Watcher()):
+    async with back_up_during(faulty(), run, watcher := Watcher()):
         await run.journal.put("k", 1)
         await until((run.path / "storage.json").exists)
         await until(lambda: status(run).get("copied_at") is not None)
@@ -112,12 +112,12 @@ async def test_a_storage_that_fails_for_a_while_is_told_once_and_used_again(run,
         await until(lambda: status(run).get("last_error") is None)
     assert len(watcher.warnings) == 1
     assert "It goes on, and its folder has everything" in watcher.warnings[0]
-    assert entries(fetch(PLACE, tmp_path / "new", {}).run)["k"] == 2
+    assert entries(restore_run(PLACE, tmp_path / "new", {}).run)["k"] == 2
 
 
 async def test_a_storage_that_hangs_holds_a_run_up_no_longer_than_it_says(run):
     async with asyncio.timeout(30):
-        async with backed_up(faulty(patience=0.2), run, watcher := Watcher()):
+        async with back_up_during(faulty(patience=0.2), run, watcher := Watcher()):
             await run.journal.put("k", 1)
             Faulty.hangs = True
     assert "did not answer within 0.2 s" in watcher.warnings[0]
@@ -126,7 +126,7 @@ async def test_a_storage_that_hangs_holds_a_run_up_no_longer_than_it_says(run):
 async def test_a_run_that_cannot_be_copied_at_its_beginning_is_not_begun(run):
     Faulty.error = PermissionError(errno.EACCES, "denied")
     with pytest.raises(RequestError, match=r"denied.*credentials.*or begin without: -o storage=null"):
-        async with backed_up(faulty(), run, Watcher()):
+        async with back_up_during(faulty(), run, Watcher()):
             pass
 
 
@@ -142,16 +142,16 @@ async def test_a_run_of_the_same_name_is_not_overwritten(run, tmp_path):
 async def test_a_folder_whose_run_was_taken_over_copies_nothing_more(run, tmp_path):
     older = copies(run)
     older.copy()
-    with RunFolder.open(fetch(PLACE, tmp_path / "new", {}).run) as new:
+    with RunFolder.open(restore_run(PLACE, tmp_path / "new", {}).run) as new:
         newer = copies(new)
         await new.journal.put("k", "new")
         newer.copy()
         with pytest.raises(TakenOver, match="another folder goes on with this run: process"):
             older.copy()
         with pytest.raises(TakenOver):
-            async with backed_up(faulty(), run, Watcher()):
+            async with back_up_during(faulty(), run, Watcher()):
                 pass
-    assert entries(fetch(PLACE, tmp_path / "again", {}).run)["k"] == "new"
+    assert entries(restore_run(PLACE, tmp_path / "again", {}).run)["k"] == "new"
 
 
 @pytest.mark.parametrize("damage", [b"", b"half", None], ids=["empty", "torn", "gone"])
@@ -165,7 +165,7 @@ async def test_what_is_damaged_is_refused_by_name_and_nothing_is_left(run, tmp_p
     else:
         Address(PLACE, {}).write(name, damage)
     with pytest.raises(StoreError, match=f"{PLACE}/.*{name.rpartition('/')[2]} is (damaged|missing)"):
-        fetch(PLACE, tmp_path / "new", {})
+        restore_run(PLACE, tmp_path / "new", {})
     assert not list((tmp_path / "new").iterdir())
 
 

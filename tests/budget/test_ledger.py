@@ -10,14 +10,14 @@ import pytest
 
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.budget.bill import bill_of
-from etude.budget.ledger import Ledger, prices_of, require_bounded, unpriced
+from etude.budget.ledger import Ledger, prices_of, require_bounded, unpriced_models
 from etude.budget.meter import MeteredEngine, Purpose, asking_for, most_tokens
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion, Sampling, Usage
 from etude.core.errors import EngineError, RequestError
 from etude.core.job import TrainingJobRef
-from etude.groups.line import ModelLine
+from etude.groups.model_jobs import ModelJobs
 from etude.store.journal import Journal
 from etude.wire.retries import note_charged
 from tests.backends.openai_stand_in import BASE, StandIn
@@ -171,13 +171,13 @@ def test_a_call_costs_what_a_table_by_hand_says(prices, usage, version, usd):
 
 def test_a_limit_in_usd_needs_the_price_of_every_remote_model():
     stranger = {"model_name": "stranger", "base_url": "https://models.example/v1"}
-    assert unpriced(priced(stranger)) == ["policy"]
+    assert unpriced_models(priced(stranger)) == ["policy"]
     require_bounded(priced(stranger, budget={"tokens": 1000}))
     with pytest.raises(RequestError, match=r"budget\.usd is set.*llms\.policy\.prices: \{prompt"):
         require_bounded(priced(stranger, budget={"usd": 1}))
     with pytest.raises(RequestError, match=r"llms\.policy\.budget\.usd is set"):
         require_bounded(priced({**stranger, "budget": {"usd": 1}}))
-    assert unpriced(priced({})) == ["policy"]
+    assert unpriced_models(priced({})) == ["policy"]
     require_bounded(priced({**stranger, "prices": {"prompt": 0, "completion": 0}}, budget={"usd": 1}))
 
 
@@ -294,10 +294,10 @@ def ledger_of(journal: Journal, usd: float) -> Ledger:
     return Ledger(journal, parse_config({"llms": {"policy": model}, "budget": {"usd": usd}}))
 
 
-async def line_of(server: StandIn, journal: Journal, ledger: Ledger) -> ModelLine:
+async def line_of(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJobs:
     adapter = OpenAiAdapter(OpenAiAdapterConfig(retry_wait=0.001, n_epochs=2), server.client(), BASE)
     await adapter.initialize(FinetuneConfig())
-    line = ModelLine("policy", "policy", adapter, EchoEngine(), journal, ledger=ledger)
+    line = ModelJobs("policy", "policy", adapter, EchoEngine(), journal, ledger=ledger)
     await line.take_up(None)
     return line
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from etude.inference.embedded import EmbeddedEngine
-from etude.store.facts import histories_of
+from etude.store.facts import read_histories
 from etude.store.files import SUMS
 from etude.store.run_folder import LOCK
 from tests.cli.killed import repeatable_project
@@ -82,7 +82,7 @@ def versions(run: Path) -> dict[str, bytes]:
 
 def told(run: Path) -> Any:
     """All that the run has recorded, but for times and places."""
-    history = histories_of(run)[None].model_dump(mode="json", exclude={"recoveries"})
+    history = read_histories(run)[None].model_dump(mode="json", exclude={"recoveries"})
     text = json.dumps(history, default=str)
     return without_times(json.loads(text), "location")
 
@@ -108,7 +108,7 @@ def test_a_run_goes_back_from_a_damaged_version(
     assert "goes back to version 2: epoch 3 will be trained again" in " ".join(result.output.split())
     assert not calls
     require_undisturbed(run, trained)
-    (recovery,) = histories_of(run)[None].recoveries
+    (recovery,) = read_histories(run)[None].recoveries
     assert [version.number for version in recovery.lost] == [3]
     assert (run / "checkpoints" / "v3.set-aside-1").is_dir()
 
@@ -178,7 +178,7 @@ def test_of_two_models_the_one_that_is_damaged_goes_back(
     assert "second: stored weights are damaged or were not written: v2/job.json is empty" in result.output
     assert not calls
     assert {path: path.read_bytes() for path in before} == before
-    recoveries = {target: history.recoveries for target, history in histories_of(run).items()}
+    recoveries = {target: history.recoveries for target, history in read_histories(run).items()}
     assert (len(recoveries["left"]), len(recoveries["second"])) == (0, 1)
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from etude.alarms.alarm import events_of
+from etude.alarms.alarm import alarm_events
 from etude.alarms.built_in import RewardCollapse
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
@@ -172,7 +172,7 @@ async def make_collapse(run):
             reward, low, high = ends[entry.epoch]
             figures = {"avg_reward": reward, "reward_low": low, "reward_high": high}
             entry = entry.model_copy(update={"metrics": {**entry.metrics, **figures}})
-            events = events_of({"reward_collapse": RewardCollapse()}, entry, earlier)
+            events = alarm_events({"reward_collapse": RewardCollapse()}, entry, earlier)
             earlier.append(entry.model_copy(update={"alarms": events}))
             await log.add_entry(earlier[-1])
 

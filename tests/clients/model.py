@@ -16,7 +16,7 @@ import torch
 
 from etude.core.message import Message, Tool
 from etude.models.policy import Policy
-from etude.models.tiny import CHAT_TEMPLATE, TinyShape, build_policy, build_tokenizer, texts_of
+from etude.models.tiny import CHAT_TEMPLATE, TinyShape, build_policy, build_tokenizer, conversation_texts
 from tests.clients.drive import CODING_TASK, QUESTION
 
 _SHOWN_CHARACTERS = 112
@@ -159,7 +159,9 @@ TRANSCRIPTS: list[tuple[str, list[Message]]] = [
 
 def build_model(folder: Path, seed: int = 0) -> Policy:
     """Train the model, and write it to `folder`."""
-    texts = [text for names, messages in TRANSCRIPTS for text in texts_of([messages], _tools(names))]
+    texts = [
+        text for names, messages in TRANSCRIPTS for text in conversation_texts([messages], _tools(names))
+    ]
     # A token never reaches across punctuation, so that what a form forces is what was learned.
     tokenizer = build_tokenizer(texts, vocab_size=512, splits=["[^A-Za-z_]"])
     tokenizer.chat_template = _TEMPLATE

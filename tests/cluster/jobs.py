@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from etude.backends.capabilities import LocalAdapterConfig
-from etude.backends.learning import Learners
+from etude.backends.cluster_training import Learners
 from etude.backends.local_adapter import LocalAdapter
 from etude.cluster.launch import RayConfig, RayTeams
 from etude.config.finetuning import FinetuneConfig
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
 from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.weights import load_tensors
-from etude.store.run_folder import locked_by
+from etude.store.run_folder import lock_holder
 from tests.backends.test_local_adapter import collection
 from tests.learner.test_team import assert_near
 
@@ -33,7 +33,7 @@ def jobs(names: str, **options: Any) -> list[TrajectoryCollection]:
 def learners(address: str, folder: Path, count: int, **block: Any) -> Learners:
     """Those of a `cluster` block."""
     config = RayConfig(address=address, runners=0, learners=count, **block)
-    desk = "etude.backends.local_job:JobDesk"
+    desk = "etude.backends.local_job:JobReports"
     (folder / "learners").mkdir(parents=True, exist_ok=True)
     launcher = RayTeams(config=config, desk=desk, on_gpus=False)
     return Learners(launcher, count, folder / "learners", "cpu", asyncio.Lock())
@@ -89,7 +89,7 @@ def members(folder: Path, count: int) -> list[int]:
     end = time.monotonic() + 60
     while time.monotonic() < end:
         names = ["leader", *(f"member-{rank}" for rank in range(1, count))]
-        pids = [locked_by(folder / name) for name in names]
+        pids = [lock_holder(folder / name) for name in names]
         if all(pids):
             return [pid for pid in pids if pid]
         time.sleep(0.05)

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from etude.cluster.launch import connected
+from etude.cluster.launch import connect_ray
 from etude.cluster.nodes import RayChild, SamplerLauncher
 from etude.core.errors import EngineError
 from etude.inference.vllm_process import VllmProcess
@@ -48,7 +48,7 @@ _SECONDS = 240.0
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def connection(cluster: Any) -> AsyncIterator[None]:
     """Of this process with the cluster; not from the main thread, as in a server."""
-    connection = connected(cluster.address, {}, None)
+    connection = connect_ray(cluster.address, {}, None)
     await asyncio.to_thread(connection.__enter__)
     yield
     await asyncio.to_thread(connection.__exit__, None, None, None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from etude.cluster.launch import MARK, RayConfig, RayTeams, Seat, placed
+from etude.cluster.launch import SHARED_FILE, RayConfig, RayTeams, TeamMember, find_room
 from etude.core.errors import RequestError, StoreError
 from etude.models.weights import load_tensors
 from etude.store.run_folder import RunLock
@@ -85,11 +85,11 @@ def test_the_address_of_rays_client_is_refused() -> None:
 
 @pytest.mark.parametrize("problem", ["another folder", "no locks", None])
 def test_a_folder_that_is_not_shared_is_told(tmp_path: Path, problem: str | None) -> None:
-    (tmp_path / MARK).write_text("other" if problem == "another folder" else "this")
+    (tmp_path / SHARED_FILE).write_text("other" if problem == "another folder" else "this")
     lock = RunLock(tmp_path / "lock")
     if problem == "no locks":
         lock.release()
-    seat = Seat(1, "10.0.0.2", tmp_path, "this", lambda name: None)
+    seat = TeamMember(1, "10.0.0.2", tmp_path, "this", lambda name: None)
     if problem is None:
         seat.require_shared()
         return
@@ -105,7 +105,7 @@ def test_a_folder_that_is_not_shared_is_told(tmp_path: Path, problem: str | None
     ],
 )
 def test_processes_have_room_or_not(cpus, count, is_ready, told):
-    found = placed("runners", count, {"CPU": 1.0}, [{"CPU": each} for each in cpus])
+    found = find_room("runners", count, {"CPU": 1.0}, [{"CPU": each} for each in cpus])
     assert (found.is_ready, told in found.detail) == (is_ready, True)
 
 

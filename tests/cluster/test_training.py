@@ -14,7 +14,7 @@ import pytest
 from etude.models.policy import WEIGHTS_FILE
 from etude.models.weights import load_tensors
 from etude.server.jobs import JobFolder
-from etude.store.run_folder import locked_by
+from etude.store.run_folder import lock_holder
 from tests.cluster.jobs import members
 from tests.learner.test_team import assert_near
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
@@ -97,7 +97,7 @@ def test_two_nodes_train_what_one_process_does_and_survive_kill_9(
 
 def the_launcher_and_the_server(server: ServerProcess, job: str) -> None:
     server.kill()
-    launcher = locked_by(JobFolder(server.data_dir, job).path / "lock")
+    launcher = lock_holder(JobFolder(server.data_dir, job).path / "lock")
     assert launcher
     os.kill(launcher, signal.SIGKILL)
     server.start()

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, SecretStr
 
 from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, WorkflowConfig
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
-from etude.config.references import LlmRef, Refers
+from etude.config.references import LlmRef, ReferenceTo
 from etude.config.registry import (
     register_dataset,
     register_evaluator,
@@ -68,7 +68,7 @@ class FunctionEvaluatorConfig(EvaluatorConfig, name="function"):
 class WeightedConfig(EvaluatorConfig, name="weighted"):
     """A weighted mean of others."""
 
-    weights: Annotated[dict[str, float], Refers("evaluators")]
+    weights: Annotated[dict[str, float], ReferenceTo("evaluators")]
 
 
 class FileConfig(DatasetConfig):

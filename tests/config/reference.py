@@ -12,9 +12,9 @@ from pydantic_core import PydanticUndefined
 
 from etude.config import registry
 from etude.config.component import CHANGEABLE, ComponentConfig
+from etude.config.key_types import KeyType, describe, descriptions, models_in
 from etude.config.registry import BASES, LISTED, LIVE, NAMED, NOUNS, SINGLE, Kind
 from etude.config.schema import Config
-from etude.config.slots import Slot, describe, descriptions, models_in
 
 _INTRODUCTION = """\
 # Config reference
@@ -125,7 +125,7 @@ class _Reference:
             yield f"When a run goes on, these can be changed: {', '.join(changeable)}.\n"
 
     def _row(self, key: str, field: FieldInfo, meaning: str, below: Collection[type[BaseModel]]) -> str:
-        slot, blocks = Slot.of(field), _blocks_in(field)
+        slot, blocks = KeyType.of(field), _blocks_in(field)
         takes = describe(slot)
         if blocks:
             takes = "the block below" if blocks[0] in below else f"a block: {self._titles[blocks[0]]}"
@@ -148,7 +148,7 @@ def _home(model: type[BaseModel], key: str) -> type[BaseModel]:
 
 def _blocks_in(field: FieldInfo) -> list[type[BaseModel]]:
     """The blocks with a table of their own that a key holds."""
-    slot = Slot(field.annotation)
+    slot = KeyType(field.annotation)
     models = models_in(slot) + [model for entry in slot.below("") for model in models_in(entry)]
     return [
         model for model in models if not issubclass(model, ComponentConfig) and len(model.model_fields) > 1

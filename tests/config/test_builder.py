@@ -13,7 +13,7 @@ from pydantic import Field
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.load import load_config, parse_config
-from etude.config.references import Refers
+from etude.config.references import ReferenceTo
 from etude.config.registry import register_evaluator
 from etude.config.schema import Config
 from etude.core.errors import ConfigError, EtudeError, RequestError
@@ -23,7 +23,7 @@ from tests.config.parts import JsonConfig, JsonLinesConfig
 class TracedConfig(EvaluatorConfig, name="traced"):
     """An evaluator that notes when it is made and closed, and needs others."""
 
-    needs: Annotated[list[str], Refers("evaluators")] = Field(default_factory=list)
+    needs: Annotated[list[str], ReferenceTo("evaluators")] = Field(default_factory=list)
     at_once: bool = False
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from etude.config.component import EvaluatorConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import load_config, parse_config, resolved_yaml
-from etude.config.references import LlmRef, Refers
+from etude.config.references import LlmRef, ReferenceTo
 from etude.config.registry import register_evaluator, register_trainer
 from etude.core.errors import ConfigError
 from tests.config.parts import (
@@ -262,7 +262,7 @@ def test_names_that_may_be_left_out_are_only_checked_when_they_are_there(folder:
 
         model: LlmRef | None = None
         others: list[LlmRef] = Field(default_factory=list)
-        panel: Annotated[list[str] | None, Refers("llms")] = None
+        panel: Annotated[list[str] | None, ReferenceTo("llms")] = None
 
     async def build(config, builder):
         yield config

@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model
 
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
+from etude.config.key_types import KeyType, describe, descriptions, shown, slot_at, unknown_keys
 from etude.config.registry import load_entry_points, register_trainer
-from etude.config.slots import Slot, describe, descriptions, shown, slot_at, unknown_keys
 from tests.config.reference import render_reference
 
 
@@ -126,7 +126,7 @@ class Outer(BaseModel):
     ],
 )
 def test_types(annotation: Any, words: str):
-    assert describe(Slot(annotation)) == words
+    assert describe(KeyType(annotation)) == words
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_keys_that_pydantic_would_drop_are_found():
         "listed": [1],
         "class": 1,
     }
-    assert list(unknown_keys(Slot(Outer), data)) == [("nope",), ("inner", "sise"), ("many", "x", "sise")]
+    assert list(unknown_keys(KeyType(Outer), data)) == [("nope",), ("inner", "sise"), ("many", "x", "sise")]
 
 
 @pytest.mark.parametrize(

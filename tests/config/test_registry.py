@@ -39,8 +39,8 @@ def test_a_decorated_generator_is_found_by_kind_and_name(empty_registry: None):
     assert (found.config_type, found.factory) == (config_type, build)
     assert registry.names("trainers") == ["mine"]
     assert registry.names("llms") == []
-    assert registry.of_object("trainers", build) is found
-    assert registry.of_object("llms", build) is None
+    assert registry.find_registration("trainers", build) is found
+    assert registry.find_registration("llms", build) is None
 
 
 def test_a_module_that_is_imported_again_takes_its_own_place(empty_registry: None):
@@ -80,7 +80,7 @@ def test_a_class_without_a_name_is_refused_when_it_is_used(empty_registry: None)
         """It has no `name=`."""
 
     register_trainer(config_type=Nameless)(build)
-    found = registry.of_object("trainers", build)
+    found = registry.find_registration("trainers", build)
     assert found is not None
     with pytest.raises(RequestError, match=r'class Nameless\(TrainerConfig, name="…"\)'):
         registry.lookup("trainers", found.name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from etude.alarms.alarm import Alarm, alarms_of
+from etude.alarms.alarm import Alarm, active_alarms
 from etude.backends.capabilities import Capabilities, JobHyperparameters, check_block
 from etude.config.finetuning import (
     CurriculumLearningConfig,
@@ -274,7 +274,7 @@ def test_short_ways_to_write_an_alarm(written, expected):
 
 
 def test_all_can_be_turned_off_at_once():
-    assert alarms_of(parse_config({"finetuning": {"alarms": False}}).finetuning) == {}
+    assert active_alarms(parse_config({"finetuning": {"alarms": False}}).finetuning) == {}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from etude.config.finetuning import (
     RewardFunctionConfig,
     TrainerConfig,
 )
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import Example
 from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.history import EpochEntry

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from etude.core.call import Constraint, Sampling
-from etude.core.edge import Encoder, TrajectoryCollection, sample_of, trajectory_of, units_of
+from etude.core.conversion import Encoder, TrajectoryCollection, learning_units, to_sample, to_trajectory
 from etude.core.errors import TrainingError
 from etude.core.message import OpenAIMessage
 from etude.core.sample import Sample, Turn
@@ -40,7 +40,7 @@ def trajectory(reward, *items, shaped=None, episode=None):
 
 def test_a_sample_is_context_and_sampled_tokens_in_turn():
     one = trajectory(1.0, USER, GIVEN, item([1, 2], [3], [-0.1]), USER, item([4], [5, 6], [-0.2, -0.3]))
-    assert sample_of(one) == Sample(
+    assert to_sample(one) == Sample(
         ids=(1, 2, 3, 4, 5, 6),
         mask=(False, False, True, False, True, True),
         logprobs=(0, 0, -0.1, 0, -0.2, -0.3),
@@ -52,22 +52,22 @@ def test_a_sample_is_context_and_sampled_tokens_in_turn():
 def test_each_turn_says_how_it_was_sampled():
     ways = Sampling(temperature=0.5), Sampling(top_k=3, constraint=Constraint("regex", "a+"))
     one = trajectory(1.0, item([1], [2], sampling=ways[0]), item([3], [4], sampling=ways[1]))
-    again = sample_of(Trajectory.model_validate_json(one.model_dump_json()))
+    again = to_sample(Trajectory.model_validate_json(one.model_dump_json()))
     assert tuple(turn.sampling for turn in again.turns) == ways
 
 
 def test_what_is_imitated_needs_no_logprobs():
     one = trajectory(0.0, GIVEN, item([1], [2, 3], logprobs=()))
-    found = sample_of(one, needs_logprobs=False)
+    found = to_sample(one, needs_logprobs=False)
     assert (found.mask, found.logprobs) == ((False, True, True), (0, 0, 0))
 
 
 def test_advantages_and_weights_go_with_the_items():
     one = trajectory(0.0, item([1], [2, 3], advantages=(0.5, 1.0), weights=(1.0, 0.0)))
-    found = sample_of(one)
+    found = to_sample(one)
     assert (found.advantages, found.weights) == ((0, 0.5, 1), (0, 1, 0))
     with pytest.raises(TrainingError, match="episode e has 1 advantages for 2 sampled tokens"):
-        sample_of(trajectory(0.0, item([1], [2, 3], advantages=(0.5,)), episode="e"))
+        to_sample(trajectory(0.0, item([1], [2, 3], advantages=(0.5,)), episode="e"))
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_advantages_and_weights_go_with_the_items():
 )
 def test_an_episode_without_its_tokens_is_named(bad, message):
     with pytest.raises(TrainingError, match=message):
-        sample_of(trajectory(1.0, bad, episode="e"))
+        to_sample(trajectory(1.0, bad, episode="e"))
 
 
 def test_shaped_rewards_of_another_number_are_named():
     with pytest.raises(TrainingError, match="episode e has 2 shaped rewards for 1 sampled messages"):
-        sample_of(trajectory(1.0, item([1], [2]), shaped=[1.0, 2.0], episode="e"))
+        to_sample(trajectory(1.0, item([1], [2]), shaped=[1.0, 2.0], episode="e"))
 
 
 def preference(**fields):
@@ -103,7 +103,7 @@ BY_CHARACTERS = Encoder(codes, codes)
 
 
 def pairs_of(*items, encoder=BY_CHARACTERS, needs_logprobs=False):
-    return units_of(trajectory(1.0, *items), "pairs", encoder, needs_logprobs=needs_logprobs)
+    return learning_units(trajectory(1.0, *items), "pairs", encoder, needs_logprobs=needs_logprobs)
 
 
 def test_a_preference_is_a_pair_that_shares_its_prompt():
@@ -144,7 +144,7 @@ def test_other_data_than_preferences_is_refused():
     with pytest.raises(TrainingError, match="DPO trains on preferences"):
         pairs_of(item([1], [2]))
     with pytest.raises(TrainingError, match="trains on episodes, and found a preference"):
-        sample_of(trajectory(1.0, preference()))
+        to_sample(trajectory(1.0, preference()))
     uneven = preference(prompt_ids=(1,), chosen_ids=(2, 3), rejected_ids=(4,), chosen_mask=(True,))
     with pytest.raises(TrainingError, match="another length"):
         pairs_of(uneven)
@@ -173,18 +173,18 @@ def test_a_sample_survives_the_edge(lengths, scored):
         agent="solver",
         messages=tuple(messages),
     )
-    again = sample_of(trajectory_of(one))
+    again = to_sample(to_trajectory(one))
     assert again == replace(one, turns=tuple(turns), messages=())
 
 
 def test_a_collection_has_samples_until_its_trajectories_are_asked_for():
     one = Sample((1, 2), (False, True), (0.0, -0.5), turns=(Turn(1, 2),), reward=1.0, group_rewards=[1.0])
     made = TrajectoryCollection(trajectories=[[one]], run_id="r")
-    assert made.groups == [[one]] and units_of(one, "samples") == [one]
+    assert made.groups == [[one]] and learning_units(one, "samples") == [one]
     written = made.model_copy().model_dump(mode="json")["trajectories"]
-    assert written == [[trajectory_of(one).model_dump(mode="json")]]
+    assert written == [[to_trajectory(one).model_dump(mode="json")]]
     made.trajectories[0][0].reward = 0.5
-    assert [sample_of(each).reward for each in made.groups[0]] == [0.5]
+    assert [to_sample(each).reward for each in made.groups[0]] == [0.5]
 
 
 ids = st.lists(st.integers(0, 10**6), min_size=1, max_size=4)
@@ -226,7 +226,7 @@ def test_a_sample_is_the_same_from_the_file_as_from_the_trajectory() -> None:
         teacher_logprobs=(-0.1, -0.2),
         sampling=Sampling(temperature=0.7, constraint=Constraint("regex", "a+"), logit_bias=((3, 0.5),)),
     )
-    sample = sample_of(trajectory(1.0, USER, GIVEN, said, episode="a"))
+    sample = to_sample(trajectory(1.0, USER, GIVEN, said, episode="a"))
     line = GrpoRow.of_group([sample]).model_dump_json(exclude_none=True)
     assert GrpoRow.model_validate_json(line).group() == [sample]
 

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from etude.core.process import collected_rarely, set_up_process
+from etude.core.process import rare_garbage_collection, set_up_process
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +43,9 @@ def test_what_is_part_of_a_cycle_is_collected_more_rarely(thresholds):
 
 
 def test_a_run_leaves_the_thresholds_as_they_were(thresholds):
-    with collected_rarely():
+    with rare_garbage_collection():
         during = gc.get_threshold()
-        with collected_rarely():
+        with rare_garbage_collection():
             assert gc.get_threshold() == during
         assert gc.get_threshold() == during
     assert during[0] > 10 * thresholds[0]
@@ -55,7 +55,7 @@ def test_a_run_leaves_the_thresholds_as_they_were(thresholds):
 @pytest.mark.parametrize("own", [0, 1_000_000])
 def test_a_program_that_collects_more_rarely_still_is_left_alone(own):
     gc.set_threshold(own)
-    with collected_rarely():
+    with rare_garbage_collection():
         assert gc.get_threshold()[0] == own
     assert gc.get_threshold()[0] == own
 

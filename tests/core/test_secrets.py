@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from etude.core.errors import EtudeError, words_of
+from etude.core.errors import EtudeError, error_words
 from etude.core.secrets import MASK, holds_secret, is_secret_name, keep_secret, masked, masked_data
 
 SECRET = 'canary "7f3a" \\ ü'
@@ -95,8 +95,8 @@ def test_names():
 def test_errors_have_no_secrets_in_their_text():
     keep_secret("canary-error-66")
     assert str(EtudeError("refused canary-error-66")) == f"refused {MASK}"
-    assert words_of(ValueError("canary-error-66")) == f"ValueError: {MASK}"
-    long = words_of(ValueError("x" * 19_990 + "canary-error-66" + "x" * 10_000))
+    assert error_words(ValueError("canary-error-66")) == f"ValueError: {MASK}"
+    long = error_words(ValueError("x" * 19_990 + "canary-error-66" + "x" * 10_000))
     assert "canary" not in long
 
 

@@ -12,8 +12,8 @@ from etude.core.distribution import Distribution
 from etude.core.stats import estimate, estimate_difference, shared_bounds, shown_mean, t95
 from etude.loop.metrics import reward_metrics
 from etude.report.progress import shown_validation
-from etude.report.words import figure_lines
-from etude.store.figures import summary_of
+from etude.report.run_text import figure_lines
+from etude.store.figures import summarize
 from tests.report.histories import History, epoch, validation
 
 unit = st.floats(0, 1)
@@ -184,7 +184,7 @@ def test_summary_and_lines_say_that_no_answer_has_the_full_reward():
     metrics = reward_metrics(PARTIAL)
     reward = metrics.pop("avg_reward")
     entries = epoch(0, reward, **metrics), validation(0, reward, **metrics)
-    summary = summary_of(History(run_id="r", epochs=entries[:1], validations=entries[1:]))
+    summary = summarize(History(run_id="r", epochs=entries[:1], validations=entries[1:]))
     assert summary.before.distribution == entries[0].distribution
     lines = dict(figure_lines(summary))
     assert lines["distribution before"] == "best 0.2 (41 of 64, none has 1): 20 × 0, 3 × 0.1, 41 × 0.2"

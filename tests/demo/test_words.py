@@ -2,7 +2,7 @@
 
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import EpisodeRecord, Example, Failure
-from etude.demo.demo import episode_in_words
+from etude.demo.demo import episode_lines
 from tests.support import tool_call
 
 
@@ -30,7 +30,7 @@ def test_a_tool_is_called():
     call = tool_call("calculator", {"expression": "1+2"})
     result = {"role": "tool", "tool_call_id": "call_0", "content": "3"}
     record = episode(([user("1 plus 2?")], call), ([result], agent("3")), output="3")
-    assert episode_in_words(record, 1.0) == [
+    assert episode_lines(record, 1.0) == [
         "user: 1 plus 2?",
         'agent calls calculator({"expression": "1+2"})',
         "tool: 3",
@@ -41,7 +41,7 @@ def test_a_tool_is_called():
 
 def test_a_long_conversation_is_shortened_in_the_middle():
     turns = [([user(f"question {n}")], agent(f"answer {n}")) for n in range(20)]
-    lines = episode_in_words(episode(*turns, output="answer 19"), None)
+    lines = episode_lines(episode(*turns, output="answer 19"), None)
     assert len(lines) <= 10
     assert lines[0] == "user: question 0"
     assert any("more" in line for line in lines)
@@ -50,10 +50,10 @@ def test_a_long_conversation_is_shortened_in_the_middle():
 
 def test_failures_say_why():
     record = episode(([user("hello")], None), failure=Failure("call_failed", "agent.py:3: EngineError"))
-    lines = episode_in_words(record, None)
+    lines = episode_lines(record, None)
     assert "failed: agent.py:3: EngineError" in lines
 
 
 def test_control_characters_do_not_reach_the_terminal():
     record = episode(([user("hi")], agent("\x1b[31mred\x07")), output="")
-    assert not any("\x1b" in line for line in episode_in_words(record, 0.0))
+    assert not any("\x1b" in line for line in episode_lines(record, 0.0))

@@ -12,7 +12,7 @@ import yaml
 from etude.algorithms.samples import branches_of, pair_of, sample_of
 from etude.backends.openai_api import supervised_row
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.edge import trajectory_of
+from etude.core.conversion import to_trajectory
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.training_rows import DpoRow, SupervisedRow
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
@@ -75,7 +75,7 @@ def preference(chosen, rejected):
     sides = [sample_of(branches_of(side, ["*"], None)[0], side, 1.0) for side in (chosen, rejected)]
     pair = pair_of(*sides)
     assert pair is not None
-    return trajectory_of(pair)
+    return to_trajectory(pair)
 
 
 @pytest.mark.parametrize("thought", [{}, {"reasoning_content": "One and two is three."}])
@@ -110,7 +110,7 @@ def test_thinking_goes_with_the_answer_and_is_learned_with_it_alone():
         ),
     ]
     record = EpisodeRecord("a", Example("e"), 0, tuple(calls))
-    first, second = (trajectory_of(sample_of(each, record, 1.0)) for each in branches_of(record, ["*"], None))
+    first, second = (to_trajectory(sample_of(each, record, 1.0)) for each in branches_of(record, ["*"], None))
     assert [item.content for item in first.episode] == ["1 plus 2?", "3"]
     assert first.episode[-1].metadata["reasoning_content"] == "1 + 2"
     assert [item.given for item in second.episode] == [False, True, False, False]

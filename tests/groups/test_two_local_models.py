@@ -11,10 +11,10 @@ from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest, Sampling
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup, Skipped, Step
-from etude.groups.line import LineRules, ModelLine
+from etude.groups.model_jobs import JobRules, ModelJobs
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
@@ -39,7 +39,7 @@ class Model:
         self.engine = EmbeddedEngine(self.policy)
         config = LocalAdapterConfig(learning_rate=0.05, passes=3)
         self.adapter = LocalAdapter(config, self.policy, folder / name, self.seed)
-        self.line = ModelLine(name, "policy", self.adapter, self.engine, journal, rules=LineRules(**rules))
+        self.line = ModelJobs(name, "policy", self.adapter, self.engine, journal, rules=JobRules(**rules))
 
     async def begin(self, version=None):
         await self.adapter.initialize(FinetuneConfig())

@@ -10,7 +10,7 @@ import torch
 
 from etude.core.call import Sampling
 from etude.inference.decoder import make_decoder
-from etude.inference.sampler import Row, uniforms
+from etude.inference.sampler import LiveRow, uniforms
 from tests.models.tiny_models import family
 from tests.pretended import DEVICE, Pretended, moved, pretending
 
@@ -25,7 +25,7 @@ FAMILIES = {
 def rows_of(sampling=Sampling):
     prompts = [range(10, 10 + length) for length in (5, 70, 3)]
     return [
-        Row(
+        LiveRow(
             f"talk {key}",
             list(prompt),
             sampling(temperature=0.7, top_p=0.9, max_tokens=8),
@@ -46,8 +46,8 @@ def sampled(policy, *, deterministic=False):
 
     grow(5)
     decoder.release(rows[0])
-    again = Row("talk 0", [*rows[0].ids, 7, 8], Sampling(temperature=0.0), uniforms(9))
-    rows = [*rows[1:], again, Row("new", [*rows[1].ids[:70], 9], Sampling(), uniforms(8))]
+    again = LiveRow("talk 0", [*rows[0].ids, 7, 8], Sampling(temperature=0.0), uniforms(9))
+    rows = [*rows[1:], again, LiveRow("new", [*rows[1].ids[:70], 9], Sampling(), uniforms(8))]
     grow(11)
     return [(row.ids, row.logprobs) for row in rows]
 
@@ -68,7 +68,7 @@ def test_a_token_is_waited_for_a_few_times_however_many_there_are():
     def waited(rows):
         with pretending() as waits:
             decoder = make_decoder(moved(family("LlamaConfig")), slots=4, deterministic=False)
-            made = [Row(str(key), [key + 1] * 9, Sampling(), uniforms(key)) for key in range(rows)]
+            made = [LiveRow(str(key), [key + 1] * 9, Sampling(), uniforms(key)) for key in range(rows)]
             for _ in range(4):
                 decoder.step(made)
             before = waits.total()

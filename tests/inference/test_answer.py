@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Delta, Sampling
-from etude.inference.answer import AnswerStream, read
+from etude.inference.answer import AnswerStream, parse_message
 
 ADD = {"type": "function", "function": {"name": "add"}}
 STOP = 0
@@ -60,7 +60,7 @@ def pieces_of(text: str, request: ChatRequest, prompt: str = "") -> tuple[list[D
         stream.add(Delta(ids=(token,), logprobs=(-1.0,)))
     stops = request.sampling.stop
     cut = min([text.index(stop) for stop in stops if stop in text], default=len(text))
-    return heard, read(speech, asked, text[:cut], ids)
+    return heard, parse_message(speech, asked, text[:cut], ids)
 
 
 PARTS = ["So ", "3", " ", "\n", "<", "<b>", "[1]", "{", "think", "<think>", "</think>", "é"]

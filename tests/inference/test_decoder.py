@@ -10,7 +10,7 @@ from etude.core.call import Sampling
 from etude.inference import kv_slots
 from etude.inference.decoder import RecomputeDecoder, make_decoder
 from etude.inference.fused_llama import FusedLlama
-from etude.inference.sampler import Row, uniforms
+from etude.inference.sampler import LiveRow, uniforms
 from etude.inference.slot_decoder import SlotDecoder
 from tests.models.tiny_models import family, policy, true_logprobs
 
@@ -43,7 +43,7 @@ def rows_of_many_lengths(count, *, tokens=12, seed=0):
     rows = []
     for number in range(count):
         ids = [choose.randrange(7, 300) for _ in range(choose.choice([2, 3, 9, 20, 70]))]
-        rows.append(Row(str(number), ids, Sampling(), uniforms(number)))
+        rows.append(LiveRow(str(number), ids, Sampling(), uniforms(number)))
     return rows, {row: len(row.ids) + choose.randrange(1, tokens) for row in rows}
 
 
@@ -92,7 +92,7 @@ def test_a_prompt_is_read_once_for_all_its_samples_and_for_those_who_begin_like_
     choose = random.Random(4)
     prompt = [choose.randrange(7, 300) for _ in range(300)]
     prompts = [*[prompt] * 6, *([*prompt[:200], *(7 + n,) * 40] for n in range(4))]
-    rows = [Row(str(n), list(ids), Sampling(), uniforms(n)) for n, ids in enumerate(prompts)]
+    rows = [LiveRow(str(n), list(ids), Sampling(), uniforms(n)) for n, ids in enumerate(prompts)]
     decoder.step(rows)
     assert [row.cached for row in rows] == [256, *[0] * 9]  # The length of a chunk.
     decoder.step(rows)
@@ -111,7 +111,7 @@ def test_conversations_that_take_turns_keep_what_was_read_wherever_it_is_moved(n
         rows = []
         for conversation in choose.sample(sorted(spoken), choose.choice([1, 2, 5])):
             rows.append(
-                Row(conversation, list(spoken[conversation]), Sampling(), uniforms(choose.randrange(99)))
+                LiveRow(conversation, list(spoken[conversation]), Sampling(), uniforms(choose.randrange(99)))
             )
         run(decoder, rows, {row: len(row.ids) + choose.randrange(1, 25) for row in rows})
         assert_right(of, rows)
@@ -123,9 +123,9 @@ def test_those_who_wait_go_on_when_the_one_they_wait_for_is_gone():
     of = policy()
     decoder = make_decoder(of, slots=8, deterministic=False)
     ids = [7 + n % 90 for n in range(150)]
-    first, second = (Row(str(n), list(ids), Sampling(), uniforms(n)) for n in range(2))
+    first, second = (LiveRow(str(n), list(ids), Sampling(), uniforms(n)) for n in range(2))
     decoder.step([first, second])
-    late = Row("late", list(ids) * 2, Sampling(), uniforms(3))
+    late = LiveRow("late", list(ids) * 2, Sampling(), uniforms(3))
     decoder.step([first, late])
     decoder.release(first)
     for _ in range(4):
@@ -137,7 +137,7 @@ def test_prompts_longer_than_a_chunk_are_read_in_pieces():
     of = policy(max_context=1024)
     choose = random.Random(3)
     rows = [
-        Row(str(n), [choose.randrange(7, 300) for _ in range(n)], Sampling(), uniforms(n))
+        LiveRow(str(n), [choose.randrange(7, 300) for _ in range(n)], Sampling(), uniforms(n))
         for n in (255, 256, 257, 600)
     ]
     run(make_decoder(of, slots=8, deterministic=False), rows, {row: len(row.ids) + 3 for row in rows})
@@ -159,9 +159,9 @@ def test_forgetting_in_the_middle_reads_again_and_goes_on():
 def test_rows_that_speak_go_on_while_a_long_prompt_is_read():
     of = policy(max_context=1024)
     decoder = make_decoder(of, slots=8, deterministic=False)
-    speaking = [Row(str(n), [9, 10 + n], Sampling(), uniforms(n)) for n in range(3)]
+    speaking = [LiveRow(str(n), [9, 10 + n], Sampling(), uniforms(n)) for n in range(3)]
     decoder.step(speaking)
-    late = Row("late", [7 + n % 90 for n in range(600)], Sampling(), uniforms(9))
+    late = LiveRow("late", [7 + n % 90 for n in range(600)], Sampling(), uniforms(9))
     for cached in (256, 512, 600):
         decoder.step([*speaking, late])
         assert late.cached == cached
@@ -177,7 +177,7 @@ def test_no_token_is_computed_for_padding(monkeypatch):
     choose = random.Random(5)
     lengths = (1, 2, 3, 5, 40, 70, 250)
     rows = [
-        Row(str(n), [choose.randrange(7, 300) for _ in range(length)], Sampling(), uniforms(n))
+        LiveRow(str(n), [choose.randrange(7, 300) for _ in range(length)], Sampling(), uniforms(n))
         for n, length in enumerate(lengths)
     ]
     decoder.step(rows)
@@ -201,7 +201,7 @@ def test_a_deterministic_decoder_gives_the_same_bits_whatever_the_company(name):
 
     def mine(length, company, start, seed=0):
         choose = random.Random(length)
-        row = Row("mine", [choose.randrange(7, 300) for _ in range(length)], Sampling(), uniforms(length))
+        row = LiveRow("mine", [choose.randrange(7, 300) for _ in range(length)], Sampling(), uniforms(length))
         others, until = rows_of_many_lengths(company, seed=seed)
         rows = [*others[: company // 2], row, *others[company // 2 :]]
         run(make_decoder(of, slots=8, deterministic=True), rows, until | {row: length + 8}, start=start)
@@ -219,7 +219,9 @@ def test_a_deterministic_recomputing_decoder_gives_the_same_bits_whatever_the_co
     of = RECOMPUTED["mamba"]()
 
     def mine(company):
-        rows = [Row(str(n), list(range(10, 13 + n % 5)), Sampling(), uniforms(n)) for n in range(company + 1)]
+        rows = [
+            LiveRow(str(n), list(range(10, 13 + n % 5)), Sampling(), uniforms(n)) for n in range(company + 1)
+        ]
         run(make_decoder(of, slots=8, deterministic=True), rows, {row: len(row.ids) + 5 for row in rows})
         return rows[0].ids, rows[0].logprobs
 

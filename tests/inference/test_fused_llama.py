@@ -11,7 +11,7 @@ from etude.core.call import Sampling
 from etude.inference import fused_weights
 from etude.inference.decoder import make_decoder
 from etude.inference.fused_weights import can_fuse
-from etude.inference.sampler import Row, uniforms
+from etude.inference.sampler import LiveRow, uniforms
 from etude.models.policy import LoraOptions
 from tests.models.tiny_models import family, fresh_policy, true_logprobs
 
@@ -43,7 +43,7 @@ def sampled(of, *, deterministic=False, tokens=12):
     choose = random.Random(2)
     decoder = make_decoder(of, slots=8, deterministic=deterministic)
     rows = [
-        Row(str(n), [choose.randrange(7, 300) for _ in range(n)], Sampling(), uniforms(n))
+        LiveRow(str(n), [choose.randrange(7, 300) for _ in range(n)], Sampling(), uniforms(n))
         for n in (1, 2, 5, 30, 60)
     ]
     for _ in range(tokens):
@@ -114,7 +114,7 @@ def test_lora_weights_count_as_they_are_now(kind, name, layers):
     assert can_fuse(of.model)
     tolerance = {"float32": 1e-5, "bfloat16": 0.1}[kind]
     generator = torch.Generator().manual_seed(5)
-    row = Row("a", [9, 10, 11], Sampling(), uniforms(0))
+    row = LiveRow("a", [9, 10, 11], Sampling(), uniforms(0))
     decoder.forget()
     decoder.step([row])
     for _ in range(2):

@@ -25,7 +25,7 @@ from etude.core.job import ModelVersion
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.wire.client import parse_completion
-from etude.wire.retries import Disturbed, Refused, counting_retries
+from etude.wire.retries import Refusal, Retryable, counting_retries
 
 SECRET = "sk-do-not-show-me"
 LOGPROBS = (-0.25, -1.5, -0.0078125)
@@ -503,7 +503,7 @@ def test_whatever_the_endpoint_says_is_a_completion_or_a_named_failure(field: st
     target[field] = junk
     try:
         completion = parse_completion(json.dumps(reply).encode())
-    except (Disturbed, Refused):
+    except (Retryable, Refusal):
         return
     assert completion.message["role"] == "assistant"
     assert completion.logprobs is None or all(math.isfinite(p) for p in completion.logprobs)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest
-from etude.inference.routes import Address, Routes, conversation_of
+from etude.inference.routes import Address, Routes, conversation_key
 from tests.support import pass_time, until
 
 URLS = tuple(f"http://node-{number}:8000/v1" for number in range(8))
@@ -114,11 +114,11 @@ async def test_when_all_are_set_aside_the_next_to_be_probed_is_tried():
 def test_without_an_episode_the_beginning_says_what_belongs_together():
     system, question = {"role": "system", "content": "be brief"}, {"role": "user", "content": "1 + 1?"}
     answered = (system, question, {"role": "assistant", "content": "2"}, {"role": "user", "content": "sure?"})
-    first = conversation_of(ChatRequest(messages=(system, question)))
-    assert conversation_of(ChatRequest(messages=answered)) == first
+    first = conversation_key(ChatRequest(messages=(system, question)))
+    assert conversation_key(ChatRequest(messages=answered)) == first
     other = (system, {"role": "user", "content": "2 + 2?"})
-    assert conversation_of(ChatRequest(messages=other)) != first
-    assert conversation_of(ChatRequest(messages=other, conversation="train/3")) == "train/3"
+    assert conversation_key(ChatRequest(messages=other)) != first
+    assert conversation_key(ChatRequest(messages=other, conversation="train/3")) == "train/3"
     ids = tuple(range(300))
-    prompts = [conversation_of(ChatRequest(messages=(), prompt=ids + more)) for more in ((), (7, 8))]
+    prompts = [conversation_key(ChatRequest(messages=(), prompt=ids + more)) for more in ((), (7, 8))]
     assert prompts[0] == prompts[1]

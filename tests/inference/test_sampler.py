@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from etude.core.call import Sampling
 from etude.core.errors import EngineError
-from etude.inference.sampler import Row, append_samples, uniforms
+from etude.inference.sampler import LiveRow, append_samples, uniforms
 from etude.inference.slot_table import Copy, SlotTable
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -4.0]
@@ -20,7 +20,9 @@ DRAWS = 20_000
 
 def sample(logits_BV, samplings, uniform):
     """Token ids [B] and their logprobs [B]."""
-    rows = [Row("", [1], wanted, iter([number])) for wanted, number in zip(samplings, uniform, strict=True)]
+    rows = [
+        LiveRow("", [1], wanted, iter([number])) for wanted, number in zip(samplings, uniform, strict=True)
+    ]
     append_samples(rows, logits_BV)
     return torch.tensor([row.ids[-1] for row in rows]), torch.tensor([row.logprobs[-1] for row in rows])
 
@@ -92,7 +94,7 @@ def test_logits_that_are_not_finite_are_an_error(bad):
 
 def test_a_rows_draws_depend_on_its_key_alone():
     def sampled(company):
-        rows = [Row("", [1], Sampling(), uniforms(key)) for key in (5, *range(100, 100 + company))]
+        rows = [LiveRow("", [1], Sampling(), uniforms(key)) for key in (5, *range(100, 100 + company))]
         for _ in range(20):
             append_samples(rows, torch.tensor([LOGITS] * len(rows)))
         return rows[0].ids, rows[0].logprobs
@@ -123,7 +125,7 @@ LONG = list(range(100, 200))
 
 
 def row(conversation, *ids):
-    return Row(conversation, list(ids), Sampling(), iter(()))
+    return LiveRow(conversation, list(ids), Sampling(), iter(()))
 
 
 def read(table, conversation, *ids, reuse=True):

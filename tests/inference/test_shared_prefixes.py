@@ -17,8 +17,8 @@ from etude.inference import decoder as decoders
 from etude.inference import single_tokens
 from etude.inference import single_tokens as module
 from etude.inference.decoder import make_decoder
-from etude.inference.sampler import Row, uniforms
-from etude.inference.single_tokens import Prefix, SingleTokens, plan_of, shared_prefixes
+from etude.inference.sampler import LiveRow, uniforms
+from etude.inference.single_tokens import Prefix, SingleTokens, plan_reading, shared_prefixes
 from etude.learner.learner import Learner, LearnerOptions
 from tests.inference.test_decoder import assert_right, run
 from tests.learner.gradients import batch_of, train
@@ -47,7 +47,7 @@ def prefixes(monkeypatch):
     seen = []
 
     def seeing(*args, **kwargs):
-        plan = plan_of(*args, **kwargs)
+        plan = plan_reading(*args, **kwargs)
         seen.append(plan.prefixes)
         return plan
 
@@ -101,7 +101,7 @@ def rows_of(choose, groups, most, system):
         for number in range(choose.randrange(1, most + 1)):
             own = [choose.randrange(7, 300) for _ in range(choose.choice([0, 0, 3, 20]))]
             key = 100 * group + number
-            rows.append(Row(str(key), [*prompt, *own], Sampling(), uniforms(key)))
+            rows.append(LiveRow(str(key), [*prompt, *own], Sampling(), uniforms(key)))
     choose.shuffle(rows)
     return rows
 
@@ -143,7 +143,7 @@ def test_tokens_and_logprobs_are_those_without_sharing(seed, groups, most, syste
 def grouped(count, *, prompt=60):
     choose = random.Random(3)
     ids = [choose.randrange(7, 300) for _ in range(prompt)]
-    return [Row(str(n), list(ids), Sampling(), uniforms(n)) for n in range(count)]
+    return [LiveRow(str(n), list(ids), Sampling(), uniforms(n)) for n in range(count)]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -175,12 +175,12 @@ def test_a_prefix_is_shared_beside_prompts_that_are_read_and_where_slots_are_not
     plans = []
 
     def seeing(*args):
-        plans.append(plan_of(*args))
+        plans.append(plan_reading(*args))
         return plans[-1]
 
     monkeypatch.setattr(decoders, "plan_of", seeing)
     monkeypatch.setattr(module, "_RUN", 2**16)
-    rows.append(Row("other", [*range(20, 60)], Sampling(), uniforms(9)))
+    rows.append(LiveRow("other", [*range(20, 60)], Sampling(), uniforms(9)))
     decoder.step(rows[::-1])
     (plan,) = plans
     assert plan.slots == [0, 1, 3, 4] and [run.rows for run in plan.runs] == [slice(0, 2), slice(2, 4)]

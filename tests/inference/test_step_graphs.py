@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from etude.core.call import Sampling
 from etude.inference import slot_decoder
 from etude.inference.decoder import make_decoder
-from etude.inference.sampler import Row, uniforms
+from etude.inference.sampler import LiveRow, uniforms
 from etude.inference.slot_decoder import SlotDecoder, StepGraphs, cuda_graphs
 from etude.models.device import choose_device
 from tests.inference.test_decoder import IN_SLOTS, assert_right, rows_of_many_lengths, run
@@ -66,7 +66,7 @@ def test_replayed_steps_give_the_models_own_logprobs(name):
 def test_rows_and_spans_are_filled_up_to_a_few_shapes():
     of, record = policy(max_context=4096), Recorder()
     decoder = decoder_of(of, record, slots=40)
-    rows = [Row(str(n), [7 + n, 9], Sampling(), uniforms(n)) for n in range(40)]
+    rows = [LiveRow(str(n), [7 + n, 9], Sampling(), uniforms(n)) for n in range(40)]
     run(decoder, rows, {row: 4 + index for index, row in enumerate(rows)})
     assert record.recorded <= 12
     graphs = StepGraphs(lambda numbers, span: numbers, record, decoder._kv, [])
@@ -77,7 +77,7 @@ def test_rows_and_spans_are_filled_up_to_a_few_shapes():
 
 def test_new_weights_are_sampled_from_in_the_same_memory_and_elsewhere():
     of, record = policy().twin(), Recorder()
-    decoder, row = decoder_of(of, record), Row("a", [9, 10], Sampling(), uniforms(0))
+    decoder, row = decoder_of(of, record), LiveRow("a", [9, 10], Sampling(), uniforms(0))
     run(decoder, [row], {row: 30})
     recorded = record.recorded
     for elsewhere in (False, True):
@@ -86,7 +86,7 @@ def test_new_weights_are_sampled_from_in_the_same_memory_and_elsewhere():
                 weight.data = weight.data.clone() if elsewhere else weight.data
                 weight.mul_(1.3)
         decoder.forget()
-        row = Row("a", [9, 10], Sampling(), uniforms(1))
+        row = LiveRow("a", [9, 10], Sampling(), uniforms(1))
         run(decoder, [row], {row: 30})
         assert_right(of, [row], 1e-4)
         assert (record.recorded > recorded) == elsewhere

@@ -26,9 +26,9 @@ from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
 from etude.inference.vllm_program import VllmOptions
-from etude.models.distribution import shaped
+from etude.models.distribution import adjust_logits
 from etude.models.policy import LoraOptions, Policy
-from etude.models.speech import Speech
+from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.models.weights import write_lora_folder
 from tests.models.tiny_models import continuing
@@ -88,7 +88,7 @@ async def served(
 
 
 def engine_of(process: VllmProcess, name: str, source: Path) -> VllmEngine:
-    return VllmEngine(VllmProcesses([process]), name, Speech.load(source), max_tokens=16, wait=600)
+    return VllmEngine(VllmProcesses([process]), name, TextCodec.load(source), max_tokens=16, wait=600)
 
 
 def logprobs_of(policy: Policy, prompt: tuple[int, ...], ids: tuple[int, ...]) -> torch.Tensor:
@@ -240,7 +240,7 @@ async def test_the_real_vllm_samples_under_the_learners_grammars(served, source,
             all_ids = torch.tensor([[*PROMPT, *sampled.completion_ids]])
             logits = policy.model(all_ids).logits[0, len(PROMPT) - 1 : -1]
         ids = torch.tensor(sampled.completion_ids)
-        expected = shaped(logits, shapes, ids).log_softmax(-1)[torch.arange(len(ids)), ids]
+        expected = adjust_logits(logits, shapes, ids).log_softmax(-1)[torch.arange(len(ids)), ids]
         assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
     await engine.close()
 

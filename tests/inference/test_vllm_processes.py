@@ -29,7 +29,7 @@ from etude.inference.vllm_engine import VllmEngine
 from etude.inference.vllm_process import VllmProcess
 from etude.inference.vllm_processes import VllmProcesses
 from etude.inference.vllm_program import VllmOptions
-from etude.models.speech import Speech
+from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.inference.test_vllm import options_of, until
 from tests.models.tiny_models import continuing
@@ -73,7 +73,7 @@ async def two(source: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
 
 
 def engine_of(processes: VllmProcesses, name: str | Path, source: Path, wait: float = 60) -> VllmEngine:
-    return VllmEngine(processes, str(name), Speech.load(source), max_tokens=4, wait=wait)
+    return VllmEngine(processes, str(name), TextCodec.load(source), max_tokens=4, wait=wait)
 
 
 async def ask(engine: VllmEngine, episode: str, **fields: object) -> Completion:

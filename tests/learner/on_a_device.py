@@ -16,7 +16,7 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.learner.kernels import block_mask
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.objective import Witness
+from etude.learner.objective import PassObserver
 from etude.learner.optimiser import Optimiser
 from etude.learner.tree import TreeLayout, token_tree
 from tests.learner.gradients import batch_of, forest
@@ -79,11 +79,11 @@ def test_masters_follow_with_one_wait():
         masters[0] *= 1 + 2**-12  # They still round to the same.
         finer = masters[0].clone()
         waits.clear()
-        optimiser.follow()
+        optimiser.sync_masters()
         assert waits.total() == 1
         assert torch.equal(masters[0], finer)
         policy.trainable().popitem()[1].add_(1.0)
-        optimiser.follow()
+        optimiser.sync_masters()
         assert all(map(torch.equal, masters, (one.float() for one in policy.trainable().values())))
 
 
@@ -94,7 +94,7 @@ def test_numbers_of_samples_are_taken_off_the_device_at_once():
         policy.keep_base()
         learner = Learner(policy, LearnerOptions(token_budget=10_000))
         chunk = next(iter(learner._cut([(one,) for one in sequences], [[1.0]] * count, (1.0, 1.0))))
-        witness = Witness()
+        witness = PassObserver()
         witness.begin([(one,) for one in sequences])
         logprobs_BT = chunk.logprobs(policy.model)
         before = waits.total()

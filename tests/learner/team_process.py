@@ -14,7 +14,7 @@ from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.team import PeerLost, ShardingTeam, Team, joined
+from etude.learner.team import PeerLost, ShardingTeam, Team, join_team
 from etude.models.policy import WEIGHTS_FILE, LoraOptions, Policy
 from etude.models.weights import load_tensors, save_tensors
 from tests.learner.gradients import batch_of, forest, train
@@ -179,7 +179,7 @@ def _until(team: Team, end) -> None:
 def main(seat: object, jobs: str, folder: str) -> int:
     """Do the jobs that are named, in a process of this machine or of a cluster, which has a seat."""
     try:
-        with joined("cpu", float(os.environ.get("TEAM_TIMEOUT", "400"))) as team:
+        with join_team("cpu", float(os.environ.get("TEAM_TIMEOUT", "400"))) as team:
             for job in jobs.split(","):
                 globals()[job](team, Path(folder))
     except PeerLost as error:

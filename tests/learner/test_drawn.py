@@ -18,8 +18,8 @@ from etude.core.errors import TrainingError
 from etude.core.sample import Sample, Turn
 from etude.inference.embedded import EmbeddedEngine
 from etude.learner.head import Head, selective_logprobs
-from etude.learner.packed import logprobs_of
-from etude.models.distribution import Shape
+from etude.learner.tree_passes import sample_logprobs
+from etude.models.distribution import Adjustment
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of
 from tests.models.tiny_models import continuing, family, fresh_policy, policy
 
@@ -128,7 +128,7 @@ def _truncated(values, wanted):
 
 
 def assert_agree(of, samples):
-    for sample, learned in zip(samples, logprobs_of(of, samples), strict=True):
+    for sample, learned in zip(samples, sample_logprobs(of, samples), strict=True):
         own = sample.logprobs[len(PROMPT) :]
         assert learned[len(PROMPT) :] == pytest.approx(own, abs=1e-4)
         with torch.no_grad():
@@ -196,7 +196,7 @@ def test_an_answer_of_another_form_is_trained_on_without_it(caplog):
     of = policy()
     plain = sampled(of, Sampling(max_tokens=6))
     turn = replace(plain[0].turns[0], sampling=Sampling(constraint=AS_JSON))
-    assert logprobs_of(of, [replace(plain[0], turns=(turn,))]) == logprobs_of(of, plain)
+    assert sample_logprobs(of, [replace(plain[0], turns=(turn,))]) == sample_logprobs(of, plain)
     assert "not of the form that it was sampled in (json_schema)" in caplog.text
 
 
@@ -204,7 +204,7 @@ def test_a_constraint_that_cannot_be_kept_is_an_error():
     plain = sampled(policy(), Sampling(max_tokens=6))
     turn = replace(plain[0].turns[0], sampling=Sampling(constraint=Constraint("regex", "[a")))
     with pytest.raises(TrainingError, match="cannot be held to its regex"):
-        logprobs_of(policy(), [replace(plain[0], turns=(turn,))])
+        sample_logprobs(policy(), [replace(plain[0], turns=(turn,))])
 
 
 COUNT, WIDTH, VOCABULARY = 23, 16, 330
@@ -218,9 +218,13 @@ def choices(dtype: torch.dtype):
     return hidden, weight, torch.randint(VOCABULARY, (COUNT,), generator=draw)
 
 
-def temperatures() -> list[Shape | None]:
+def temperatures() -> list[Adjustment | None]:
     """Of the model's own distributions, and of hotter and colder ones."""
-    return [None, Shape(Sampling(temperature=0.5)), Shape(Sampling(temperature=1.7, max_tokens=3))] * 8
+    return [
+        None,
+        Adjustment(Sampling(temperature=0.5)),
+        Adjustment(Sampling(temperature=1.7, max_tokens=3)),
+    ] * 8
 
 
 def gradient(head: Head, hidden, weight, targets, shapes, entropies):

@@ -10,8 +10,8 @@ import torch
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.learner import kernels, tree_attention
-from etude.learner.lean import checkpointed, is_lean
 from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.tree_llama import checkpointing_layers, is_lean
 from etude.models.device import choose_device
 from etude.models.policy import LoraOptions, Policy
 from tests.learner.gradients import Gradient, assert_same, batch_of, forest, gradient_of, train
@@ -58,7 +58,7 @@ def cosine(one: Gradient, other: Gradient) -> float:
 def test_the_gradient_is_that_of_the_modules(monkeypatch, name, lora):
     of, batch = policy_of(name, lora), batch_of(forest(4, 40))
     lean = gradient_of(of, batch, Grpo())
-    monkeypatch.setattr("etude.learner.packed.is_lean", lambda model: False)
+    monkeypatch.setattr("etude.learner.tree_passes.is_lean", lambda model: False)
     assert_same(lean, gradient_of(of, batch, Grpo()))
 
 
@@ -71,7 +71,7 @@ def test_in_bfloat16_it_is_as_near_to_that_of_float32_as_the_modules_come(monkey
     _, lean = gradient_of(half, batch, objective)
     assert cosine(lean, exact) > 0.999
     assert float((flat(lean) - flat(exact)).norm() / flat(exact).norm()) < 0.05
-    monkeypatch.setattr("etude.learner.packed.is_lean", lambda model: False)
+    monkeypatch.setattr("etude.learner.tree_passes.is_lean", lambda model: False)
     for packing in ("tree", "padded"):
         _, usual = gradient_of(half, batch, objective, packing=packing)
         assert cosine(lean, usual) > 0.999
@@ -107,12 +107,12 @@ def test_other_models_and_layers_that_someone_stands_before_keep_their_modules()
     assert not is_lean(family("GemmaConfig", head_dim=8).model)
     of = fresh_policy()
     layer = of.model.model.layers[0]
-    with checkpointed(of.model):
+    with checkpointing_layers(of.model):
         assert is_lean(of.model)
     usual = layer.forward
     layer.forward = lambda *args, **kwargs: usual(*args, **kwargs)
     assert not is_lean(of.model)
-    with checkpointed(of.model):
+    with checkpointing_layers(of.model):
         assert not is_lean(of.model)
     of = fresh_policy()
     of.model.model.layers[0].register_forward_pre_hook(lambda *_: None)
@@ -120,7 +120,7 @@ def test_other_models_and_layers_that_someone_stands_before_keep_their_modules()
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-ROOMS = "etude.learner.lean", "etude.learner.head"
+ROOMS = "etude.learner.tree_llama", "etude.learner.head"
 
 
 @pytest.fixture(autouse=True)

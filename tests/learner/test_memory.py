@@ -21,8 +21,8 @@ from etude.learner.head import last_hidden
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.memory import ModelNumbers
 from etude.learner.optimiser import Optimiser, Schedule
-from etude.learner.packed import tree_hidden
 from etude.learner.tree import TreeLayout, token_tree
+from etude.learner.tree_passes import tree_hidden
 from etude.models import memory
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import batch_of, forest, train

@@ -20,10 +20,10 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.learner import kernels, tree
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.packed import PackedStep, tree_hidden, why_not_trees
 from etude.learner.padding import trained_units
 from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_attention import _attend
+from etude.learner.tree_passes import PackedStep, tree_hidden, tree_refusal
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, train
 from tests.models.tiny_models import family, fresh_policy, policy
@@ -69,7 +69,7 @@ def units_for(objective, sequences):
 def both(of, batch, objective, **options):
     """Loss and gradient of the packed step, and of the padded one."""
     assert PackedStep(trained_units(batch)).pays
-    assert why_not_trees(of.model) is None
+    assert tree_refusal(of.model) is None
     return (
         gradient_of(of, batch, objective, packing=packing, **(options if packing == "tree" else {}))
         for packing in ("tree", "padded")
@@ -257,7 +257,7 @@ def test_it_is_the_attention_of_the_tiles(with_gradients, window, softcap, heads
 def test_models_have_the_same_hidden_states_and_gradients(with_gradients, name):
     config, changes = FLEX_FAMILIES[name]
     of = family(config, **changes)
-    assert why_not_trees(of.model, "plain flex") is None
+    assert tree_refusal(of.model, "plain flex") is None
     tree = tree_of(30, 7)
     needed = np.flatnonzero(np.arange(len(tree)) % 3)
     found = []
@@ -295,7 +295,7 @@ def test_sizes_do_not_compile_it_anew():
 
 def test_where_it_does_not_run_models_are_trained_padded_and_it_is_said_why(monkeypatch):
     of, batch = fresh_policy(), batch_of(forest(1, 30))
-    monkeypatch.setattr("etude.learner.learner.why_not_trees", lambda model: why_not_trees(model, "flex"))
+    monkeypatch.setattr("etude.learner.learner.why_not_trees", lambda model: tree_refusal(model, "flex"))
     learner = Learner(of, LearnerOptions(learning_rate=0.0))
     train(learner, batch, Grpo())
     assert "FlexAttention does not run here" in learner.note

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from etude.algorithms.grpo import Grpo
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.packed import PackedStep, packs, why_not_trees
-from etude.learner.padding import runs, trained_units
+from etude.learner.padding import balanced_runs, trained_units
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
+from etude.learner.tree_passes import PackedStep, packs, tree_refusal
 from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, train
 from tests.learner.team_process import OBJECTIVES, batch
 from tests.models.tiny_models import family, fresh_policy, policy
@@ -74,14 +74,14 @@ OTHERS = {
     "name", ["GPT2Config", "Olmo2Config", "Qwen3MoeConfig", "CohereConfig", "Starcoder2Config"]
 )
 def test_most_decoders_take_trees(name):
-    assert why_not_trees(family(name).model) is None
+    assert tree_refusal(family(name).model) is None
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_are_told_by_name_and_padded(name):
     changes, reason = OTHERS[name]
     of = family(name, **changes)
-    assert reason in why_not_trees(of.model)
+    assert reason in tree_refusal(of.model)
 
 
 def test_a_model_that_does_not_take_trees_is_trained_padded_and_says_so():
@@ -103,7 +103,7 @@ def test_a_model_whose_logits_come_out_otherwise_does_not_take_trees():
         return found
 
     of.model.forward = squared
-    assert "are off by" in why_not_trees(of.model)
+    assert "are off by" in tree_refusal(of.model)
 
 
 WORDED_SEQUENCES = st.lists(st.lists(st.integers(7, 9), min_size=2, max_size=7), min_size=1, max_size=8)
@@ -126,7 +126,7 @@ def cost(alone, after, start, stop):
 @given(WORDED_SEQUENCES, st.integers(1, 4))
 def test_the_costliest_run_is_as_cheap_as_can_be(sequences, count):
     row = PackedStep(trained_units(units_of(sequences))).row()
-    found = runs(row.alone, row.after, count)
+    found = balanced_runs(row.alone, row.after, count)
     assert [index for start, stop in found for index in range(start, stop)] == list(range(len(sequences)))
     cuts = combinations_with_replacement(range(len(sequences) + 1), count - 1)
     best = min(

@@ -2,26 +2,26 @@
 
 import pytest
 
+from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
-from etude.core.edge import TrajectoryCollection
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.stats import estimate
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.loop.evaluation import item_rows
-from etude.loop.evaluation import scores_of as scores_of_result
+from etude.loop.evaluation import score_statistics as scores_of_result
 from etude.loop.metrics import (
     collection_metrics,
+    judged_rewards,
     reason_for_skip,
     reason_to_stop,
     reward_metrics,
-    scores_of,
     selection_metrics,
     validation_metrics,
 )
 from etude.loop.targets import SharedProgress
-from etude.report.progress import RunState
-from etude.store.figures import summary_of
+from etude.report.progress import ProgressSums
+from etude.store.figures import summarize
 from tests.report.histories import history
 
 
@@ -93,7 +93,7 @@ def test_a_skip_says_what_was_left_out(metrics, reason):
 
 
 def test_the_summary_compares_before_and_after_and_says_what_was_measured():
-    summary = summary_of(history([0.2, 0.3, 0.4], {0: 0.1, 2: 0.8}))
+    summary = summarize(history([0.2, 0.3, 0.4], {0: 0.1, 2: 0.8}))
     assert summary.measured_on == "validation"
     assert (summary.before.avg_reward, summary.after.avg_reward) == (0.1, 0.8)
     assert (summary.best_version.number, summary.epochs_trained) == (2, 3)
@@ -101,11 +101,11 @@ def test_the_summary_compares_before_and_after_and_says_what_was_measured():
     assert summary.after.measured == "validation examples, after epoch 2 (v2)"
     assert (summary.after.version, summary.last_version.number) == (2, 3)
     assert not summary.is_measured, "v3 was trained after the last validation"
-    assert summary_of(history([0.2], {0: 0.1, 1: 0.8})).is_measured
+    assert summarize(history([0.2], {0: 0.1, 1: 0.8})).is_measured
 
 
 def test_without_validation_nothing_is_called_before_after_or_best():
-    summary = summary_of(history([0.2, 0.3, 0.4, 0.5]))
+    summary = summarize(history([0.2, 0.3, 0.4, 0.5]))
     assert summary.measured_on == "training episodes"
     assert summary.before is summary.after is summary.best_version is None
     first, last = summary.first_epoch, summary.last_epoch
@@ -115,14 +115,14 @@ def test_without_validation_nothing_is_called_before_after_or_best():
 
 
 def test_a_run_of_one_epoch_without_validation_has_one_figure():
-    summary = summary_of(history([0.2]))
+    summary = summarize(history([0.2]))
     assert summary.first_epoch.avg_reward == 0.2
     assert summary.last_epoch is summary.after is None
-    assert summary_of(history([])).first_epoch is None
+    assert summarize(history([])).first_epoch is None
 
 
 def test_a_validation_before_training_alone_has_no_after_and_no_best():
-    summary = summary_of(history([0.2], {0: 0.1}))
+    summary = summarize(history([0.2], {0: 0.1}))
     assert summary.before.avg_reward == 0.1
     assert summary.after is summary.best_version is None
 
@@ -158,8 +158,8 @@ def test_groups_with_equal_rewards_are_counted_where_rewards_are_compared():
 
 
 def test_validations_count_where_there_are_any_and_epochs_otherwise():
-    assert scores_of(history([0.1, 0.2], {0: 0.5})) == [0.5]
-    assert scores_of(history([0.1, None, 0.2])) == [0.1, 0.2]
+    assert judged_rewards(history([0.1, 0.2], {0: 0.5})) == [0.5]
+    assert judged_rewards(history([0.1, None, 0.2])) == [0.1, 0.2]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_the_target_ends_when_the_last_reward_reaches_it(reward, stops):
 
 def test_a_resumed_run_looks_only_at_what_was_known_then():
     past = history([0.1, 0.2, 0.3], {0: 0.1, 1: 0.9, 2: 0.2, 3: 0.2}).until(2)
-    assert scores_of(past) == [0.1, 0.9, 0.2]
+    assert judged_rewards(past) == [0.1, 0.9, 0.2]
     assert [entry.epoch for entry in past.epochs] == [1, 2]
 
 
@@ -234,7 +234,7 @@ def test_a_row_for_each_episode():
     assert (row["id"], row["output"], row["expected"]) == ("a", "4", "5")
 
 
-class Counting(RunState):
+class Counting(ProgressSums):
     """Keeps the phases with the episodes and scores that were told in each."""
 
     def __init__(self):

@@ -7,11 +7,11 @@ import logging
 import pytest
 
 from etude.backends.capabilities import Capabilities
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.history import History
 from etude.core.job import TrainingJobRef
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
-from etude.loop.lifecycle import WayBack, way_back
+from etude.loop.lifecycle import RecoveryPoint, recovery_point
 from etude.loop.training_data import record_samples
 from etude.store.learned import Source, read_learned
 from tests.report.histories import history, version
@@ -80,7 +80,7 @@ async def test_whether_the_last_version_is_whole_is_asked_of_the_last_epoch_alon
         asked.append(version.number)
         return []
 
-    assert await way_back(history([0.5] * 300), [], damage_of) is None
+    assert await recovery_point(history([0.5] * 300), [], damage_of) is None
     assert asked == looked_at == [300]
 
 
@@ -92,6 +92,8 @@ async def test_it_goes_back_to_the_last_version_that_is_whole():
         return [f"v{version.number} is missing"] if version.number > 2 else []
 
     lost = ("v3 is missing", "v4 is missing")
-    assert await way_back(whole, [], damage_of) == WayBack(lost, 2, version(2), keeps_warm_up=True)
-    went_back = await way_back(whole.with_entry(after), [], damage_of)
-    assert went_back == WayBack(("v4 is missing",), 3, version(1), keeps_warm_up=True)
+    assert await recovery_point(whole, [], damage_of) == RecoveryPoint(
+        lost, 2, version(2), keeps_warm_up=True
+    )
+    went_back = await recovery_point(whole.with_entry(after), [], damage_of)
+    assert went_back == RecoveryPoint(("v4 is missing",), 3, version(1), keeps_warm_up=True)

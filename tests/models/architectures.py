@@ -14,7 +14,7 @@ import transformers
 
 from etude.inference.decoder import make_decoder
 from etude.inference.slot_decoder import SlotDecoder
-from etude.learner.packed import why_not_trees
+from etude.learner.tree_passes import tree_refusal
 from etude.models.architecture import layer_kinds, model_class
 from etude.models.policy import LoraOptions, Policy
 from tests.models.tiny_models import family, loud, tiny_sizes, tokenizer
@@ -250,7 +250,7 @@ def row(of: Architecture) -> str:
     policy = of.build()
     kinds = ", ".join(kind.replace("_attention", "") for kind in dict.fromkeys(layer_kinds(policy.model)))
     in_slots = isinstance(make_decoder(policy, slots=1, deterministic=False), SlotDecoder)
-    training = "trees" if why_not_trees(policy.model) is None else "padded"
+    training = "trees" if tree_refusal(policy.model) is None else "padded"
     policy.use_lora(LoraOptions(r=2, alpha=4), 1)
     names = sorted(
         {name.split(".lora_")[0].rpartition(".")[2] for name in policy.trainable()} - {"base_layer"}

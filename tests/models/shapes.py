@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.message import Message, Tool
+from etude.models.answer_parsing import RendererReader
 from etude.models.family import written_answers
-from etude.models.probe import Roles
-from etude.models.reply import RendererReader
+from etude.models.probe import RoleSupport
 from etude.models.template import ChatTemplate
 from etude.preflight.local_model import unread_values
 
@@ -139,7 +139,7 @@ def _prompts(shape: Shape) -> list[int]:
     return answers if roles[-1] == "assistant" else [*answers, len(roles)]
 
 
-def system_messages(roles: Roles) -> str:
+def system_messages(roles: RoleSupport) -> str:
     """How they are written."""
     if not roles._takes_first:
         return "in the user's turns"

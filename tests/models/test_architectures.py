@@ -21,8 +21,8 @@ from etude.inference.decoder import make_decoder
 from etude.inference.local import LocalLlmConfig
 from etude.learner.objective import Unit
 from etude.models import lora
-from etude.models.architecture import off_by
-from etude.models.lora import merged
+from etude.models.architecture import logit_error
+from etude.models.lora import merge_lora
 from etude.models.policy import LoraOptions, Policy
 from etude.models.tiny import TinyShape, build_policy
 from etude.preflight.finding import Findings
@@ -169,7 +169,7 @@ def folder(tmp_path):
 
 
 def test_a_model_is_loaded_as_nf4_with_scales_that_are_quantised_too():
-    arguments = lora.four_bits(torch.bfloat16, CUDA)
+    arguments = lora.nf4_options(torch.bfloat16, CUDA)
     config = arguments["quantization_config"].to_dict()
     assert arguments["device_map"] == {"": CUDA}
     assert (config["load_in_4bit"], config["load_in_8bit"]) == (True, False)
@@ -295,7 +295,7 @@ def assert_merged(of: Policy) -> None:
     ids = torch.arange(20)[None] * 7 % 300
     with torch.no_grad():
         wanted = of.model(input_ids=ids, use_cache=False).logits
-        found = merged(of.model)(input_ids=ids, use_cache=False).logits
+        found = merge_lora(of.model)(input_ids=ids, use_cache=False).logits
     assert float((found - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max())
 
 
@@ -320,6 +320,6 @@ def test_others_are_refused_by_name_when_they_are_loaded(name, tmp_path):
 def test_rounding_in_bfloat16_is_that_of_a_trained_model():
     plain = torch.tensor([32.0, 1.0])
     trained, wrong = plain + 0.06 * 32, plain + 0.2 * 32
-    assert off_by(trained, plain, torch.bfloat16) is None
-    assert off_by(trained, plain, torch.float32) == "0.06"
-    assert off_by(wrong, plain, torch.bfloat16) == "0.2"
+    assert logit_error(trained, plain, torch.bfloat16) is None
+    assert logit_error(trained, plain, torch.float32) == "0.06"
+    assert logit_error(wrong, plain, torch.bfloat16) == "0.2"

@@ -23,17 +23,17 @@ from transformers import PreTrainedTokenizerFast
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.models import grammar
-from etude.models.distribution import Shape, masked, shaped
+from etude.models.distribution import Adjustment, adjust_logits, mask_logits
 from etude.models.grammar import Grammars
 from etude.models.rendering import token_bytes
-from etude.models.speech import sampling_of
+from etude.models.text_codec import constrained_sampling
 from etude.models.tiny import build_tokenizer
 from tests.models.tiny_models import CALCULATOR, chatml_policy, policy, user
 
 
 def kept(logits, sampling):
     """The ids of the tokens that can be drawn."""
-    (row,) = shaped(torch.tensor([logits]), [Shape(sampling)])
+    (row,) = adjust_logits(torch.tensor([logits]), [Adjustment(sampling)])
     return row.isfinite().nonzero().flatten().tolist()
 
 
@@ -86,8 +86,8 @@ def test_a_step_of_masked_rows_is_shaped_at_once_to_the_same_bits(one_by_one, mo
         if step in (4, 8):  # Rows leave, and the others change places.
             shapers = shapers[:0:-1]
         logits_BV = torch.randn(len(shapers), vocabulary, generator=chance)
-        fast_BV = masked(logits_BV, shapers)
-        slow_BV = shaped(logits_BV, [each.shape() for each in shapers])
+        fast_BV = mask_logits(logits_BV, shapers)
+        slow_BV = adjust_logits(logits_BV, [each.shape() for each in shapers])
         assert fast_BV is not None
         assert torch.equal(fast_BV, slow_BV)
         tokens = slow_BV.softmax(-1).multinomial(1, generator=chance)[:, 0].tolist()
@@ -108,10 +108,10 @@ def test_rows_with_more_than_a_mask_and_rows_that_cannot_go_on_are_shaped_alone(
         opening = model.tokenizer.convert_tokens_to_ids("{")
         bound = [(each, opening) for each in shapers if each is not None]
         grammar.advance(bound, vocabulary)
-        assert masked(torch.zeros(2, vocabulary), shapers) is None
+        assert mask_logits(torch.zeros(2, vocabulary), shapers) is None
     wrong = constrained(model, 2)
     grammar.advance([(each, model.tokenizer.convert_tokens_to_ids("a")) for each in wrong], vocabulary)
-    assert masked(torch.zeros(2, vocabulary), wrong) is None
+    assert mask_logits(torch.zeros(2, vocabulary), wrong) is None
     assert wrong[0].shape() is not None and "cannot be held to its form" in wrong[0].fault
 
 
@@ -185,7 +185,7 @@ def constraint_of(name, grammars):
     if name != "tools":
         return FORMS[name]
     asked = ChatRequest((user("2+3"),), tools=(CALCULATOR,), tool_choice="required")
-    return sampling_of(asked, chatml_policy().template).constraint
+    return constrained_sampling(asked, chatml_policy().template).constraint
 
 
 def allowed(matcher, vocabulary):
@@ -296,7 +296,7 @@ def test_a_tool_that_is_not_strict_loses_what_cannot_be_kept() -> None:
         function = {"name": "add", "parameters": {"type": "object", "properties": properties}, **strict}
         tool = {"type": "function", "function": function}
         request = ChatRequest((user("2+3"),), tools=(tool,), tool_choice="required")
-        return sampling_of(request, chatml_policy().template).constraint
+        return constrained_sampling(request, chatml_policy().template).constraint
 
     assert '"minimum"' not in asked().text and '"integer"' in asked().text
     with pytest.raises(ImpossibleCall, match=r"properties\.a\.minimum"):

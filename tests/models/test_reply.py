@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.models.arguments import SYNTAXES, python_calls, typed, written_arguments
-from etude.models.reply import TemplateReader, decoded
+from etude.models.answer_parsing import TemplateReader, decode_ids
+from etude.models.arguments import SYNTAXES, convert_arguments, python_calls, written_arguments
 from etude.models.template import ChatTemplate
 from tests.models.tiny_models import CALCULATOR, tokenizer
 
@@ -32,10 +32,10 @@ def call(name, arguments, number=0):
 @given(text=st.text(alphabet="ab :=/]}>|.\n", max_size=12))
 def test_text_without_a_mark_is_what_the_parser_makes_of_it(syntax, text):
     words, ids = tokenizer(), tokenizer()(text, add_special_tokens=False)["input_ids"]
-    decode = partial(decoded, words)
+    decode = partial(decode_ids, words)
     known = TemplateReader(syntax, decode, SYNTAXES[syntax])
     for template, tools in ((known._without_calls, ()), (known._template, (CALCULATOR,))):
-        assert known.read((), ids, tools) == known._parsed(template, decoded(words, ids), "", tools)
+        assert known.read((), ids, tools) == known._parsed(template, decode_ids(words, ids), "", tools)
 
 
 def test_several_calls_and_text_are_kept_apart_and_calls_are_numbered_through_the_conversation():
@@ -118,7 +118,7 @@ and calls."""
 
 @pytest.mark.parametrize(("syntax", "text", "parts"), FORMS)
 def test_the_forms_of_known_syntaxes_are_read(syntax, text, parts):
-    reader = TemplateReader(syntax, partial(decoded, tokenizer()), SYNTAXES[syntax])
+    reader = TemplateReader(syntax, partial(decode_ids, tokenizer()), SYNTAXES[syntax])
     answer = reader.read((), tokenizer()(text, add_special_tokens=False)["input_ids"], [CALCULATOR])
     calls = [(name, json.loads(arguments)) for name, arguments in answer.calls]
     assert (answer.thinking, answer.content, calls) == (parts or ("", text, []))
@@ -143,7 +143,7 @@ def tool(**properties):
 
 def read(text, schema):
     """The JSON text of the value, which tells `True` from 1."""
-    return json.dumps(typed({"x": text}, "f", [tool(x=schema)])["x"])
+    return json.dumps(convert_arguments({"x": text}, "f", [tool(x=schema)])["x"])
 
 
 @pytest.mark.parametrize(
@@ -189,14 +189,14 @@ def test_a_text_is_what_the_schema_says(text, schema, value):
 
 def test_a_schema_that_is_made_of_itself_ends():
     loop = {"$ref": "#/properties/x"}
-    assert typed({"x": "3"}, "f", [tool(x=loop)]) == {"x": 3}
+    assert convert_arguments({"x": "3"}, "f", [tool(x=loop)]) == {"x": 3}
 
 
 def test_an_argument_that_is_not_declared_is_what_others_may_be():
     free, texts = tool(), tool()
     texts["function"]["parameters"]["additionalProperties"] = STRING
-    assert typed({"y": "3"}, "f", [free]) == {"y": 3}
-    assert typed({"y": "3"}, "f", [texts]) == {"y": "3"}
+    assert convert_arguments({"y": "3"}, "f", [free]) == {"y": 3}
+    assert convert_arguments({"y": "3"}, "f", [texts]) == {"y": "3"}
 
 
 QWEN = "\n<function=f>\n<parameter=x>\n{}\n</parameter>\n<parameter=y>\n{}\n</parameter>\n</function>\n"

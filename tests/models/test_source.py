@@ -12,7 +12,7 @@ from etude.core.errors import RequestError
 from etude.inference.local import LocalLlmConfig
 from etude.models.policy import Policy
 from etude.models.source import PACKAGED, locate
-from etude.models.speech import Speech
+from etude.models.text_codec import TextCodec
 from etude.preflight.finding import Findings
 from etude.preflight.local_model import check_local_model, outline
 from tests.pretrained import needs_real_model, real_gguf, real_model
@@ -72,7 +72,7 @@ def hub_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_what_is_meant_as_a_folder_is_refused_with_the_nearest_and_without_the_hub(
     source: Any, told: str
 ) -> None:
-    for load in (locate, Policy.load, Speech.load):
+    for load in (locate, Policy.load, TextCodec.load):
         with pytest.raises(RequestError) as raised:
             load(source)
         assert told in str(raised.value)
@@ -91,7 +91,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatc
         raise AssertionError("transformers would try again and again")
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", tried)
-    for load in (Policy.load, Speech.load):
+    for load in (Policy.load, TextCodec.load):
         with pytest.raises(RequestError) as raised:
             load("some-owner/something-else")
         line = str(raised.value)
@@ -135,7 +135,7 @@ def test_where_the_hub_is_away_its_name_is_the_folder_that_was_made():
 def test_a_broken_file_is_a_sentence(tmp_path: Path):
     file = tmp_path / "broken.gguf"
     file.write_bytes(real_gguf().read_bytes()[:100_000])
-    for load in (Policy.load, Speech.load, outline):
+    for load in (Policy.load, TextCodec.load, outline):
         with pytest.raises(RequestError, match=r"cannot load the model .*broken\.gguf"):
             load(file)
 

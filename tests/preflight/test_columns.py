@@ -18,8 +18,8 @@ from etude.core.errors import RequestError
 from etude.preflight.doctor import try_loop
 from etude.preflight.estimate import episode_counts
 from etude.preflight.finding import Findings
-from etude.preflight.own_code import inputs_read, is_own, try_algorithm
 from etude.preflight.services import examine_services
+from etude.preflight.user_code import inputs_read, is_custom, try_algorithm
 from etude.protocols.workflow import ProtocolWorkflow
 from tests.endpoint_process import EndpointProcess
 
@@ -136,7 +136,7 @@ GOOD = {
 @pytest.mark.parametrize("name", GOOD)
 @pytest.mark.parametrize("examples", [[], [Example("a", {"question": "?"}), Example("b")]])
 def test_what_works_is_not_complained_about(name, examples):
-    assert is_own(GOOD[name])
+    assert is_custom(GOOD[name])
     try_algorithm(GOOD[name], examples)
 
 

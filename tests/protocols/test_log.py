@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from etude.core.call import ChatRequest
 from etude.core.errors import RequestError
 from etude.protocols import EpisodeTree, Protocol, Rollouts, adp, as_yaml, debate, mnip, play, transcript
-from etude.protocols.named import PROTOCOLS
+from etude.protocols.catalog import PROTOCOLS
 from etude.store.journal import Journal
 from tests.protocols.games import Labelled, agent_of, example, play_record, play_tree, scripted
 from tests.support import ScriptedEngine

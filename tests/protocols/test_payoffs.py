@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from etude.protocols import Outcome, Protocol, Role, Turn, adp, debate, merlin_arthur, nip, solo_verifier
-from etude.protocols.named import PROTOCOLS
+from etude.protocols.catalog import PROTOCOLS
 from etude.store.journal import Journal
 from tests.protocols.games import play_record, play_tree, scripted
 

@@ -30,7 +30,7 @@ from etude.protocols import (
     play,
     solo_verifier,
 )
-from etude.protocols.named import PROTOCOLS
+from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.tree import Node, choices
 from etude.protocols.workflow import VerdictAccuracy, accuracy
 from etude.rewards.scorer import evaluate

@@ -89,9 +89,9 @@ async def test_a_config_plays_and_scores(journal: Journal) -> None:
         run = EvaluationRun(collector, evaluators, journal)
         examples = [Example("right", {"label": 1}), Example("wrong", {"label": 0})]
         output = await run.run(examples, phase="eval")
-    assert [item.score for item in output.results_of("verifier")] == [1.0, -2.0]
-    assert [item.score for item in output.results_of("prover")] == [1.0, 1.0]
-    assert output.results_of("verifier")[0].reasoning == {"decided": 1}
+    assert [item.score for item in output.evaluator_items("verifier")] == [1.0, -2.0]
+    assert [item.score for item in output.evaluator_items("prover")] == [1.0, 1.0]
+    assert output.evaluator_items("verifier")[0].reasoning == {"decided": 1}
     metrics = validation_metrics(output, "verifier")
     assert output.bounds()["verifier"] == (-2.0, 1.0), "those of the protocol, as its arguments make them"
     assert -2.0 <= metrics["reward_low"] < metrics["avg_reward"] < metrics["reward_high"] <= 1.0
@@ -142,7 +142,7 @@ async def test_widths_that_are_asked_for_are_those_of_one_collection(journal: Jo
 
     async def plays(phase: str, **widths: Any) -> int:
         output = await run.run([example()], phase=phase, **widths)
-        [item] = output.results_of("verifier")
+        [item] = output.evaluator_items("verifier")
         return sum(item.reasoning.values()) if item.is_scored else 0
 
     assert await plays("train/1", widths={"prover": 3}) == 3

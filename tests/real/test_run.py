@@ -17,7 +17,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import etude
-from etude.algorithms.episodes import Collected, ScoredEpisode, Tally
+from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import branches_in, branches_of, sample_of
 from etude.core.call import Call, ChatRequest, Completion, Sampling
@@ -141,7 +141,7 @@ def units_of(run: etude.Run) -> list[Unit]:
         for reward, each in enumerate(episodes)
     ]
     grpo = Grpo()
-    (made,) = grpo.groups([group], Collected(1, 0, Tally()))
+    (made,) = grpo.groups([group], Gathered(1, 0, Tally()))
     return [*grpo.units([made.samples])[0]]
 
 

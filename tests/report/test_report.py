@@ -13,13 +13,13 @@ from etude.core.evaluation import EvalOutputItem
 from etude.core.history import History
 from etude.report.files import RunReport, render_reward_plot
 from etude.report.progress import JsonProgress, LineProgress, LiveProgress
-from etude.report.words import figure_lines
-from etude.store.figures import summary_of
+from etude.report.run_text import figure_lines
+from etude.store.figures import summarize
 from tests.report.histories import NOW, epoch, history, validation
 
 
 def figures(past):
-    return dict(figure_lines(summary_of(past)))
+    return dict(figure_lines(summarize(past)))
 
 
 def score(mean, n=10):

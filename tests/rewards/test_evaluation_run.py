@@ -52,7 +52,7 @@ def even(example: Example, output: str) -> float:
 
 
 def scores(output: EvaluationRunOutput, name: str) -> list[float | None]:
-    return [item.score for item in output.results_of(name)]
+    return [item.score for item in output.evaluator_items(name)]
 
 
 class Rank(Evaluator):
@@ -89,7 +89,7 @@ async def test_every_episode_is_scored_by_every_evaluator_in_the_order_of_the_da
     assert [name for name, _ in output.evaluation_results] == ["even", "length"]
     assert scores(output, "even") == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
     assert output.evaluation_results[0][1].average_score == 0.5
-    assert [(o.id, o.generation) for o in output.results_of("length")] == [
+    assert [(o.id, o.generation) for o in output.evaluator_items("length")] == [
         (i.id, i.generation) for i in items
     ]
     assert not output.workflow_interrupted
@@ -122,7 +122,7 @@ async def test_failed_episodes_have_no_score_but_a_reason_and_are_counted(journa
     assert output.failures == {"raised": 1, "no_output": 1, "timeout": 1}
     for name in ("even", "rank"):
         assert scores(output, name) == [None, None, None, 0.0]
-        raised, nothing, late, _ = output.results_of(name)
+        raised, nothing, late, _ = output.evaluator_items(name)
         assert "ValueError: no idea" in (raised.error or "")
         assert (nothing.error or "").startswith("no_output: ")
         assert (late.error or "").startswith("timeout: ")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.errors import ErrorBudgetExceeded
-from etude.rewards.collections import Collected
+from etude.rewards.collections import CollectionStats
 from etude.rewards.evaluation import ErrorBudget
 from etude.rewards.evaluation_run import EvaluationRun, rescore
 from etude.rewards.evaluator import FunctionEvaluator
@@ -38,7 +38,7 @@ def episode(example, generation, *calls, failure=None):
 
 
 def metrics(*episodes):
-    collected = Collected()
+    collected = CollectionStats()
     for each in episodes:
         collected.saw(each, "policy")
     return collected.metrics()
@@ -148,7 +148,7 @@ async def test_stored_episodes_are_scored_and_what_failed_stays_failed(stored: J
     assert [(item.id, item.generation) for item in items] == [
         (name, generation) for name in ("q1", "q1/05", "q10") for generation in range(3)
     ]
-    scores = [item.score for item in output.results_of("length")]
+    scores = [item.score for item in output.evaluator_items("length")]
     assert scores == [112.0] * 3 + [515.0] * 3 + [1013.0, None, 1013.0]
     assert output.failures == {"raised": 1}
 

@@ -18,7 +18,7 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import ConfigError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
-from etude.loop.evaluation import scores_of
+from etude.loop.evaluation import score_statistics
 from etude.rewards.evaluation import item_of, summary_of
 from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator
 from etude.rewards.judge import GroupJudge, LlmJudge
@@ -133,7 +133,7 @@ def items(*outputs: float) -> list[EvalInputItem]:
 
 async def scores(evaluator: Evaluator, *outputs: float) -> dict[str, Any]:
     made = [output for item in items(*outputs) for output in await evaluate(evaluator, [item], 60)]
-    return scores_of(summary_of(made))
+    return score_statistics(summary_of(made))
 
 
 @pytest.mark.parametrize("outputs", [[-1.0] * 16, [1.0] * 7 + [-1.0], [0.25], [0.5] * 3])

@@ -13,7 +13,7 @@ from etude.config.load import parse_config
 from etude.core.call import ChatRequest
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
-from etude.loop.arguments import tools_configs, with_live
+from etude.loop.arguments import tools_configs, with_python_objects
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.store.journal import Journal
 from tests.support import ScriptedEngine
@@ -185,7 +185,7 @@ def test_tools_of_a_program_are_named_by_their_path_or_kept_as_they_are() -> Non
     assert sets["remote"] == {"_type": "mcp", "url": "http://there/mcp"}
     assert list(tools_configs([add])) == ["tools"]
     config = parse_config({"tools": sets})
-    again = with_live(config, tools={"sums": [add], "words": local})
+    again = with_python_objects(config, tools={"sums": [add], "words": local})
     assert again.tools["sums"] is config.tools["sums"]
     with pytest.raises(RequestError, match="tools: the run has another one in its config"):
-        with_live(config, tools={"sums": [local]})
+        with_python_objects(config, tools={"sums": [local]})

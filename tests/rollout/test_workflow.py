@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from etude.core.call import ChatRequest
-from etude.core.episode import Event, measured
+from etude.core.episode import Event, recorded_score
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.evaluation import EvalInputItem
 from etude.export.episodes import _event
@@ -220,7 +220,7 @@ async def test_a_score_is_in_the_journal_and_the_last_one_counts(journal: Journa
         {"score": "reward", "agent": "bob", "value": -1.0, "reason": "lost"},
         {"agent": "bob", "step_reward": 0.5},
     ]
-    assert (measured(record, "reward"), measured(record, "speed")) == (record.events[1], None)
+    assert (recorded_score(record, "reward"), recorded_score(record, "speed")) == (record.events[1], None)
 
 
 async def test_an_evaluator_reads_it_by_name_and_agent(journal: Journal):

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import Example
 from etude.core.errors import PromptTooLong, RequestError, StoreError
-from etude.loop.arguments import config_of
+from etude.loop.arguments import build_config
 from etude.runners.link import (
+    CallCache,
     Disconnected,
-    Known,
-    Link,
-    Note,
+    Notify,
+    RunnerLink,
     Stream,
     decode_answer,
     decode_request,
@@ -29,7 +29,7 @@ from etude.runners.link import (
     encode_request,
     shake_hands,
 )
-from etude.runners.shipping import received, shipped, shipped_example
+from etude.runners.shipping import config_from_json, config_to_json, shipped_example
 from tests.runners.playing import config_with
 
 KEY = b"k" * 32
@@ -81,7 +81,7 @@ class OwnTrouble(RuntimeError):
 async def test_errors_cross_with_their_class(
     tmp_path: Path, raised: Exception, kind: type[Exception], text: str
 ):
-    async def answer(method: str, parameters: dict[str, Any], note: Note) -> Any:
+    async def answer(method: str, parameters: dict[str, Any], note: Notify) -> Any:
         raise raised
 
     async with linked(tmp_path, answer) as link:
@@ -93,13 +93,13 @@ async def test_errors_cross_with_their_class(
 
 
 @asynccontextmanager
-async def linked(folder: Path, answer: Any) -> AsyncIterator[Link]:
+async def linked(folder: Path, answer: Any) -> AsyncIterator[RunnerLink]:
     """A link to an end that answers."""
 
-    async def nothing(method: str, parameters: dict[str, Any], note: Note) -> None: ...
+    async def nothing(method: str, parameters: dict[str, Any], note: Notify) -> None: ...
 
     async with connected(folder) as (here, there):
-        link, other = Link(here, nothing), Link(there, answer)
+        link, other = RunnerLink(here, nothing), RunnerLink(there, answer)
         serving = [asyncio.ensure_future(each.serve()) for each in (link, other)]
         yield link
         await link.close()
@@ -109,12 +109,12 @@ async def linked(folder: Path, answer: Any) -> AsyncIterator[Link]:
 async def test_whoever_waits_is_told_that_the_other_end_is_gone(tmp_path: Path):
     begun = asyncio.Event()
 
-    async def answer(method: str, parameters: dict[str, Any], note: Note) -> Any:
+    async def answer(method: str, parameters: dict[str, Any], note: Notify) -> Any:
         begun.set()
         await asyncio.sleep(600)
 
     async with connected(tmp_path) as (here, there):
-        link, other = Link(here, answer), Link(there, answer)
+        link, other = RunnerLink(here, answer), RunnerLink(there, answer)
         serving = [asyncio.ensure_future(each.serve()) for each in (link, other)]
         asking = asyncio.ensure_future(link.ask("anything", {}))
         await begun.wait()
@@ -129,7 +129,7 @@ async def test_whoever_waits_is_told_that_the_other_end_is_gone(tmp_path: Path):
 def test_a_config_arrives_as_it_was():
     """With its secrets, and with text that looks like a reference to the environment."""
     config = config_with(isolation="process")
-    arrived = received(shipped(config))
+    arrived = config_from_json(config_to_json(config))
     assert arrived.model_dump() == config.model_dump()
     for each in (config, arrived):
         assert each.llms["policy"].api_key.get_secret_value() == "sk-$HOME"  # type: ignore[attr-defined]
@@ -140,14 +140,14 @@ def test_what_only_this_program_has_cannot_be_sent():
         return "x"
 
     parts = dict.fromkeys(("model", "reward", "models", "examples", "scenario"))
-    config = config_of(own, {**parts, "model": "some-model"}, [], {}, enabled=False)
+    config = build_config(own, {**parts, "model": "some-model"}, [], {}, enabled=False)
     with pytest.raises(RequestError, match="the workflow 'own' is an object of this program"):
-        shipped(config)
+        config_to_json(config)
     rows = [{"id": "a", "question": "b"}]
-    config = config_of(
+    config = build_config(
         "tests.runners.fragile:play", {**parts, "model": "m", "examples": rows}, [], {}, enabled=False
     )
-    assert received(shipped(config)).eval.general.dataset is None
+    assert config_from_json(config_to_json(config)).eval.general.dataset is None
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
@@ -166,8 +166,8 @@ def completion(text: str, prompt: tuple[int, ...]) -> Completion:
 
 def test_calls_cross_as_differences_to_those_that_both_ends_know():
     """Those of an earlier attempt, which the head did not sample now, are sent once."""
-    here: Known = {}
-    there: Known = {}
+    here: CallCache = {}
+    there: CallCache = {}
     before = Call(0, "f", "m", ChatRequest(({"role": "user", "content": "old"},), conversation="e"))
     before = replace(before, completion=completion("answer", (5, 6)))
     earlier: tuple[Call, ...] = (before,)

@@ -22,20 +22,12 @@ from etude.inference.programs import LocalChild, LocalLauncher, ProcessEnd, Prog
 from etude.runners import pool
 from etude.wire.retries import note_retries
 from tests.runners.playing import config_with, evaluate, examples, opened, stored
-from tests.support import EchoEngine, ScriptedEngine
+from tests.support import EchoEngine, ScriptedEngine, is_alive
 
 
 def sampled(log: Path) -> list[str]:
     """The key of every request that was sampled."""
     return log.read_text().split()
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs, and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 async def test_episodes_are_the_same_as_in_this_process(tmp_path: Path):
@@ -78,7 +70,7 @@ async def test_a_process_that_dies_takes_only_its_own_episode_with_it(tmp_path: 
     assert failure.reason == f"the process that played it ended with exit code 3; its log: {log}"
     assert [len(record.calls) for record in records] == [2, 2, 2]
     assert len(sampled(tmp_path / "sampled")) == len(set(sampled(tmp_path / "sampled"))) == 6
-    assert [item.is_scored for item in output.results_of("length")] == [True, False, True]
+    assert [item.is_scored for item in output.evaluator_items("length")] == [True, False, True]
 
 
 @pytest.mark.slow
@@ -162,7 +154,7 @@ async def test_an_interrupted_evaluation_goes_on_in_runners(tmp_path: Path):
         await journal.forget("eval/0-/0")  # Only its calls are there.
         await journal.forget("eval/1-/0/score/length")
         output = await runtime.evaluation.run(examples("", ""), phase="eval")
-    assert [item.is_scored for item in output.results_of("length")] == [True, True]
+    assert [item.is_scored for item in output.evaluator_items("length")] == [True, True]
     assert len(sampled(tmp_path / "sampled")) == 4
 
 

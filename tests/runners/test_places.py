@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from etude.core.interfaces import bare
+from etude.core.interfaces import innermost
 from etude.core.job import ModelVersion
-from etude.runners.head import Places
+from etude.runners.head import RunnerSlots
 from tests.json_server import JsonServer
 from tests.runners.playing import config_with, examples, opened, stored
 
@@ -21,7 +21,7 @@ from tests.runners.playing import config_with, examples, opened, stored
 class Guests:
     """Episodes that come and go."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: RunnerSlots) -> None:
         self.places = places
         self.seated: dict[str, int] = {}
         """The numbers of the places that they were given, in turn."""
@@ -54,7 +54,7 @@ class Guests:
 
 
 async def test_the_place_with_the_fewest_is_next_and_none_has_too_many():
-    guests = Guests(Places(2, 2))
+    guests = Guests(RunnerSlots(2, 2))
     await guests.come("a", "b", "c", "d", "e")
     assert guests.seated == {"a": 1, "b": 2, "c": 1, "d": 2}
     await guests.leave("b", "d")
@@ -64,7 +64,7 @@ async def test_the_place_with_the_fewest_is_next_and_none_has_too_many():
 
 
 async def test_who_waits_longest_is_served_first():
-    guests = Guests(Places(1, 1))
+    guests = Guests(RunnerSlots(1, 1))
     await guests.come("a", "b", "c", "d")
     await guests.give_up("b")
     await guests.leave("a")
@@ -74,7 +74,7 @@ async def test_who_waits_longest_is_served_first():
 
 
 async def test_one_that_wants_to_be_alone_gets_a_place_that_is_emptied_for_it():
-    guests = Guests(Places(2, 2))
+    guests = Guests(RunnerSlots(2, 2))
     await guests.come("a", "b")
     await guests.come("alone", alone=True)
     await guests.leave("b")
@@ -86,7 +86,7 @@ async def test_one_that_wants_to_be_alone_gets_a_place_that_is_emptied_for_it():
 
 
 async def test_the_emptiest_place_is_kept_free_only_as_long_as_somebody_wants_it():
-    guests = Guests(Places(2, 2))
+    guests = Guests(RunnerSlots(2, 2))
     await guests.come("a", "b", "c")
     await guests.come("alone", alone=True)
     await guests.come("d")
@@ -97,7 +97,7 @@ async def test_the_emptiest_place_is_kept_free_only_as_long_as_somebody_wants_it
 
 
 async def test_a_place_whose_runner_starts_is_given_to_nobody_until_it_has():
-    places, ready = Places(2, 1), asyncio.Event()
+    places, ready = RunnerSlots(2, 1), asyncio.Event()
     guests = Guests(places)
     await guests.come("a")
     await guests.leave("a")
@@ -115,7 +115,7 @@ async def test_a_place_whose_runner_starts_is_given_to_nobody_until_it_has():
 
 
 async def test_whoever_waits_for_a_runner_that_cannot_be_started_gets_the_reason():
-    places = Places(1, 1)
+    places = RunnerSlots(1, 1)
     [place] = places
 
     async def fail() -> None:
@@ -164,7 +164,7 @@ async def test_runners_sample_from_endpoints_themselves(tmp_path: Path, endpoint
     llm["base_url"] = endpoint.url
     config = config_with(llm, isolation="process", runners=1)
     async with opened(tmp_path / "run", config, None) as runtime:
-        engine = bare(runtime.engines["policy"])
+        engine = innermost(runtime.engines["policy"])
         complete, sampled_here = engine.complete, []
 
         async def noted(request: Any) -> Any:

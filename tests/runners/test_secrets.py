@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from etude.cluster.component import _require_no_secrets
-from etude.config.load import parse_config, reference_elsewhere, required_variables
+from etude.config.load import parse_config, portable_references, required_variables
 from etude.core.errors import RequestError
-from etude.runners.shipping import received, shipped
+from etude.runners.shipping import config_from_json, config_to_json
 
 SECRET = "canary-a7f3"
 
@@ -39,39 +39,41 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_runner_elsewhere_reads_its_own_environment(monkeypatch: pytest.MonkeyPatch):
-    data = shipped(config(api_key="${POLICY_KEY}", headers={"x-team": "of ${POLICY_KEY}"}), over_network=True)
+    data = config_to_json(
+        config(api_key="${POLICY_KEY}", headers={"x-team": "of ${POLICY_KEY}"}), over_network=True
+    )
     assert SECRET not in json.dumps(data)
     monkeypatch.setenv("POLICY_KEY", "the node's")
-    policy: Any = received(data).llms["policy"]
+    policy: Any = config_from_json(data).llms["policy"]
     assert policy.api_key.get_secret_value() == "the node's"
     assert policy.headers["x-team"].get_secret_value() == "of the node's"
-    assert received(data).storage is None
+    assert config_from_json(data).storage is None
 
 
 def test_a_variable_that_a_node_lacks_is_named_with_the_node(monkeypatch: pytest.MonkeyPatch):
-    data = shipped(config(api_key="${POLICY_KEY}"), over_network=True)
+    data = config_to_json(config(api_key="${POLICY_KEY}"), over_network=True)
     monkeypatch.delenv("POLICY_KEY")
     wanted = rf"{socket.gethostname()} .* lacks POLICY_KEY \(for llms.policy.api_key\)"
     with pytest.raises(RequestError, match=wanted):
-        received(data)
+        config_from_json(data)
 
 
 def test_a_secret_that_is_written_out_is_refused_by_name():
     with pytest.raises(RequestError, match=r"llms\.policy\.api_key is written out"):
-        shipped(config(api_key=SECRET), over_network=True)
+        config_to_json(config(api_key=SECRET), over_network=True)
 
 
 def test_models_of_the_head_send_nothing(monkeypatch: pytest.MonkeyPatch):
-    data = shipped(config(api_key=SECRET), over_network=True, at_head=["policy", "judge"])
+    data = config_to_json(config(api_key=SECRET), over_network=True, at_head=["policy", "judge"])
     assert SECRET not in json.dumps(data)
     monkeypatch.delenv("JUDGE_KEY")
-    assert received(data).llms.keys() == {"policy", "judge"}
+    assert config_from_json(data).llms.keys() == {"policy", "judge"}
 
 
 def test_on_this_machine_values_are_sent_as_they_are():
-    data = shipped(config(api_key=SECRET))
+    data = config_to_json(config(api_key=SECRET))
     assert SECRET in json.dumps(data)
-    policy: Any = received(data).llms["policy"]
+    policy: Any = config_from_json(data).llms["policy"]
     assert policy.api_key.get_secret_value() == SECRET
 
 
@@ -86,8 +88,8 @@ def test_on_this_machine_values_are_sent_as_they_are():
     ],
 )
 def test_a_reference_means_elsewhere_what_it_means_here(text: str, elsewhere: str, lenient: str):
-    assert reference_elsewhere(text, {"SET": "1"}, None) == elsewhere
-    assert reference_elsewhere(text, {"SET": "1"}, "no") == lenient
+    assert portable_references(text, {"SET": "1"}, None) == elsewhere
+    assert portable_references(text, {"SET": "1"}, "no") == lenient
     assert required_variables(elsewhere) == (["SET"] if "SET" in elsewhere else [])
     assert required_variables(lenient) == []
 
@@ -96,7 +98,7 @@ def test_a_secret_of_ones_own_is_refused_by_its_name():
     whole = config()
     whole.workflow.arguments = {"service": {"password": SECRET}, "answer_key": "final_answer_v2"}
     with pytest.raises(RequestError, match=r"and workflow\.arguments\.service\.password is written out"):
-        shipped(whole, over_network=True)
+        config_to_json(whole, over_network=True)
 
 
 def test_no_secret_is_written_into_rays_runtime_environment():

@@ -24,9 +24,9 @@ from etude.core.errors import RequestError
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.protocols import SCALES, Act, Protocol, Role, Turn, Verdict, play
+from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.decision import VERDICTS
-from etude.protocols.named import PROTOCOLS
-from etude.protocols.scenario import Log, log_of
+from etude.protocols.scenario import Log, agent_log
 from etude.protocols.tree import Node
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
@@ -64,7 +64,7 @@ def turns(protocol: Protocol, stance: Verdict = 1) -> Iterator[tuple[str, Turn, 
         path: list[Node] = []
         for number, taken in enumerate(rounds):
             for turn in taken:
-                log = log_of(protocol, path, turn.agent, number, stance=stance, key=key)
+                log = agent_log(protocol, path, turn.agent, number, stance=stance, key=key)
                 yield turn.agent, turn, log
             for turn in taken:
                 said = dict.fromkeys(turn.writes, "said")

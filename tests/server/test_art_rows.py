@@ -12,15 +12,15 @@ from pydantic import ValidationError
 from etude.core.call import ChatRequest
 from etude.core.training_rows import GrpoRow
 from etude.integrations.art import serving
-from etude.integrations.art.serving_models import rows_of
+from etude.integrations.art.serving_models import to_training_rows
 from etude.integrations.art.wire import ArtGroup
-from etude.models.speech import Speech
+from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.wire.http_server import ApiError
 from tests.server.art_client import ASK, choice, group, trajectory
 
 SHAPE = TinyShape(hidden_size=8, heads=1, intermediate_size=8, layers=1)
-SPEECH: Speech = build_policy(build_tokenizer(["yes, no"], vocab_size=300), 0, SHAPE).speech
+SPEECH: TextCodec = build_policy(build_tokenizer(["yes, no"], vocab_size=300), 0, SHAPE).speech
 AGAIN = {"role": "user", "content": "sure?"}
 
 
@@ -38,7 +38,7 @@ def said(text: str, *, end: str = "<|end|>", **more: Any) -> dict[str, Any]:
 
 
 def counted(*found: dict[str, Any]) -> tuple[list[GrpoRow], dict[str, int]]:
-    return rows_of([ArtGroup.model_validate(one) for one in found], SPEECH)
+    return to_training_rows([ArtGroup.model_validate(one) for one in found], SPEECH)
 
 
 def rows(*found: dict[str, Any]) -> list[GrpoRow]:
@@ -118,7 +118,7 @@ def test_whatever_a_trajectory_holds_it_is_rows_or_refused(messages: list[Any], 
     except ValidationError:
         return
     try:
-        made, _ = rows_of([found], SPEECH)
+        made, _ = to_training_rows([found], SPEECH)
     except ApiError as error:
         assert str(error.param).startswith("trajectory_groups[0].trajectories[")
         return

@@ -9,16 +9,17 @@ import shlex
 import signal
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import openai
 import pytest
 
-from etude.store.run_folder import locked_by
+from etude.store.run_folder import lock_holder
 from tests.forked import Forked, address
 from tests.server.data import ASK, FINAL, create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
+from tests.support import is_alive
 from tests.vllm import STAND_IN, commands, vllms_of
 
 LONG = {"n_epochs": 8, "batch_size": 1, "learning_rate": 0.001, "lora_rank": 4}
@@ -34,7 +35,7 @@ def server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
 def worker_of(server: ServerProcess, job: str) -> int:
     """The process that trains a job."""
     for _ in range(2400):  # It loads torch first, which takes long where others have the cores.
-        pid = locked_by(server.data_dir / "jobs" / job / "lock")
+        pid = lock_holder(server.data_dir / "jobs" / job / "lock")
         if pid:
             return pid
         time.sleep(0.05)
@@ -70,34 +71,24 @@ def test_a_killed_worker_is_replaced_and_goes_on_from_its_checkpoint(server: Ser
 
 
 @pytest.mark.slow
-def test_the_worker_of_a_killed_server_makes_way_and_the_next_server_goes_on(server: ServerProcess) -> None:
+@pytest.mark.parametrize("end", [ServerProcess.kill, ServerProcess.stop])
+def test_the_worker_of_a_server_that_ends_makes_way_and_the_next_server_goes_on(
+    server: ServerProcess, end: Callable[[ServerProcess], object]
+) -> None:
     client = server.client()
     file = upload(client, supervised(8))
     job = create(client, file, **LONG).id
     waiting = create(client, file, n_epochs=1, batch_size=8).id
     wait_for_step(client, job, 3)
     worker = worker_of(server, job)
-    server.kill()
-    while locked_by(server.data_dir / "jobs" / job / "lock") == worker:
+    end(server)
+    while is_alive(worker):
         time.sleep(0.05)
     server.start()
     client = server.client()
     check_whole(client, job)
-    assert any("the server was ended" in text for text in messages(client, job))
+    assert end is ServerProcess.stop or any("the server was ended" in text for text in messages(client, job))
     assert wait(client, waiting).status == "succeeded"
-
-
-@pytest.mark.slow
-def test_a_stopped_server_lets_its_job_go_on_later(server: ServerProcess) -> None:
-    client = server.client()
-    job = create(client, upload(client, supervised(8)), **LONG).id
-    wait_for_step(client, job, 7)
-    worker = worker_of(server, job)
-    server.stop()
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker, 0)
-    server.start()
-    check_whole(server.client(), job)
 
 
 @pytest.mark.slow
@@ -109,14 +100,8 @@ def test_a_job_can_be_cancelled_at_any_time(server: ServerProcess) -> None:
     wait_for_step(client, running, 2)
     worker = worker_of(server, running)
     assert client.fine_tuning.jobs.cancel(running).status == "cancelled"
-    for _ in range(400):
-        try:
-            os.kill(worker, 0)
-        except ProcessLookupError:
-            break
+    while is_alive(worker):
         time.sleep(0.05)
-    else:
-        raise AssertionError("the worker goes on")
     assert client.fine_tuning.jobs.retrieve(running).status == "cancelled"
     assert "Fine-tuning job cancelled" in messages(client, running)
     with pytest.raises(openai.BadRequestError) as caught:
@@ -133,7 +118,7 @@ def test_a_worker_that_never_gets_anywhere_fails_its_job_with_the_reason(model: 
         job = create(client, upload(client, supervised(200)), **options).id
         seen: set[int] = set()
         while client.fine_tuning.jobs.retrieve(job).status != "failed":
-            pid = locked_by(tmp_path / "jobs" / job / "lock")
+            pid = lock_holder(tmp_path / "jobs" / job / "lock")
             if pid and pid not in seen:
                 seen.add(pid)
                 os.kill(pid, signal.SIGKILL)
@@ -276,7 +261,7 @@ def numbered(client: openai.OpenAI, number: int, file: str) -> str:
 
 
 def workers(folder: Path, jobs: Sequence[str]) -> list[int]:
-    return [pid for job in jobs if (pid := locked_by(folder / "jobs" / job / "lock"))]
+    return [pid for job in jobs if (pid := lock_holder(folder / "jobs" / job / "lock"))]
 
 
 def kill(victim: ServerProcess, hit: Sequence[str], pids: Mapping[str, Sequence[int]]) -> None:

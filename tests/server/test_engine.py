@@ -26,6 +26,7 @@ from etude.server.settings import server_settings, training_processes
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole, worker_of
+from tests.support import is_alive
 
 ASK = [{"role": "user", "content": "?"}]
 
@@ -246,15 +247,9 @@ def ranks_of(server: ServerProcess, job: str) -> list[int]:
 
 def wait_for_end(pids: list[int], seconds: float = 200) -> None:
     end = time.monotonic() + seconds
-    for pid in pids:
-        while time.monotonic() < end:
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                break
-            time.sleep(0.05)
-        else:
-            raise AssertionError(f"{pid} goes on")
+    while alive := [*filter(is_alive, pids)]:
+        assert time.monotonic() < end, f"{alive} go on"
+        time.sleep(0.05)
 
 
 def losses(client: openai.OpenAI, job: str) -> list[float]:

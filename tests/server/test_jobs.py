@@ -13,7 +13,7 @@ import pytest
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 
-from etude.store.run_folder import locked_by
+from etude.store.run_folder import lock_holder
 from tests.server.data import ASK, YES, create, dpo, grpo, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.support import one_quick
@@ -243,7 +243,7 @@ def own_server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
 def wait_until_free(own_server: ServerProcess, job: str) -> None:
     """Until no process trains the job."""
     for _ in range(600):
-        if locked_by(own_server.data_dir / "jobs" / job / "lock") is None:
+        if lock_holder(own_server.data_dir / "jobs" / job / "lock") is None:
             return
         time.sleep(0.05)
     raise AssertionError("the worker goes on")
@@ -262,7 +262,7 @@ def test_a_paused_job_survives_kill_9_and_ends_with_the_weights_of_one_that_was_
     straight = wait(client, create(client, file, **OPTIONS).id)
     job = create(client, file, **OPTIONS).id
     wait_for_step(client, job, 3)
-    worker = locked_by(own_server.data_dir / "jobs" / job / "lock")
+    worker = lock_holder(own_server.data_dir / "jobs" / job / "lock")
     assert client.fine_tuning.jobs.pause(job).status == "paused"
     assert client.fine_tuning.jobs.pause(job).status == "paused"
     wait_until_free(own_server, job)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from etude.core.errors import StoreError
-from etude.store.files import damage_in, delete_left_over, draft_of, note_sum, write_atomically
+from etude.store.files import damage_in, delete_left_over, note_sum, open_draft, write_atomically
 
 HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
 HERE = f"{threading.get_ident()}.{HOST}.{os.getpid()}"
@@ -55,7 +55,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_is_then(
 
 
 def test_so_is_all_that_is_in_a_folder(tmp_path: Path, operations: list[str]) -> None:
-    with draft_of(tmp_path / "v1") as draft:
+    with open_draft(tmp_path / "v1") as draft:
         (draft / "inside").mkdir(parents=True)
         (draft / "a").write_text("a")
         (draft / "inside" / "b").write_text("b")
@@ -69,7 +69,7 @@ def test_what_fails_leaves_what_was_there_and_no_draft(tmp_path: Path) -> None:
     write_atomically(tmp_path / "one.txt", "before")
     with (
         pytest.raises(StoreError, match="cannot be written: no room"),
-        draft_of(tmp_path / "one.txt") as draft,
+        open_draft(tmp_path / "one.txt") as draft,
     ):
         draft.write_text("half")
         raise OSError("no room")
@@ -99,7 +99,7 @@ def test_and_in_all_of_a_folder_where_that_is_opened(tmp_path: Path, gone: int) 
         (tmp_path / "inside" / f".run.db.{HOST}.{number}.part").write_text("half")
         (tmp_path / "inside" / f".run.db.{HOST}.{number}.part-wal").write_text("its log")
         (tmp_path / f".v1.{HOST}.{number}.part").mkdir()
-    with draft_of(tmp_path / "kept") as draft:
+    with open_draft(tmp_path / "kept") as draft:
         draft.write_text("whole")
         delete_left_over(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["inside", "kept"]

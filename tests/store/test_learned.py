@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from etude.core.errors import StoreError
 from etude.core.sample import Pair, Sample, Turn
+from etude.store.jsonable import plain
 from etude.store.learned import (
-    Seen,
+    LearnerNumbers,
     Source,
     ids_digest,
     learned_lines,
@@ -23,7 +24,6 @@ from etude.store.learned import (
     write_learned,
     write_submitted,
 )
-from etude.store.plain import plain
 
 
 @st.composite
@@ -60,7 +60,7 @@ def test_what_was_given_is_read_back(tmp_path_factory, sample):
 def test_the_learners_own_numbers_stand_at_their_tokens(tmp_path):
     sample = Sample((7, 8, 9, 10), (False, True, False, True), (0.0, -1.0, 0.0, -2.0), episode="e/0")
     sample = Sample(sample.ids, sample.mask, sample.logprobs, turns=(Turn(1, 2), Turn(3, 4)), episode="e/0")
-    seen = {id(sample): Seen([-1.5, -1.75], [0.5, 0.25])}
+    seen = {id(sample): LearnerNumbers([-1.5, -1.75], [0.5, 0.25])}
     write_learned(tmp_path / "checkpoints", 1, learned_lines(Source("j", version=1), [(sample,)], seen))
     (back,) = read_learned(tmp_path, "e/0")
     assert back.ratios == {1: -0.5, 3: 0.25} and back.entropies == {1: 0.5, 3: 0.25}

@@ -10,10 +10,10 @@ from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
 from etude.core.job import TrainingJobRef
 from etude.groups.lineage import JobData, LineageEntry, LineageLog
-from etude.loop.training_data import age_of
-from etude.rewards.collections import numbered, phase_name
+from etude.loop.training_data import version_age
+from etude.rewards.collections import collection_phase, phase_name
 from etude.store.encode import encode_episode
-from etude.store.episodes import choose_phase, epoch_of, phases_of
+from etude.store.episodes import choose_phase, list_phases, phase_epoch
 from etude.store.journal import Journal
 from etude.store.log import EpochLog, Submission
 from tests.report.histories import epoch, history, version
@@ -87,7 +87,7 @@ def test_an_entry_of_a_history_is_found_by_its_epoch():
 def test_the_age_of_a_version_counts_those_made_after_it():
     made = [1, 2, 5, 9]
     for number in range(11):
-        assert age_of(number, made) == sum(other > number for other in made)
+        assert version_age(number, made) == sum(other > number for other in made)
 
 
 LATEST_FIRST = [
@@ -116,7 +116,7 @@ async def phases_journal(tmp_path):
 
 
 async def test_the_phases_come_latest_first(phases_journal):
-    assert phases_of(phases_journal) == LATEST_FIRST
+    assert list_phases(phases_journal) == LATEST_FIRST
 
 
 async def test_the_latest_is_chosen_unless_another_is_wished_for(phases_journal):
@@ -131,8 +131,8 @@ async def test_the_latest_is_chosen_unless_another_is_wished_for(phases_journal)
     [("train/4", 3), ("train/4.2", 3), ("train/4-k2.2", 3), ("validation/3", None), ("eval", None)],
 )
 def test_the_epoch_that_a_phase_was_collected_for(phase, epoch):
-    assert epoch_of(phase) == epoch
+    assert phase_epoch(phase) == epoch
 
 
 def test_a_label_with_a_dot_is_not_taken_for_a_number():
-    assert phase_name("train", 3, "k.2") != numbered(phase_name("train", 3, "k"), 2)
+    assert phase_name("train", 3, "k.2") != collection_phase(phase_name("train", 3, "k"), 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from etude.store.files import draft_of, open_private, private_folder, write_atomically
+from etude.store.files import open_draft, open_private, private_folder, write_atomically
 from etude.store.run_folder import RunFolder
 
 
@@ -41,11 +41,11 @@ def test_a_folder_that_was_there_becomes_private_with_the_run(tmp_path: Path):
 
 
 def test_drafts_are_private_with_what_others_wrote_in_them(tmp_path: Path):
-    with draft_of(tmp_path / "made") as draft:
+    with open_draft(tmp_path / "made") as draft:
         (draft / "inner").mkdir(parents=True)
         (draft / "inner" / "file").write_text("x")
     assert [mode(tmp_path / "made" / name) for name in ("", "inner", "inner/file")] == [0o700, 0o700, 0o600]
-    with draft_of(tmp_path / "given", private=False) as draft:
+    with open_draft(tmp_path / "given", private=False) as draft:
         draft.write_text("x")
     assert mode(tmp_path / "given") == 0o666
 

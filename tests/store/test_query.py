@@ -18,11 +18,11 @@ import pytest
 from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.errors import RequestError
 from etude.store.encode import encode_episode
-from etude.store.facts import facts_of, histories_of
+from etude.store.facts import read_facts, read_histories
 from etude.store.journal import Journal
-from etude.store.log import jobs_of
+from etude.store.log import read_jobs
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
-from etude.store.run_folder import LOCK, RunFolder, locked_by
+from etude.store.run_folder import LOCK, RunFolder, lock_holder
 from tests.store.test_long_runs import LATEST_FIRST
 from tests.store.test_long_runs import phases_journal as phases  # noqa: F401
 
@@ -147,10 +147,10 @@ def may_only_read(run: Path, work: Callable[[], None]) -> None:
 
 
 def require_readable(run: Path, entries: int) -> None:
-    assert facts_of(run).state == "unfinished", facts_of(run).problem
-    assert histories_of(run)[None].epochs == ()
-    assert jobs_of(run) == []
-    assert locked_by(run / LOCK) is None
+    assert read_facts(run).state == "unfinished", read_facts(run).problem
+    assert read_histories(run)[None].epochs == ()
+    assert read_jobs(run) == []
+    assert lock_holder(run / LOCK) is None
     with RunFolder.read(run) as folder:
         assert sum(key.startswith("step/") for key, _ in folder.journal.scan()) == entries
 

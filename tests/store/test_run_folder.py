@@ -16,7 +16,7 @@ import pytest
 from etude.core.errors import RequestError, StoreError
 from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import ModelVersion
-from etude.store.facts import facts_of, list_runs
+from etude.store.facts import list_runs, read_facts
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder, describe_environment, git_state, new_run_name
 from etude.store.versions import choose_version, run_version, stored_at
@@ -123,7 +123,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     try:
         with pytest.raises(StoreError, match=f"run a is in use by process {other.pid}; wait for it"):
             RunFolder.open(tmp_path / "a")
-        assert [facts_of(run).in_use_by for run in list_runs(tmp_path)] == [other.pid]
+        assert [read_facts(run).in_use_by for run in list_runs(tmp_path)] == [other.pid]
         with RunFolder.read(tmp_path / "a") as reader:
             assert reader.journal.get("nothing") is None
     finally:
@@ -166,7 +166,7 @@ async def test_runs_are_listed_the_last_changed_first(tmp_path: Path) -> None:
     (tmp_path / "no run").mkdir()
     RunFolder.read(tmp_path / "old").close()  # Which changes nothing.
     assert [run.name for run in list_runs(tmp_path)] == ["new", "old"]
-    assert [facts_of(run).in_use_by for run in list_runs(tmp_path)] == [None, None]
+    assert [read_facts(run).in_use_by for run in list_runs(tmp_path)] == [None, None]
 
 
 def version(trained_run: Path, number: int) -> ModelVersion:

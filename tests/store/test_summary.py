@@ -1,7 +1,7 @@
 """The warnings of a stored run: the alarms that were recorded with its epochs and validations."""
 
 from etude.core.history import AlarmEvent, History
-from etude.store.figures import causes_in, collapse_in, stopped_by, warnings_of
+from etude.store.figures import alarm_sentences, causes_in, collapse_in, stopped_by
 from tests.report.histories import epoch, history, validation
 
 
@@ -18,9 +18,9 @@ COLLAPSE, FLAT = event("reward_collapse", "the reward has collapsed"), event("eq
 
 def test_an_alarm_is_a_sentence_about_the_last_entry_it_held_for():
     entries = [with_alarms(epoch(0, 1.0), FLAT), with_alarms(epoch(1, 1.0), FLAT), epoch(2, 1.0)]
-    assert warnings_of(History(run_id="r", epochs=entries)) == ["epoch 2 (and 1 other): all are equal"]
+    assert alarm_sentences(History(run_id="r", epochs=entries)) == ["epoch 2 (and 1 other): all are equal"]
     validations = [with_alarms(validation(number, 0.0), COLLAPSE) for number in range(3)]
-    assert warnings_of(History(run_id="r", epochs=entries[1:], validations=validations)) == [
+    assert alarm_sentences(History(run_id="r", epochs=entries[1:], validations=validations)) == [
         "epoch 2: all are equal",
         "validation after epoch 2 (and 2 others): the reward has collapsed",
     ]
@@ -29,7 +29,7 @@ def test_an_alarm_is_a_sentence_about_the_last_entry_it_held_for():
 def test_alarms_about_several_things_are_told_apart_and_failures_are_shown_elsewhere():
     held = [event("failing_evaluators", name, of=name) for name in ("judge", "correct")]
     entry = with_alarms(epoch(0, 1.0), *held, event("failures", "2 episodes failed"))
-    assert warnings_of(History(run_id="r", epochs=[entry])) == ["epoch 1: judge", "epoch 1: correct"]
+    assert alarm_sentences(History(run_id="r", epochs=[entry])) == ["epoch 1: judge", "epoch 1: correct"]
 
 
 def test_a_run_has_collapsed_when_its_last_reward_says_so():
@@ -69,4 +69,4 @@ def test_causes_are_added_up_over_epochs():
 
 
 def test_a_run_that_goes_well_has_no_warnings():
-    assert warnings_of(history([0.1, 0.5], {0: 0.1, 2: 0.6})) == []
+    assert alarm_sentences(history([0.1, 0.5], {0: 0.1, 2: 0.6})) == []

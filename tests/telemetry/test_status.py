@@ -26,7 +26,7 @@ from etude.core.errors import StalledError
 from etude.core.interfaces import Engine, Progress
 from etude.runtime import Runtime, open_runtime
 from etude.store.run_folder import RunFolder
-from etude.store.status import STATUS, RunStatus, SeenStatus, status_of
+from etude.store.status import STATUS, RunStatus, SeenStatus, run_status
 from etude.telemetry import watchdog
 from tests.cli.projects import etude
 from tests.runners.playing import config_with, evaluate, examples
@@ -50,7 +50,7 @@ async def seen(run: Path, is_wanted: Any) -> RunStatus:
     async with asyncio.timeout(60):
         while True:
             if (run / STATUS).exists():
-                status = status_of(run).status
+                status = run_status(run).status
                 if status is not None and is_wanted(status):
                     return status
             await asyncio.sleep(0.1)
@@ -64,7 +64,7 @@ async def test_calls_that_wait_are_said_with_runners_and_without(tmp_path: Path,
     going = asyncio.ensure_future(evaluate(run, config_with(max_concurrency=4, **general), engine, work))
     try:
         status = await seen(run, lambda status: status.models[0].waiting == 4)
-        liveness = status_of(run)
+        liveness = run_status(run)
         assert (liveness.state, liveness.pid) == ("live", os.getpid())
         assert status.playing == 4
         assert [wait.what for wait in status.waits] == ["4 answers of model 'policy'"]
@@ -77,7 +77,7 @@ async def test_calls_that_wait_are_said_with_runners_and_without(tmp_path: Path,
     finally:
         going.cancel()
         await asyncio.gather(going, return_exceptions=True)
-    assert status_of(run) == SeenStatus("ended", None, None, None)
+    assert run_status(run) == SeenStatus("ended", None, None, None)
 
 
 PROGRAM = """
@@ -95,7 +95,7 @@ def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
     head = subprocess.Popen([sys.executable, "-c", PROGRAM, str(run)], cwd=Path(__file__).parents[2])
     try:
         deadline = time.monotonic() + 60
-        while not (run / STATUS).exists() or status_of(run).status.models[0].waiting < 3:  # type: ignore[union-attr]
+        while not (run / STATUS).exists() or run_status(run).status.models[0].waiting < 3:  # type: ignore[union-attr]
             assert head.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -105,7 +105,7 @@ def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
         assert "0 finished, 3 playing" in shown.stdout
         assert "waits for       3 answers of model 'policy'" in shown.stdout
         head.send_signal(signal.SIGSTOP)
-        stopped = status_of(run).status
+        stopped = run_status(run).status
         assert stopped is not None
         aged = stopped.model_copy(update={"at": stopped.at - 60})
         (run / STATUS).write_text(aged.model_dump_json())

@@ -21,7 +21,7 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import DatasetError, RequestError
 from etude.core.secrets import MASK
 from etude.traces.importing import Log, read_log
-from etude.traces.record import LeftOut, LoggedCall, LoggedScore
+from etude.traces.record import LoggedCall, LoggedScore, SkippedEntry
 
 LOGS = Path(__file__).parent / "logs"
 FILES = sorted(path for path in LOGS.iterdir() if not path.name.endswith(".chats.json"))
@@ -56,7 +56,7 @@ def test_the_times_decide_on_the_order_where_all_are_known():
 
 def test_feedback_goes_to_the_chat_of_its_call_or_trace():
     log = Log()
-    log.add([call(QUESTION, id="c", trace="t"), LeftOut("log:2", "nothing")])
+    log.add([call(QUESTION, id="c", trace="t"), SkippedEntry("log:2", "nothing")])
     log.add([LoggedScore("log:3", "good", 1.0, call="c"), LoggedScore("log:4", "fast", 0.0, trace="t")])
     log.add([LoggedScore("log:5", "good", 0.0, call="d"), call(QUESTION, id="c")])
     (chat,) = log.chats()

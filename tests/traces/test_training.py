@@ -10,8 +10,8 @@ import pytest
 
 from etude.core.episode import EpisodeRecord
 from etude.core.message import message_key
-from etude.store.episodes import iter_episodes, phases_of, read_episode
-from etude.store.facts import facts_of, histories_of
+from etude.store.episodes import iter_episodes, list_phases, read_episode
+from etude.store.facts import read_facts, read_histories
 from etude.store.run_folder import RunFolder
 from etude.traces.importing import read_log
 from tests.cli.projects import change, etude
@@ -71,7 +71,7 @@ def episodes_in(run: str, phase: str) -> list[EpisodeRecord]:
 
 
 def test_an_imported_log_is_looked_at_and_scored(logged: Path):
-    facts = facts_of(Path("runs/chats"))
+    facts = read_facts(Path("runs/chats"))
     assert (facts.kind, facts.state) == ("import", "finished")
     assert "import" in etude("runs", "list").stdout
     shown = etude("runs", "show", "chats").stdout
@@ -93,7 +93,7 @@ def test_expert_iteration_learns_from_the_best_chats_and_validates_with_the_mode
     trained = etude("train", "config.yml", "--name", "best")
     assert trained.exit_code == 0, trained.stdout + trained.stderr
     with RunFolder.read(Path("runs/best")) as run:
-        phases = phases_of(run.journal)
+        phases = list_phases(run.journal)
     assert phases == ["validation/2", "validation/0", "train/2", "train/1"]
     read = episodes_in("best", "train/1")
     source = {episode.example.id: episode for episode in episodes_in("chats", "chats")}
@@ -103,7 +103,7 @@ def test_expert_iteration_learns_from_the_best_chats_and_validates_with_the_mode
     played = episodes_in("best", "validation/0")
     assert len(played) == 3 and not any(call.logged for episode in played for call in episode.calls)
     assert all(call.completion.completion_ids for episode in played for call in episode.calls)
-    (history,) = histories_of(Path("runs/best")).values()
+    (history,) = read_histories(Path("runs/best")).values()
     first = history.epochs[0].metrics
     assert first["episodes"] == len(read) and first["num_trajectories"] == 9
     assert first["completion_tokens"] == 0 and first["model_versions"] == {}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from etude.core.episode import Failure
-from etude.store.learned import Seen, Source, learned_lines, write_learned, write_submitted
+from etude.store.learned import LearnerNumbers, Source, learned_lines, write_learned, write_submitted
 from etude.view.app import create_view
 from etude.view.pages import url
 from etude.view.tokens import CHUNK
@@ -272,7 +272,7 @@ def opened(tmp_path_factory):
     long = Told("eval/l/0", SAYS[:1] * 600)
     run = store_run(root, episodes=[trained, other, long], epochs=[epoch_entry(1)])
     sample = sample_of(trained)
-    seen = {id(sample): Seen([-0.25] * 8)}
+    seen = {id(sample): LearnerNumbers([-0.25] * 8)}
     write_learned(run / "checkpoints", 1, learned_lines(Source("job", version=1), [(sample,)], seen))
     client = TestClient(create_view(root, KEY), base_url="http://127.0.0.1")
     client.get("/", params={"open": KEY})

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 
 from etude.core.call import Completion, Constraint, Delta, Sampling, Usage
 from etude.core.errors import EngineError, EpisodeError, RequestError
-from etude.wire.answers import Heading, RecordedCompletion
+from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.bodies import plain_messages
 from etude.wire.chat import ChatDialect
 from etude.wire.dialect import AnswerMemory, ChatBody
@@ -222,7 +222,7 @@ class Slow:
         self._fails = fails
 
     async def __call__(self, body: ChatBody) -> RecordedCompletion:
-        heading = Heading("chatcmpl-1", "policy")
+        heading = AnswerHeader("chatcmpl-1", "policy")
         for piece in PIECES:
             assert body.on_delta is not None
             body.on_delta(heading, piece)

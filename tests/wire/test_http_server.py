@@ -22,15 +22,15 @@ from starlette.types import Receive, Scope, Send
 from etude.core.errors import ModelOut
 from etude.wire.http_server import BackgroundServer, RequestChecks, is_key, listen, server_config, shown_key
 from etude.wire.retries import (
-    Disturbed,
+    Retryable,
     RetryPolicy,
     counting_retries,
     ending_where_a_model_is_out,
     is_worth_retrying,
     note_model_out,
     note_retries,
-    retried,
     retry_after,
+    with_retries,
 )
 
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -183,14 +183,14 @@ class Flaky:
     async def __call__(self) -> str:
         self.attempts += 1
         if self.attempts <= self.failures:
-            raise Disturbed(f"attempt {self.attempts}", cause="connection")
+            raise Retryable(f"attempt {self.attempts}", cause="connection")
         return "well"
 
 
 async def test_each_retry_is_counted_by_its_cause_with_the_time_waited() -> None:
     flaky = Flaky(2)
     with counting_retries() as count:
-        assert await retried(flaky, policy=RetryPolicy(first_wait=0.01)) == "well"
+        assert await with_retries(flaky, policy=RetryPolicy(first_wait=0.01)) == "well"
     assert (flaky.attempts, count.causes, count.retries) == (3, {"connection": 2}, 2)
     assert 0 < count.waited <= 0.03
 
@@ -198,8 +198,8 @@ async def test_each_retry_is_counted_by_its_cause_with_the_time_waited() -> None
 @pytest.mark.parametrize("policy", [RetryPolicy(retries=1), RetryPolicy(retries=9, deadline=0.0)])
 async def test_attempts_and_time_are_limited(policy: RetryPolicy) -> None:
     flaky = Flaky(100)
-    with pytest.raises(Disturbed, match=r"attempt (1|2)$"):
-        await retried(flaky, policy=RetryPolicy(policy.retries, 0.01, 0.01, policy.deadline))
+    with pytest.raises(Retryable, match=r"attempt (1|2)$"):
+        await with_retries(flaky, policy=RetryPolicy(policy.retries, 0.01, 0.01, policy.deadline))
     assert flaky.attempts == min(policy.retries + 1, 2) - (policy.deadline == 0.0)
 
 
@@ -208,7 +208,7 @@ async def test_what_no_attempt_mends_is_raised_at_once() -> None:
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"), counting_retries() as count:
-        await retried(wrong)
+        await with_retries(wrong)
     assert count.retries == 0
 
 

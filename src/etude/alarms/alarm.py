@@ -15,9 +15,9 @@ from etude.config.assemble import alarms_by_default
 from etude.config.component import AlarmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import where_raised
-from etude.config.registry import made_by, register_alarm
+from etude.config.registry import config_factory, register_alarm
 from etude.core.history import AlarmEvent, Entry
-from etude.core.implementations import wrap_implementations
+from etude.core.return_checks import wrap_implementations
 
 PAGE = "docs/when-it-does-not-learn.md"
 
@@ -92,7 +92,7 @@ class Alarm(AlarmConfig):
         path = f"{cls.__module__}:{cls.__qualname__}"
         super().__pydantic_init_subclass__(name=path if name is None else name, **kwargs)
         wrap_implementations(cls, Alarm)
-        register_alarm(config_type=cls)(made_by(lambda config: config))
+        register_alarm(config_type=cls)(config_factory(lambda config: config))
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | str | None:
         """Return the faults of an epoch or validation: "" or an empty mapping if there are none.
@@ -104,7 +104,7 @@ class Alarm(AlarmConfig):
         return None
 
 
-def alarms_of(block: FinetuneConfig) -> dict[str, Alarm]:
+def active_alarms(block: FinetuneConfig) -> dict[str, Alarm]:
     """Return the run's active alarms by name: those in its config, and the others with their defaults."""
     alarms = {name: kind() for name, kind in alarms_by_default().items()} | block.alarms
     return {
@@ -112,7 +112,9 @@ def alarms_of(block: FinetuneConfig) -> dict[str, Alarm]:
     }
 
 
-def events_of(alarms: Mapping[str, Alarm], entry: Entry, earlier: Sequence[Entry]) -> tuple[AlarmEvent, ...]:
+def alarm_events(
+    alarms: Mapping[str, Alarm], entry: Entry, earlier: Sequence[Entry]
+) -> tuple[AlarmEvent, ...]:
     """Return the alarms that hold for an entry. `earlier` has the entries of its kind before it, with events.
 
     An alarm rings after `alarm.epochs` wrong entries in a row. It rings again only after an entry without the
@@ -124,7 +126,7 @@ def events_of(alarms: Mapping[str, Alarm], entry: Entry, earlier: Sequence[Entry
 def _events(name: str, alarm: Alarm, entry: Entry, earlier: Sequence[Entry]) -> Iterator[AlarmEvent]:
     try:
         now = _sightings(alarm, entry, earlier) or {}
-        rows = {of: _row(alarm, of, earlier) for of in now}
+        rows = {of: _entries_in_a_row(alarm, of, earlier) for of in now}
     except Exception as error:  # noqa: BLE001  an alarm may be anybody's, and ends no run
         fault = f"whether it is to ring cannot be told, by a fault of its own: {where_raised(error)}"
         now, rows, alarm = {"": Sighting(fault)}, {"": list(earlier[-1:])}, Alarm()
@@ -156,7 +158,7 @@ def _sightings(alarm: Alarm, entry: Entry, earlier: Sequence[Entry]) -> Sighting
     return seen
 
 
-def _row(alarm: Alarm, of: str, earlier: Sequence[Entry]) -> list[Entry]:
+def _entries_in_a_row(alarm: Alarm, of: str, earlier: Sequence[Entry]) -> list[Entry]:
     """Return the latest entries in a row that had the same fault, newest first, as many as the rules need."""
     row: list[Entry] = []
     for index in range(len(earlier) - 1, -1, -1):

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, Typ
 from pydantic import ValidationError
 
 from etude.algorithms.collecting import Collecting, CollectingBuilder
-from etude.algorithms.episodes import Collected, Group, UnitGroup
+from etude.algorithms.episodes import Gathered, Group, UnitGroup
 from etude.algorithms.samples import with_turns
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
+from etude.config.key_types import names_of
 from etude.config.registry import register_trajectory_builder
-from etude.config.slots import names_of
+from etude.core.conversion import Encoder, TrajectoryCollection, learning_units
 from etude.core.data_model import number
-from etude.core.edge import Encoder, TrajectoryCollection, units_of
 from etude.core.errors import EtudeError, RequestError, TrainingError, alternatives
-from etude.core.implementations import wrap_implementations
 from etude.core.job import Skipped
+from etude.core.return_checks import wrap_implementations
 from etude.core.sample import Kind, Sample, SampleOrPair
 from etude.core.trajectory import Method
 
@@ -111,7 +111,7 @@ class Algorithm(Collecting):
         """Return one number per turn for each sample of a group, or None if the loss needs no advantages."""
         return None
 
-    def differ(self, group: Sequence[Sample]) -> bool:
+    def has_advantage(self, group: Sequence[Sample]) -> bool:
         """Return whether any of the compared samples has an advantage. For a loss without advantages, return
         whether the samples earned different rewards."""
         values = self.advantages(group)
@@ -127,12 +127,12 @@ class Algorithm(Collecting):
             return super().compared(groups)
         samples = [group.samples for group in groups]
         if type(self).assigned is Algorithm.assigned or not all(map(_has_tokens, samples)):
-            return [bool(group) and self.differ(group) for group in samples]
+            return [bool(group) and self.has_advantage(group) for group in samples]
         assigned = iter(self.assigned([*filter(None, samples)]))
         own = (next(assigned) if group else () for group in samples)
         return [any(abs(gain) > _ROUNDING for sample in each for gain in sample.gains) for each in own]
 
-    def to_compare(self, episodes: Sequence[Group], collected: Collected) -> Sequence[UnitGroup]:
+    def to_compare(self, episodes: Sequence[Group], collected: Gathered) -> Sequence[UnitGroup]:
         """Return the groups within which the algorithm compares: for samples, the groups it makes."""
         make = self.groups if self.kind == "samples" else super().to_compare
         return make(episodes, collected)
@@ -306,7 +306,7 @@ def groups_of(
 ) -> list[list[SampleOrPair]]:
     """Return the samples or pairs of a collection, by group. Raises TrainingError for unusable data."""
     needs_logprobs = "logprobs" in algorithm.needs()
-    units = partial(units_of, kind=algorithm.kind, encoder=encoder, needs_logprobs=needs_logprobs)
+    units = partial(learning_units, kind=algorithm.kind, encoder=encoder, needs_logprobs=needs_logprobs)
     return [[*chain.from_iterable(map(units, group))] for group in collection.groups]
 
 

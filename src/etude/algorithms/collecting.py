@@ -15,7 +15,7 @@ from pydantic import AliasChoices, Field, FiniteFloat
 
 from etude.algorithms.episodes import (
     IDLE,
-    Collected,
+    Gathered,
     Group,
     ScoredEpisode,
     Tally,
@@ -30,17 +30,17 @@ from etude.algorithms.episodes import (
 from etude.algorithms.samples import EVERY_FUNCTION, CutOff, branches_of, count_cut_off, require_tokens
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import EpisodeRecord, Example, LoggedExample
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.keys import content_hash, generator
 from etude.core.sample import Kind, SampleOrPair
 from etude.core.trajectory import Method
-from etude.protocols.growing import Widths, branches
+from etude.protocols.branching import Widths, branches
 from etude.protocols.workflow import ProtocolWorkflow
-from etude.rewards.collections import examples_for_epoch, worked_on
-from etude.rewards.evaluation import together
+from etude.rewards.collections import current_number, examples_for_epoch
+from etude.rewards.evaluation import merge_outputs
 from etude.store.files import append_json_line
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Collecting(TrajectoryBuilderConfig):
         """Return how many answers an epoch's plays have for each turn; None leaves this to the workflow."""
         return None
 
-    def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
+    def groups(self, episodes: Sequence[Group], collected: Gathered) -> list[UnitGroup]:
         """Return the samples of a whole collection. `episodes` has the scored episodes by example."""
         parts = [part for group in episodes for part in self.parts(group, collected.tally)]
         return [UnitGroup(self.samples(part, collected.tally), rewards_of(part)) for part in parts]
@@ -127,7 +127,7 @@ class Collecting(TrajectoryBuilderConfig):
         """Return for each group whether it has something to compare. Here: rewards that are not all equal."""
         return [len({*(group.rewards or ())}) > 1 for group in groups]
 
-    def to_compare(self, episodes: Sequence[Group], collected: Collected) -> Sequence[UnitGroup]:
+    def to_compare(self, episodes: Sequence[Group], collected: Gathered) -> Sequence[UnitGroup]:
         """Return the groups within which the algorithm compares. Here: the episodes of an example."""
         return [UnitGroup([], rewards_of(group)) for group in episodes]
 
@@ -190,7 +190,7 @@ class CollectingBuilder(TrajectoryBuilder):
     @staticmethod
     def epoch_of(meta: dict[str, Any] | None) -> int:
         """Return the collection's epoch, from 0: the trainer's, or without a trainer `meta`'s."""
-        epoch = worked_on("train")
+        epoch = current_number("train")
         return epoch if epoch is not None else int((meta or {}).get("epoch") or 0)
 
     async def collect(self, epoch: int) -> EvaluationRunOutput:
@@ -215,7 +215,7 @@ class CollectingBuilder(TrajectoryBuilder):
             left -= count
             played = {item.id for item in latest.eval_input.eval_input_items}
             self._replacements[epoch] = self._replacements.get(epoch, 0) + len(played)
-            output = together([output, latest])
+            output = merge_outputs([output, latest])
         return output
 
     async def _run(self, examples: Sequence[Example], epoch: int) -> EvaluationRunOutput:
@@ -232,7 +232,7 @@ class CollectingBuilder(TrajectoryBuilder):
     async def _flat_groups(self, output: EvaluationRunOutput, epoch: int) -> int:
         """Return the number of examples with nothing to compare."""
         episodes = await self._scored_groups(output, Tally(), {"epoch": epoch})
-        collected = Collected(epoch, self.run_config.seed, Tally())
+        collected = Gathered(epoch, self.run_config.seed, Tally())
         groups = [self.algorithm.to_compare([group], collected) for group in episodes]
         compared = sum(any(self.algorithm.compared(group)) for group in groups)
         return len({item.id for item in self._rewards_in(output)}) - compared
@@ -249,7 +249,7 @@ class CollectingBuilder(TrajectoryBuilder):
         about = {"run_id": run_id, **(meta or {})}
         episodes = await self._scored_groups(output, tally, about)
         tally.replacements = self._replacements.pop(epoch, 0)
-        collected = Collected(epoch, self.run_config.seed, tally)
+        collected = Gathered(epoch, self.run_config.seed, tally)
         groups = self.algorithm.groups(episodes, collected)
         by_example = self.algorithm.kind != "samples"
         compared = self.algorithm.to_compare(episodes, collected) if by_example else groups
@@ -332,7 +332,7 @@ class CollectingBuilder(TrajectoryBuilder):
         if self.run_config.reward_function is None and len(output.evaluation_results) == 1:
             return output.evaluation_results[0][1].eval_output_items
         try:
-            return output.results_of(self._reward_name())
+            return output.evaluator_items(self._reward_name())
         except KeyError as error:
             names = ", ".join(name for name, _ in output.evaluation_results) or "none"
             raise RequestError(

@@ -20,7 +20,7 @@ from etude.algorithms.grpo import Grpo
 from etude.budget.meter import asking_for
 from etude.config.references import LlmRef
 from etude.core.errors import RequestError, TrainingError
-from etude.core.interfaces import bare
+from etude.core.interfaces import innermost
 from etude.core.sample import Sample
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Distillation(Grpo, name="distillation"):
 
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group whether its rewards give any advantage. No teacher was asked yet."""
-        return [bool(group.units) and self.differ(group.samples) for group in groups]
+        return [bool(group.units) and self.has_advantage(group.samples) for group in groups]
 
     async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
         """Add the teacher's logprobs to the samples. A run asks for each only once.
@@ -79,18 +79,18 @@ class Distillation(Grpo, name="distillation"):
             raise RequestError(
                 f"distillation: there is no model '{self.teacher}' to teach; name an entry of `llms`"
             )
-        journal, policy = runtime.run.journal, getattr(bare(engine), "policy", None)
+        journal, policy = runtime.run.journal, getattr(innermost(engine), "policy", None)
         keys = [f"teacher/{self.teacher}/{one.episode}/{one.branch}/{one.agent or ''}" for one in samples]
         if policy is not None:
-            from etude.learner.packed import logprobs_of
+            from etude.learner.tree_passes import sample_logprobs
 
             # All at once, so that shared prefixes are computed once.
-            read = partial(asyncio.to_thread, logprobs_of, policy, samples)
+            read = partial(asyncio.to_thread, sample_logprobs, policy, samples)
             scores: list[list[float]] = await journal.step(f"{keys[0]}/{len(keys)}", read)
             return scores
-        if not hasattr(bare(engine), "score"):
+        if not hasattr(innermost(engine), "score"):
             raise RequestError(
-                f"distillation: '{self.teacher}' ({type(bare(engine)).__name__}) cannot score tokens"
+                f"distillation: '{self.teacher}' ({type(innermost(engine)).__name__}) cannot score tokens"
             )
         asked = [partial(self._asked, engine, sample) for sample in samples]
         told: list[list[float]] = await asyncio.gather(*map(journal.step, keys, asked))

@@ -12,7 +12,7 @@ from etude.algorithms.algorithm import Algorithm, OfGradient
 from etude.algorithms.collecting import Need, require_branching
 from etude.algorithms.episodes import (
     Choice,
-    Collected,
+    Gathered,
     Group,
     ScoredEpisode,
     Tally,
@@ -135,7 +135,7 @@ class Dpo(Preferences, name="dpo"):
             remedy = "Set `workflow.widths: 2` or more, also by agent; or `compare: episodes`"
             await require_branching(builder, None, "`compare: turns`", remedy)
 
-    def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
+    def groups(self, episodes: Sequence[Group], collected: Gathered) -> list[UnitGroup]:
         """Return a group of pairs for each example, judged by the rewards of its episodes or answers."""
         if self.compare == "episodes":
             return super().groups(episodes, collected)

@@ -14,13 +14,13 @@ from etude.algorithms.samples import (
     branches_in,
     count_cut_off,
     discounted_returns,
-    masked,
+    mask_cut_off,
     pair_of,
     sample_of,
     with_turns,
 )
 from etude.core.call import Call
-from etude.core.episode import EpisodeRecord, measured
+from etude.core.episode import EpisodeRecord, recorded_score
 from etude.core.errors import RequestError
 from etude.core.message import message_key
 from etude.core.sample import Kind, Pair, Sample, SampleOrPair
@@ -118,7 +118,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class Gathered:
     """One epoch's collection, from which an algorithm makes samples."""
 
     epoch: int
@@ -135,7 +135,7 @@ def reward_groups(groups: Iterable[UnitGroup], compared: Iterable[bool]) -> dict
 
 def without_cut_off(group: UnitGroup, kind: Kind, tally: Tally) -> UnitGroup:
     """Return the group with cut-off answers masked out of its loss."""
-    made = [masked(unit, kind) for unit in group.units]
+    made = [mask_cut_off(unit, kind) for unit in group.units]
     for reason in made:
         if isinstance(reason, str):
             tally.leave_out(reason, 1)
@@ -222,7 +222,7 @@ def _played_parts(scored: ScoredEpisode) -> Iterator[_Part]:
 def _measured_parts(scored: ScoredEpisode) -> Iterator[_Part]:
     calls = sorted(scored.calls, key=lambda call: call.index)
     for agent in dict.fromkeys(call.function for call in calls):
-        event = measured(scored.episode, REWARD, agent)
+        event = recorded_score(scored.episode, REWARD, agent)
         branches = tuple(branches_in([call for call in calls if call.function == agent]))
         yield agent, branches, None if event is None else event.value
 

@@ -17,7 +17,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from etude.algorithms.algorithm import Algorithm, Gradient, OfGradient, by_turn
 from etude.algorithms.collecting import Need, require_branching
-from etude.algorithms.episodes import Collected, Group, Tally, UnitGroup, answer_groups
+from etude.algorithms.episodes import Gathered, Group, Tally, UnitGroup, answer_groups
 from etude.core.errors import RequestError
 from etude.core.sample import Sample, Turn
 
@@ -117,7 +117,7 @@ class Grpo(Algorithm, name="grpo"):
             remedy = "Set `num_generations`, or `workflow.widths`, to 2 or more"
             await require_branching(builder, None, "`credit: turn` with one play", remedy)
 
-    def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
+    def groups(self, episodes: Sequence[Group], collected: Gathered) -> list[UnitGroup]:
         """Return a group for each example, agent (`credit: agent`) or prompt (`credit: turn`).
 
         Groups without an advantage are counted, and by default have no samples.
@@ -294,7 +294,7 @@ class ReinforcePP(Grpo, name="reinforce_pp"):
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group whether any sample has an advantage over the others in the group."""
         within = self.model_copy(update={"baseline": True})
-        return [bool(group.units) and within.differ(group.samples) for group in groups]
+        return [bool(group.units) and within.has_advantage(group.samples) for group in groups]
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
         """Return the rewards themselves, or with `baseline` their distance to the group's mean."""

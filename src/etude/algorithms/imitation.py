@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.episodes import (
-    Collected,
+    Gathered,
     Group,
     ScoredEpisode,
     Tally,
@@ -103,14 +103,14 @@ class ExpertIteration(Supervised, SelectionConfig, name="expert_iteration"):
         """Return the loss of `supervised`."""
         return Supervised.type_name, {}
 
-    def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
+    def groups(self, episodes: Sequence[Group], collected: Gathered) -> list[UnitGroup]:
         """Return the samples of the selected episodes."""
         parts = [part for group in episodes for part in self.parts(group, collected.tally)]
         return imitations(parts, self, self.discount, collected)
 
 
 def imitations(
-    groups: Sequence[Group], config: SelectionConfig, discount: float, collected: Collected
+    groups: Sequence[Group], config: SelectionConfig, discount: float, collected: Gathered
 ) -> list[UnitGroup]:
     """Return the samples to imitate, by group. Each agent's episodes are selected separately."""
     made: list[list[Sample]] = [[] for _ in groups]

@@ -14,14 +14,14 @@ from pydantic import AliasChoices, Field
 
 from etude.algorithms.collecting import played_by, require_branching
 from etude.algorithms.dpo import Dpo, Preferences
-from etude.algorithms.episodes import Candidate, Choice, Collected, Group, Tally, UnitGroup, by_agent
+from etude.algorithms.episodes import Candidate, Choice, Gathered, Group, Tally, UnitGroup, by_agent
 from etude.algorithms.imitation import SelectionConfig, Supervised, imitations
 from etude.config.builder import Builder
-from etude.config.references import Refers
+from etude.config.references import ReferenceTo
 from etude.core.errors import RequestError
 from etude.core.sample import Pair
 from etude.core.trajectory import Method
-from etude.protocols.growing import Widths
+from etude.protocols.branching import Widths
 
 NO_PAIR = "turn without answers on both sides of the threshold"
 SAME_ANSWER = "pair of equal answers"
@@ -36,7 +36,7 @@ class Malt(Preferences, name="malt"):
     """Set the number of plays for each example of an epoch."""
     credit: Literal["episode", "agent"] = "agent"
     """Always `agent`: an answer is worth what its agent earned."""
-    num_responses: int | list[int] | Annotated[dict[str, int | list[int]], Refers("agents")] | None = 2
+    num_responses: int | list[int] | Annotated[dict[str, int | list[int]], ReferenceTo("agents")] | None = 2
     """Set the number of answers for each turn: a number, a list by round, or either of them by agent. Leave
     it empty for the workflow's setting."""
     pairs: Literal["sign", "interval"] = "sign"
@@ -79,7 +79,7 @@ class Malt(Preferences, name="malt"):
         remedy = f"Set `{where}` to 2 or more for one of them"
         await require_branching(builder, widths, "`_type: malt`", remedy)
 
-    def groups(self, episodes: Sequence[Group], collected: Collected) -> list[UnitGroup]:
+    def groups(self, episodes: Sequence[Group], collected: Gathered) -> list[UnitGroup]:
         """Return the pairs of each agent and example, judged by answer values, or plays to imitate."""
         parts = [part for group in episodes for part in by_agent(group)]
         if self.imitates(collected.epoch):

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from etude.core.call import Call, Sampling, continues
-from etude.core.edge import thinking_key
+from etude.core.conversion import thinking_key
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Event
 from etude.core.errors import TrainingError
 from etude.core.message import Message, message_key
@@ -32,7 +32,7 @@ def count_cut_off(calls: Iterable[Call]) -> int:
     return sum(made is not None and made.finish_reason == "length" for made in completions)
 
 
-def masked(unit: SampleOrPair, kind: Kind) -> SampleOrPair | str:
+def mask_cut_off(unit: SampleOrPair, kind: Kind) -> SampleOrPair | str:
     """Return the unit without cut-off answers in its loss, or the reason why nothing is left to learn from.
 
     A compared sample keeps its place in the group, so it counts in the mean. In samples to imitate, or
@@ -191,7 +191,7 @@ def sample_of(
                 start=len(prompt),
                 stop=len(ids),
                 message=len(messages),
-                sampling=drawn_by(call),
+                sampling=effective_sampling(call),
                 model_version=None if call.logged else completion.model_version,
                 value=value,
                 call=call.index,
@@ -229,7 +229,7 @@ def _returns(
     return step_returns(branch.calls, events, reward, discount) or [None] * len(branch.calls)
 
 
-def drawn_by(call: Call) -> Sampling:
+def effective_sampling(call: Call) -> Sampling:
     """Return the sampling settings that the distributions of an answer's tokens depend on."""
     sampling = call.request.sampling.shape()
     if call.completion is None or call.completion.constraint is None:

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
-from etude.core.implementations import wrap_implementations
+from etude.core.return_checks import wrap_implementations
 from etude.core.trajectory import Method
 
 if TYPE_CHECKING:

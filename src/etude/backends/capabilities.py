@@ -130,7 +130,7 @@ def check_opponents(
         )
 
 
-def check_way_back(backend: str, capabilities: Capabilities, start: int, newest: int) -> None:
+def check_start_version(backend: str, capabilities: Capabilities, start: int, newest: int) -> None:
     """Raise CapabilityError unless the backend can start a job from `start` when `newest` is later."""
     if start < newest and not capabilities.from_base:
         raise CapabilityError(

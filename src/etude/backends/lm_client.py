@@ -14,15 +14,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from etude.core.errors import BackendError
 from etude.core.secrets import keep_secret
-from etude.wire.retries import (
-    USUAL,
-    Again,
-    Disturbed,
-    RetryPolicy,
-    failure_of,
-    reason_of,
-    retried,
-)
+from etude.wire.retries import USUAL, Retryable, RetryPolicy, RetryReason, failure_of, reason_of, with_retries
 
 if TYPE_CHECKING:
     import httpx
@@ -38,7 +30,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class LanguageModelClientError(BackendError):
     """The server gave no usable answer."""
 
-    def __init__(self, message: str, again: Again | None = None) -> None:
+    def __init__(self, message: str, again: RetryReason | None = None) -> None:
         """`again` is the reason for a retry. None if a retry cannot help."""
         super().__init__(message, temporary=isinstance(self, TimeoutError))
         self.again = again
@@ -230,14 +222,14 @@ class LanguageModelClient:
                 raise BadResponseError(
                     f"GET {self.base_url}{path} answered something else ({field}: {wrong['msg']}); is it an "
                     "etude server?",
-                    Again("malformed"),
+                    RetryReason("malformed"),
                 ) from error
 
-        return await retried(ask, policy=self._policy if policy is None else policy)
+        return await with_retries(ask, policy=self._policy if policy is None else policy)
 
     async def _post(self, path: str, seconds: float) -> None:
         """Send a request that has the same effect when repeated."""
-        await retried(lambda: self._attempt("POST", path, seconds), policy=self._policy)
+        await with_retries(lambda: self._attempt("POST", path, seconds), policy=self._policy)
 
     async def _attempt(self, method: str, path: str, seconds: float | None) -> httpx.Response:
         import httpx
@@ -248,13 +240,13 @@ class LanguageModelClient:
             async with asyncio.timeout(most):  # In total: httpx limits only single pieces.
                 response = await self._http.request(method, path, timeout=most)
         except (httpx.TimeoutException, TimeoutError) as error:
-            later = Again("timeout") if method == "GET" else None
+            later = RetryReason("timeout") if method == "GET" else None
             raise ClientTimeoutError(f"{where}: no answer in time", later) from error
         except httpx.HTTPError as error:
             reason = reason_of(error) if isinstance(error, httpx.RequestError) else type(error).__name__
-            raise BadResponseError(f"{where}: {reason}", Again("connection")) from error
+            raise BadResponseError(f"{where}: {reason}", RetryReason("connection")) from error
         if response.is_success:
             return response
         failure = failure_of(response.status_code, response.headers, response.content)
-        later = Again(failure.cause, failure.retry_after) if isinstance(failure, Disturbed) else None
+        later = RetryReason(failure.cause, failure.retry_after) if isinstance(failure, Retryable) else None
         raise BadResponseError(f"{where} answered {failure}", later)

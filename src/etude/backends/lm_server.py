@@ -15,7 +15,7 @@ from etude.backends.openai_api import JobsConfig, connect, run_key, trained_mode
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import Method

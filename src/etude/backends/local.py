@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 from etude.backends.capabilities import LocalAdapterConfig, opponents_of
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError, RequestError
-from etude.core.interfaces import bare
+from etude.core.interfaces import innermost
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.store.files import private_folder
 from etude.store.status import LEARNERS
 
 if TYPE_CHECKING:
-    from etude.backends.learning import Learners
+    from etude.backends.cluster_training import Learners
     from etude.backends.local_adapter import LocalAdapter
     from etude.config.builder import Builder
     from etude.config.component import ClusterConfig
     from etude.runners.pool import Cluster
 
-_DESK = "etude.backends.local_job:JobDesk"
+_DESK = "etude.backends.local_job:JobReports"
 
 
 def check_learners(config: LocalAdapterConfig, llm: LocalLlmConfig, cluster: ClusterConfig | None) -> None:
@@ -48,7 +48,7 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
     target = builder.config.finetuning.target_model
     if target is None:
         raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
-    engine = bare(await builder.get_llm(target))
+    engine = innermost(await builder.get_llm(target))
     if not isinstance(engine, EmbeddedEngine):
         kind = builder.config.llms[target].type_name
         raise CapabilityError(
@@ -72,7 +72,7 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
 
 async def _learners(builder: Builder, llm: LocalLlmConfig) -> Learners | None:
     """Return the learners on the config's cluster, or None if this process trains."""
-    from etude.backends.learning import Learners
+    from etude.backends.cluster_training import Learners
 
     settings = builder.config.cluster
     if settings is None or settings.learners is None or builder.run is None:

@@ -17,11 +17,11 @@ from etude.backends.capabilities import (
     LocalAdapterConfig,
     LoraConfig,
 )
-from etude.backends.learning import ClusterLearners, Learners
+from etude.backends.cluster_training import ClusterLearners, Learners
 from etude.backends.local_job import FinishedJob, Job, LocalLearner, learner_options
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
@@ -210,7 +210,7 @@ class LocalAdapter(TrainerAdapter):
     async def begin_from(self, version: ModelVersion) -> None:
         """Restart optimiser and schedule at `version`, which also becomes the reference model."""
         self._is_warm = True
-        await asyncio.to_thread(self._begin_from, self._here(version))
+        await asyncio.to_thread(self._begin_from, self._with_current_path(version))
 
     async def damage(self, version: ModelVersion) -> list[str]:
         """Return how a version's folder differs from the written one. The base model has no folder."""
@@ -261,7 +261,7 @@ class LocalAdapter(TrainerAdapter):
             if version.number != self._policy.version:
                 self._require_workplace().keep()  # The weights in memory are about to be replaced.
             self._newest = max(self._newest, self._policy.version, version.number)
-            self._policy.adopt(self._here(version))
+            self._policy.adopt(self._with_current_path(version))
             self._require_workplace().go_to(version.number)
 
     async def _train(self, job: Job) -> FinishedJob:
@@ -289,7 +289,7 @@ class LocalAdapter(TrainerAdapter):
                 self._give_up(number, damage)
                 continue
             self._whole.add(number)
-            return finished.model_copy(update={"version": self._here(finished.version)})
+            return finished.model_copy(update={"version": self._with_current_path(finished.version)})
         return None
 
     def _give_up(self, number: int, damage: Sequence[str]) -> None:
@@ -305,7 +305,7 @@ class LocalAdapter(TrainerAdapter):
                 aside.name,
             )
 
-    def _here(self, version: ModelVersion) -> ModelVersion:
+    def _with_current_path(self, version: ModelVersion) -> ModelVersion:
         """Return the version with its folder's current path, because a run may have been moved."""
         if not version.number:
             return version

@@ -17,14 +17,14 @@ from etude.algorithms.algorithm import Algorithm
 from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.version_writer import MadeVersion, VersionWriter
 from etude.config.finetuning import FinetuneConfig
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.sample import SampleOrPair
 from etude.jobs.folders import JobContent, StateFolders
 from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.objective import Witness, is_trained
+from etude.learner.objective import PassObserver, is_trained
 from etude.learner.optimiser import Schedule, Step
 from etude.models.memory import give_back_freed
 from etude.models.policy import Policy
@@ -88,7 +88,7 @@ class Job(JobListener):
         Raises TrainingError, TrainingCanceled when `canceled` is set, and Interrupted when `stopping` is set.
         """
         units, facts = self.algorithm.units(self.groups, learner.divergences)
-        learner.witness = witness = Witness() if self.config.record_ratios else None
+        learner.witness = witness = PassObserver() if self.config.record_ratios else None
         data = JobData(
             self.algorithm,
             rows=[(unit,) for unit in units if is_trained(unit)],
@@ -123,7 +123,7 @@ def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerO
     )
 
 
-def failure(error: RuntimeError) -> TrainingError:
+def training_error(error: RuntimeError) -> TrainingError:
     """Return a job's error for a torch error."""
     # torch's own message explains operations that a device lacks.
     lacks = isinstance(error, NotImplementedError)
@@ -205,7 +205,7 @@ class LocalLearner:
             except BaseException as error:
                 self._restore(start)
                 if isinstance(error, RuntimeError):
-                    raise failure(error) from error
+                    raise training_error(error) from error
                 raise
             finally:
                 job.groups = []  # They are not needed after the job.
@@ -240,7 +240,7 @@ class LocalLearner:
 ORDER, _NEWS = "order.json", "news.json"
 
 
-class LearningOrder(BaseModel):
+class JobSpec(BaseModel):
     """Everything that defines a job: a file in its folder. It contains no secrets."""
 
     model_config = ConfigDict(frozen=True)
@@ -268,7 +268,7 @@ class LearningOrder(BaseModel):
     collection: TrajectoryCollection
 
 
-class JobNews(BaseModel):
+class JobProgress(BaseModel):
     """Everything that a job's processes have reported: a file in its folder."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
@@ -283,7 +283,7 @@ class JobNews(BaseModel):
     """Why the job failed, if it did."""
 
     @classmethod
-    def read(cls, folder: Path) -> JobNews:
+    def read(cls, folder: Path) -> JobProgress:
         """Return the news of the job in a folder."""
         with suppress(FileNotFoundError):
             return cls.model_validate_json((folder / _NEWS).read_text(encoding="utf-8"))
@@ -294,7 +294,7 @@ class JobNews(BaseModel):
         write_atomically(folder / _NEWS, self.model_dump_json())
 
 
-class JobDesk:
+class JobReports:
     """The receiver of reports from a job's processes, at the cluster's head."""
 
     def __init__(self, folder: str) -> None:
@@ -302,8 +302,8 @@ class JobDesk:
         self._turn = threading.Lock()
 
     def tell(self, **news: Any) -> None:
-        """Update fields of JobNews. The first failure is kept."""
+        """Update fields of the progress. The first failure is kept."""
         with self._turn:
-            known = JobNews.read(self._folder)
+            known = JobProgress.read(self._folder)
             first = {} if known.failure is None else {"failure": known.failure}
             known.model_copy(update=news | first).write(self._folder)

@@ -13,7 +13,7 @@ from etude.backends.openai_api import JobsConfig, connect, run_key, trained_mode
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
-from etude.core.edge import TrajectoryCollection, message_of
+from etude.core.conversion import TrajectoryCollection, item_message
 from etude.core.episode import Example
 from etude.core.errors import CapabilityError
 from etude.core.job import Skipped, TrainingJobRef
@@ -140,7 +140,7 @@ def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> d
             "OpenAI's reinforcement fine-tuning answers a user's message once, and an episode has "
             f"{len(sampled)} answers; train agents with tools or several turns with another adapter"
         )
-    row: dict[str, Any] = {"messages": [message_of(item) for item in items[: sampled[0]]]}
+    row: dict[str, Any] = {"messages": [item_message(item) for item in items[: sampled[0]]]}
     if example is not None:
         row |= {"expected": example.expected, "inputs": dict(example.inputs)}
     return row

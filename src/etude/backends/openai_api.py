@@ -15,7 +15,7 @@ from pydantic import Field, SecretStr
 from etude.algorithms.algorithm import kind_of
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
-from etude.core.edge import TrajectoryCollection, message_of, trajectory_of, units_of
+from etude.core.conversion import TrajectoryCollection, item_message, learning_units, to_trajectory
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.core.json_text import JsonError, read_json
@@ -26,14 +26,7 @@ from etude.core.secrets import keep_secret
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.inference.openai_config import OpenAiLlmConfig, PlainAddress
-from etude.wire.retries import (
-    USUAL,
-    Again,
-    RetryPolicy,
-    is_worth_retrying,
-    reason_of,
-    retry_after,
-)
+from etude.wire.retries import USUAL, RetryPolicy, RetryReason, is_worth_retrying, reason_of, retry_after
 
 if TYPE_CHECKING:
     import httpx
@@ -118,7 +111,7 @@ def is_temporary(error: APIError) -> bool:
     return isinstance(error, APIConnectionError)
 
 
-def again(error: Exception) -> Again | None:
+def retry_reason(error: Exception) -> RetryReason | None:
     """Return why an SDK request should be retried, or None if it should not."""
     from openai import APIError, APIStatusError, APITimeoutError
 
@@ -127,13 +120,13 @@ def again(error: Exception) -> Again | None:
     if not isinstance(error, APIError) or not is_temporary(error) or error.code in _USED_UP:
         return None
     if isinstance(error, APIStatusError):
-        return Again(f"http_{error.status_code}", retry_after(error.response.headers))
+        return RetryReason(f"http_{error.status_code}", retry_after(error.response.headers))
     if isinstance(error.__cause__, MalformedAnswer):
-        return Again("malformed")
-    return Again("timeout" if isinstance(error, APITimeoutError) else "connection")
+        return RetryReason("malformed")
+    return RetryReason("timeout" if isinstance(error, APITimeoutError) else "connection")
 
 
-def problem_of(answer: httpx.Response) -> str | None:
+def response_problem(answer: httpx.Response) -> str | None:
     """Return why a successful response cannot be the API's, or None if it can.
 
     A valid response is an object with an id, a list of such objects, or a file's content. The SDK accepts any
@@ -202,7 +195,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     # Version 3 of the SDK is annotated with httpx2 but also accepts a client of httpx.
     http: Any = WholeAnswers(
         seconds=config.request_timeout,
-        problem_of=problem_of,
+        problem_of=response_problem,
         follow_redirects=True,
         headers=UNCOMPRESSED,
         event_hooks={"response": [limit_answer]},
@@ -251,7 +244,7 @@ def metrics_of(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
     return {}
 
 
-def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
+def rows_for_api(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
     """Yield one row per trajectory to imitate, per preference, or per group of GRPO.
 
     A group's row `{"trajectories": […]}` has the sampled token ids and their logprobs.
@@ -261,10 +254,10 @@ def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
     kind = kind_of(collection.method)
     for group in collection.groups:
         if kind == "samples" and group:
-            units = chain.from_iterable(units_of(unit, kind) for unit in group)
+            units = chain.from_iterable(learning_units(unit, kind) for unit in group)
             row = GrpoRow.of_group([unit for unit in units if isinstance(unit, Sample)])
             yield row.model_dump(mode="json", exclude_none=True)
-        for trajectory in map(trajectory_of, group) if kind != "samples" else ():
+        for trajectory in map(to_trajectory, group) if kind != "samples" else ():
             if kind == "imitation":
                 yield supervised_row(trajectory)
             else:
@@ -274,12 +267,12 @@ def rows_of(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
 def supervised_row(trajectory: Trajectory) -> dict[str, Any]:
     """Return `{"messages": […]}`. Assistant messages that the agent itself wrote have weight 0."""
     items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
-    row: dict[str, Any] = {"messages": [message_of(item) for item in items]}
+    row: dict[str, Any] = {"messages": [item_message(item) for item in items]}
     return row | {"tools": trajectory.tools} if trajectory.tools else row
 
 
 def dpo_row(item: Any, tools: Sequence[Tool] | None = None) -> dict[str, Any]:
-    """Return `{"input": …, "preferred_output": […], "non_preferred_output": […]}`. Raises as `rows_of`."""
+    """Return `{"input", "preferred_output", "non_preferred_output"}`. Raises as `rows_for_api`."""
     if not isinstance(item, DPOItem):
         raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
     chosen, rejected = item.chosen_message, item.rejected_message

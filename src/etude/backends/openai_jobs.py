@@ -17,21 +17,21 @@ from etude.backends.openai_api import (
     STATES,
     JobsConfig,
     TrainingJobNotFoundClientError,
-    again,
     api_errors,
     error_of,
     hosted_version,
     metrics_of,
-    rows_of,
+    retry_reason,
+    rows_for_api,
 )
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method
 from etude.jobs.folders import JobContent
-from etude.wire.retries import counting_retries, retried
+from etude.wire.retries import counting_retries, with_retries
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -152,7 +152,7 @@ class OpenAiJobs(TrainerAdapter):
 
     def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
         """Return the rows of the training file. Raises CapabilityError if the API takes no such data."""
-        return list(rows_of(trajectories))
+        return list(rows_for_api(trajectories))
 
     def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return a job's `method`: its type and hyperparameters."""
@@ -297,7 +297,7 @@ class OpenAiJobs(TrainerAdapter):
         """Return the result of requests to the API, with counted retries. Raises APIError."""
         with counting_retries() as count:
             try:
-                return await retried(attempt, again, self.adapter_config.retry_policy)
+                return await with_retries(attempt, retry_reason, self.adapter_config.retry_policy)
             finally:
                 self._retries += count.retries
                 self._waited += count.waited

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
-from etude.core.edge import TrajectoryCollection
-from etude.core.implementations import wrap_implementations
+from etude.core.conversion import TrajectoryCollection
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.return_checks import wrap_implementations
 from etude.store.files import append_json_line
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class TrainerAdapter(ABC):
     """The interface to a training backend, which trains on trajectories in jobs.
 
     Open connections, models and processes in `initialize`, not in the constructor. A run wraps the adapter to
-    record its jobs (`etude.loop.recorded`). A method whose return value does not match its declared type
-    raises WrongReturnError.
+    record its jobs (`etude.loop.recording_wrappers`). A method whose return value does not match its declared
+    type raises WrongReturnError.
     """
 
     run_config: FinetuneConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from etude.config.schema import StorageConfig
-from etude.core.errors import EtudeError, MissingExtraError, RequestError, words_of
+from etude.core.errors import EtudeError, MissingExtraError, RequestError, error_words
 from etude.core.threads import call_in_thread
 from etude.store.files import open_private, private_folder
 
@@ -25,7 +25,7 @@ def is_address(text: str) -> bool:
     return "://" in text
 
 
-def address_of_run(text: str) -> tuple[str, str]:
+def split_run_address(text: str) -> tuple[str, str]:
     """Split `s3://bucket/etude/NAME` into the parent address and the name. Raises RequestError."""
     parent, _, name = text.rstrip("/").rpartition("/")
     if not name or parent.endswith(":/") or parent.endswith(":"):
@@ -85,7 +85,7 @@ class Address:
         return opened
 
 
-async def ask(config: StorageConfig, call: Callable[[], T]) -> T:
+async def call_storage(config: StorageConfig, call: Callable[[], T]) -> T:
     """Run a call that needs the storage in a thread. The thread is abandoned after `config.patience` seconds.
 
     Raises RequestError for a timeout and for the driver's errors. Etude's own errors pass through.
@@ -102,8 +102,9 @@ async def ask(config: StorageConfig, call: Callable[[], T]) -> T:
         raise
     except Exception as error:
         raise RequestError(
-            f"storage {config.address}: {words_of(error)}; is there such a bucket or folder, and may these "
-            "credentials read, write and delete there? They come from the environment or `storage.options`"
+            f"storage {config.address}: {error_words(error)}; is there such a bucket or folder, and may "
+            "these credentials read, write and delete there? They come from the environment or "
+            "`storage.options`"
         ) from error
 
 
@@ -121,6 +122,6 @@ async def probe(config: StorageConfig) -> str:
         address.delete(name)
         return read
 
-    if await ask(config, round_trip) != data:
+    if await call_storage(config, round_trip) != data:
         raise RequestError(f"storage {config.address}: what is read is not what was written")
     return f"{config.address} takes backups: an object was written, read back and deleted"

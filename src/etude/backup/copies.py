@@ -24,13 +24,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from etude.backup.address import Address, address_of_run, ask, probe
+from etude.backup.address import Address, call_storage, probe, split_run_address
 from etude.config.schema import StorageConfig
-from etude.core.errors import EtudeError, RequestError, StoreError, words_of
+from etude.core.errors import EtudeError, RequestError, StoreError, error_words
 from etude.core.interfaces import Progress
 from etude.store.database import DATABASE, open_database, store_error
 from etude.store.facts import STORAGE
-from etude.store.files import FOLDER_MODE, SET_ASIDE, draft_of, write_atomically
+from etude.store.files import FOLDER_MODE, SET_ASIDE, open_draft, write_atomically
 from etude.store.run_folder import LOCK, RunFolder
 from etude.store.status import STATUS
 
@@ -92,7 +92,7 @@ class Copies:
         """
         self.require_own()
         for _ in range(_TRIES):
-            files = listing(self._run)
+            files = list_run_files(self._run)
             state = files, [_identity(self._run / name) for name in _DATABASES[:2]]
             if state == self._copied:
                 return
@@ -127,7 +127,7 @@ class Copies:
             with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
                 for name, each in members.items():
                     packed.add(each, name)
-            if listing(self._run) != files:
+            if list_run_files(self._run) != files:
                 return False
             self.address.upload(archive, ARCHIVE)
         finally:
@@ -155,7 +155,7 @@ def copy_journal(run: Path, target: Path) -> None:
         raise store_error(run / DATABASE, error) from error
 
 
-def listing(folder: Path) -> dict[str, Identity]:
+def list_run_files(folder: Path) -> dict[str, Identity]:
     """Return the files of a run by path, without its database, logs and drafts."""
     files = {}
     for root, folders, names in os.walk(folder, followlinks=True):
@@ -214,7 +214,9 @@ _LONGEST_SECONDS = 3600.0
 
 
 @asynccontextmanager
-async def backed_up(config: StorageConfig | None, run: RunFolder, progress: Progress) -> AsyncIterator[None]:
+async def back_up_during(
+    config: StorageConfig | None, run: RunFolder, progress: Progress
+) -> AsyncIterator[None]:
     """Copy the run every `interval` seconds during the block, and at its end. Does nothing without a config.
 
     Raises RequestError if a new run cannot be copied, TakenOver if another folder has taken the run over.
@@ -245,7 +247,7 @@ class _Storage:
     async def begin(self) -> None:
         """Raise RequestError or TakenOver if the run must not begin."""
         try:
-            await ask(self._config, self._copies.require_own)
+            await call_storage(self._config, self._copies.require_own)
             if self._copies.is_new:
                 await probe(self._config)
         except RequestError as error:
@@ -275,7 +277,7 @@ class _Storage:
     async def _copy(self, seconds: float) -> None:
         started = time.time()
         try:
-            await ask(self._config.model_copy(update={"patience": seconds}), self._copies.copy)
+            await call_storage(self._config.model_copy(update={"patience": seconds}), self._copies.copy)
         except (RequestError, StoreError) as error:
             self._failures += 1
             self._tell(error)
@@ -319,13 +321,13 @@ class Restored:
         ]
 
 
-def fetch(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
+def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
     """Restore the run at an address to a new folder in `root`. That folder owns the copies from now on.
 
     Raises RequestError if there is no run at the address, or already a folder of its name here. Raises
     StoreError, naming the file, if one is missing or torn. A failed restore leaves nothing here.
     """
-    _, name = address_of_run(text)
+    _, name = split_run_address(text)
     path = (root / name).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RequestError(
@@ -336,7 +338,7 @@ def fetch(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
     try:
         if read_head(address) is None:
             raise RequestError(f"there is no run at {address.text}")
-        with draft_of(path) as draft:
+        with open_draft(path) as draft:
             head = os.urandom(16).hex()
             # Done first, so that the previous folder stops copying.
             write_head(address, head)
@@ -346,7 +348,7 @@ def fetch(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
     except EtudeError:
         raise
     except Exception as error:  # whatever the driver raises
-        raise StoreError(f"{address.text} cannot be read: {words_of(error)}") from error
+        raise StoreError(f"{address.text} cannot be read: {error_words(error)}") from error
 
 
 def _filled(draft: Path, path: Path, address: Address) -> Restored:

@@ -18,7 +18,7 @@ _JOBS = "spent/jobs/"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BillEntry:
     """The total usage of one model in one role and part of a run, or of a training job."""
 
     model: str
@@ -48,7 +48,7 @@ class Line:
         """Its key in the journal."""
         return line_key(self.model, self.role, self.phase)
 
-    def plus_call(self, usage: Usage, usd: float | None) -> Line:
+    def plus_call(self, usage: Usage, usd: float | None) -> BillEntry:
         """Return the line with one more call."""
         unpriced = usage.prompt_tokens + usage.completion_tokens if usd is None else 0
         return replace(
@@ -79,31 +79,33 @@ def line_key(model: str, role: str, phase: str) -> str:
     return _CALLS + "/".join(quote(part, safe="") for part in (model, role, phase))
 
 
-_AMOUNTS = tuple(each.name for each in fields(Line) if each.name not in ("model", "role", "phase"))
+_AMOUNTS = tuple(each.name for each in fields(BillEntry) if each.name not in ("model", "role", "phase"))
 
 
-def total(lines: Iterable[Line], *, model: str = "", role: str = "", phase: str = "") -> Line:
+def total(lines: Iterable[BillEntry], *, model: str = "", role: str = "", phase: str = "") -> BillEntry:
     """Return the sum of lines, under the given names."""
     lines = list(lines)
-    return Line(model, role, phase, **{name: sum(getattr(line, name) for line in lines) for name in _AMOUNTS})
+    return BillEntry(
+        model, role, phase, **{name: sum(getattr(line, name) for line in lines) for name in _AMOUNTS}
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
     """The total usage of a run so far."""
 
-    lines: tuple[Line, ...] = ()
+    lines: tuple[BillEntry, ...] = ()
     seconds: float = 0.0
     """Seconds during which the run's processes were working."""
 
     @property
-    def total(self) -> Line:
+    def total(self) -> BillEntry:
         """The sum of all lines."""
         return total(self.lines)
 
-    def by(self, *names: str) -> list[Line]:
+    def by(self, *names: str) -> list[BillEntry]:
         """Return sums of lines grouped by `names` (`model`, `role`, `phase`), sorted by them."""
-        groups: dict[tuple[str, ...], list[Line]] = {}
+        groups: dict[tuple[str, ...], list[BillEntry]] = {}
         for line in self.lines:
             groups.setdefault(tuple(getattr(line, name) for name in names), []).append(line)
         return [total(lines, **dict(zip(names, key, strict=True))) for key, lines in sorted(groups.items())]
@@ -120,7 +122,7 @@ class Bill:
 
 def bill_of(journal: Journal) -> Bill:
     """Read a run's bill from its journal. Raises StoreError."""
-    lines = tuple(Line(**value) for prefix in (_CALLS, _JOBS) for _, value in journal.scan(prefix))
+    lines = tuple(BillEntry(**value) for prefix in (_CALLS, _JOBS) for _, value in journal.scan(prefix))
     return Bill(lines, (journal.get(TIME_STEP) or {}).get("seconds", 0.0))
 
 

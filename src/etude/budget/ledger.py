@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from etude.budget.bill import Bill, Line, bill_of, line_key
+from etude.budget.bill import Bill, BillEntry, bill_of, line_key
 from etude.budget.meter import Purpose
 from etude.config.component import LlmConfig, ModelPrices
 from etude.config.schema import Config
@@ -71,7 +71,7 @@ class Limit:
         return BudgetReached(text, override=f"{self.key}={override}")
 
 
-def limits_of(config: Config) -> list[Limit]:
+def limits_from_config(config: Config) -> list[Limit]:
     """Return all limits that a config sets."""
     blocks: list[tuple[str, object, str | None]] = [("budget", config.budget, None)]
     blocks += [(f"llms.{name}.budget", llm.budget, name) for name, llm in config.llms.items()]
@@ -94,7 +94,7 @@ def prices_of(config: Config) -> dict[str, ModelPrices]:
     return prices
 
 
-def unpriced(config: Config) -> list[str]:
+def unpriced_models(config: Config) -> list[str]:
     """Return the models without a price that run, as far as is known, on another machine."""
     priced = prices_of(config)
     return [name for name, llm in config.llms.items() if name not in priced and _is_remote(llm, config)]
@@ -124,7 +124,7 @@ def require_bounded(config: Config) -> None:
         limits = {"budget": config.budget, f"llms.{name}.budget": llm.budget}
         usd = [f"{key}.usd" for key, each in limits.items() if each is not None and each.usd is not None]
         tokens = [f"{key}.tokens" for key, each in limits.items() if each is not None and each.tokens]
-        if usd and name in unpriced(config):
+        if usd and name in unpriced_models(config):
             raise RequestError(
                 f"{usd[0]} is set, and what llms.{name} costs is not known: give its price, as in "
                 f"{how_to_price(name)} (0 where it is your own)"
@@ -161,7 +161,7 @@ _LOOK_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 0.5
 """Seconds for answers that have just arrived to get into the journal."""
 
-_NOTHING = Line("", "", "")
+_NOTHING = BillEntry("", "", "")
 
 
 class Ledger:
@@ -172,7 +172,7 @@ class Ledger:
     ) -> None:
         """Start from the run's earlier spending. Raises RequestError for limits that cannot be enforced."""
         require_bounded(config)
-        self.limits = limits_of(config)
+        self.limits = limits_from_config(config)
         self.bounds_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
         """Whether calls need a reservation."""
         self.prices = prices_of(config)
@@ -218,7 +218,7 @@ class Ledger:
         if usage != NO_USAGE:
             price = self.prices.get(model)
             known = self._lines.get(line_key(model, purpose.role, purpose.phase))
-            line = known or Line(model, purpose.role, purpose.phase)
+            line = known or BillEntry(model, purpose.role, purpose.phase)
             self._set(line.plus_call(usage, None if price is None else price.of_call(usage, version)))
         self.release(number)
 
@@ -301,19 +301,21 @@ class Ledger:
             self._left.set()
             self._left = asyncio.Event()
 
-    def _job(self, model: str, name: str, tokens: int) -> Line:
+    def _job(self, model: str, name: str, tokens: int) -> BillEntry:
         price = self.prices.get(model)
         usd = None if price is None or price.training is None else tokens * price.training / 1e6
         unpriced = tokens if usd is None else 0
-        return Line(model, "training", name, trained_tokens=tokens, usd=usd or 0.0, unpriced_tokens=unpriced)
+        return BillEntry(
+            model, "training", name, trained_tokens=tokens, usd=usd or 0.0, unpriced_tokens=unpriced
+        )
 
-    def _set(self, line: Line) -> None:
+    def _set(self, line: BillEntry) -> None:
         before = self._lines.get(line.key, _NOTHING)
         self._lines[line.key] = line
         self._use(line, before)
         self._journal.put_soon(line.key, line.stored)
 
-    def _use(self, line: Line, before: Line) -> None:
+    def _use(self, line: BillEntry, before: BillEntry) -> None:
         for limit in self.limits:
             if limit.unit == "usd" and limit.covers(line.model):
                 limit.used += line.usd - before.usd

@@ -14,11 +14,11 @@ from pydantic_core import to_json
 
 from etude.config.component import LlmConfig
 from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
-from etude.core.implementations import checked
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
+from etude.core.return_checks import checked
 from etude.inference.local import OpponentsConfig
-from etude.wire.retries import Within, counting_charges
+from etude.wire.retries import ContextValue, counting_charges
 
 Role: TypeAlias = Literal["agent", "user", "judge", "teacher", "opponent", "other"]
 
@@ -38,14 +38,14 @@ _OTHER = Purpose()
 _PURPOSE: ContextVar[Purpose] = ContextVar("purpose", default=_OTHER)
 
 
-def asking_for(role: Role, episode_id: str) -> Within[Purpose]:
+def asking_for(role: Role, episode_id: str) -> ContextValue[Purpose]:
     """Charge the block's calls to a role, and to the part of the run that has the episode."""
-    return Within(_PURPOSE, _purpose(role, episode_id))
+    return ContextValue(_PURPOSE, _purpose(role, episode_id))
 
 
-def restored(purpose: Purpose) -> Within[Purpose]:
+def use_purpose(purpose: Purpose) -> ContextValue[Purpose]:
     """Charge the block's calls to a purpose that another process has sent."""
-    return Within(_PURPOSE, purpose)
+    return ContextValue(_PURPOSE, purpose)
 
 
 @lru_cache(maxsize=1024)

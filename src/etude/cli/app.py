@@ -27,7 +27,7 @@ from etude.cli import (
     train,
     view,
 )
-from etude.cli.command import option, reported
+from etude.cli.command import option, report_errors
 from etude.cli.console import INVOCATION, Invocation
 from etude.report.logs import LogLevel, show_logs
 
@@ -51,7 +51,7 @@ class Commands(TyperGroup):
             # Future changes in libraries do not concern a user who trains an agent.
             warnings.simplefilter("ignore", FutureWarning)
         words = [word for index, word in enumerate(args) if word != "--debug" or index >= end]
-        words = _first(words, "--log-level")
+        words = _move_option_first(words, "--log-level")
         if "-o" in words or "--override" in words:
             from etude.config.document import join_words
 
@@ -59,7 +59,7 @@ class Commands(TyperGroup):
         return list(super().parse_args(ctx, words))
 
 
-def _first(words: list[str], option: str) -> list[str]:
+def _move_option_first(words: list[str], option: str) -> list[str]:
     """Move an option of the program, with its value, to the front: it may be typed after the command."""
     end = words.index("--") if "--" in words else len(words)
     for index, word in enumerate(words[:end]):
@@ -117,6 +117,6 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     *(serve.serve, view.view),
 )
 for _command in _COMMANDS:
-    app.command()(reported(_command))
+    app.command()(report_errors(_command))
 app.add_typer(runs.app, name="runs")
 app.add_typer(cluster.app, name="cluster")

@@ -10,7 +10,7 @@ import typer
 
 from etude.cli import hints
 from etude.cli.command import AsJson, ConfigFile, OnCluster, Overrides, on_cluster, option, run_async
-from etude.cli.console import MARKS, next_step, say, say_wrapped, show_findings
+from etude.cli.console import STATUS_SIGNS, next_step, say, say_wrapped, show_findings
 
 if TYPE_CHECKING:
     from etude.preflight.estimate import Estimate, Range
@@ -50,7 +50,7 @@ def check(
             rest = (word for each in override if each not in secrets for word in ("-o", each))
             next_step(hints.command("train" if report.trains else "evaluate", config, *rest))
         else:
-            say(f"\nmend what is marked {MARKS['error']}, and check again")
+            say(f"\nmend what is marked {STATUS_SIGNS['error']}, and check again")
     if not report.is_ready:
         raise typer.Exit(2)
 
@@ -59,7 +59,7 @@ def _show_estimate(estimate: Estimate) -> None:
     from etude.budget.ledger import shown_usd
 
     for warning in estimate.warnings:
-        say_wrapped(f"{MARKS['warning']} {warning}")
+        say_wrapped(f"{STATUS_SIGNS['warning']} {warning}")
     training, validation = estimate.training_episodes, estimate.validation_episodes
     say(f"\nepisodes        {training:,} to train on + {validation:,} to validate")
     say(f"calls           about {estimate.calls:,}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, argument, reported
-from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, table, warn
+from etude.cli.command import RUNS, AsJson, OutputDir, argument, report_errors
+from etude.cli.console import emit, next_step, say, say_wrapped, shown_path, table, warn
 from etude.core.errors import RequestError
 from etude.core.stats import shown_seconds
 
@@ -27,7 +27,7 @@ def cluster() -> None:
 
 
 @app.command()
-@reported
+@report_errors
 def status(
     run: Annotated[
         str | None,
@@ -44,18 +44,18 @@ def status(
     Reads the run's folder, with or without a cluster, also while the run is active.
     """
     from etude.store.facts import find_run
-    from etude.store.log import jobs_of
-    from etude.store.status import status_of
+    from etude.store.log import read_jobs
+    from etude.store.status import run_status
 
     path = _running(output_dir) if run is None else find_run(run, output_dir)
-    seen = status_of(path)
-    jobs = [job for job in jobs_of(path) if job.status in ("pending", "running")]
+    seen = run_status(path)
+    jobs = [job for job in read_jobs(path) if job.status in ("pending", "running")]
     if as_json:
         status = None if seen.status is None else seen.status.model_dump(mode="json")
         facts = {"state": seen.state, "pid": seen.pid, "age": seen.age, "status": status}
         emit({"run": str(path), **facts, "jobs": [job.model_dump(mode="json") for job in jobs]})
         return
-    say(f"run             {path_shown(path)}")
+    say(f"run             {shown_path(path)}")
     _say_liveness(seen, path)
     if seen.status is not None:
         _show(seen.status, jobs)
@@ -65,9 +65,9 @@ def status(
 def _running(output_dir: Path) -> Path:
     """Return the active run that was written to last. Raises RequestError if no run is active."""
     from etude.store.facts import list_runs
-    from etude.store.run_folder import LOCK, locked_by
+    from etude.store.run_folder import LOCK, lock_holder
 
-    running = [run for run in list_runs(output_dir) if locked_by(run / LOCK) is not None]
+    running = [run for run in list_runs(output_dir) if lock_holder(run / LOCK) is not None]
     if not running:
         raise RequestError(
             f"no run in {output_dir} goes on now; name one that ended: etude cluster status RUN, or another "

@@ -76,11 +76,11 @@ class Terminated(KeyboardInterrupt):
     """A request to end the process (SIGTERM), which then ends as after Ctrl-C."""
 
 
-def reported(command: Callable[P, T]) -> Callable[P, T]:
+def report_errors(command: Callable[P, T]) -> Callable[P, T]:
     """Make a command report any error as a sentence on standard error.
 
     With `--json` the error also goes to standard output, as an object with `event`, `type`, `error` and
-    `exit_code`. The lines that `then` added come last.
+    `exit_code`. The lines that `on_error` added come last.
     """
 
     @functools.wraps(command)
@@ -106,7 +106,7 @@ def reported(command: Callable[P, T]) -> Callable[P, T]:
 
 
 @contextmanager
-def then(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
+def on_error(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
     """Add the next command to errors from the block, except to a RequestError.
 
     `kept` is a sentence printed first, about the finished work.
@@ -193,7 +193,7 @@ def refuse(reason: str, **options: object) -> None:
             raise RequestError(f"--{name.replace('_', '-')} has no meaning with {reason}")
 
 
-def key_in(variable: str | None) -> str | None:
+def read_env_key(variable: str | None) -> str | None:
     """Read a key from an environment variable and mask it. Raises RequestError if it is not set."""
     if variable is None:
         return None

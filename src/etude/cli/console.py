@@ -34,7 +34,7 @@ def say(text: str = "") -> None:
 
 def say_wrapped(text: str) -> None:
     """Print a sentence, wrapped to the width of the terminal."""
-    say("\n".join(wrapped(text, line_width(), "  ")))
+    say("\n".join(wrap_lines(text, line_width(), "  ")))
 
 
 def warn(text: str) -> None:
@@ -70,7 +70,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
 
     say()
     if title is not None:
-        say("\n".join(wrapped(title, line_width())))
+        say("\n".join(wrap_lines(title, line_width())))
     drawn, rows = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False), list(rows)
     for index, name in enumerate(columns):
         is_number = all(isinstance(row[index], int | float | None) for row in rows)
@@ -95,7 +95,7 @@ class Invocation:
 INVOCATION: ContextVar[Invocation] = ContextVar("etude_invocation", default=Invocation())  # noqa: B039  it is frozen
 
 
-def path_shown(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """Return a path as a user would type it here. It never begins like an option."""
     here = INVOCATION.get().folder or Path.cwd()
     path = path if path.is_absolute() else here / path
@@ -103,7 +103,7 @@ def path_shown(path: Path) -> str:
     return f"./{shown}" if shown.startswith("-") else shown
 
 
-def unused(folder: Path, separator: str = "_") -> Path:
+def unused_folder(folder: Path, separator: str = "_") -> Path:
     """Return the folder, with a number after its name if that is needed for a new folder."""
     count, free = 1, folder
     while free.exists():
@@ -117,7 +117,7 @@ def line_width() -> int | None:
     return shutil.get_terminal_size((0, 0)).columns or None
 
 
-def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
+def wrap_lines(text: str, width: int | None, indent: str = "") -> list[str]:
     """Wrap text at `width` characters, without cutting words. `indent` begins all lines but the first."""
     wrap = textwrap.TextWrapper(
         width or _NO_END, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -133,7 +133,7 @@ def _text(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
+STATUS_SIGNS = {"ok": "✓", "warning": "!", "error": "✗"}
 """The mark before each finding."""
 
 
@@ -143,13 +143,13 @@ def show_findings(findings: Findings, facts: dict[str, Any], as_json: bool) -> N
         emit({**facts, "findings": asdict(findings)["items"]})
         return
     for finding in findings.items:
-        say_wrapped(f"{MARKS[finding.status]} {finding.what}: {finding.detail}")
+        say_wrapped(f"{STATUS_SIGNS[finding.status]} {finding.what}: {finding.detail}")
 
 
 def show_outcome(summary: Summary, epochs: str, run: Path) -> None:
     """Print the figures and versions of each model, the epochs, the warnings, and the plot's path."""
     from etude.report.files import PLOT
-    from etude.report.words import figure_lines
+    from etude.report.run_text import figure_lines
 
     for target, own in summary.by_model.items():
         if target is not None:
@@ -162,12 +162,12 @@ def show_outcome(summary: Summary, epochs: str, run: Path) -> None:
     for text in summary.warnings:
         say_wrapped(f"warning         {text}")
     if (run / PLOT).exists():
-        say(f"plot            {path_shown(run / PLOT)}")
+        say(f"plot            {shown_path(run / PLOT)}")
 
 
 def show_evaluators(history: History) -> None:
     """Print the mean of each evaluator with its interval, for everything measured."""
-    from etude.report.words import evaluators_in
+    from etude.report.run_text import evaluators_in
 
     measured = (entry for entry in history.epochs if entry.resting is None)
     entries: list[Entry] = [*history.measured, *measured]
@@ -203,7 +203,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureC
         say_wrapped(f"tools           {text}")
     for cause in causes[:5]:
         say_wrapped(f"failed          {cause}")
-        say(f"                {show_command(path_shown(run), cause.episode)}")
+        say(f"                {show_command(shown_path(run), cause.episode)}")
 
 
 def show_bill(bill: Bill) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from etude.cli import hints
-from etude.cli.command import AsJson, OnCluster, on_cluster, option, refuse, run_async, then
-from etude.cli.console import emit, next_step, path_shown, say, table, unused
+from etude.cli.command import AsJson, OnCluster, on_cluster, on_error, option, refuse, run_async
+from etude.cli.console import emit, next_step, say, shown_path, table, unused_folder
 from etude.core.stats import shown_mean
 
 if TYPE_CHECKING:
@@ -43,21 +43,21 @@ def demo(
     from etude.report.progress import progress_for
 
     learned, method = PRETRAINED if real else task or "calculator", method or "grpo"
-    folder = (out or unused(Path(f"demo-{'real' if real else learned}"), "-")).absolute()
+    folder = (out or unused_folder(Path(f"demo-{'real' if real else learned}"), "-")).absolute()
     if not as_json and real:
         say(f"{PACKAGED} learns to read customers' messages into the fields of a ticket.")
     elif not as_json:
         say(f"A tiny model, made from scratch on this machine, {TASKS[learned]}.")
     if not as_json:
-        say(f"Everything is written to {path_shown(folder)}.\n")
+        say(f"Everything is written to {shown_path(folder)}.\n")
     kind = ["--real"] if real else ["--task", learned, "--method", method]
 
     def again() -> str:
         """Return the command that repeats the demo in another folder."""
-        elsewhere = [] if out is None else ["--out", path_shown(unused(out))]
+        elsewhere = [] if out is None else ["--out", shown_path(unused_folder(out))]
         return hints.command("demo", *kind, "--seed", str(seed), *elsewhere)
 
-    with then(again), progress_for(json=as_json) as progress:
+    with on_error(again), progress_for(json=as_json) as progress:
         report = run_async(run_demo(learned, method, seed, folder, progress, on_cluster(on)))
     if as_json:
         emit({"event": "demo", "task": learned, "method": method, "seed": seed, **asdict(report)})
@@ -88,8 +88,8 @@ def _show(report: DemoReport) -> None:
             for line in lines:
                 say(f"    {line}")
         say()
-    say(f"plot            {path_shown(report.plot)}")
-    say(f"trained model   {path_shown(report.model)}")
-    say(f"agent, config   {path_shown(report.folder)}")
+    say(f"plot            {shown_path(report.plot)}")
+    say(f"trained model   {shown_path(report.model)}")
+    say(f"agent, config   {shown_path(report.folder)}")
     say(f"took            {report.seconds:.0f} s")
     next_step(hints.new_project())

@@ -9,7 +9,7 @@ import typer
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, Overrides, argument, option, run_async
-from etude.cli.console import MARKS, next_step, say, show_findings
+from etude.cli.console import STATUS_SIGNS, next_step, say, show_findings
 
 
 def doctor(
@@ -52,7 +52,7 @@ def doctor(
     show_findings(Findings(findings.items[shown:]), {"well": is_well}, as_json)
     if not is_well:
         if not as_json:
-            say(f"\nmend what is marked {MARKS['error']}")
+            say(f"\nmend what is marked {STATUS_SIGNS['error']}")
         raise typer.Exit(1)
     if not as_json:
-        next_step(hints.at_the_start() if config is None else hints.command("check", config))
+        next_step(hints.command_without_runs() if config is None else hints.command("check", config))

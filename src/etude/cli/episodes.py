@@ -57,7 +57,7 @@ def episodes(
 def _list_episodes(
     name: str, words: str, phase: str | None, limit: int, output_dir: Path, as_json: bool
 ) -> None:
-    from etude.store.episodes import phases_of
+    from etude.store.episodes import list_phases
     from etude.store.facts import find_run
     from etude.store.outline import find_episodes, parse_query
     from etude.store.run_folder import RunFolder
@@ -65,7 +65,7 @@ def _list_episodes(
 
     query, path = parse_query(words), find_run(name, output_dir)
     with RunFolder.read(path) as folder:
-        phases = phases_of(folder.journal)
+        phases = list_phases(folder.journal)
         if phase not in (None, "all", *phases):
             known = ", ".join(phases[:10]) or "none yet"
             raise RequestError(f"there are no episodes of the phase '{phase}'; there are: {known}")

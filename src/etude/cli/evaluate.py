@@ -15,13 +15,13 @@ from etude.cli.command import (
     Overrides,
     argument,
     on_cluster,
+    on_error,
     option,
     refuse,
     run_async,
     run_configuration,
-    then,
 )
-from etude.cli.console import INVOCATION, emit, next_step, path_shown, say, show_troubles, table, warn
+from etude.cli.console import INVOCATION, emit, next_step, say, show_troubles, shown_path, table, warn
 from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def evaluate(
     from etude.loop.lifecycle import new_run
     from etude.store.facts import find_run
     from etude.store.stored_config import CONFIG
-    from etude.verbs import request_of
+    from etude.verbs import request_for
 
     if rescore is not None:
         refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
@@ -80,28 +80,28 @@ def evaluate(
     overrides = [*(override or ()), *on_cluster(on)]
     if dataset is not None:
         overrides += run_configuration(dataset=dataset)
-    settings, request, version = request_of(
+    settings, request, version = request_for(
         config, overrides, model, output_dir, repeat=repeat, greedy=greedy
     )
     if version is not None and version.choice:
         warn(f"model {version}: {version.choice}")
     with new_run(settings, name, request) as folder:
-        evaluate_in(settings, folder, request, as_json=as_json)
+        evaluate_and_show(settings, folder, request, as_json=as_json)
 
 
-def evaluate_in(settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool) -> None:
+def evaluate_and_show(settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool) -> None:
     """Evaluate in an open run folder and show the scores. With `as_json`, progress goes to standard error."""
     from etude.report.progress import progress_for
     from etude.verbs import evaluate_in as evaluate_run
 
     with (
-        then(lambda: hints.resume(run.path)),
+        on_error(lambda: hints.resume(run.path)),
         progress_for(stream=sys.stderr if as_json else None) as progress,
     ):
         evaluation = run_async(evaluate_run(settings, run, request, progress=progress))
     _show(evaluation, {"run": str(run.path)}, as_json=as_json)
     if not as_json:
-        say(f"run             {path_shown(run.path)}")
+        say(f"run             {shown_path(run.path)}")
         next_step(hints.command("evaluate", "--rescore", run.path))
 
 
@@ -113,7 +113,7 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -
 
     with (
         RunFolder.open(run) as folder,
-        then(lambda: hints.command(*INVOCATION.get().words)),
+        on_error(lambda: hints.command(*INVOCATION.get().words)),
         progress_for(stream=sys.stderr if as_json else None) as progress,
     ):
         scored, evaluation = run_async(rescore_run(settings, folder, phase=phase, progress=progress))

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, key_in, option, refuse, run_async
-from etude.cli.console import emit, next_step, path_shown, say, warn
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, option, read_env_key, refuse, run_async
+from etude.cli.console import emit, next_step, say, shown_path, warn
 from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
-    from etude.export.episodes import Written
+    from etude.export.episodes import WriteCounts
     from etude.export.hub import Repository
     from etude.export.model import Conversion
 
@@ -82,7 +82,7 @@ def export(
         refuse("--format gguf, which is of the whole model", lora=lora)
     else:
         refuse("safetensors: add --format gguf", outtype=outtype, llama_cpp=llama_cpp)
-    wish = _Wish(lora, out, format == "gguf", outtype or "auto", llama_cpp, license)
+    wish = _Options(lora, out, format == "gguf", outtype or "auto", llama_cpp, license)
     if server is not None:
         refuse("--server", version=version or None, push=push, public=public, license=license)
         refuse("--server", trajectories=trajectories, method=method)
@@ -114,7 +114,7 @@ def export(
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Options:
     """The wanted form of an exported model."""
 
     lora: bool
@@ -136,23 +136,25 @@ class _Wish:
         return Conversion(find_converter(self.llama_cpp), self.outtype) if self.gguf else None
 
 
-def _export_model(run: Path, version: str, wish: _Wish, repository: Repository | None, as_json: bool) -> None:
+def _export_model(
+    run: Path, version: str, wish: _Options, repository: Repository | None, as_json: bool
+) -> None:
     from etude.export.model import export_model
-    from etude.lost_versions import at_hand
-    from etude.store.facts import histories_of
+    from etude.lost_versions import version_on_disk
+    from etude.store.facts import read_histories
     from etude.store.figures import collapse_in
 
-    with at_hand(run, version, warn) as wanted:
+    with version_on_disk(run, version, warn) as wanted:
         folder = (wish.out or run / "export" / f"v{wanted.number}{wish.suffix}").absolute()
         files = export_model(wanted, folder, lora_only=wish.lora, gguf=wish.conversion, license=wish.license)
-    warning = collapse_in(histories_of(run)[wanted.target])
+    warning = collapse_in(read_histories(run)[wanted.target])
     facts: dict[str, Any] = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
     facts |= {"lora_only": wish.lora, "files": files, "warning": warning}
     if not as_json:
         say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
         if warning is not None:
             say(f"warning         {warning}")
-        say(f"to              {path_shown(folder)}")
+        say(f"to              {shown_path(folder)}")
         say(f"files           {', '.join(files)}")
     if repository is not None:
         address = repository.send(folder, str(wanted))
@@ -168,22 +170,22 @@ def _export_model(run: Path, version: str, wish: _Wish, repository: Repository |
         next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))
 
 
-def _export_served(server: str, model: str, wish: _Wish, api_key_env: str | None, as_json: bool) -> None:
+def _export_served(server: str, model: str, wish: _Options, api_key_env: str | None, as_json: bool) -> None:
     from etude.export.hub import export_served
     from etude.export.model import plain_name
 
     folder = (wish.out or Path(f"{plain_name(model)}{wish.suffix}")).absolute()
     files = export_served(
-        server, model, folder, key=key_in(api_key_env), lora_only=wish.lora, gguf=wish.conversion
+        server, model, folder, key=read_env_key(api_key_env), lora_only=wish.lora, gguf=wish.conversion
     )
     if as_json:
         emit({"folder": str(folder), "model": model, "lora_only": wish.lora, "files": files})
         return
     say(f"exported        {model}")
-    say(f"to              {path_shown(folder)}")
+    say(f"to              {shown_path(folder)}")
     say(f"files           {', '.join(files)}")
     if not wish.suffix:
-        next_step(hints.new_project(path_shown(folder)))
+        next_step(hints.new_project(shown_path(folder)))
 
 
 def _export_trajectories(run: Path, file: Path, format: Format, method: Method | None, as_json: bool) -> None:
@@ -193,13 +195,13 @@ def _export_trajectories(run: Path, file: Path, format: Format, method: Method |
     if as_json:
         emit({"file": str(file.absolute()), "rows": written.rows, "left_out": dict(written.left_out)})
         return
-    say(f"wrote           {written.rows} rows to {path_shown(file)}")
+    say(f"wrote           {written.rows} rows to {shown_path(file)}")
     for reason, count in written.left_out.items():
         say(f"left out        {count} × {reason}")
     next_step(hints.show(run))
 
 
-async def _write(run: Path, file: Path, format: Format, method: Method | None) -> Written:
+async def _write(run: Path, file: Path, format: Format, method: Method | None) -> WriteCounts:
     from etude.export.episodes import require_openai_method, trajectories_of, write_jsonl
     from etude.store.run_folder import RunFolder
 

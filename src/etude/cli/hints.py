@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from etude.cli.console import path_shown, unused
+from etude.cli.console import shown_path, unused_folder
 from etude.core.errors import EtudeError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ Histories: TypeAlias = "Mapping[str | None, History]"
 
 def command(*words: str | Path) -> str:
     """Return a command as typed in a shell, with its paths as seen from the current folder."""
-    return shlex.join(["etude", *(path_shown(word) if isinstance(word, Path) else word for word in words)])
+    return shlex.join(["etude", *(shown_path(word) if isinstance(word, Path) else word for word in words)])
 
 
 def new_project(model: str | None = None) -> str:
     """Return the command that starts a new project, with `model` if given."""
-    return command("init", unused(Path("my_agent")), *([] if model is None else ["--model", model]))
+    return command("init", unused_folder(Path("my_agent")), *([] if model is None else ["--model", model]))
 
 
 def resume(run: Path) -> str:
@@ -43,7 +43,7 @@ def show(run: Path) -> str:
 
 def evaluate_version(run: Path, version: str | None = None) -> str:
     """Return the command that evaluates a trained model by the name of its run."""
-    model = path_shown(run) if version is None else f"{path_shown(run)}:{version}"
+    model = shown_path(run) if version is None else f"{shown_path(run)}:{version}"
     return command("evaluate", run / "config.yml", "--model", model)
 
 
@@ -52,7 +52,7 @@ def evaluate_exported(run: Path, folder: Path) -> str:
     from etude.store.stored_config import needs_program
 
     if needs_program(run):
-        return new_project(path_shown(folder))
+        return new_project(shown_path(folder))
     return command("evaluate", run / "config.yml", "--model", folder)
 
 
@@ -61,9 +61,9 @@ def after_run(run: Path, facts: RunFacts | None = None, histories: Histories | N
 
     Give `facts` and `histories` if you have read them already.
     """
-    from etude.store.facts import facts_of
+    from etude.store.facts import read_facts
 
-    facts = facts or facts_of(run, histories)
+    facts = facts or read_facts(run, histories)
     if facts.in_use_by is not None:
         return show(run)
     if facts.state == "unreadable":
@@ -92,18 +92,18 @@ def after_training(run: Path, histories: Histories | None = None) -> str:
 
     Raises StoreError if the run cannot be read.
     """
-    from etude.store.episodes import phases_of
-    from etude.store.facts import histories_of
+    from etude.store.episodes import list_phases
+    from etude.store.facts import read_histories
     from etude.store.figures import best_version, last_version
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import is_local
     from etude.store.versions import is_hosted
 
-    histories = histories or histories_of(run)
+    histories = histories or read_histories(run)
     if not any(history.trained for history in histories.values()):
         # Resuming would not help this run.
         with RunFolder.read(run) as folder:
-            phases = [phase for phase in phases_of(folder.journal) if phase.startswith("train/")]
+            phases = [phase for phase in list_phases(folder.journal) if phase.startswith("train/")]
         return command("episodes", run, "--phase", phases[0]) if phases else show(run)
     for target, history in histories.items():
         if is_hosted(run, last_version(history)):
@@ -114,7 +114,7 @@ def after_training(run: Path, histories: Histories | None = None) -> str:
     return command("jobs", run)
 
 
-def at_the_start() -> str:
+def command_without_runs() -> str:
     """Return the next command if there are no runs yet."""
     from etude.config.document import dig, read_document
     from etude.inference.local import require_local_extra

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, option, run_async
-from etude.cli.console import emit, next_step, path_shown, say, table
+from etude.cli.console import emit, next_step, say, shown_path, table
 
 Format = Literal["openai", "otlp", "langfuse"]
 
@@ -33,7 +33,7 @@ def import_traces(
 
     Reads chats from OpenAI's API, OTLP spans that follow the GenAI conventions, and Langfuse's exports.
     """
-    from etude.report.words import imported_lines
+    from etude.report.run_text import imported_lines
     from etude.store.run_folder import RunFolder
     from etude.traces.importing import read_log, write_run
 
@@ -48,5 +48,5 @@ def import_traces(
         table(("left out", "count", "first at"), rows)
     for label, text in imported_lines(imported.as_json()):
         say(f"{label:<15} {text}")
-    say(f"run             {path_shown(run.path)}")
+    say(f"run             {shown_path(run.path)}")
     next_step(hints.command("episodes", run.path))

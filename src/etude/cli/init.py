@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from etude.cli import hints
 from etude.cli.command import AsJson, argument, option
-from etude.cli.console import emit, next_step, path_shown, say
+from etude.cli.console import emit, next_step, say, shown_path
 
 Project = Literal["larger", "tickets", "sql", "game", "tool"]
 """The folders in `preflight/starter_files`."""
@@ -41,7 +41,7 @@ def init(
         emit({"folder": str(folder.absolute()), "files": [path.name for path in written], "model": chosen})
         return
     for path in written:
-        say(f"wrote {path_shown(path)}")
+        say(f"wrote {shown_path(path)}")
     if model is None:
         # This does not ask the hub.
         if find_spec("huggingface_hub") is not None and (cached := cached_folder(chosen)) is not None:
@@ -51,4 +51,4 @@ def init(
             origin = "downloaded from the Hugging Face hub when it is first used, 270 MB"
             origin += f"; where the hub does not answer, {made}" if made.is_dir() else ""
         say(f"model {chosen}: {origin}; choose another with --model")
-    next_step(f"cd {shlex.quote(path_shown(folder))} && {hints.command('check', 'config.yml')}")
+    next_step(f"cd {shlex.quote(shown_path(folder))} && {hints.command('check', 'config.yml')}")

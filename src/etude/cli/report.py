@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, Run, option, run_async, then
+from etude.cli.command import RUNS, AsJson, OutputDir, Overrides, Run, on_error, option, run_async
 from etude.cli.console import emit, next_step, say_wrapped
 from etude.core.errors import EtudeError, RequestError
 
@@ -35,7 +35,7 @@ def report(
     with (
         RunFolder.open(path) as folder,
         progress_for(json=as_json) as progress,
-        then(lambda: hints.command("report", path)),
+        on_error(lambda: hints.command("report", path)),
     ):
         config = report_config(folder, override or ())
         if not config.report:

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, reported, then
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, on_error, report_errors
 from etude.cli.console import (
     emit,
     next_step,
-    path_shown,
     say,
     say_wrapped,
     show_bill,
     show_evaluators,
     show_outcome,
     show_troubles,
+    shown_path,
     table,
 )
 from etude.core.errors import RequestError, StoreError
@@ -34,23 +34,23 @@ app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, ric
 
 
 @app.command("list")
-@reported
+@report_errors
 def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """List the runs in a folder, the latest first."""
-    from etude.report.words import shown_ends, shown_epochs, shown_state
-    from etude.store.facts import facts_of, list_runs
+    from etude.report.run_text import first_and_last_reward, shown_epochs, shown_state
+    from etude.store.facts import list_runs, read_facts
 
-    facts = [facts_of(run) for run in list_runs(output_dir)]
+    facts = [read_facts(run) for run in list_runs(output_dir)]
     if as_json:
         emit([run_facts.as_json() for run_facts in facts])
         return
     if not facts:
         say(f"there are no runs in {output_dir}")
-        next_step(hints.at_the_start())
+        next_step(hints.command_without_runs())
         return
     rows = [
         (
-            *(each.name, each.kind, shown_state(each), shown_epochs(each), *shown_ends(each)),
+            *(each.name, each.kind, shown_state(each), shown_epochs(each), *first_and_last_reward(each)),
             f"{datetime.fromtimestamp(each.changed):%Y-%m-%d %H:%M}",
         )
         for each in facts
@@ -62,15 +62,15 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
 
 
 @app.command()
-@reported
+@report_errors
 def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Show a run: its facts, epochs and validations, and its bill."""
     from etude.budget.bill import read_bill
-    from etude.store.facts import facts_of, find_run, histories_of
+    from etude.store.facts import find_run, read_facts, read_histories
 
     path = find_run(run, output_dir)
-    histories = histories_of(path)
-    facts, bill = facts_of(path, histories), read_bill(path)
+    histories = read_histories(path)
+    facts, bill = read_facts(path, histories), read_bill(path)
     if as_json:
         stored = {name: history.model_dump(mode="json") for name, history in histories.items()}
         epochs = {"history": stored[None]} if None in stored else {"histories": stored}
@@ -84,7 +84,7 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 
 
 @app.command()
-@reported
+@report_errors
 def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Verify the stored files of a run. The exit code is 1 if it is damaged."""
     from etude.loop.lifecycle import check_files, check_journal
@@ -101,7 +101,7 @@ def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> No
     if damage:
         raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {how_to_mend(path / DATABASE)}")
     if files:
-        with then(lambda: hints.resume(path)):
+        with on_error(lambda: hints.resume(path)):
             raise StoreError(f"{path} is damaged: {'; '.join(files)}. A damaged version is made again")
     say("its journal is whole: every entry is as it was written, and none is missing")
     say("its config and its versions are whole: every file is as it was written")
@@ -109,21 +109,21 @@ def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> No
 
 
 @app.command()
-@reported
+@report_errors
 def compare(
     runs: Annotated[list[str], argument("Two runs or more.")],
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: settings that differ, rewards, and the difference with its interval."""
-    from etude.report.words import shown_epochs, shown_state, side_by_side
+    from etude.report.run_text import comparison_rows, shown_epochs, shown_state
     from etude.store.facts import (
         differing_settings,
-        facts_of,
         find_run,
-        histories_of,
         paired_difference,
         paired_differences,
+        read_facts,
+        read_histories,
     )
     from etude.store.figures import shown_difference
 
@@ -131,8 +131,8 @@ def compare(
         raise RequestError("name two runs or more: etude runs compare RUN RUN")
     paths = [find_run(run, output_dir) for run in runs]
     for path in paths:
-        histories_of(path)  # Raise an error for a run that cannot be read.
-    facts, settings = [facts_of(path) for path in paths], differing_settings(paths)
+        read_histories(path)  # Raise an error for a run that cannot be read.
+    facts, settings = [read_facts(path) for path in paths], differing_settings(paths)
     differences = [paired_difference(paths[0], path) for path in paths[1:]]
     by_evaluators = [paired_differences(paths[0], path) for path in paths[1:]]
     if as_json:
@@ -142,7 +142,7 @@ def compare(
         emit({"runs": [run_facts.as_json() for run_facts in facts], "settings": settings, **both})
         return
     rows: list[tuple[Any, ...]] = [("state", *map(shown_state, facts)), ("epochs", *map(shown_epochs, facts))]
-    rows += side_by_side(facts)
+    rows += comparison_rows(facts)
     rows += [
         (key, *("–" if value is None else str(value) for value in values)) for key, values in settings.items()
     ]
@@ -162,10 +162,10 @@ def compare(
 def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """List the training jobs of a run with their status."""
     from etude.store.facts import find_run
-    from etude.store.log import INTERRUPTED, jobs_of
+    from etude.store.log import INTERRUPTED, read_jobs
 
     path = find_run(run, output_dir)
-    submitted = jobs_of(path)
+    submitted = read_jobs(path)
     if as_json:
         emit([job.model_dump(mode="json") for job in submitted])
         return
@@ -195,9 +195,9 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 def _show_facts(facts: RunFacts) -> None:
     from etude.core.evaluation import FailureCause
     from etude.core.history import Score
-    from etude.report.words import imported_lines, shown_epochs, shown_state
+    from etude.report.run_text import imported_lines, shown_epochs, shown_state
 
-    say(f"run             {path_shown(facts.path)}")
+    say(f"run             {shown_path(facts.path)}")
     say(f"state           {shown_state(facts)}")
     trained = (("base model", facts.base), ("method", facts.method), ("backend", facts.backend))
     for label, value in (("model", facts.model),) if facts.kind == "evaluate" else trained:

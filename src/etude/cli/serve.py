@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from etude.cli.command import argument, key_in, option
+from etude.cli.command import argument, option, read_env_key
 from etude.cli.console import say, warn
 
 if TYPE_CHECKING:
@@ -85,7 +85,10 @@ def serve(
 
     folder = local_path(model)
     options["name"] = name or (model if folder is None else folder.resolve().name)
-    options |= {"api_key": key_in(api_key_env), "log_level": logging.getLevelName(logging.root.level).lower()}
+    options |= {
+        "api_key": read_env_key(api_key_env),
+        "log_level": logging.getLevelName(logging.root.level).lower(),
+    }
     settings = server_settings(**options, max_file=max_file_mb * 2**20)
     require_safe(settings)
     locate(settings.model)

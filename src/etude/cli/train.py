@@ -16,17 +16,17 @@ from etude.cli.command import (
     Overrides,
     argument,
     on_cluster,
+    on_error,
     option,
     run_async,
     run_configuration,
-    then,
 )
-from etude.cli.console import emit, next_step, path_shown, say, say_wrapped, show_outcome
+from etude.cli.console import emit, next_step, say, say_wrapped, show_outcome, shown_path
 
 if TYPE_CHECKING:
     from etude.config.schema import Config
     from etude.store.run_folder import RunFolder
-from etude.cli.evaluate import evaluate_in
+from etude.cli.evaluate import evaluate_and_show
 
 
 def train(
@@ -54,21 +54,21 @@ def train(
     overrides += on_cluster(on)
     settings = load_config(config, [*(override or ()), *overrides])
     with new_run(settings, name) as run:
-        train_in(settings, run, as_json=as_json)
+        train_and_show(settings, run, as_json=as_json)
 
 
-def train_in(settings: Config, run: RunFolder, *, as_json: bool) -> None:
+def train_and_show(settings: Config, run: RunFolder, *, as_json: bool) -> None:
     """Train in an open run folder, and show the progress and the outcome."""
     from etude.report.progress import progress_for
     from etude.verbs import train_in as train_run
 
-    with then(lambda: hints.after_stop(run.path)), progress_for(json=as_json) as progress:
+    with on_error(lambda: hints.after_stop(run.path)), progress_for(json=as_json) as progress:
         summary = run_async(train_run(settings, run, progress=progress)).facts.summary
     if not as_json:
         skipped = f", {summary.epochs_skipped} skipped" if summary.epochs_skipped else ""
         say()
         show_outcome(summary, f"{summary.epochs_trained} trained{skipped}", run.path)
-        say(f"run             {path_shown(run.path)}")
+        say(f"run             {shown_path(run.path)}")
         next_step(hints.after_training(run.path))
 
 
@@ -108,7 +108,7 @@ def resume(
 
     changes = [*(override or ()), *on_cluster(on)]
     if run is not None and is_address(run):
-        path = _restored(run, output_dir, changes, as_json)
+        path = _restore_run(run, output_dir, changes, as_json)
     else:
         path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)
     request = read_request(path)
@@ -120,12 +120,12 @@ def resume(
                 say(f"going on with {path.name}")
             for key, (before, after) in changed.items():
                 say_wrapped(f"{key}: {_shown(before)} → {_shown(after)}")
-        if retry_failed and not _forgets_failures(folder, as_json):
+        if retry_failed and not _mark_failures_for_retry(folder, as_json):
             return
         if request is None:
-            train_in(settings, folder, as_json=as_json)
+            train_and_show(settings, folder, as_json=as_json)
             return
-        evaluate_in(settings, folder, request, as_json=as_json)
+        evaluate_and_show(settings, folder, request, as_json=as_json)
 
 
 def _shown(value: Any) -> Any:
@@ -135,12 +135,12 @@ def _shown(value: Any) -> Any:
     return ", ".join(f"{key} {item}" for key, item in value.items() if item is not None) or "none"
 
 
-def _restored(address: str, output_dir: Path, changes: list[str], as_json: bool) -> Path:
+def _restore_run(address: str, output_dir: Path, changes: list[str], as_json: bool) -> Path:
     """Restore a run's folder from its backup and print the result. Extends `changes` for the backup."""
-    from etude.backup.copies import fetch
+    from etude.backup.copies import restore_run
     from etude.loop.lifecycle import storage_options, storage_overrides
 
-    restored = fetch(address, output_dir, storage_options(changes))
+    restored = restore_run(address, output_dir, storage_options(changes))
     changes += storage_overrides(restored.run, address)
     if as_json:
         emit({"event": "restored", **asdict(restored)})
@@ -150,7 +150,7 @@ def _restored(address: str, output_dir: Path, changes: list[str], as_json: bool)
     return restored.run
 
 
-def _forgets_failures(folder: RunFolder, as_json: bool) -> bool:
+def _mark_failures_for_retry(folder: RunFolder, as_json: bool) -> bool:
     """Mark failures to be tried again and print their counts. Return False if the run is finished."""
     from etude.loop.lifecycle import retry_failed
 

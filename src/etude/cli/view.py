@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from etude.cli.command import RUNS, OutputDir, argument, option
-from etude.cli.console import path_shown, say
+from etude.cli.console import say, shown_path
 
 
 def view(
@@ -29,7 +29,7 @@ def view(
     serve_view(
         root,
         lambda address, key: say(
-            f"the runs in {path_shown(root)} are shown at\n\n  {address}?open={key}\n\nCtrl-C stops it."
+            f"the runs in {shown_path(root)} are shown at\n\n  {address}?open={key}\n\nCtrl-C stops it."
         ),
         run=None if path is None else path.name,
         port=port,

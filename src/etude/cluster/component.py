@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etude.cluster.launch import RayConfig, RayTeams, connected, require_ray
+from etude.cluster.launch import RayConfig, RayTeams, connect_ray, require_ray
 from etude.cluster.nodes import RayLauncher
 from etude.config.document import dotted
 from etude.config.load import secrets_of
@@ -39,7 +39,7 @@ async def ray_cluster(config: RayConfig, builder: Builder) -> AsyncIterator[Clus
     async with contextlib.AsyncExitStack() as exits:
         runners = dashboard = None
         if config.runners:
-            connection = connected(config.address, config.runtime_env, folder)
+            connection = connect_ray(config.address, config.runtime_env, folder)
             # In a thread: in the main thread, Ray would take over SIGTERM.
             dashboard = await asyncio.to_thread(connection.__enter__)
             exits.push_async_callback(asyncio.to_thread, connection.__exit__, None, None, None)

@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field
 
 from etude.config.component import ClusterConfig, Placement
 from etude.core.errors import EtudeError, MissingExtraError, RequestError, StoreError, first_line
-from etude.store.run_folder import RunLock, locked_by
+from etude.store.run_folder import RunLock, lock_holder
 
 if TYPE_CHECKING:
     from etude.learner.team import Team
@@ -56,7 +56,7 @@ class RayConfig(ClusterConfig, name="ray"):
 
     def check(self, folder: Path | None, *, on_gpus: bool = True) -> list[Placement]:
         """Check whether the current nodes have room for runners and learners."""
-        with connected(self.address, self.runtime_env, folder):
+        with connect_ray(self.address, self.runtime_env, folder):
             import ray
 
             nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
@@ -64,7 +64,7 @@ class RayConfig(ClusterConfig, name="ray"):
         asked = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
         runner_room = {name: amount for name, amount in asked.items() if amount}
         groups = [("runners", self.runners, runner_room), ("learners", self.learners or 0, learner_room)]
-        return [placed(*group, nodes) for group in groups if group[1]]
+        return [find_room(*group, nodes) for group in groups if group[1]]
 
 
 def gpus_each(asked: float | None, cluster: Mapping[str, float], *, on_gpus: bool) -> float:
@@ -72,7 +72,9 @@ def gpus_each(asked: float | None, cluster: Mapping[str, float], *, on_gpus: boo
     return asked if asked is not None else float(on_gpus and bool(cluster.get("GPU")))
 
 
-def placed(what: str, count: int, room: Mapping[str, float], nodes: Sequence[dict[str, float]]) -> Placement:
+def find_room(
+    what: str, count: int, room: Mapping[str, float], nodes: Sequence[dict[str, float]]
+) -> Placement:
     """Check whether processes have room on nodes, and subtract it from the nodes' resources."""
     found, used = 0, 0
     for left in nodes:
@@ -108,7 +110,7 @@ def require_ray(address: str) -> None:
 
 
 @contextlib.contextmanager
-def connected(address: str, runtime_env: Mapping[str, Any], folder: Path | None) -> Iterator[str | None]:
+def connect_ray(address: str, runtime_env: Mapping[str, Any], folder: Path | None) -> Iterator[str | None]:
     """Connect this process with the cluster within the block, and send `folder` to its nodes.
 
     The runtime environment may name another folder. Yields the address of Ray's dashboard, or None. Raises
@@ -193,7 +195,7 @@ def _wait_for(address: str, seconds: float) -> None:
             time.sleep(_PAUSE_SECONDS)
 
 
-MARK = "shared"
+SHARED_FILE = "shared"
 """The head's file in the job's folder. A node that finds other content, or none, has another folder."""
 
 _LOCK_SECONDS = 60.0
@@ -204,7 +206,7 @@ class HeadLost(EtudeError):
     """The process on the head that started this one has ended, so nobody receives its results."""
 
 
-class Desk:
+class HeadObject:
     """An actor on the head that lets all nodes call an object there, such as its database."""
 
     def __init__(self, factory: str, argument: str) -> None:
@@ -226,7 +228,7 @@ class Desk:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class TeamMember:
     """A process's place in its team."""
 
     rank: int
@@ -240,7 +242,7 @@ class Seat:
     """Calls a method of the desk by name. Raises HeadLost."""
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a method on the head, like `Desk.call`. Raises the method's errors, and HeadLost."""
+        """Call a method on the head, like `HeadObject.call`. Raises the method's errors, and HeadLost."""
         return self._call("call", name, *args, **options)
 
     def stopping(self) -> bool:
@@ -249,7 +251,7 @@ class Seat:
 
     def require_shared(self) -> None:
         """Raise StoreError if this node has another job folder than the head, or one without locks."""
-        path = self.folder / MARK
+        path = self.folder / SHARED_FILE
         try:
             same = path.read_text(encoding="utf-8") == self.mark
         except OSError:
@@ -260,7 +262,7 @@ class Seat:
             problem = "is not the folder that the head has there"
         elif not os.access(self.folder, os.W_OK):
             problem = "is there, but cannot be written to"
-        elif locked_by(lock) is None:
+        elif lock_holder(lock) is None:
             problem = "is shared without file locks, so that two teams could write at once"
         if problem is not None:
             raise StoreError(
@@ -345,7 +347,7 @@ _CALL_SECONDS = 120.0
 """Seconds for the head to answer a call."""
 
 
-class Part:
+class TeamProcess:
     """An actor that runs the module of an order."""
 
     def address(self) -> tuple[str, int]:
@@ -365,7 +367,7 @@ class Part:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(order.processes)}
         os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": first[0], "MASTER_PORT": str(first[1])}
-        seat = Seat(rank, node, order.folder, mark, _line_to(desk))
+        seat = TeamMember(rank, node, order.folder, mark, _line_to(desk))
         if importlib.import_module(order.module).main(seat, *order.arguments):
             raise EtudeError(f"process {rank} on {node} has not done its part; the log says why")
 

@@ -31,7 +31,7 @@ _PAUSE_SECONDS = 1.0
 """Seconds before an actor that was lost at its start is placed again."""
 
 
-class Keeper:
+class ProgramActor:
     """The actor, on its program's node."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class RayChild(Child):
     """A program on some node."""
 
     def __init__(self, actor: Any, started: Any, log: Path) -> None:
-        """Follow a program. `started` is Ray's reference to the result of `Keeper.start`."""
+        """Follow a program. `started` is Ray's reference to the result of `ProgramActor.start`."""
         self._actor = actor
         self.log, self.begin = log, log.stat().st_size if log.exists() else 0
         self.node = self.node_id = self.address = ""
@@ -212,7 +212,7 @@ class RayLauncher(Launcher):
 
         private_folder(log.parent)
         try:
-            actor: Any = ray.remote(Keeper).options(**self._options).remote()
+            actor: Any = ray.remote(ProgramActor).options(**self._options).remote()
             # Ray sends a short argument directly, not through the object store.
             return RayChild(actor, actor.start.remote(program), log)
         except (ray.exceptions.RayError, ValueError, TypeError) as error:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from etude.cluster.launch import CAUSE, MARK, Desk, Part, TeamOrder, connect, no_cluster
+from etude.cluster.launch import CAUSE, SHARED_FILE, HeadObject, TeamOrder, TeamProcess, connect, no_cluster
 from etude.core.errors import EtudeError, RequestError, StoreError, first_line
 from etude.core.process import set_up_process
 from etude.store.files import write_atomically
@@ -87,10 +87,10 @@ def _run(order: TeamOrder, stopping: threading.Event) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    desk_class = ray.remote(num_cpus=0, max_concurrency=16, scheduling_strategy=here)(Desk)
+    desk_class = ray.remote(num_cpus=0, max_concurrency=16, scheduling_strategy=here)(HeadObject)
     desk = desk_class.remote(order.desk, order.arguments[-1])
     mark = secrets.token_hex(16)
-    write_atomically(order.folder / MARK, mark)
+    write_atomically(order.folder / SHARED_FILE, mark)
     tell_team(order.folder, order.processes)
     parts = _parts(order, stopping)
     if not parts:
@@ -125,7 +125,7 @@ def _parts(order: TeamOrder, stopping: threading.Event) -> list[Any]:
                 f"{_nodes()}; add nodes, or ask for fewer"
             )
     placed = [PlacementGroupSchedulingStrategy(group, index) for index in range(count)]
-    part_class = ray.remote(Part)
+    part_class = ray.remote(TeamProcess)
     cpus, gpus = room["CPU"], room.get("GPU", 0)
     return [
         part_class.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=at).remote() for at in placed

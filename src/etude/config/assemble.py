@@ -19,13 +19,14 @@ from etude.config.component import (
     AlarmConfig,
     ComponentConfig,
     DatasetConfig,
+    Entries,
     Supplies,
     TrackerConfig,
     WorkflowConfig,
-    Written,
 )
 from etude.config.document import Document, KeyPath, dig, holds, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
+from etude.config.key_types import KeyType, Problems, shown, unknown_keys
 from etude.config.registry import (
     BASES,
     DATASET,
@@ -37,7 +38,6 @@ from etude.config.registry import (
     components_in,
 )
 from etude.config.schema import Config
-from etude.config.slots import Problems, Slot, shown, unknown_keys
 from etude.core.errors import EtudeError, RequestError, alternatives, nearest
 from etude.core.history import Action
 
@@ -90,7 +90,7 @@ def _supplied(
     except EtudeError as error:
         problems.add(("workflow",), str(error))
         return {}
-    written: dict[KeyPath, tuple[Kind, Written]] = {}
+    written: dict[KeyPath, tuple[Kind, Entries]] = {}
     if supplies.dataset and dig(data, DATASET) is None and dig(data, OTHER_DATASETS[0]) is None:
         written[DATASET] = "datasets", supplies.dataset
     # `null` is a valid value: no validation.
@@ -217,12 +217,12 @@ class _Assembly:
             return None
         # Relative paths become absolute if the file exists. Other text is kept, since it may name a model.
         for key, field in config_type.model_fields.items():
-            takes_path = any(arm.holds(Path) for arm in Slot(field.annotation).arms())
+            takes_path = any(arm.holds(Path) for arm in KeyType(field.annotation).arms())
             if takes_path and isinstance(keys.get(key), str | Path):
                 files = [folder / Path(keys[key]).expanduser() for folder in self._folders]
                 keys[key] = next((str(file.absolute()) for file in files if file.exists()), keys[key])
-        self._problems.add_unknown(unknown_keys(Slot(config_type), keys), config_type, prefix=path)
-        self._problems.add_truths(config_type, keys, prefix=path)
+        self._problems.add_unknown(unknown_keys(KeyType(config_type), keys), config_type, prefix=path)
+        self._problems.add_bools(config_type, keys, prefix=path)
         try:
             return config_type.model_validate(keys)
         except ValidationError as error:
@@ -245,7 +245,7 @@ def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
     elif written is None and kind == "datasets" and isinstance(keys.get("file_path"), str):
         return keys | {"_type": _file_type(keys["file_path"])}
     if isinstance(written, str) and is_import_path(written):
-        registration = registry.of_object(kind, import_object(written))
+        registration = registry.find_registration(kind, import_object(written))
         if registration is not None:
             return keys | {"_type": registration.name}
         if kind in FUNCTION_TYPES:

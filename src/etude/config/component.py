@@ -77,7 +77,7 @@ class RunBudget(ModelBudget):
     """Limit on the hours that the run works, in all its processes together."""
 
 
-Written: TypeAlias = Mapping[str, Any]
+Entries: TypeAlias = Mapping[str, Any]
 """A component as a config file has it: `{"_type": "seeds", "size": 64}`."""
 
 
@@ -85,11 +85,11 @@ Written: TypeAlias = Mapping[str, Any]
 class Supplies:
     """Parts of a config that follow from its workflow. Each is used only if the config names none."""
 
-    dataset: Written | None = None
+    dataset: Entries | None = None
     """Replaces a missing `eval.general.dataset`."""
-    validation: Written | None = None
+    validation: Entries | None = None
     """Replaces a missing `finetuning.run_configuration.validation_dataset`."""
-    evaluators: Mapping[str, Written] = field(default_factory=dict)
+    evaluators: Mapping[str, Entries] = field(default_factory=dict)
     """Replaces missing `eval.evaluators`, all of them together."""
     reward: str | None = None
     """The evaluator that is the reward if the config names none; needed if there are several."""

@@ -20,7 +20,7 @@ MOST_VALUES = 100_000_000
 
 _WHOLE_LINES = "each line is one whole object, with no comma after it"
 
-Placed: TypeAlias = tuple[str, Any]
+PlacedRow: TypeAlias = tuple[str, Any]
 """A place, `file:line` or `file: row 3`, and the content."""
 
 
@@ -32,7 +32,7 @@ def read_json_file(path: Path) -> Any:
     return json_value(text, path, hint=hint)
 
 
-def read_jsonl(path: Path) -> Iterator[Placed]:
+def read_jsonl(path: Path) -> Iterator[PlacedRow]:
     """Yield the values of a JSON Lines file. Raises DatasetError."""
     # Bytes that are not UTF-8 become half surrogates, which `json_value` refuses.
     with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -56,7 +56,7 @@ def json_value(text: bytes | str, path: Path, first_line: int = 1, hint: str = "
         raise DatasetError(f"{path}:{line}{column}: broken JSON: {problem}") from error
 
 
-def read_csv(path: Path) -> Iterator[Placed]:
+def read_csv(path: Path) -> Iterator[PlacedRow]:
     """Yield the rows of a CSV file as objects. The first line names the columns. Raises DatasetError.
 
     Spaces around the names are dropped. If the names have spaces after the commas, spaces after the commas of
@@ -104,7 +104,7 @@ def _fields(path: Path, file: Iterable[str], *, skip_blanks: bool) -> Iterator[t
             yield f"{path}:{reader.line_num}", fields
 
 
-def read_parquet(path: Path) -> Iterator[Placed]:
+def read_parquet(path: Path) -> Iterator[PlacedRow]:
     """Yield the rows of a Parquet file. Raises DatasetError, or MissingExtraError without `data`."""
     try:
         import pyarrow

@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import EtudeError, RequestError, nearest, text_of
+from etude.core.errors import EtudeError, RequestError, nearest, safe_error_text
 from etude.core.secrets import masked
 
 _IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
@@ -97,7 +97,7 @@ def where_raised(error: BaseException) -> str:
     in the traceback."""
     from pydantic_core import ValidationError  # Imported here because `etude --help` does not need it.
 
-    text = next(iter(text_of(error).splitlines()), "no message")
+    text = next(iter(safe_error_text(error).splitlines()), "no message")
     if isinstance(error, ValidationError):
         problems = [
             ": ".join(filter(None, [".".join(map(str, details["loc"])), details["msg"]]))

@@ -31,10 +31,10 @@ from etude.config.document import (
 )
 from etude.config.finetuning import SHIPPED
 from etude.config.import_path import import_object, is_import_path, make_importable
+from etude.config.key_types import KeyType, Problems, walk
 from etude.config.references import SECTION_OF, complete_names
 from etude.config.registry import DATASET, OTHER_DATASETS, components_in
 from etude.config.schema import Config
-from etude.config.slots import Problems, Slot, walk
 from etude.core.errors import ConfigError, RequestError, nearest
 from etude.core.secrets import MASK, holds_secret, keep_secret, masked, secrets_in_address
 
@@ -83,7 +83,7 @@ def required_variables(text: str) -> list[str]:
     return [match["name"] for match in _REFERENCE.finditer(text) if match["name"] and not match["default"]]
 
 
-def reference_elsewhere(text: str, environ: Mapping[str, str], otherwise: str | None) -> str:
+def portable_references(text: str, environ: Mapping[str, str], otherwise: str | None) -> str:
     """Rewrite references, so that they mean the same in another process as with this environment.
 
     A default that is used here is written out. One that is not is left out, because that process may have
@@ -125,7 +125,7 @@ def resolved_yaml(config: Config) -> str:
     data = config.model_dump(mode="json", fallback=str)
     secrets = secrets_of(config, data)
     components = dict(components_in(data))
-    for path, slot, value in walk(config, Slot(Config)):
+    for path, slot, value in walk(config, KeyType(Config)):
         if path in components and isinstance(value, ComponentConfig):
             replace_at(data, path, {"_type": value.type_name, **dig(data, path)})
         elif isinstance(value, Declared) and value == slot.default and dig(data, path) == MASK:
@@ -160,7 +160,7 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     config = _validate_rest(data, problems)
     complete_names(config, components, problems, in_training)
     _find_transcripts(config, folders, in_training)
-    for path, slot, value in walk(config, Slot(Config)):
+    for path, slot, value in walk(config, KeyType(Config)):
         if isinstance(value, float) and not math.isfinite(value) and value != slot.default:
             problems.add(path, f"expected a finite number, found {value}")
     problems.raise_if_any()
@@ -242,7 +242,7 @@ def _read_environment(data: dict[str, Any], problems: Problems, source: Path | N
 
 def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:
     """Return the config without its invalid keys, so that the following checks can still be made."""
-    problems.add_truths(Config, data)
+    problems.add_bools(Config, data)
     while True:
         try:
             return Config.model_validate(data)
@@ -275,7 +275,7 @@ def secrets_of(config: Config, data: Any, *, sure: bool = False) -> dict[KeyPath
 
     Defaults are not secret, since anybody can read them. `sure` leaves out uncertain ones.
     """
-    slots = {path: (slot, value) for path, slot, value in walk(config, Slot(Config))}
+    slots = {path: (slot, value) for path, slot, value in walk(config, KeyType(Config))}
     declared = {
         path: plain.decode(errors="replace") if isinstance(plain, bytes) else plain
         for path, (slot, value) in slots.items()

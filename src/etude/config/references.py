@@ -11,9 +11,9 @@ from typing import Annotated, Literal, TypeAlias
 from etude.config.component import ComponentConfig
 from etude.config.document import KeyPath, dotted
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TargetConfig
+from etude.config.key_types import KeyType, Problems, walk
 from etude.config.registry import NAMED, NOUNS, Kind, section
 from etude.config.schema import Config
-from etude.config.slots import Problems, Slot, walk
 from etude.core.errors import EtudeError, alternatives
 
 SECTION_OF: dict[str, Kind] = {
@@ -28,29 +28,29 @@ _TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Refers:
+class ReferenceTo:
     """Marks a key of a component config that names entries of a section, or agents of the workflow.
 
-    `Annotated[…, Refers("llms")]` may be a name, a list of names, or a mapping whose keys are names.
+    `Annotated[…, ReferenceTo("llms")]` may be a name, a list of names, or a mapping whose keys are names.
     """
 
     kind: Kind | Literal["agents"]
 
 
-LlmRef: TypeAlias = Annotated[str, Refers("llms")]
+LlmRef: TypeAlias = Annotated[str, ReferenceTo("llms")]
 """The name of an entry of `llms`."""
 
-AgentRef: TypeAlias = Annotated[str, Refers("agents")]
+AgentRef: TypeAlias = Annotated[str, ReferenceTo("agents")]
 """The name of an agent of the workflow, such as an agent of a protocol."""
 
 Agents: TypeAlias = Mapping[str, str | None]
 """The agents of a workflow, each with the entry of `llms` that it samples from."""
 
 
-def _references(component: ComponentConfig, path: KeyPath) -> Iterator[tuple[KeyPath, Refers, str]]:
+def _references(component: ComponentConfig, path: KeyPath) -> Iterator[tuple[KeyPath, ReferenceTo, str]]:
     """Yield each name within a component that its type marks as a reference, with its place."""
-    for inside, slot, value in walk(component, Slot(type(component)), path):
-        for mark in (item for arm in slot.arms() for item in arm.metadata if isinstance(item, Refers)):
+    for inside, slot, value in walk(component, KeyType(type(component)), path):
+        for mark in (item for arm in slot.arms() for item in arm.metadata if isinstance(item, ReferenceTo)):
             if isinstance(value, str):
                 yield inside, mark, value
             elif isinstance(value, dict):

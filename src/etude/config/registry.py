@@ -197,7 +197,7 @@ def lookup(kind: Kind, name: str) -> Registration:
     raise RequestError(sentence + alternatives(name, names(kind), otherwise="none is registered"))
 
 
-def of_object(kind: Kind, value: object) -> Registration | None:
+def find_registration(kind: Kind, value: object) -> Registration | None:
     """Return the registration of a decorated generator function or a config class; None without one."""
     known = (entry for (registered, _), entry in _registrations.items() if registered == kind)
     return next((entry for entry in known if value in (entry.factory, entry.config_type)), None)
@@ -252,7 +252,7 @@ register_cluster: Decorator[ClusterConfig] = Decorator("cluster", "an `etude.run
 register_tracker: Decorator[TrackerConfig] = Decorator("trackers", "an `etude.Tracker`")
 
 
-def made_by(make: Callable[[Any], object]) -> Factory:
+def config_factory(make: Callable[[Any], object]) -> Factory:
     """Return the factory of a component that is made from its config alone, and has nothing to close."""
 
     async def made(config: Any, builder: object) -> AsyncIterator[Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel
 
-from etude.core.stats import Bounds, bounds_of
+from etude.core.stats import Bounds, all_bounds
 
 _BARS = 8
 """Most bars. With more distinct rewards than this, each bar is a range."""
@@ -38,7 +38,7 @@ class Distribution(BaseModel, frozen=True):
     @classmethod
     def of(cls, rewards: Sequence[float], bounds: Bounds | None = None) -> Self:
         """Return the distribution of one or more rewards, whose evaluator declares these `bounds`."""
-        best, full = max(rewards), bounds_of(rewards, bounds)[1]
+        best, full = max(rewards), all_bounds(rewards, bounds)[1]
         return cls(
             n=len(rewards),
             best=best,
@@ -48,7 +48,7 @@ class Distribution(BaseModel, frozen=True):
         )
 
     @classmethod
-    def among(cls, metrics: Mapping[str, Any]) -> Self | None:
+    def from_metrics(cls, metrics: Mapping[str, Any]) -> Self | None:
         """Return the distribution in the metrics of an epoch or a validation; None if there was no reward."""
         stored = metrics.get("distribution")
         return None if stored is None else cls.model_validate(stored)

@@ -172,7 +172,7 @@ class EpisodeRecord:
         return reduce(Usage.plus, (answer.usage for answer in answers), NO_USAGE)
 
 
-def measured(record: EpisodeRecord, name: str, agent: str | None = None) -> Event | None:
+def recorded_score(record: EpisodeRecord, name: str, agent: str | None = None) -> Event | None:
     """Return the last score with this name and agent that the episode measured; None if there is none."""
     scores = (event for event in reversed(record.events) if event.kind == "score")
     return next((event for event in scores if (event.name, event.agent) == (name, agent)), None)

@@ -188,12 +188,12 @@ _LONGEST_SECRET = 10_000
 """Characters after the cut that are also masked, so that no secret is cut in two and half shown."""
 
 
-def words_of(error: BaseException) -> str:
-    """Return `Type: message` of an error, with the message from `text_of`."""
-    return f"{type(error).__name__}: {text_of(error)}"
+def error_words(error: BaseException) -> str:
+    """Return `Type: message` of an error, with the message from `safe_error_text`."""
+    return f"{type(error).__name__}: {safe_error_text(error)}"
 
 
-def text_of(error: BaseException) -> str:
+def safe_error_text(error: BaseException) -> str:
     """Return the message of any error, also if it is endless or raises an error itself.
 
     Secrets in it are masked.
@@ -209,7 +209,7 @@ def text_of(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if there is none."""
-    lines = text_of(error).strip().splitlines()
+    lines = safe_error_text(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 

@@ -181,7 +181,7 @@ class EvaluationRunOutput(DataModel):
             update["evaluation_results"].append((name, kept))
         return self.model_copy(update=update)
 
-    def results_of(self, evaluator: str) -> list[EvalOutputItem]:
+    def evaluator_items(self, evaluator: str) -> list[EvalOutputItem]:
         """Return one evaluator's items, in the order of `eval_input`. Raises KeyError if it is unknown."""
         return dict(self.evaluation_results)[evaluator].eval_output_items
 

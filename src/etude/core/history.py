@@ -58,7 +58,7 @@ class Score(BaseModel, frozen=True):
     """The bounds that the evaluator declares."""
 
     @classmethod
-    def among(cls, metrics: Mapping[str, Any]) -> Self:
+    def from_metrics(cls, metrics: Mapping[str, Any]) -> Self:
         """Return the reward in the metrics of an epoch or a validation."""
         mean, low, high = (metrics.get(key) for key in ("avg_reward", "reward_low", "reward_high"))
         return cls(mean=mean, low=low, high=high, n=metrics.get("num_scored", metrics.get("num_examples")))
@@ -106,7 +106,7 @@ class Measurement(BaseModel, frozen=True):
     @property
     def reward(self) -> Score:
         """The mean of its rewards."""
-        return Score.among(self.metrics)
+        return Score.from_metrics(self.metrics)
 
     @property
     def evaluators(self) -> dict[str, Score]:
@@ -122,7 +122,7 @@ class Measurement(BaseModel, frozen=True):
     @property
     def distribution(self) -> Distribution | None:
         """The distribution of its rewards; None if there are none."""
-        return Distribution.among(self.metrics)
+        return Distribution.from_metrics(self.metrics)
 
 
 class EpochEntry(Measurement, frozen=True):
@@ -179,7 +179,7 @@ class ValidationEntry(Measurement, frozen=True):
 Entry: TypeAlias = EpochEntry | ValidationEntry
 
 
-def moment(entry: Entry) -> tuple[int, bool]:
+def entry_sort_key(entry: Entry) -> tuple[int, bool]:
     """Return a sort key for the order in which entries were made: a validation follows its epoch."""
     return entry.epoch, entry.kind == "validation"
 
@@ -267,7 +267,7 @@ class History(BaseModel, frozen=True):
     @property
     def entries(self) -> list[Entry]:
         """All epochs and validations in the order in which they were made."""
-        return sorted([*self.epochs, *self.validations], key=moment)
+        return sorted([*self.epochs, *self.validations], key=entry_sort_key)
 
     def went_back(self, epoch: int) -> ModelVersion | None:
         """Return the version that the model went back to after an epoch (from 1) or its validation."""
@@ -299,7 +299,7 @@ class History(BaseModel, frozen=True):
     def with_entry(self, entry: Entry) -> History:
         """Return the history with this epoch or validation, which replaces an earlier entry for it."""
         others = [other for other in self.alike(entry) if other.epoch != entry.epoch]
-        return self.model_copy(update={f"{entry.kind}s": tuple(sorted([*others, entry], key=moment))})
+        return self.model_copy(update={f"{entry.kind}s": tuple(sorted([*others, entry], key=entry_sort_key))})
 
     def until(self, epoch: int) -> History:
         """Return the history as it was after `epoch` and the validation that followed it."""

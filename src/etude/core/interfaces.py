@@ -40,7 +40,7 @@ class Engine(Protocol):
         """Free threads, sockets and memory. A second call does nothing."""
 
 
-def bare(engine: Engine) -> Engine:
+def innermost(engine: Engine) -> Engine:
     """Return the engine itself, without the wrappers that meter its calls."""
     while (inner := getattr(engine, "metered", None)) is not None:
         engine = inner
@@ -50,13 +50,13 @@ def bare(engine: Engine) -> Engine:
 def end_conversation(engine: Engine, conversation: str) -> None:
     """Let the engine free anything that it keeps for a conversation, since no further call of it follows."""
     # Not a protocol, because an `isinstance` check of a protocol is slow.
-    end = getattr(bare(engine), "end_conversation", None)
+    end = getattr(innermost(engine), "end_conversation", None)
     if end is not None:
         end(conversation)
 
 
 @runtime_checkable
-class Portable(Protocol):
+class PortableEngine(Protocol):
     """An engine that only talks to an address. Other processes can build it too, and adopt its versions."""
 
     adopted: ModelVersion | None

@@ -30,7 +30,7 @@ class OpenAIMessage(DataModel, extra="allow"):
         return self.model_dump(exclude_unset=True) | {"role": self.role, "content": self.content}
 
 
-def text_of(message: Message) -> str:
+def message_text(message: Message) -> str:
     """Return the text of a message; of a content in parts, the joined text parts."""
     content = message.get("content")
     if isinstance(content, list):
@@ -45,7 +45,7 @@ def is_text(message: Message) -> bool:
     return all(isinstance(part, dict) and part.get("type", "text") == "text" for part in parts)
 
 
-def arguments_of(function: Mapping[str, Any], *, unique_keys: bool = False) -> dict[str, Any]:
+def tool_arguments(function: Mapping[str, Any], *, unique_keys: bool = False) -> dict[str, Any]:
     """Parse the arguments of a tool call from JSON. Raises RequestError if they are not an object.
 
     Without `unique_keys`, the last of equal keys counts.
@@ -76,7 +76,7 @@ def message_key(message: Message) -> str:
     Ids, empty fields and thinking are left out, because client libraries drop and renumber them.
     """
     calls = [_call_key(call.get("function", call)) for call in message.get("tool_calls") or ()]
-    content = text_of(message) if is_text(message) else message["content"]
+    content = message_text(message) if is_text(message) else message["content"]
     return json.dumps([message.get("role"), content, calls], sort_keys=True, default=str)
 
 

@@ -16,7 +16,7 @@ _NAMES = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 
 
 @contextmanager
-def collected_rarely() -> Iterator[None]:
+def rare_garbage_collection() -> Iterator[None]:
     """Run cyclic garbage collection more rarely inside the block.
 
     A GRPO step of 128 short episodes spent 28 % of its CPU time on it. A higher threshold that the program

@@ -107,7 +107,7 @@ def keep_secret(*values: str | None) -> None:
 
 def masked(text: str) -> str:
     """Return the text with each secret replaced by `MASK`."""
-    _look_around()
+    _keep_environment_secrets()
     if _kept:
         text = _pattern(tuple(_kept)).sub(MASK, text)
     for marks, form in _FORMS:
@@ -180,7 +180,7 @@ def _is_secret_entry(name: str, value: str, sure: bool) -> bool:
     return not is_weak or (not sure and _RANDOM.fullmatch(value) is not None)
 
 
-def _look_around() -> None:
+def _keep_environment_secrets() -> None:
     """Keep the secrets in the environment now, because a program may load keys from a file at any time."""
     for name in list(os.environ):
         if _may_hold_secret(name):

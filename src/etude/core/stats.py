@@ -64,7 +64,7 @@ def shared_bounds(declared: Iterable[Sequence[float] | None]) -> Bounds | None:
     return min(low for low, _ in known), max(high for _, high in known)
 
 
-def bounds_of(values: Iterable[float], declared: Bounds | None = None) -> Bounds:
+def all_bounds(values: Iterable[float], declared: Bounds | None = None) -> Bounds:
     """Return the `declared` bounds, or else the bounds that the values suggest."""
     if declared is not None:
         return declared
@@ -80,7 +80,7 @@ def estimate(values: Sequence[float], bounds: Bounds | None = None) -> Estimate:
     there, do not show how far values spread. The interval is then infinite.
     """
     mean, n = _mean(values), len(values)
-    low, high = bounds_of(values, bounds)
+    low, high = all_bounds(values, bounds)
     if math.isfinite(high - low):
         return _within(mean, _spread(values, mean) ** 2 / n, n, low, high)
     return _student(values, mean, low, high)
@@ -96,7 +96,7 @@ def estimate_difference(
     """
     differences = [new - old for old, new in zip(before, after, strict=True)]
     mean, n = _mean(differences), len(differences)
-    low, high = bounds_of((*before, *after), bounds)
+    low, high = all_bounds((*before, *after), bounds)
     if math.isfinite(width := high - low):
         apart = math.fsum(_spread(values, _mean(values)) ** 2 for values in (before, after))
         return _within(mean, _spread(differences, mean) ** 2 / n, n, -width, width, prior=apart or None)

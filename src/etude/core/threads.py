@@ -11,7 +11,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from etude.core.errors import words_of
+from etude.core.errors import error_words
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,7 +62,7 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
         raise
     if isinstance(error, StopIteration) or not isinstance(error, Exception | asyncio.CancelledError | None):
         # Such an exception must end that code and not the program. No future can hold a StopIteration.
-        raise RuntimeError(f"the function raised {words_of(error)}").with_traceback(error.__traceback__)
+        raise RuntimeError(f"the function raised {error_words(error)}").with_traceback(error.__traceback__)
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]
@@ -80,7 +80,7 @@ def _new_thread() -> SimpleQueue[Callable[[], None]]:
     return queue
 
 
-async def beside_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def call_off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return the result of `work`, run in a thread if `size`, the size of its input, is large.
 
     Raises what `work` raises. If the caller is cancelled, the work continues, and its result is dropped.

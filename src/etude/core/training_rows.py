@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from etude.core.call import Sampling, SamplingField
 from etude.core.errors import RequestError
-from etude.core.message import Message, Tool, arguments_of, text_of
+from etude.core.message import Message, Tool, message_text, tool_arguments
 from etude.core.sample import PER_TOKEN, Kind, Sample, Turn
 from etude.core.trajectory import Method
 
@@ -38,7 +38,7 @@ class RowFunction(_Row):
     @model_validator(mode="after")
     def _has_arguments(self) -> RowFunction:
         try:
-            arguments_of({"name": self.name, "arguments": self.arguments}, unique_keys=True)
+            tool_arguments({"name": self.name, "arguments": self.arguments}, unique_keys=True)
         except RequestError as error:
             raise ValueError(f"{error}; write an object, such as {{}} where there are none") from error
         return self
@@ -79,7 +79,7 @@ class RowMessage(_Row):
         if all(text is None for text in texts) and not self.tool_calls:
             raise ValueError("a message needs a content, or tool_calls")
         own = (self.tool_calls or None, self.weight, self.reasoning_content)
-        if self.refusal and text_of(self.to_wire()) != self.refusal:
+        if self.refusal and message_text(self.to_wire()) != self.refusal:
             raise ValueError("a message has a content or a refusal, and not both")
         if self.role != "assistant" and any(value is not None for value in own):
             raise ValueError(

@@ -23,7 +23,7 @@ from etude.core.keys import generator
 from etude.core.message import Message
 from etude.export.model import export_model
 from etude.inference.local import require_local_extra
-from etude.loop.evaluation import Evaluation, engine_of, measure
+from etude.loop.evaluation import Evaluation, load_version_engine, measure
 from etude.loop.lifecycle import new_run
 from etude.models.source import PACKAGED, locate, packaged_folder
 from etude.preflight.starter import write_starter
@@ -56,7 +56,7 @@ _LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class BeforeAndAfter:
     """An example with the agent's episodes before and after training, as text."""
 
     example: str
@@ -77,7 +77,7 @@ class DemoReport:
     after: dict[str, Any]
     greedy: dict[str, Any]
     """After training, at temperature 0."""
-    episodes: list[Shown]
+    episodes: list[BeforeAndAfter]
     plot: Path
     model: Path
     """The trained model, as a folder that `transformers` loads."""
@@ -190,7 +190,7 @@ async def _runtime_of(
 ) -> AsyncIterator[Runtime]:
     """Open a runtime whose agent samples from `version` of the trained model."""
     model = str(config.finetuning.target_model)
-    engine = await engine_of(config, model, version)
+    engine = await load_version_engine(config, model, version)
     try:
         async with open_runtime(config, run, progress=progress, engines={model: engine}) as runtime:
             yield runtime
@@ -200,7 +200,7 @@ async def _runtime_of(
 
 def _shown_episodes(
     journal: Journal, phases: tuple[str, str], before: Evaluation, after: Evaluation, seed: int
-) -> list[Shown]:
+) -> list[BeforeAndAfter]:
     """Return three examples with their episodes in both phases, with the largest improvements first."""
     earlier, later = _scores(before), _scores(after)
     names = [name for name in earlier if name in later]
@@ -209,20 +209,20 @@ def _shown_episodes(
 
     def in_words(phase: str, name: str, score: float | None) -> list[str]:
         record = read_episode(journal, f"{phase}/{name}/0")
-        return [] if record is None else episode_in_words(record, score)
+        return [] if record is None else episode_lines(record, score)
 
     return [
-        Shown(name, in_words(phases[0], name, earlier[name]), in_words(phases[1], name, later[name]))
+        BeforeAndAfter(name, in_words(phases[0], name, earlier[name]), in_words(phases[1], name, later[name]))
         for name in names[:_SHOWN]
     ]
 
 
 def _scores(evaluation: Evaluation) -> dict[str, float | None]:
-    items = evaluation.output.results_of(str(evaluation.reward))
+    items = evaluation.output.evaluator_items(str(evaluation.reward))
     return {item.id: item.score if item.is_scored else None for item in items}
 
 
-def episode_in_words(record: EpisodeRecord, score: float | None) -> list[str]:
+def episode_lines(record: EpisodeRecord, score: float | None) -> list[str]:
     """Return the messages up to the last answer, a line each, and the reward."""
     said: list[Message] = []
     if record.calls:

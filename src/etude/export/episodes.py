@@ -22,24 +22,24 @@ from etude.config.finetuning import RewardFunctionConfig
 from etude.config.load import parse_config
 from etude.config.schema import Config
 from etude.core.call import Call, continues
+from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
-from etude.core.edge import TrajectoryCollection
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event
 from etude.core.errors import CapabilityError, RequestError
 from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
 from etude.core.json_text import read_json
-from etude.core.message import Message, is_text, text_of
+from etude.core.message import Message, is_text, message_text
 from etude.core.trajectory import Method, Trajectory
 from etude.protocols.tree import as_yaml, transcript
-from etude.rewards.collections import numbered, phase_name
+from etude.rewards.collections import collection_phase, phase_name
 from etude.rewards.evaluation import Evaluation, EvaluationRequest, item_of, summary_of
 from etude.rewards.evaluator import unscored
 from etude.rewards.scorer import read_score
 from etude.runtime import Runtime
-from etude.store.episodes import epoch_of, iter_episodes, phases_of, read_episode, scores_of
-from etude.store.files import draft_of, open_private
+from etude.store.episodes import episode_scores, iter_episodes, list_phases, phase_epoch, read_episode
+from etude.store.files import open_draft, open_private
 from etude.store.journal import Journal
-from etude.store.plain import jsonable
+from etude.store.jsonable import jsonable
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import (
     evaluators_of,
@@ -99,10 +99,10 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
 
 def _by_epoch(run: RunFolder) -> list[tuple[int | None, list[str]]]:
     """Return the phases of each epoch in order, or each phase alone if the run never trained."""
-    phases = phases_of(run.journal)
+    phases = list_phases(run.journal)
     if not phases:
         raise RequestError(f"run {run.name} has no episodes yet")
-    trained = groupby((phase for phase in reversed(phases) if epoch_of(phase) is not None), epoch_of)
+    trained = groupby((phase for phase in reversed(phases) if phase_epoch(phase) is not None), phase_epoch)
     return [(epoch, list(names)) for epoch, names in trained] or [(None, [phase]) for phase in phases]
 
 
@@ -178,7 +178,7 @@ class StoredEvaluation(Evaluation):
         self._calls[key] += 1
         if key in self._phases:
             # A phase that had not begun when the run stopped has no episodes.
-            return [numbered(key, self._calls[key])]
+            return [collection_phase(key, self._calls[key])]
         return self._phases if self._calls[key] == 1 else []
 
     def _score(self, record: EpisodeRecord, evaluator: str) -> EvalOutputItem:
@@ -195,7 +195,7 @@ SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one 
 
 
 @dataclass(slots=True)
-class Written:
+class WriteCounts:
     """Counts of the written rows, and of trajectories that the format cannot represent."""
 
     rows: int = 0
@@ -204,14 +204,14 @@ class Written:
 
 async def write_jsonl(
     path: Path, run: RunFolder, phases: AsyncIterator[PhaseTrajectories], *, openai: bool = False
-) -> Written:
+) -> WriteCounts:
     """Write a line per trajectory: `run`, `phase`, `target` (if there are several), `group`, `method` and its
     own fields. With `openai`, write OpenAI's rows for the methods `supervised` and `dpo` instead.
 
     Raises StoreError. The file appears complete or not at all.
     """
-    written = Written()
-    with draft_of(path) as draft, open_private(draft, "w") as file:
+    written = WriteCounts()
+    with open_draft(path) as draft, open_private(draft, "w") as file:
         async for phase in phases:
             method, groups = phase.collection.method, enumerate(phase.collection.trajectories)
             whole = {"run": run.name, "phase": phase.phase, "target": phase.target}
@@ -265,7 +265,7 @@ def episode_transcript(run: RunFolder, episode: str) -> str:
 
 def _scores(journal: Journal, episode: str, rewarded: str | None) -> dict[str, Any]:
     """Return the evaluators' outputs, and the score that is the reward."""
-    stored = scores_of(journal, episode)
+    stored = episode_scores(journal, episode)
     scores = {name: _score(each) for name, each in stored.items()}
     reward = stored.get(str(rewarded), {}).get("score")
     return ({} if reward is None else {"reward": reward}) | ({"scores": scores} if scores else {})
@@ -337,7 +337,7 @@ def _call(call: Call, before: Sequence[Call]) -> dict[str, Any]:
 def _message(message: Message) -> dict[str, Any]:
     """Return a message's thinking, its text under its role, and its tool calls by name."""
     called = [_tool_call(wire) for wire in message.get("tool_calls") or ()]
-    content = text_of(message) if is_text(message) else jsonable(message["content"])
+    content = message_text(message) if is_text(message) else jsonable(message["content"])
     thinking = message.get("reasoning_content")
     shown: dict[str, Any] = {"thinking": thinking} if thinking else {}
     shown |= {str(message.get("role")): content} if content or not (called or thinking) else {}

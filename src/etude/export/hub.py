@@ -21,7 +21,7 @@ import httpx
 from etude.core.errors import BackendError, EtudeError, RequestError, first_line
 from etude.core.secrets import keep_secret
 from etude.export.model import CARD, Conversion, Kind, convert, plain_name, require_replaceable, usage
-from etude.store.files import draft_of
+from etude.store.files import open_draft
 from etude.wire.retries import failure_of, reason_of
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def export_served(
     kind: Kind = "gguf" if gguf is not None else "lora" if lora_only else "merged"
     url = f"{address.rstrip('/').removesuffix('/v1')}/export/{quote(model, safe='')}"
     # The export is for publication.
-    with draft_of(folder, private=False) as draft:
+    with open_draft(folder, private=False) as draft:
 
         def fetch(place: Path) -> None:
             _fetch(url, place, key, lora_only)

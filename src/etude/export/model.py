@@ -23,10 +23,10 @@ from etude.core.errors import EtudeError, RequestError
 from etude.core.history import Entry, History, Score
 from etude.core.secrets import masked
 from etude.loop.model import load_version
-from etude.report.words import evaluators_in
-from etude.store.facts import facts_of, histories_of
+from etude.report.run_text import evaluators_in
+from etude.store.facts import read_facts, read_histories
 from etude.store.figures import collapse_in
-from etude.store.files import draft_of
+from etude.store.files import open_draft
 from etude.store.stored_config import stored_data, trained_parts
 from etude.store.versions import RunVersion
 
@@ -69,7 +69,7 @@ def model_card(wanted: RunVersion, kind: Kind, license: str | None) -> str:
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    history, data = histories_of(wanted.run)[wanted.target], stored_data(wanted.run)
+    history, data = read_histories(wanted.run)[wanted.target], stored_data(wanted.run)
     parts = trained_parts(data, wanted.target)
     lines = [*_introduction(wanted, parts, history, kind, license), *_results(history, wanted)]
     if kind == "gguf":
@@ -115,7 +115,7 @@ def _is_on_hub(name: str | None) -> bool:
 def _introduction(
     wanted: RunVersion, parts: Mapping[str, Any], history: History, kind: Kind, license: str | None
 ) -> Iterator[str]:
-    facts, base = facts_of(wanted.run), parts["base"]
+    facts, base = read_facts(wanted.run), parts["base"]
     version = f"version {wanted.number}" if wanted.number else "the base model"
     target = "" if wanted.target is None else f", {wanted.target}"
     yield f"# {facts.name}{target}, {version}\n"
@@ -301,7 +301,7 @@ def export_model(
     kind: Kind = "gguf" if gguf is not None else "lora" if lora_only else "merged"
     card = model_card(wanted, kind, license)
     # The export is for publication.
-    with draft_of(folder, private=False) as draft:
+    with open_draft(folder, private=False) as draft:
         if gguf is None:
             policy.export(draft, merge=not lora_only)
         else:

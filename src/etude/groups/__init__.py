@@ -10,7 +10,7 @@ from etude.groups.agents import GroupAgent as GroupAgent
 from etude.groups.agents import ModelSettings as ModelSettings
 from etude.groups.agents import Step as Step
 from etude.groups.agents import agents_of_model as agents_of_model
-from etude.groups.line import ModelLine as ModelLine
+from etude.groups.model_jobs import ModelJobs as ModelJobs
 from etude.groups.openai_group import OpenAiSharedModelGroup as OpenAiSharedModelGroup
 from etude.groups.openai_group import OpenAiSharedModelGroupState as OpenAiSharedModelGroupState
 from etude.groups.shared import SharedModelGroup as SharedModelGroup

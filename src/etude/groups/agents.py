@@ -109,7 +109,7 @@ def agents_of_model(
     ]
 
 
-def by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupAgent]:
+def agents_by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupAgent]:
     """Return the agents of a group by name.
 
     Raises RequestError for no agents, two agents with the same name, or an agent of another group.
@@ -129,7 +129,7 @@ def by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupAgent]:
     return named
 
 
-def agreed(group: str, agents: Mapping[str, GroupAgent]) -> ModelSettings:
+def shared_settings(group: str, agents: Mapping[str, GroupAgent]) -> ModelSettings:
     """Return the settings that all agents share. Raises RequestError with the first setting that differs."""
     first, *others = agents.values()
     settings = asdict(first.settings)
@@ -266,7 +266,7 @@ def _require_model(agent: str, answers: Sequence[Call], model: str) -> None:
     if model not in models:
         raise RequestError(
             f"the group's line is of the model '{model}', and agent '{agent}' answered with "
-            f"{', '.join(repr(other) for other in models)} in these episodes: `ModelLine` takes the name "
+            f"{', '.join(repr(other) for other in models)} in these episodes: `ModelJobs` takes the name "
             "that calls are recorded under, the entry of `llms`"
         )
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field
 
 from etude.backends.capabilities import JobHyperparameters
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method

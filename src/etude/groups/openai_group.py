@@ -9,7 +9,7 @@ from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
 from etude.groups.shared import JobResult, SharedModelGroup
 from etude.groups.state import SharedModelGroupState

@@ -15,7 +15,7 @@ from etude.config.builder import Builder
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import CapabilityError, EngineError, RequestError
-from etude.core.interfaces import Engine, bare
+from etude.core.interfaces import Engine, innermost
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.groups.lineage import LineageLog
@@ -66,7 +66,7 @@ class OpponentPool(Engine):
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample from the version drawn for the request's episode."""
-        version = await self.drawn(request.conversation)
+        version = await self.draw_version(request.conversation)
         engine = await self._engine(version)
         completion = await engine.complete(request)
         return replace(completion, model_version=0 if version is None else version.number)
@@ -82,7 +82,7 @@ class OpponentPool(Engine):
         engines, self._engines = self._engines, {}
         await asyncio.gather(*(engine.close() for engine in engines.values()))
 
-    async def drawn(self, episode: str) -> ModelVersion | None:
+    async def draw_version(self, episode: str) -> ModelVersion | None:
         """Return the version that plays in an episode; None is the model as configured."""
         match = _PHASE.match(episode)
         if match is None:
@@ -124,7 +124,7 @@ class OpponentPool(Engine):
                 self._engines[number] = await self._make(version)
             return self._engines[number]
 
-    async def let_go(self, keep: Iterable[ModelVersion]) -> None:
+    async def close_unused(self, keep: Iterable[ModelVersion]) -> None:
         """Close all engines except those for `keep` and for the base version, which validations use."""
         base = None if self._lineage is None else self._lineage.base()
         kept = {version.number for version in keep} | {0 if base is None else base.number}
@@ -152,7 +152,7 @@ async def opponents(config: OpponentsConfig, builder: Builder) -> AsyncIterator[
         )
     journal = None if builder.run is None else builder.run.journal
     async with AsyncExitStack() as exits:
-        current = bare(await builder.get_llm(config.of)) if isinstance(llm, LocalLlmConfig) else None
+        current = innermost(await builder.get_llm(config.of)) if isinstance(llm, LocalLlmConfig) else None
 
         async def make(version: ModelVersion | None) -> Engine:
             if current is not None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
-from etude.core.edge import TrainingUnit, TrajectoryCollection
+from etude.core.conversion import TrainingUnit, TrajectoryCollection
 from etude.core.errors import RequestError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.keys import content_hash
@@ -20,15 +20,15 @@ from etude.groups.agents import (
     ModelSettings,
     Rollouts,
     Steps,
-    agreed,
-    by_name,
+    agents_by_name,
     dpo_data,
     grpo_data,
+    shared_settings,
     supervised_data,
 )
-from etude.groups.line import LineRules, ModelLine, require_completed
 from etude.groups.lineage import LineageEntry
-from etude.groups.state import HostedState, SharedModelGroupState, by_own_names, read_state
+from etude.groups.model_jobs import JobRules, ModelJobs, require_completed
+from etude.groups.state import HostedState, SharedModelGroupState, from_hosted_state, read_state
 from etude.jobs.folders import data_hash
 from etude.protocols.protocol import Protocol
 
@@ -64,7 +64,7 @@ class SharedModelGroup:
         self,
         group_name: str,
         agent_wholes: Iterable[GroupAgent],
-        line: ModelLine,
+        line: ModelJobs,
         protocol: Protocol | None = None,
     ) -> None:
         """Create the group. `line` is the model with its engine and adapter.
@@ -74,8 +74,8 @@ class SharedModelGroup:
         Raises CapabilityError for hyperparameters that the adapter does not support.
         """
         self.group_name = group_name
-        self.agent_wholes: Mapping[str, GroupAgent] = by_name(group_name, agent_wholes)
-        self.settings: ModelSettings = agreed(group_name, self.agent_wholes)
+        self.agent_wholes: Mapping[str, GroupAgent] = agents_by_name(group_name, agent_wholes)
+        self.settings: ModelSettings = shared_settings(group_name, self.agent_wholes)
         self.protocol = protocol
         for name in self.agent_wholes:
             if protocol is not None and name not in protocol.agents:
@@ -83,7 +83,7 @@ class SharedModelGroup:
                 raise RequestError(f"protocol '{protocol.name}' has no agent '{name}'; agents: {known}")
         self.line = line
         settings = self.settings
-        line.rules = LineRules(
+        line.rules = JobRules(
             frozen=settings.freeze_agent,
             dry_run=settings.dry_run,
             min_rows=settings.min_rows,
@@ -263,7 +263,7 @@ class SharedModelGroup:
         """
         state = read_state(checkpoint)
         if isinstance(state, HostedState):
-            state = by_own_names(state, self.settings.model_name, self.line)
+            state = from_hosted_state(state, self.settings.model_name, self.line)
         version = state.version
         known = None if version is None else self.line.log.entry(version.number)
         if version is not None and known is not None and known.version.digest != version.digest:

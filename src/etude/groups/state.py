@@ -11,7 +11,7 @@ from etude.backends.openai_api import hosted_version
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.core.errors import RequestError
 from etude.core.job import ModelVersion, TrainingJobRef
-from etude.groups.line import ModelLine
+from etude.groups.model_jobs import ModelJobs
 
 
 class SharedModelGroupState(BaseModel, frozen=True):
@@ -91,7 +91,7 @@ def read_state(checkpoint: object) -> SharedModelGroupState | HostedState:
         raise RequestError(f"the group's state has a wrong '{where}': {first['msg']}") from error
 
 
-def by_own_names(state: HostedState, base: str, line: ModelLine) -> SharedModelGroupState:
+def from_hosted_state(state: HostedState, base: str, line: ModelJobs) -> SharedModelGroupState:
     """Convert the state to Etude's. The version's number comes from the lineage, or is the next free one.
 
     `base` is the base model. Raises RequestError if the line's adapter does not use a fine-tuning API.

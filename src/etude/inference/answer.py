@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Protocol
 
 from etude.core.call import ChatRequest, Completion, Delta, Sampling
 from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
-from etude.core.message import Message, text_of
-from etude.core.threads import beside_loop
+from etude.core.message import Message, message_text
+from etude.core.threads import call_off_loop
 from etude.models.grammar import FORM
-from etude.models.speech import sampling_of
 from etude.models.template import Prompt
-from etude.wire.answers import rest_of
+from etude.models.text_codec import constrained_sampling
+from etude.wire.answers import unsent_text
 
 if TYPE_CHECKING:
-    from etude.models.speech import Speech
+    from etude.models.text_codec import TextCodec
 
 
 class TokenEngine(Protocol):
     """An engine that continues token ids."""
 
     @property
-    def speech(self) -> Speech:
+    def speech(self) -> TextCodec:
         """The model's tokenizer, chat template and grammars."""
 
     async def sample(self, request: ChatRequest) -> Completion:
@@ -35,7 +35,7 @@ class TokenEngine(Protocol):
         """
 
     async def complete(self, request: ChatRequest) -> Completion:
-        """Sample one assistant message: `etude.inference.answer.answer` over `sample`."""
+        """Sample one assistant message: `etude.inference.answer.sample_message` over `sample`."""
 
     async def close(self) -> None:
         """Free all resources; unfinished requests fail."""
@@ -57,10 +57,10 @@ _MAY_BE_THOUGHT = re.compile(
 """Matches text that may turn out to begin a thought."""
 
 
-async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
+async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completion:
     """Sample one assistant message from an engine that continues token ids. Raises EngineError."""
     speech = engine.speech
-    prompt, sampling = await beside_loop(size_of(request), _prepared, speech, request)
+    prompt, sampling = await call_off_loop(prompt_characters(request), _prepared, speech, request)
     ids = prompt.ids
     stream = AnswerStream(speech, request, ids) if request.on_delta is not None else None
     try:
@@ -70,7 +70,9 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
         if error.param == FORM and request.sampling.constraint is None:
             error.param = "tools"  # The grammar came from the tools.
         raise
-    message = read(speech, request, completion.message["content"], ids, completion.completion_ids or ())
+    message = parse_message(
+        speech, request, completion.message["content"], ids, completion.completion_ids or ()
+    )
     return replace(
         completion,
         message=message,
@@ -81,11 +83,11 @@ async def answer(engine: TokenEngine, request: ChatRequest) -> Completion:
     )
 
 
-def _prepared(speech: Speech, request: ChatRequest) -> tuple[Prompt, Sampling]:
+def _prepared(speech: TextCodec, request: ChatRequest) -> tuple[Prompt, Sampling]:
     """Return a request's prompt, and how to sample its answer. Raises EngineError."""
     sampling = request.sampling
     if request.prompt is None:
-        prompt, sampling = speech.template.prompt(request), sampling_of(request, speech.template)
+        prompt, sampling = speech.template.prompt(request), constrained_sampling(request, speech.template)
     else:
         # A text prompt gets the tokenizer's own special tokens around it.
         given = request.prompt
@@ -94,16 +96,16 @@ def _prepared(speech: Speech, request: ChatRequest) -> tuple[Prompt, Sampling]:
     return prompt, sampling
 
 
-def size_of(request: ChatRequest) -> int:
+def prompt_characters(request: ChatRequest) -> int:
     """Return roughly how many characters a request's prompt has."""
     if request.prompt is not None:
         return len(request.prompt)
     calls = [call for message in request.messages for call in message.get("tool_calls") or ()]
-    texts = sum(len(text_of(message)) for message in request.messages)
+    texts = sum(len(message_text(message)) for message in request.messages)
     return texts + sum(len(str(part)) for part in (*request.tools, *calls))
 
 
-def require_room(speech: Speech, ids: Sequence[int]) -> None:
+def require_room(speech: TextCodec, ids: Sequence[int]) -> None:
     """Raise ImpossibleCall if a prompt is empty, fills the context, or has ids outside the vocabulary."""
     if not ids:
         raise ImpossibleCall("the prompt is empty: the model has nothing to continue", param="messages")
@@ -121,8 +123,8 @@ def require_room(speech: Speech, ids: Sequence[int]) -> None:
         raise ImpossibleCall(what, param="messages")
 
 
-def read(
-    speech: Speech, request: ChatRequest, text: str, prompt: Sequence[int], ids: Sequence[int] = ()
+def parse_message(
+    speech: TextCodec, request: ChatRequest, text: str, prompt: Sequence[int], ids: Sequence[int] = ()
 ) -> Message:
     """Parse sampled `text` of the tokens `ids` into the message that it means. Raises EngineError."""
     if request.prompt is not None:
@@ -140,7 +142,7 @@ class AnswerStream:
     Text that may turn out to be a tool call or a thought is held back. The completion has all text.
     """
 
-    def __init__(self, speech: Speech, request: ChatRequest, ids: tuple[int, ...]) -> None:
+    def __init__(self, speech: TextCodec, request: ChatRequest, ids: tuple[int, ...]) -> None:
         self._decode, self._stops = speech.template.decode, request.sampling.stop
         self._stop_ids = speech.stop_ids.union(request.sampling.stop_token_ids)
         self._ids: list[int] = []
@@ -199,7 +201,7 @@ class AnswerStream:
         if self._request.prompt is not None:
             return self._text[len(self._content) :], ""
         try:
-            message = read(self._speech, self._request, self._text, self._prompt_ids)
+            message = parse_message(self._speech, self._request, self._text, self._prompt_ids)
         except EngineError:
             return "", ""  # The text is incomplete; later tokens may complete it.
         content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
@@ -211,4 +213,4 @@ class AnswerStream:
         # The parser strips the spaces around text when there are calls or thoughts.
         content = "" if self._has_tools and content[:1].isspace() else content.rstrip()
         reasoning = reasoning if content else reasoning.rstrip()
-        return rest_of(content, self._content), rest_of(reasoning, self._reasoning)
+        return unsent_text(content, self._content), unsent_text(reasoning, self._reasoning)

@@ -71,16 +71,16 @@ async def start_guarded(*command: str, **options: Any) -> tuple[Process, int]:
 
 def last_lines(path: Path, count: int = 12) -> str:
     """Return the last `count` non-empty lines in a file's last 4 KiB; empty if it cannot be read."""
-    return "\n".join([line for line in end_of(path, 4096).splitlines() if line.strip()][-count:])
+    return "\n".join([line for line in read_tail(path, 4096).splitlines() if line.strip()][-count:])
 
 
 def last_exception(path: Path, start: int = 0) -> str | None:
     """Return the last exception that a log names from byte `start` on, with its text, or None."""
-    named = _EXCEPTION.findall(end_of(path, 2**18, start))
+    named = _EXCEPTION.findall(read_tail(path, 2**18, start))
     return named[-1].strip() if named else None
 
 
-def end_of(path: Path, most: int, start: int = 0) -> str:
+def read_tail(path: Path, most: int, start: int = 0) -> str:
     """Return at most the last `most` bytes of a file, from byte `start` on; empty if it cannot be read."""
     try:
         with path.open("rb") as file:

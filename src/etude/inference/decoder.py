@@ -9,9 +9,9 @@ from typing import TypeAlias
 import torch
 
 from etude.inference.fused_llama import FusedLlama
-from etude.inference.kv_slots import ragged, rounded_up, tensor
-from etude.inference.sampler import Row, append_samples
-from etude.inference.single_tokens import SingleTokens, once, plan_of
+from etude.inference.kv_slots import make_ragged_inputs, rounded_up, tensor
+from etude.inference.sampler import LiveRow, append_samples
+from etude.inference.single_tokens import SingleTokens, one_pass, plan_reading
 from etude.inference.slot_decoder import CHUNK, PATIENCE, STEP_TOKENS, SlotDecoder, cuda_graphs, fuses
 from etude.models.architecture import logits_after, takes_key_value_slots
 from etude.models.device import is_large
@@ -47,7 +47,7 @@ class RecomputeDecoder:
         self._deterministic = deterministic
 
     @torch.inference_mode()
-    def step(self, rows: Sequence[Row]) -> list[Row]:
+    def step(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
         """Append a token to every row, and return all rows."""
         device = self._policy.device
         for batch in [[row] for row in rows] if self._deterministic else [rows]:
@@ -60,7 +60,7 @@ class RecomputeDecoder:
             append_samples(batch, logits_BV)
         return list(rows)
 
-    def release(self, row: Row) -> None:
+    def release(self, row: LiveRow) -> None:
         """Do nothing, because nothing is kept."""
 
     def forget(self) -> None:
@@ -80,7 +80,7 @@ class RaggedDecoder(SlotDecoder):
         self._going: SingleTokens | None = None
 
     @torch.inference_mode()
-    def step(self, rows: Sequence[Row]) -> list[Row]:
+    def step(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
         """Read prompts while other rows generate; append a token to each row that has been read completely.
 
         Returns the rows that gained a token. Raises EngineError if the logits are not finite.
@@ -108,12 +108,12 @@ class RaggedDecoder(SlotDecoder):
         self._going = None
         super().forget()
 
-    def _chunks(self, rows: Sequence[Row], speaking: int) -> tuple[list[Row], list[int]]:
+    def _chunks(self, rows: Sequence[LiveRow], speaking: int) -> tuple[list[LiveRow], list[int]]:
         """Return the rows that read prompt tokens in this step, in order of arrival, and how many each.
 
         With a small model, prompts wait briefly for others, because a pass costs more than a token.
         """
-        chosen, counts = list[Row](), list[int]()
+        chosen, counts = list[LiveRow](), list[int]()
         waiting = [row for row in rows if row.pending > 1 and not self._table.waits(row)]
         if not self._is_large and len(waiting) * 4 < speaking and self._postponed < PATIENCE:
             self._postponed += 1
@@ -127,30 +127,32 @@ class RaggedDecoder(SlotDecoder):
                 left -= counts[-1]
         return chosen, counts
 
-    def _goes_on_singly(self, rows: Sequence[Row]) -> bool:
+    def _goes_on_singly(self, rows: Sequence[LiveRow]) -> bool:
         """Return whether single tokens of the rows attend in one way in all layers."""
         return self._inputs.looks_back(rounded_up(max(row.cached for row in rows) + 1))
 
-    def _pass(self, speaking: list[Row], reading: list[Row], counts: list[int]) -> list[Row]:
+    def _pass(self, speaking: list[LiveRow], reading: list[LiveRow], counts: list[int]) -> list[LiveRow]:
         """Run one forward pass of all rows; return those that gained a token."""
         plan = None  # How these rows read shared prefixes, if there are any.
         if len(speaking) > 1 and self._goes_on_singly(speaking):
             speaking.sort(key=lambda row: row.slot)
             ids, cached = [row.ids for row in speaking], [row.cached for row in speaking]
-            plan = plan_of(ids, cached, [row.slot for row in speaking], 2 * self._fused.key_size)
+            plan = plan_reading(ids, cached, [row.slot for row in speaking], 2 * self._fused.key_size)
             plan = plan if plan.prefixes else None
         rows, counts = [*speaking, *reading], [*([1] * len(speaking)), *counts]
         self._kv.reserve(
             self._table.lengths(), max(row.cached + count for row, count in zip(rows, counts, strict=True))
         )
         apart = 0 if plan is None else len(speaking)
-        inputs, starts = ragged(rows, counts, self._inputs, self._fused.key_size, apart)
-        done, read = list[Row](), list[int]()
+        inputs, starts = make_ragged_inputs(rows, counts, self._inputs, self._fused.key_size, apart)
+        done, read = list[LiveRow](), list[int]()
         for row, start, count in zip(rows, starts, counts, strict=True):
             if row.pending == count:
                 done.append(row)
                 read.append(start + count - 1)
-        split = None if plan is None else partial(once, self._fused, plan, [row.cached for row in speaking])
+        split = (
+            None if plan is None else partial(one_pass, self._fused, plan, [row.cached for row in speaking])
+        )
         logits_BV = self._fused(inputs, self._kv, tensor(read), split)
         for row, count in zip(rows, counts, strict=True):
             row.cached += count

@@ -16,12 +16,12 @@ from etude.core.call import ChatRequest, Completion, Delta, Sampling, TopLogprob
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
-from etude.inference.answer import TokenEngine, answer, before_stop
+from etude.inference.answer import TokenEngine, before_stop, sample_message
 from etude.inference.decoder import Decoder, make_decoder
-from etude.inference.sampler import Row, uniforms
+from etude.inference.sampler import LiveRow, uniforms
 from etude.models.architecture import logits_after
 from etude.models.policy import Policy
-from etude.models.speech import Speech
+from etude.models.text_codec import TextCodec
 
 _LOGITS = 1 << 27
 """Maximum number of logits held at a time: half a gigabyte in float32. Each chunk reads the whole prompt."""
@@ -52,7 +52,7 @@ def prompt_scores(policy: Policy, request: ChatRequest) -> tuple[tuple[float, ..
 class _Job:
     """A request in the engine's thread."""
 
-    row: Row
+    row: LiveRow
     request: ChatRequest
     limit: int
     """Number of tokens, prompt included, at which the row is cut."""
@@ -97,7 +97,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         self._thread: threading.Thread | None = None
 
     @property
-    def speech(self) -> Speech:
+    def speech(self) -> TextCodec:
         return self.policy.speech
 
     @property
@@ -106,7 +106,7 @@ class EmbeddedEngine(Engine, TokenEngine):
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message, in a batch with other requests."""
-        return await answer(self, request)
+        return await sample_message(self, request)
 
     async def sample(self, request: ChatRequest) -> Completion:
         sampling, length = request.sampling, len(request.prompt_ids)
@@ -123,7 +123,7 @@ class EmbeddedEngine(Engine, TokenEngine):
             )
         loop, uniform = asyncio.get_running_loop(), uniforms(request.seed)
         ids, limit = list(request.prompt_ids), min(length + wanted, self.policy.max_context)
-        row = Row(request.conversation, ids, sampling, uniform, top=request.top_logprobs, shaper=shaper)
+        row = LiveRow(request.conversation, ids, sampling, uniform, top=request.top_logprobs, shaper=shaper)
         job = _Job(row, request, limit, loop, loop.create_future())
         with self._wake:
             if self._closed:

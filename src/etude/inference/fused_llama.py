@@ -16,19 +16,12 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
-from etude.inference.fused_weights import (
-    AfterNorm,
-    FusedLayer,
-    PackedLinear,
-    fused_layer,
-    is_gemma,
-    low_rank,
-)
-from etude.inference.kv_slots import Group, KvSlots, Ragged, SlotLayer
+from etude.inference.fused_weights import AfterNorm, FusedLayer, PackedLinear, fused_layer, is_gemma, low_rank
+from etude.inference.kv_slots import KvSlots, RaggedInputs, RowGroup, SlotLayer
 from etude.models.architecture import layer_kinds, without_lora
 
 
-class Room:
+class Scratch:
     """The workspace of a forward pass of N tokens: memory that it writes to, and views into it."""
 
     def __init__(self, memory: Sequence[torch.Tensor], groups: int, size: int) -> None:
@@ -50,13 +43,13 @@ class Room:
         self.mixed_by_group = self.mixed.view(self.query.shape)
         self.gate, self.up = self.gate_up.chunk(2, dim=1)
 
-    def first(self, tokens: int) -> Room:
+    def first(self, tokens: int) -> Scratch:
         """Return the room of the first `tokens` tokens."""
         memory, groups, size = self._made_of
-        return Room([each[:tokens] for each in memory], groups, size)
+        return Scratch([each[:tokens] for each in memory], groups, size)
 
 
-Apart: TypeAlias = Callable[[Room], Callable[[SlotLayer], None]]
+Apart: TypeAlias = Callable[[Scratch], Callable[[SlotLayer], None]]
 """Attention of a pass's first tokens, which are in no group: for a room, a function of a layer's slots."""
 
 
@@ -93,16 +86,16 @@ class FusedLlama:
         self._rotary = body.rotary_emb
         self._turns = dict.fromkeys(self.kinds, torch.zeros(0))
         self._memory = self._allocated(0)
-        self._rooms: dict[int, Room] = {}
+        self._rooms: dict[int, Scratch] = {}
 
     def __call__(
-        self, inputs: Ragged, kv: KvSlots, read: torch.Tensor, apart: Apart | None = None
+        self, inputs: RaggedInputs, kv: KvSlots, read: torch.Tensor, apart: Apart | None = None
     ) -> torch.Tensor:
         """Return the logits [B, V] after the tokens at the places `read`."""
         tokens = len(inputs.ids_N)
         self.reach(kv.columns)
         is_few = tokens <= 128  # Memory for more tokens is not kept.
-        room = self.room(tokens) if is_few else Room(self._allocated(tokens), self.groups, self.size)
+        room = self.workspace(tokens) if is_few else Scratch(self._allocated(tokens), self.groups, self.size)
         turns = self.turns(inputs.position_N)
         places = kv.places(self.groups, inputs.slot_N, inputs.column_N)
         attend_apart = None if apart is None else apart(room)
@@ -117,7 +110,7 @@ class FusedLlama:
             self.finish(layer, room)
         return self.logits(room.x.index_select(0, read))
 
-    def embed(self, ids_N: torch.Tensor, room: Room) -> None:
+    def embed(self, ids_N: torch.Tensor, room: Scratch) -> None:
         """Write the input of the first layer."""
         if self._embedding.dtype == room.x.dtype:
             torch.index_select(self._embedding, 0, ids_N, out=room.x)
@@ -128,7 +121,7 @@ class FusedLlama:
         if self._embedding_scale is not None:
             room.x.mul_(self._embedding_scale)
 
-    def project(self, layer: FusedLayer, room: Room, turn: torch.Tensor) -> None:
+    def project(self, layer: FusedLayer, room: Scratch, turn: torch.Tensor) -> None:
         """Write a layer's queries, keys and values."""
         layer.qkv.linear(self._normed(room, layer.qkv), out=room.turning)
         if layer.head_norm is not None:
@@ -138,7 +131,7 @@ class FusedLlama:
         if room.heads is not room.turning:
             room.heads.copy_(room.turning)
 
-    def finish(self, layer: FusedLayer, room: Room) -> None:
+    def finish(self, layer: FusedLayer, room: Scratch) -> None:
         """Compute the part of a layer after attention."""
         self._add(layer.out, room.mixed, layer.out_norm, room)
         layer.gate_up.linear(self._normed(room, layer.gate_up), out=room.gate_up)
@@ -169,17 +162,17 @@ class FusedLlama:
                 cos, sin = self._rotary(torch.zeros(1), position_1T, *own)
                 self._turns[kind] = torch.complex(cos[0, :, :half], sin[0, :, :half])
 
-    def room(self, tokens: int) -> Room:
+    def workspace(self, tokens: int) -> Scratch:
         """Return a reusable room for a few tokens; all such rooms share their memory."""
         if tokens > len(self._memory[0]):
             self._memory = self._allocated(2 * tokens)
             self._rooms.clear()
         if tokens not in self._rooms:
             memory = {id(tensor): tensor[:tokens] for tensor in self._memory}
-            self._rooms[tokens] = Room([memory[id(each)] for each in self._memory], self.groups, self.size)
+            self._rooms[tokens] = Scratch([memory[id(each)] for each in self._memory], self.groups, self.size)
         return self._rooms[tokens]
 
-    def _attend(self, room: Room, group: Group, held: SlotLayer, mask_B1TS: torch.Tensor) -> None:
+    def _attend(self, room: Scratch, group: RowGroup, held: SlotLayer, mask_B1TS: torch.Tensor) -> None:
         """Compute the attention of a group's rows."""
         (rows, width), own = group.shape, group.tokens
         keys, values = held.of(group.slots, group.span)
@@ -208,7 +201,7 @@ class FusedLlama:
             mixed_NHD = mixed_NHD.index_select(0, group.padded[1])
         room.mixed[own].view(mixed_NHD.shape).copy_(mixed_NHD)
 
-    def _normed(self, room: Room, after: AfterNorm) -> torch.Tensor:
+    def _normed(self, room: Scratch, after: AfterNorm) -> torch.Tensor:
         """Return RMSNorm of the states; factors that are folded into the layer `after` are left out."""
         torch.linalg.vector_norm(room.x, dim=-1, keepdim=True, out=room.length)
         torch.div(room.x, room.length.hypot_(self._least), out=room.scaled)
@@ -216,7 +209,7 @@ class FusedLlama:
             return room.scaled
         return torch.mul(room.scaled, after.scale, out=room.normed)
 
-    def _add(self, linear: PackedLinear, x: torch.Tensor, norm: torch.Tensor | None, room: Room) -> None:
+    def _add(self, linear: PackedLinear, x: torch.Tensor, norm: torch.Tensor | None, room: Scratch) -> None:
         """Add a linear layer's result to the states, normed first if `norm` is given."""
         if norm is None:
             linear.add_to(room.x, x)

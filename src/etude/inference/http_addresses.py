@@ -22,8 +22,8 @@ from etude.core.errors import RequestError
 from etude.core.secrets import keep_secret, masked
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.routes import Address, Routes
-from etude.wire.http_answers import AnswerTooLarge, limited
-from etude.wire.retries import Disturbed, Refused, failure_of, is_plain_http, reason_of
+from etude.wire.http_answers import AnswerTooLarge, limit_stream
+from etude.wire.retries import Refusal, Retryable, failure_of, is_plain_http, reason_of
 
 _KEEPALIVE_SECONDS = 4.0
 """uvicorn, and so vLLM, closes idle connections after 5 s. Closing them earlier avoids a race on reuse."""
@@ -46,7 +46,7 @@ class HttpClient:
         its error names `setting` as the limit."""
         self._headers = {"accept-encoding": "gzip, deflate", **headers}
         self._read_seconds = read_seconds
-        self._limited = partial(limited, megabytes=most_megabytes, setting=setting)
+        self._limited = partial(limit_stream, megabytes=most_megabytes, setting=setting)
         self._session: aiohttp.ClientSession | None = None
         self._route = lru_cache(maxsize=64)(_route)
         # Reading the certificates takes milliseconds.
@@ -146,7 +146,7 @@ class HttpAddresses:
     def __init__(self, config: OpenAiLlmConfig) -> None:
         """Raises RequestError if OpenAI needs an API key and there is none."""
         self._config = config
-        self.routes = Routes(config.addresses, config.model_name, self.lacking)
+        self.routes = Routes(config.addresses, config.model_name, self.probe_address)
         headers = {"content-type": "application/json"}
         key = config.api_key.get_secret_value() if config.api_key else os.environ.get("OPENAI_API_KEY", "")
         if key := key.strip():
@@ -164,14 +164,14 @@ class HttpAddresses:
         """The model that an address must list before it is used again; None for any model."""
 
     @property
-    def are_several(self) -> bool:
+    def has_several(self) -> bool:
         """Whether there is more than one address."""
         return len(self.routes.addresses) > 1
 
     async def post(
         self, address: Address, path: str, content: bytes, headers: Mapping[str, str] | None = None
     ) -> bytes:
-        """Send a POST request, and return the body of a good answer. Raises Disturbed or Refused."""
+        """Send a POST request, and return the body of a good answer. Raises Retryable or Refusal."""
         seconds = self._config.request_timeout
         try:
             # The timeout also ends calls whose endpoint trickles bytes.
@@ -180,20 +180,20 @@ class HttpAddresses:
                 body = b"".join([piece async for piece in pieces])
         except TimeoutError:
             late = f"no answer within {seconds:g} s; `request_timeout` sets the limit"
-            raise Disturbed(late, cause="timeout", is_gone=True) from None
+            raise Retryable(late, cause="timeout", is_gone=True) from None
         except httpx.LocalProtocolError as error:
-            raise Refused(f"the request cannot be sent: {error}") from error
+            raise Refusal(f"the request cannot be sent: {error}") from error
         except AnswerTooLarge as error:
-            raise Disturbed(str(error), cause="too_large") from error
+            raise Retryable(str(error), cause="too_large") from error
         except httpx.RequestError as error:
             if is_plain_http(error):
-                raise Refused(reason_of(error), cause="scheme") from error
-            raise Disturbed(reason_of(error), cause="connection", is_gone=True) from error
+                raise Refusal(reason_of(error), cause="scheme") from error
+            raise Retryable(reason_of(error), cause="connection", is_gone=True) from error
         if response.status == 200:
             return body
         raise failure_of(response.status, response.headers, body)
 
-    async def lacking(self, address: Address) -> str | None:
+    async def probe_address(self, address: Address) -> str | None:
         """Probe an address; return why it cannot be used, judged by its list of models, or None if it can."""
         try:
             asked = self._client.asked("GET", f"{address.url}/models")

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import ArrayLike
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from etude.inference.sampler import Row
+from etude.inference.sampler import LiveRow
 from etude.inference.slot_table import Copy
 from etude.models.architecture import SLIDING, layer_kinds, text_config
-from etude.models.device import sent
+from etude.models.device import copy_to_device
 from etude.models.policy import Policy
 
 COLUMN_STEP = 64
@@ -206,7 +206,7 @@ class InputMaker:
         dtype = next(policy.model.parameters()).dtype
         self._hide = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=policy.device)
 
-    def numbers(self, rows: Sequence[Row], shape: tuple[int, int], kv: KvSlots) -> torch.Tensor:
+    def numbers(self, rows: Sequence[LiveRow], shape: tuple[int, int], kv: KvSlots) -> torch.Tensor:
         """Return ids, positions and columns of the rows' next tokens, [3, B, T].
 
         Tokens are padded on the left. If `shape` (B, T) has more rows, padding rows are added.
@@ -245,7 +245,7 @@ class InputMaker:
 
 def tensor(numbers: ArrayLike, device: torch.device = _CPU) -> torch.Tensor:
     """Return integers like `torch.tensor`, which takes five times as long for lists."""
-    return sent(torch.from_numpy(numpy.asarray(numbers, numpy.int64)), device)
+    return copy_to_device(torch.from_numpy(numpy.asarray(numbers, numpy.int64)), device)
 
 
 _ALONE = 2**17
@@ -256,7 +256,7 @@ _ALONE_SCORES = 2**14
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """Rows of a pass that attend together. Their token counts differ by less than a factor of two."""
 
     tokens: slice
@@ -272,7 +272,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Ragged:
+class RaggedInputs:
     """Inputs of a forward pass of N tokens."""
 
     ids_N: torch.Tensor
@@ -280,21 +280,21 @@ class Ragged:
     slot_N: torch.Tensor
     column_N: torch.Tensor
     """Columns that keys and values are written to."""
-    groups: list[Group]
+    groups: list[RowGroup]
 
 
-def padded(plan: StepPlan) -> Ragged:
+def pad_left(plan: StepPlan) -> RaggedInputs:
     """Return all rows as one group, padding included."""
     rows, width = plan.ids_BT.shape
-    group = Group(slice(0, rows * width), (rows, width), None, plan.slots, plan.span, plan.masks)
+    group = RowGroup(slice(0, rows * width), (rows, width), None, plan.slots, plan.span, plan.masks)
     slot_BT = plan.rows[:, None].expand(-1, width)
     ids_N, position_N = plan.ids_BT.flatten(), plan.position_BT.flatten()
-    return Ragged(ids_N, position_N, slot_BT.flatten(), plan.columns.flatten(), [group])
+    return RaggedInputs(ids_N, position_N, slot_BT.flatten(), plan.columns.flatten(), [group])
 
 
-def ragged(
-    rows: Sequence[Row], counts: Sequence[int], inputs: InputMaker, size: int, apart: int = 0
-) -> tuple[Ragged, list[int]]:
+def make_ragged_inputs(
+    rows: Sequence[LiveRow], counts: Sequence[int], inputs: InputMaker, size: int, apart: int = 0
+) -> tuple[RaggedInputs, list[int]]:
     """Return the inputs for the next `counts` tokens of the rows, and the place of each row's first token.
 
     A token's keys in a layer have `size` numbers. The first `apart` rows have one token each, attend
@@ -307,7 +307,7 @@ def ragged(
         length = row.cached + count
         is_alone = length * size >= _ALONE or length * count >= _ALONE_SCORES
         together[count.bit_length(), index if is_alone else -1].append(index)
-    ids, starts, groups = list[int](), [0] * len(rows), list[Group]()
+    ids, starts, groups = list[int](), [0] * len(rows), list[RowGroup]()
     positions, slots = list[numpy.ndarray](), list[numpy.ndarray]()
     for members in together.values():
         members.sort(key=lambda index: rows[index].slot)
@@ -323,10 +323,10 @@ def ragged(
             groups.append(_group(own, first, inputs))
     numbers_2N = numpy.stack([numpy.concatenate(positions), numpy.concatenate(slots)])
     position_N, slot_N = tensor(numbers_2N)
-    return Ragged(tensor(ids), position_N, slot_N, position_N, groups), starts
+    return RaggedInputs(tensor(ids), position_N, slot_N, position_N, groups), starts
 
 
-def _group(own: Sequence[tuple[Row, int]], first: int, inputs: InputMaker) -> Group:
+def _group(own: Sequence[tuple[LiveRow, int]], first: int, inputs: InputMaker) -> RowGroup:
     """Return a group of rows in slot order, with their token counts. Its first token is at place `first`."""
     before = numpy.array([row.cached for row, _ in own])[:, None]
     count_B1 = numpy.array([count for _, count in own])[:, None]
@@ -339,7 +339,7 @@ def _group(own: Sequence[tuple[Row, int]], first: int, inputs: InputMaker) -> Gr
         padded = tensor((start_B1 + place_BT).ravel()), tensor(is_token.ravel().nonzero()[0])
     held = [row.slot for row, _ in own]
     in_a_row = held[-1] - held[0] == len(held) - 1
-    return Group(
+    return RowGroup(
         tokens=slice(first, first + int(count_B1.sum())),
         shape=(len(own), width),
         padded=padded,

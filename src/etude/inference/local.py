@@ -18,9 +18,9 @@ from etude.config.references import LlmRef
 from etude.config.registry import register_llm
 from etude.core.call import Sampling
 from etude.core.errors import MissingExtraError, RequestError
-from etude.core.interfaces import bare
+from etude.core.interfaces import innermost
 from etude.models.source import locate
-from etude.store.files import damage_in, draft_of, note_sums
+from etude.store.files import damage_in, note_sums, open_draft
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -72,18 +72,18 @@ async def make_base(config: TinyConfig, name: str, builder: Builder, folder: Pat
 
 
 def _write(config: TinyConfig, talks: Sequence[Transcript], seed: int, folder: Path) -> None:
-    from etude.models.tiny import TinyShape, build_policy, build_tokenizer, texts_of
+    from etude.models.tiny import TinyShape, build_policy, build_tokenizer, conversation_texts
 
     if config.hidden_size % config.heads or config.hidden_size // config.heads % 2:
         raise RequestError(
             f"tiny: hidden_size {config.hidden_size} and heads {config.heads} do not go together: each head "
             "has an even share of the width"
         )
-    texts = (text for talk in talks for text in texts_of([talk.messages], talk.tools))
+    texts = (text for talk in talks for text in conversation_texts([talk.messages], talk.tools))
     tokenizer: Any = build_tokenizer(texts, vocab_size=config.vocab_size, splits=config.splits)
     shape = TinyShape(**config.model_dump(exclude={"vocab_size", "splits"}))
     policy = build_policy(tokenizer, seed, shape)
-    with draft_of(folder) as draft:
+    with open_draft(folder) as draft:
         policy.export(draft)
         note_sums(draft)
 
@@ -151,12 +151,12 @@ class OpponentsConfig(LlmConfig, name="opponents"):
 async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[EmbeddedEngine]:
     """Load the model and start its engine. Raises MissingExtraError without torch."""
     require_local_extra()
-    source = await base_of(config, builder)
+    source = await base_weights_folder(config, builder)
     locate(source)  # Before torch is loaded, so that a typo is reported at once.
     from etude.inference.embedded import EmbeddedEngine
     from etude.models.policy import Policy
 
-    other = await _of_same_base(config, builder)
+    other = await _policy_with_same_base(config, builder)
     engine = EmbeddedEngine(
         other.beside() if other is not None else Policy.load(source, **config.loading),
         max_tokens=config.max_tokens,
@@ -168,7 +168,7 @@ async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[Embed
         await engine.close()
 
 
-async def _of_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | None:
+async def _policy_with_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | None:
     """Return the still unchanged policy of an earlier entry with the same weights, or None."""
     from etude.inference.embedded import EmbeddedEngine
 
@@ -179,13 +179,13 @@ async def _of_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | No
         if other is config:
             break
         if isinstance(other, LocalLlmConfig) and (other.model, other.loading) == base:
-            engine = bare(await builder.get_llm(name))
+            engine = innermost(await builder.get_llm(name))
             if isinstance(engine, EmbeddedEngine) and not engine.policy.weights_id:
                 return engine.policy
     return None
 
 
-async def base_of(config: LocalLlmConfig, builder: Builder) -> str | Path:
+async def base_weights_folder(config: LocalLlmConfig, builder: Builder) -> str | Path:
     """Return the folder or name of a model's first weights. A tiny model is made here, once per run.
 
     A tiny model follows from the config, so a damaged one is made again. Raises RequestError for a tiny model

@@ -19,10 +19,10 @@ from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.secrets import masked
 from etude.inference.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
-from etude.inference.routes import Address, Breaker, beginning, conversation_of
-from etude.wire.answers import Impossible, read_prompt_logprobs, require_asked
+from etude.inference.routes import Address, Breaker, beginning_digest, conversation_key
+from etude.wire.answers import BadAnswer, read_prompt_logprobs, require_asked
 from etude.wire.client import USUAL_FIELDS, charged_for, encode, parse_completion, request_fields
-from etude.wire.retries import Again, Disturbed, Refused, note_charged, note_model_out, retried
+from etude.wire.retries import Refusal, Retryable, RetryReason, note_charged, note_model_out, with_retries
 
 _LONG_SECONDS = 30.0
 """Seconds after which a call that its caller cancels counts as unanswered."""
@@ -60,7 +60,7 @@ class OpenAiEngine(Engine):
     async def complete(self, request: ChatRequest) -> Completion:
         try:
             fields = request_fields(request, self._more, self._provider.thinking)
-        except Refused as error:
+        except Refusal as error:
             raise error.error(self._told(str(error))) from None
         if fields.keys() - USUAL_FIELDS:
             fields |= self._provider.with_more
@@ -84,10 +84,10 @@ class OpenAiEngine(Engine):
             return completion
 
         path = "chat/completions" if request.prompt is None else "completions"
-        is_asked_for = self._addresses.are_several or self._provider.session_header
-        conversation = conversation_of(request) if is_asked_for else ""
+        is_asked_for = self._addresses.has_several or self._provider.session_header
+        conversation = conversation_key(request) if is_asked_for else ""
         completion, address = await self._answer(path, fields, request.key, conversation, read)
-        return replace(completion, address=address) if self._addresses.are_several else completion
+        return replace(completion, address=address) if self._addresses.has_several else completion
 
     def _logprob_fields(self, request: ChatRequest, top: int) -> dict[str, Any]:
         """Return the fields that ask for the likeliest tokens, which differ between the two APIs."""
@@ -107,23 +107,23 @@ class OpenAiEngine(Engine):
             try:
                 rows = [*from_json(data)["choices"][0]["prompt_logprobs"]]
                 values = [own for own, _ in read_prompt_logprobs(rows, ids, 0)]
-            except Impossible as error:
-                raise Disturbed(f"malformed answer: {error}") from error
+            except BadAnswer as error:
+                raise Retryable(f"malformed answer: {error}") from error
             except (ValueError, KeyError, TypeError, IndexError) as error:
-                raise Refused(
+                raise Refusal(
                     "the answer has no prompt_logprobs of the prompt's token ids; a teacher needs an "
                     "endpoint that gives them, such as vLLM"
                 ) from error
             return (0.0, *values)
 
-        return (await self._answer("completions", fields, len(ids), beginning(tuple(ids)), read))[0]
+        return (await self._answer("completions", fields, len(ids), beginning_digest(tuple(ids)), read))[0]
 
     async def adopt(self, version: ModelVersion) -> None:
         """Use `version.location`, the endpoint's name for the new weights, from the next attempt on.
 
         Among several addresses, one without these weights is set aside by its first call until it has them.
         """
-        if self._addresses.are_several and version.location != self._model:
+        if self._addresses.has_several and version.location != self._model:
             self._addresses.wanted = version.location
         self._model, self._version, self.adopted = version.location, version.number, version
 
@@ -158,18 +158,18 @@ class OpenAiEngine(Engine):
             with routes.call(conversation, tried) as address:
                 try:
                     return await self._attempt(address, path, fields, conversation, read), address.url
-                except (Disturbed, Refused) as error:
+                except (Retryable, Refusal) as error:
                     causes[address.url] = str(error)
                     tried.add(address.url)
                     if self._another_may_answer(address, error) and routes.has_other(tried):
-                        raise Disturbed(str(error), cause=error.cause) from error
+                        raise Retryable(str(error), cause=error.cause) from error
                     raise
 
-        def again(error: Exception) -> Again | None:
-            if not isinstance(error, Disturbed):
+        def again(error: Exception) -> RetryReason | None:
+            if not isinstance(error, Retryable):
                 return None
             if routes.has_other(tried):
-                return Again(error.cause, is_elsewhere=True)
+                return RetryReason(error.cause, is_elsewhere=True)
             tried.clear()
             return error.again
 
@@ -178,7 +178,7 @@ class OpenAiEngine(Engine):
         except ModelOut as error:
             raise note_model_out(error) from None
         try:
-            answer = await retried(attempt, again, self._config.retry_policy, generator(key, "retry"))
+            answer = await with_retries(attempt, again, self._config.retry_policy, generator(key, "retry"))
         except asyncio.CancelledError:
             # The caller gave up: the episode's time was over, or it was no longer needed.
             waited = time.monotonic() - began
@@ -186,10 +186,10 @@ class OpenAiEngine(Engine):
                 late = f"no answer within {waited:.3g} s"
                 self._failed("timeout", self._all_told(causes or {address.url: late}))
             raise
-        except (Disturbed, Refused) as error:
-            if isinstance(error, Refused) and error.impossible:
+        except (Retryable, Refusal) as error:
+            if isinstance(error, Refusal) and error.impossible:
                 raise error.error(self._told(str(error), address.url)) from None
-            last = f" (attempt {attempts}, the last)" if isinstance(error, Disturbed) else ""
+            last = f" (attempt {attempts}, the last)" if isinstance(error, Retryable) else ""
             raise self._failed(error.cause, self._all_told(causes, last)) from None
         self._breaker.answered()
         return answer
@@ -201,11 +201,11 @@ class OpenAiEngine(Engine):
         out = self._breaker.failed(cause, message)
         return EngineError(message) if out is None else note_model_out(out)
 
-    def _another_may_answer(self, address: Address, error: Disturbed | Refused) -> bool:
+    def _another_may_answer(self, address: Address, error: Retryable | Refusal) -> bool:
         """Return whether another address may answer a call that this one refused; this one is set aside."""
-        if not self._addresses.are_several or self._closed:
+        if not self._addresses.has_several or self._closed:
             return False
-        if isinstance(error, Disturbed) or error.impossible:
+        if isinstance(error, Retryable) or error.impossible:
             return False
         # The address refuses every call: a wrong key, no such model, no money.
         address.failed += 1
@@ -220,23 +220,23 @@ class OpenAiEngine(Engine):
         conversation: str,
         read: Callable[[bytes, int, str | None], T],
     ) -> T:
-        """Send one attempt to an address, and return the parsed answer. Raises Disturbed or Refused."""
+        """Send one attempt to an address, and return the parsed answer. Raises Retryable or Refusal."""
         if self._closed:
-            raise Refused("the engine is closed")
+            raise Refusal("the engine is closed")
         model, version, since = self._model, self._version, time.monotonic()
         content = encode({"model": model, **fields})
         # A router gets a digest as the conversation's name, which reveals nothing of the content.
         header = self._provider.session_header
-        session = {header: beginning(conversation)} if header and conversation else {}
+        session = {header: beginning_digest(conversation)} if header and conversation else {}
         try:
             data = await self._addresses.post(address, path, content, session)
             try:
                 # Adopted weights are requested by name: no address may substitute others.
                 result = read(data, version, None if self._addresses.wanted is None else model)
-            except (Disturbed, Refused, ImpossibleCall):
+            except (Retryable, Refusal, ImpossibleCall):
                 note_charged(charged_for(data))
                 raise
-        except Disturbed as error:
+        except Retryable as error:
             self._addresses.routes.failed(address, since, str(error), is_gone=error.is_gone)
             raise
         if model == self._model:
@@ -245,7 +245,7 @@ class OpenAiEngine(Engine):
 
     def _all_told(self, causes: dict[str, str], attempts: str = "") -> str:
         """Return the error of a call that no address answered, with the cause at each address."""
-        if not self._addresses.are_several:
+        if not self._addresses.has_several:
             [(url, cause)] = causes.items()
             return self._told(f"{cause}{attempts}", url)
         aside = {

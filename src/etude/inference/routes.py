@@ -184,7 +184,7 @@ class Routes:
         )
 
 
-def conversation_of(request: ChatRequest) -> str:
+def conversation_key(request: ChatRequest) -> str:
     """Return the conversation of a request: its episode, or else a digest of how it begins.
 
     The beginning is everything up to the first user message, or the first tokens of a prompt.
@@ -192,12 +192,12 @@ def conversation_of(request: ChatRequest) -> str:
     if request.conversation:
         return request.conversation
     if request.prompt is not None:
-        return beginning(request.prompt[:FIRST_TOKENS])
+        return beginning_digest(request.prompt[:FIRST_TOKENS])
     count = next((at for at, each in enumerate(request.messages) if each.get("role") == "user"), 0)
-    return beginning(request.messages[: count + 1])
+    return beginning_digest(request.messages[: count + 1])
 
 
-def beginning(of: object) -> str:
+def beginning_digest(of: object) -> str:
     """Return a digest, by which conversations that begin alike share a name."""
     return hashlib.blake2b(repr(of).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

@@ -12,8 +12,8 @@ import torch
 from etude.core.call import Sampling
 from etude.core.errors import EngineError
 from etude.core.keys import generator
-from etude.models.device import sent
-from etude.models.distribution import Shaper, masked, shaped
+from etude.models.device import copy_to_device
+from etude.models.distribution import Adjuster, adjust_logits, mask_logits
 from etude.models.grammar import advance
 
 _BLOCK = 64
@@ -21,7 +21,7 @@ _BLOCK = 64
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class LiveRow:
     """A sequence that is being sampled."""
 
     conversation: str
@@ -39,12 +39,12 @@ class Row:
     slot: int = -1
     cached: int = 0
     """Number of leading tokens whose keys and values are in the slot."""
-    shaper: Shaper | None = None
+    shaper: Adjuster | None = None
     """Changes the model's distribution, if that is needed. Made here unless there is a constraint."""
 
     def __post_init__(self) -> None:
-        if self.shaper is None and Shaper.is_needed(self.sampling):
-            self.shaper = Shaper(self.sampling, self.ids)
+        if self.shaper is None and Adjuster.is_needed(self.sampling):
+            self.shaper = Adjuster(self.sampling, self.ids)
 
     @property
     def pending(self) -> int:
@@ -59,17 +59,17 @@ def uniforms(key: int) -> Iterator[float]:
         yield draw()
 
 
-def append_samples(rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
+def append_samples(rows: Sequence[LiveRow], logits_BV: torch.Tensor) -> None:
     """Draw one token for each row from its logits. Raises EngineError if they are not finite."""
     device = logits_BV.device
     numbers = numpy.array([next(row.uniform) for row in rows], numpy.float32)
-    uniform_B1 = sent(torch.from_numpy(numbers[:, None]), device)
+    uniform_B1 = copy_to_device(torch.from_numpy(numbers[:, None]), device)
     greedy = [row.sampling.temperature == 0 for row in rows]
-    greedy_B = sent(torch.tensor(greedy), device) if any(greedy) else None
+    greedy_B = copy_to_device(torch.tensor(greedy), device) if any(greedy) else None
     shapers = [row.shaper for row in rows]
-    own_BV = masked(logits_BV, shapers)
+    own_BV = mask_logits(logits_BV, shapers)
     if own_BV is None:
-        own_BV = shaped(logits_BV, [None if shaper is None else shaper.shape() for shaper in shapers])
+        own_BV = adjust_logits(logits_BV, [None if shaper is None else shaper.shape() for shaper in shapers])
     probs_BV = torch.softmax(own_BV, dim=-1)
     ids_B1, logprobs_B1 = draw(probs_BV, greedy_B, uniform_B1)
     logprobs_B = logprobs_B1[:, 0].tolist()

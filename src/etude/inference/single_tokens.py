@@ -19,9 +19,9 @@ import numpy
 import torch
 
 from etude.core.sample import shared_length
-from etude.inference.fused_llama import FusedLlama, Room, as_batch, attend, flash_attention
+from etude.inference.fused_llama import FusedLlama, Scratch, as_batch, attend, flash_attention
 from etude.inference.kv_slots import KvSlots, SlotLayer, rounded_up, tensor
-from etude.inference.sampler import Row
+from etude.inference.sampler import LiveRow
 
 _PREFIX = 2**18
 """Numbers among a layer's keys and values that can be read in the time that a prefix's calls take."""
@@ -51,7 +51,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadingPlan:
     """The plan of a step for rows that add one token each."""
 
     slots: Sequence[int]
@@ -67,12 +67,14 @@ class Reading:
         return tokens * numbers + _PREFIX * len(self.prefixes) + _RUN * len(self.runs)
 
 
-def plan_of(ids: Sequence[list[int]], cached: Sequence[int], slots: Sequence[int], numbers: int) -> Reading:
+def plan_reading(
+    ids: Sequence[list[int]], cached: Sequence[int], slots: Sequence[int], numbers: int
+) -> ReadingPlan:
     """Return the cheaper plan, with or without shared prefixes, for rows that add one token each.
 
     Rows are in slot order, with `cached` tokens each. A token has `numbers` in a layer's keys and values.
     """
-    alone = Reading(slots, [], _runs([0] * len(cached), cached, slots, numbers))
+    alone = ReadingPlan(slots, [], _runs([0] * len(cached), cached, slots, numbers))
     prefixes = shared_prefixes(ids, cached, numbers)
     if not prefixes:
         return alone
@@ -80,7 +82,7 @@ def plan_of(ids: Sequence[list[int]], cached: Sequence[int], slots: Sequence[int
     for prefix in prefixes:
         for row in prefix.rows:
             starts[row] = prefix.length
-    shared = Reading(slots, prefixes, _runs(starts, cached, slots, numbers))
+    shared = ReadingPlan(slots, prefixes, _runs(starts, cached, slots, numbers))
     return min(shared, alone, key=lambda one: one.cost(numbers))
 
 
@@ -145,7 +147,7 @@ Held: TypeAlias = tuple[list[tuple[torch.Tensor, torch.Tensor]], list[tuple[torc
 class SplitAttention:
     """Attention that follows a plan, for rows with a room for themselves. Its tensors are made once."""
 
-    def __init__(self, model: FusedLlama, room: Room, plan: Reading) -> None:
+    def __init__(self, model: FusedLlama, room: Scratch, plan: ReadingPlan) -> None:
         self._plan, self._room, self._scale = plan, room, model.scale
         self._columns = torch.arange(max(run.end for run in plan.runs))
         self._hide = torch.tensor(torch.finfo(model.dtype).min, dtype=model.dtype)
@@ -185,8 +187,8 @@ class SplitAttention:
             self._prefixes.add(self._room.mixed_by_group)
 
 
-def once(
-    model: FusedLlama, plan: Reading, positions: Sequence[int], room: Room
+def one_pass(
+    model: FusedLlama, plan: ReadingPlan, positions: Sequence[int], room: Scratch
 ) -> Callable[[SlotLayer], None]:
     """Return attention for one pass of tokens at these positions, in the first places of a room."""
     attend_to = SplitAttention(model, room.first(len(positions)), plan)
@@ -197,7 +199,7 @@ def once(
 class _Prefixes:
     """Attention to the prefixes, for all rows that have one."""
 
-    def __init__(self, model: FusedLlama, room: Room, prefixes: Sequence[Prefix]) -> None:
+    def __init__(self, model: FusedLlama, room: Scratch, prefixes: Sequence[Prefix]) -> None:
         self._groups, self._scale = model.groups, model.scale
         self._rows = [tensor(prefix.rows) for prefix in prefixes]
         head_G1 = torch.arange(model.groups)[:, None]
@@ -238,7 +240,7 @@ class _Prefixes:
 class _Own:
     """Attention of neighbours to the columns that each row has for itself."""
 
-    def __init__(self, room: Room, mask_MS: torch.Tensor, run: Run, prefixes: _Prefixes | None) -> None:
+    def __init__(self, room: Scratch, mask_MS: torch.Tensor, run: Run, prefixes: _Prefixes | None) -> None:
         rows = len(room.x)
         groups = len(room.query) // rows
         heads = slice(run.rows.start * groups, run.rows.stop * groups)
@@ -274,16 +276,16 @@ class SingleTokens:
     The rows are in the first slots, where keys and values are read without a copy.
     """
 
-    def __init__(self, model: FusedLlama, kv: KvSlots, rows: Sequence[Row]) -> None:
+    def __init__(self, model: FusedLlama, kv: KvSlots, rows: Sequence[LiveRow]) -> None:
         """Serves these rows, in slot order, until one of them outgrows the columns that are read of it."""
         model.reach(kv.columns)
-        self._model, self._room = model, model.room(len(rows))
+        self._model, self._room = model, model.workspace(len(rows))
         self._rows = list(rows)
         self._positions: list[int] = []
         """Positions of the tokens read last."""
         self._memory = kv.slots, kv.columns
         ids, cached = [row.ids for row in rows], [row.cached for row in rows]
-        plan = plan_of(ids, cached, range(len(rows)), 2 * model.key_size)
+        plan = plan_reading(ids, cached, range(len(rows)), 2 * model.key_size)
         self._ends = [(run.rows, run.end) for run in plan.runs]
         self._numbers = torch.empty(2, len(rows) * model.groups, dtype=torch.long)
         position_M, self._place_M = self._numbers
@@ -294,7 +296,7 @@ class SingleTokens:
             by_token = held.by_token(model.groups, model.size, model.dtype)
             self._layers.append((kind, layer, by_token, self._attend.held(held)))
 
-    def serves(self, rows: Sequence[Row], positions: Sequence[int], kv: KvSlots) -> bool:
+    def serves(self, rows: Sequence[LiveRow], positions: Sequence[int], kv: KvSlots) -> bool:
         """Return whether the tensors fit a step of these rows, whose last tokens are at `positions`."""
         return (
             self._rows == rows

@@ -12,10 +12,10 @@ import torch
 
 from etude.inference.fused_llama import FusedLlama
 from etude.inference.fused_weights import can_fuse
-from etude.inference.kv_slots import COLUMN_STEP, InputMaker, KvSlots, StepPlan, padded, rounded_up, tensor
-from etude.inference.sampler import Row, append_samples
+from etude.inference.kv_slots import COLUMN_STEP, InputMaker, KvSlots, StepPlan, pad_left, rounded_up, tensor
+from etude.inference.sampler import LiveRow, append_samples
 from etude.inference.slot_table import SlotTable
-from etude.models.architecture import layer_kinds, off_by
+from etude.models.architecture import layer_kinds, logit_error
 from etude.models.policy import Policy
 
 CHUNK = 256
@@ -64,13 +64,13 @@ class SlotDecoder:
         self._graphs = None if record is None else StepGraphs(self._leading_logits, record, self._kv, weights)
 
     @torch.inference_mode()
-    def step(self, rows: Sequence[Row]) -> list[Row]:
+    def step(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
         """Read prompts or add single tokens; append a token to each row that has been read completely.
 
         Returns the rows that gained a token. Raises EngineError if the logits are not finite.
         """
         self._take_in(rows)
-        grown: list[Row] = []
+        grown: list[LiveRow] = []
         for batch in self._batches(rows):
             logits_BV = self._forward(batch)
             if read := [row for row in batch if row.pending == 0]:
@@ -78,7 +78,7 @@ class SlotDecoder:
                 grown += read
         return grown
 
-    def release(self, row: Row) -> None:
+    def release(self, row: LiveRow) -> None:
         """Release a finished row. Its slot keeps the tokens read until another conversation needs it."""
         self._table.release(row)
 
@@ -94,7 +94,7 @@ class SlotDecoder:
         """Return a faster copy of the model, if there is one."""
         return FusedLlama(self._policy.model) if fuses(self._policy) else None
 
-    def _take_in(self, rows: Sequence[Row]) -> None:
+    def _take_in(self, rows: Sequence[LiveRow]) -> None:
         """Give slots to new rows, and copy the tokens that they need not read."""
         if new := [row for row in rows if row.slot < 0]:
             for row in new:
@@ -102,7 +102,7 @@ class SlotDecoder:
             self._kv.reserve(self._table.lengths(), 0)
         self._kv.copy(self._table.copies())
 
-    def _batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def _batches(self, rows: Sequence[LiveRow]) -> Iterator[list[LiveRow]]:
         """Yield the rows of each forward pass in this step.
 
         Prompts wait briefly for others, because reading one costs as much as reading many.
@@ -110,7 +110,7 @@ class SlotDecoder:
         reading = [row for row in rows if row.pending > 1 and not self._table.waits(row)]
         speaking = [row for row in rows if row.pending == 1] if len(reading) < len(rows) else []
         if reading and (len(reading) * 4 >= len(speaking) or self._postponed >= PATIENCE):
-            self._postponed, chosen, width = 0, list[Row](), 0
+            self._postponed, chosen, width = 0, list[LiveRow](), 0
             for row in reading:  # As many as a step may read, in order of arrival.
                 width = max(width, min(row.pending, CHUNK))
                 if chosen and width * (len(chosen) + 1) > STEP_TOKENS:
@@ -131,7 +131,7 @@ class SlotDecoder:
             size = _fixed_rows(width)
             yield from (group[start : start + size] for start in range(0, len(group), size))
 
-    def _gathered(self, rows: Sequence[Row]) -> list[Row]:
+    def _gathered(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
         """Move the rows' slots to the front, where attention reads them in place; return sorted rows."""
         count = len(rows)
         outside = [row.slot for row in rows if row.slot >= count]
@@ -142,7 +142,7 @@ class SlotDecoder:
             self._kv.copy([copy for pair in pairs for copy in self._table.swap(*pair)])
         return sorted(rows, key=lambda row: row.slot)
 
-    def _forward(self, rows: list[Row]) -> torch.Tensor:
+    def _forward(self, rows: list[LiveRow]) -> torch.Tensor:
         """Return the logits [., V] of rows that are then read completely; mark the tokens read as cached."""
         counts = [min(row.pending, CHUNK) for row in rows]
         if self._graphs is not None and max(counts) == 1:
@@ -170,7 +170,7 @@ class SlotDecoder:
         logits_BV = self._logits(plan)
         return logits_BV if len(read) == len(slots) else logits_BV[read]
 
-    def _replayed(self, rows: list[Row], graphs: StepGraphs) -> torch.Tensor:
+    def _replayed(self, rows: list[LiveRow], graphs: StepGraphs) -> torch.Tensor:
         """Return the logits [B, V] after single tokens of rows in the first slots, from a recorded step."""
         longest = max(row.cached for row in rows) + 1
         self._kv.reserve(self._table.lengths(), graphs.shape(len(rows), longest)[1])
@@ -190,7 +190,7 @@ class SlotDecoder:
         """Return the logits [B, V] after each row's last token."""
         if self._fused is not None:
             count, width = plan.ids_BT.shape
-            return self._fused(padded(plan), self._kv, torch.arange(width - 1, count * width, width))
+            return self._fused(pad_left(plan), self._kv, torch.arange(width - 1, count * width, width))
         masks = plan.masks
         output = self._policy.model(
             input_ids=plan.ids_BT,
@@ -210,7 +210,7 @@ def fuses(policy: Policy) -> bool:
     return parameters <= _COPIED and can_fuse(policy.model)
 
 
-def _fixed_shape(row: Row) -> tuple[int, int]:
+def _fixed_shape(row: LiveRow) -> tuple[int, int]:
     """Return the width and span of the pass that reads the row next, whatever other rows there are."""
     count = min(row.pending, CHUNK)
     width = 1 if count == 1 else max(16, 1 << (count - 1).bit_length())
@@ -288,7 +288,7 @@ class StepGraphs:
         own_3B1, span = numbers_3B1.clone(), key[1]
         try:
             plain_BV, replay = self._record(lambda: self._forward(own_3B1, span))
-            off = off_by(replay(), plain_BV, plain_BV.dtype)
+            off = logit_error(replay(), plain_BV, plain_BV.dtype)
             if off is not None:
                 raise RuntimeError(f"a replay's logits are off by {off} of the largest")
         except RuntimeError as error:

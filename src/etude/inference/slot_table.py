@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from etude.core.sample import shared_length
-from etude.inference.sampler import Row
+from etude.inference.sampler import LiveRow
 
 _FIRST_SLOTS = 8
 _BLOCK = 64
@@ -24,7 +24,7 @@ class _Held:
     conversation: str = ""
     ids: list[int] = field(default_factory=list)
     """The row's own ids while it is in the slot; later the tokens that it left."""
-    row: Row | None = None
+    row: LiveRow | None = None
     blocks: list[int] = field(default_factory=list)
     """Keys in the table's `_blocks` that lead to this slot."""
     uses: int = 0
@@ -57,9 +57,9 @@ class SlotTable:
         """Used and released slots, the one released longest ago first."""
         self._blocks: dict[int, dict[_Held, None]] = {}
         """For a hash of all tokens up to a block's end, the slots that begin with them, in order."""
-        self._waiting: dict[Row, tuple[Row, int]] = {}
+        self._waiting: dict[LiveRow, tuple[LiveRow, int]] = {}
         """Rows that will copy this many tokens from another row, once it has read them."""
-        self._copies: list[tuple[Row, Copy]] = []
+        self._copies: list[tuple[LiveRow, Copy]] = []
         self._grow(max(least, min(kept, _FIRST_SLOTS)))
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class SlotTable:
             lengths[copy.source] = max(lengths[copy.source], copy.length)
         return lengths
 
-    def place(self, row: Row, *, reuse: bool) -> None:
+    def place(self, row: LiveRow, *, reuse: bool) -> None:
         """Give the row a slot: its own conversation's, else an unused one, else the one released longest ago.
 
         With `reuse`, the tokens that it shares with its conversation's slot count as read. If it shares more
@@ -100,7 +100,7 @@ class SlotTable:
         for block in held.blocks:
             self._blocks.setdefault(block, {})[held] = None
 
-    def waits(self, row: Row) -> bool:
+    def waits(self, row: LiveRow) -> bool:
         """Return whether the row must wait, because another row is about to read the same tokens."""
         return row in self._waiting
 
@@ -117,7 +117,7 @@ class SlotTable:
             row.cached = copy.length
         return [copy for _, copy in ready]
 
-    def release(self, row: Row) -> None:
+    def release(self, row: LiveRow) -> None:
         """Keep the tokens that the row read for its conversation's next turn."""
         self._waiting.pop(row, None)
         if row.slot >= 0:
@@ -147,7 +147,7 @@ class SlotTable:
                 row.slot = slot
         return Copy(first, second, lengths[0]), Copy(second, first, lengths[1])
 
-    def _best_own(self, row: Row) -> tuple[_Held | None, int]:
+    def _best_own(self, row: LiveRow) -> tuple[_Held | None, int]:
         """Return the idle slot of the row's conversation with most of its tokens, and how many."""
         best, most = None, 0
         for held in self._idle:
@@ -158,7 +158,7 @@ class SlotTable:
                     best, most = held, shared
         return best, most
 
-    def _alike(self, row: Row) -> tuple[_Held | None, int]:
+    def _alike(self, row: LiveRow) -> tuple[_Held | None, int]:
         """Return a slot that begins, or will begin, with most of the row's tokens, and with how many."""
         best = None
         for block in _blocks(row.ids):

@@ -12,12 +12,12 @@ from pydantic_core import from_json, to_json
 
 from etude.core.call import ChatRequest, Completion, Delta, TopLogprobs, Usage
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
-from etude.inference.answer import answer, before_stop
+from etude.inference.answer import before_stop, sample_message
 from etude.inference.http_addresses import HttpClient
-from etude.inference.routes import FIRST_TOKENS, beginning, conversation_of
+from etude.inference.routes import FIRST_TOKENS, beginning_digest, conversation_key
 from etude.inference.vllm_processes import VllmProcesses
-from etude.models.speech import Speech
-from etude.wire.answers import Impossible, read_prompt_logprobs, tops_of
+from etude.models.text_codec import TextCodec
+from etude.wire.answers import BadAnswer, read_prompt_logprobs, read_tops
 from etude.wire.client import as_chat, sampled, sampling_fields
 
 _PLAIN_SAMPLING = {
@@ -34,7 +34,7 @@ class VllmEngine:
         self,
         processes: VllmProcesses,
         name: str,
-        speech: Speech,
+        speech: TextCodec,
         *,
         max_tokens: int,
         wait: float,
@@ -66,7 +66,7 @@ class VllmEngine:
             form = {"structured_outputs": {"grammar": text}}
         conversation = request.conversation
         if not conversation and len(self._processes.processes) > 1:
-            conversation = beginning(request.prompt_ids[:FIRST_TOKENS])
+            conversation = beginning_digest(request.prompt_ids[:FIRST_TOKENS])
         # A stream costs vLLM and this process several times as much, so only requests with a listener get
         # one. A stream has no logprobs of the prompt.
         streams = request.on_delta is not None and request.prompt_logprobs is None
@@ -135,8 +135,8 @@ class VllmEngine:
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message. Raises EngineError."""
         if len(self._processes.processes) > 1:
-            request = replace(request, conversation=conversation_of(request))
-        return await answer(self, request)
+            request = replace(request, conversation=conversation_key(request))
+        return await sample_message(self, request)
 
     async def close(self) -> None:
         """Close all connections; vLLM then cancels their requests."""
@@ -203,7 +203,7 @@ class VllmEngine:
             count, most = request.prompt_logprobs, request.top_logprobs
             rows = None if count is None else choice["prompt_logprobs"]
             scores = read_prompt_logprobs(rows, request.prompt_ids, count or 0)
-            return ids or (), logprobs or (), tops_of(tokens, most) if most else (), scores
+            return ids or (), logprobs or (), read_tops(tokens, most) if most else (), scores
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unreadable(error) from error
 
@@ -218,5 +218,5 @@ def _failure(status: int, body: bytes) -> EngineError:
 
 
 def _unreadable(error: Exception) -> EngineError:
-    reason = str(error) if isinstance(error, Impossible) else f"{type(error).__name__}: {error}"
+    reason = str(error) if isinstance(error, BadAnswer) else f"{type(error).__name__}: {error}"
     return EngineError(f"vLLM's answer cannot be read: {reason}")

@@ -17,10 +17,10 @@ import httpx
 from pydantic import SecretStr
 
 from etude.core.errors import EngineError, EtudeError
-from etude.inference.child_process import end_of, last_exception, last_lines
+from etude.inference.child_process import last_exception, last_lines, read_tail
 from etude.inference.programs import Child, Launcher, LocalLauncher
 from etude.inference.vllm_program import VllmOptions, VllmProgram
-from etude.wire.retries import Disturbed, Refused, RetryPolicy, failure_of, retried
+from etude.wire.retries import Refusal, Retryable, RetryPolicy, failure_of, with_retries
 
 _LOG = logging.getLogger("etude.vllm")
 _CONTROL = RetryPolicy(retries=2, deadline=60.0)
@@ -123,7 +123,7 @@ class VllmProcess:
             await self._post("/collective_rpc", rpc, seconds=self.options.start_seconds)
             await self._post("/reset_prefix_cache", {})
             await child.catch_up()
-            printed = await asyncio.to_thread(end_of, child.log, 2**18, before)
+            printed = await asyncio.to_thread(read_tail, child.log, 2**18, before)
             if left := sorted({kind or rest for kind, rest in _UNLOADED.findall(printed)}):
                 raise EngineError(f"vLLM did not load {', '.join(left)} of {source}")
         except EngineError as error:
@@ -159,7 +159,7 @@ class VllmProcess:
         await self._load(name, folder)
         return True
 
-    async def start_again(self, reason: str) -> None:
+    async def request_restart(self, reason: str) -> None:
         """Request a restart with all LoRA weights; until then the process gets no calls."""
         await self._set("restarting", reason)
 
@@ -186,10 +186,10 @@ class VllmProcess:
 
         try:
             # Retry only refusals: the watcher knows more about other failures.
-            await retried(post, policy=_CONTROL)
+            await with_retries(post, policy=_CONTROL)
         except httpx.HTTPError as error:
             raise EngineError(f"vLLM does not answer at {path}: {type(error).__name__}") from error
-        except (Disturbed, Refused) as error:
+        except (Retryable, Refusal) as error:
             raise EngineError(f"vLLM refused {path}: {error}") from error
 
     async def _spawn(self) -> None:

@@ -93,7 +93,7 @@ class VllmProcesses:
             raise other or next(iter(failures), EngineError("vLLM does not run"))
         for process, outcome in zip(self.processes, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                await process.start_again(f"vLLM did not take {name}: {outcome}")
+                await process.request_restart(f"vLLM did not take {name}: {outcome}")
 
     async def remove_lora(self, name: str) -> None:
         """Unload LoRA weights everywhere; ignore those that are not loaded."""

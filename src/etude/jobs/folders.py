@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.core.edge import TrajectoryCollection, trajectory_of
+from etude.core.conversion import TrajectoryCollection, to_trajectory
 from etude.core.errors import RequestError, StoreError
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash
@@ -76,7 +76,7 @@ def data_hash(collection: TrajectoryCollection) -> str:
     digest = hashlib.blake2b(collection.method.encode(), digest_size=16)
     for group in collection.groups:
         digest.update(b"\n[")
-        for trajectory in map(trajectory_of, group):
+        for trajectory in map(to_trajectory, group):
             digest.update(trajectory.model_dump_json().encode() + b"\n")
     return digest.hexdigest()
 

@@ -12,9 +12,9 @@ from threading import Event
 from typing import TypeAlias
 
 from etude.algorithms.algorithm import Algorithm, groups_of
-from etude.cluster.launch import HeadLost, Seat
+from etude.cluster.launch import HeadLost, TeamMember
 from etude.core.call import ChatRequest
-from etude.core.edge import Encoder, TrajectoryCollection
+from etude.core.conversion import Encoder, TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import ModelVersion
 from etude.core.message import Message
@@ -317,7 +317,7 @@ PEER_SECONDS = 600.0
 _LOOK_SECONDS = 0.5
 
 
-def loading_of(team: Team, device: str, dtype: str) -> dict[str, str]:
+def loading_options(team: Team, device: str, dtype: str) -> dict[str, str]:
     """Return the `device` and `dtype` with which this process loads the policy."""
     device = device if team.device is None else str(team.device)
     chosen = choose_device(device)
@@ -328,8 +328,8 @@ def loading_of(team: Team, device: str, dtype: str) -> dict[str, str]:
 
 
 @contextmanager
-def asked_to_end(
-    seat: Seat | None, look: Callable[[Event, Event], None] = lambda canceled, stopping: None
+def stop_events(
+    seat: TeamMember | None, look: Callable[[Event, Event], None] = lambda canceled, stopping: None
 ) -> Iterator[tuple[Event, Event]]:
     """Yield two events: `canceled`, the job must end, and `stopping`, this process must stop for now. SIGTERM
     and the cluster's head set `stopping`.

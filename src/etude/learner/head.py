@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from etude.learner.kernels import fused, is_kernel
-from etude.models.architecture import logits_after, off_by, text_config, without_lora
-from etude.models.device import sent
-from etude.models.distribution import Shape, shaped
+from etude.models.architecture import logit_error, logits_after, text_config, without_lora
+from etude.models.device import copy_to_device
+from etude.models.distribution import Adjustment, adjust_logits
 
 _HELD = 1 << 27
 """Maximum bytes of logits held at a time on a CPU, in the model's precision."""
@@ -34,7 +34,7 @@ _OF_LOGITS = 12
 _EXTRAS = "logit_scale", "logits_scaling", "final_logit_softcapping"
 """Settings of Cohere, Granite and Gemma; a trial run finds out what other models do."""
 
-Shapes: TypeAlias = Sequence[Shape | None]
+Shapes: TypeAlias = Sequence[Adjustment | None]
 """How the tokens' distributions differ from the model's own; None if they do not."""
 
 
@@ -84,7 +84,7 @@ def has_plain_head(model: Any) -> bool:
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError):
         return False
     plain = logits_after(model, ids_1T, torch.arange(6, device=weight.device))[0]
-    return logits.shape == plain.shape and off_by(logits, plain, weight.dtype) is None
+    return logits.shape == plain.shape and logit_error(logits, plain, weight.dtype) is None
 
 
 def selective_logprobs(
@@ -121,7 +121,7 @@ def selective_logprobs(
 
 
 def _shaped(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, entropies: bool) -> Tensor:
-    logits_EV = shaped(head.logits(hidden_ED), shapes_E, targets_E)
+    logits_EV = adjust_logits(head.logits(hidden_ED), shapes_E, targets_E)
     if not entropies:
         return -F.cross_entropy(logits_EV, targets_E, reduction="none")
     logprobs_EV = F.log_softmax(logits_EV, dim=-1)
@@ -132,7 +132,9 @@ def _shaped(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, 
 
 def _tempered(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, entropies: bool) -> Tensor:
     heat = [1.0 if shape is None else shape.temperature for shape in shapes_E]
-    cold_E1 = None if set(heat) <= {1.0} else sent(1 / torch.tensor(heat)[:, None], hidden_ED.device)
+    cold_E1 = (
+        None if set(heat) <= {1.0} else copy_to_device(1 / torch.tensor(heat)[:, None], hidden_ED.device)
+    )
     made: Tensor = _Tempered.apply(hidden_ED, head.weight_VD, targets_E, cold_E1, entropies)  # type: ignore[no-untyped-call]
     return made if entropies else made[0]
 

@@ -20,23 +20,23 @@ import torch
 from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.sample import Sample
 from etude.learner.head import has_plain_head
-from etude.learner.lean import checkpointed, is_lean, layers_of
 from etude.learner.memory import ModelNumbers
 from etude.learner.objective import (
     Objective,
     Pass,
+    PassObserver,
     Unit,
-    Witness,
-    from_start,
     has_gradient,
     is_trained,
     trained_tokens,
+    with_start_logprobs,
 )
 from etude.learner.optimiser import Optimiser, Schedule
-from etude.learner.packed import PackedStep, why_not_trees
 from etude.learner.padding import Shares, padded_passes, padded_row, trained_units
 from etude.learner.snapshot import OPTIMISER_FILE, STATE_FILE, Snapshot
 from etude.learner.team import Team, idle
+from etude.learner.tree_llama import checkpointable_layers, checkpointing_layers, is_lean
+from etude.learner.tree_passes import PackedStep, tree_refusal
 from etude.models.architecture import without_lora
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors
@@ -81,7 +81,7 @@ class Learner:
         self.options = options
         self.note: str | None = None
         """Why more is computed than necessary, once that is known."""
-        self.witness: Witness | None = None
+        self.witness: PassObserver | None = None
         """Observes passes while gradients are computed."""
         self.step = 0
         self.trained = 0
@@ -93,7 +93,7 @@ class Learner:
         """Logprobs at the start of a job of several steps, for clipped ratios. They belong to each sample's
         trained tokens, in order, by `id` of the sample. The entry keeps the sample alive."""
         if options.gradient_checkpointing:
-            layers_of(policy.model)
+            checkpointable_layers(policy.model)
         self._run = self.team.hold(policy)
         self.optimiser = Optimiser(policy.trainable(), betas=options.betas, weight_decay=options.weight_decay)
 
@@ -101,7 +101,7 @@ class Learner:
     def _takes_trees(self) -> bool:
         """Whether the model supports token trees. All processes must ask together."""
         with torch.no_grad():
-            reason = self._run(why_not_trees)
+            reason = self._run(tree_refusal)
         # It decides how a step is dealt, so all processes must agree.
         if not self.team.any(reason is not None):
             return True
@@ -128,7 +128,7 @@ class Learner:
         if self.options.gradient_checkpointing is not None or self._spares_memory:
             return False
         try:
-            layers_of(self.policy.model)
+            checkpointable_layers(self.policy.model)
         except RequestError:
             return False
         self._spares_memory = True
@@ -159,7 +159,7 @@ class Learner:
         TrainingError if the gradient is not finite, TrainingCanceled if `canceled` is set.
         """
         with self.policy.lock:
-            self.optimiser.follow()
+            self.optimiser.sync_masters()
             self.optimiser.drop_gradient()
             start = time.perf_counter()
             try:
@@ -279,7 +279,7 @@ class Learner:
 
     def _loss(self, chunk: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
         twice = self.computes_twice and torch.is_grad_enabled()
-        with checkpointed(self.policy.model) if twice else nullcontext():
+        with checkpointing_layers(self.policy.model) if twice else nullcontext():
             if chunk is None:
                 return self._run(idle), {}
             entropy_BT: torch.Tensor | None = None
@@ -303,7 +303,9 @@ class Learner:
         passes = self._cut(units, factors, shares)
         if (start := self._start) is not None and torch.is_grad_enabled():
             own = [start[id(sample)][1] for unit in units for sample in unit]
-            passes = (chunk and from_start(chunk, [own[row] for row in chunk.rows]) for chunk in passes)
+            passes = (
+                chunk and with_start_logprobs(chunk, [own[row] for row in chunk.rows]) for chunk in passes
+            )
         if "reference" not in objective.needs():
             return passes
         passes = list(passes)

@@ -1,8 +1,8 @@
 """The interface between the learner and an algorithm's loss.
 
 An objective gets padded tensors and returns a scalar. Weights are normalised over the whole optimiser step
-beforehand, so micro-batches just add up. The modules `etude.learner.padding` and `etude.learner.packed` run
-the sequences through the model.
+beforehand, so micro-batches just add up. The modules `etude.learner.padding` and `etude.learner.tree_passes`
+run the sequences through the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from etude.core.sample import Sample
 from etude.learner.head import Head, Shapes, selective_logprobs
 from etude.models.architecture import text_config
-from etude.store.learned import Seen
+from etude.store.learned import LearnerNumbers
 
 Unit: TypeAlias = Sequence[Sample]
 """Samples that must be trained on together: one, or (chosen, rejected)."""
@@ -137,7 +137,7 @@ def trained_tokens(units: Iterable[Unit]) -> int:
     return sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)
 
 
-def from_start(chunk: Pass, logprobs: Iterable[Sequence[float]]) -> Pass:
+def with_start_logprobs(chunk: Pass, logprobs: Iterable[Sequence[float]]) -> Pass:
     """Return the pass with `start_BT`, made from the logprobs of each row's trained tokens, in order."""
     weights_BT = chunk.micro.weights_BT
     trained_BT = weights_BT.cpu() != 0
@@ -146,11 +146,11 @@ def from_start(chunk: Pass, logprobs: Iterable[Sequence[float]]) -> Pass:
     return replace(chunk, micro=replace(chunk.micro, start_BT=start_BT.to(weights_BT.device)))
 
 
-class Witness:
+class PassObserver:
     """Observes each step of a learner, and keeps its first observation of each sample in the loss."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, LearnerNumbers] = {}
         """Observations by `id` of a sample, which the witness's owner keeps alive."""
         self._samples: Sequence[Sample] = ()
 
@@ -162,4 +162,4 @@ class Witness:
         """Record a computed pass of the step."""
         entropies = [()] * len(chunk.rows) if entropies_BT is None else chunk.trained(entropies_BT)
         for number, *own in zip(chunk.rows, chunk.trained(logprobs_BT), entropies, strict=True):
-            self.seen.setdefault(id(self._samples[number]), Seen(*own))
+            self.seen.setdefault(id(self._samples[number]), LearnerNumbers(*own))

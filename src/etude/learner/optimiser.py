@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from etude.core.errors import StoreError
 from etude.core.keys import generator
-from etude.models.weights import part_like, whole
+from etude.models.weights import gather_tensor, part_like
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Optimiser:
 
     def clip(self, most: float) -> float:
         """Scale the gradient down to a norm of at most `most`; return the norm that it had."""
-        return float(whole(torch.nn.utils.clip_grad_norm_(self.gradients, most)))
+        return float(gather_tensor(torch.nn.utils.clip_grad_norm_(self.gradients, most)))
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -177,7 +177,7 @@ class Optimiser:
             parameter.copy_(master)
 
     @torch.no_grad()
-    def follow(self) -> None:
+    def sync_masters(self) -> None:
         """Copy the parameters to the masters, if something else changed the parameters."""
         pairs = [(_local(parameter), _local(master)) for parameter, master in self._pairs.values()]
         if all(parameter.is_cpu for parameter, _ in pairs):
@@ -219,7 +219,7 @@ class Optimiser:
         with torch.no_grad():
             for name, (parameter, master) in self._pairs.items():
                 master.copy_(part_like(masters[name], master) if name in masters else parameter)
-        self.follow()
+        self.sync_masters()
         self.adam.state.clear()
         for name, parts in state.items():
             master = self.masters[name]

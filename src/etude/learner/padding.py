@@ -22,7 +22,7 @@ from etude.learner.head import Head, last_hidden
 from etude.learner.objective import MicroBatch, Pass, States, Unit
 from etude.learner.tree import Places
 from etude.models.architecture import logits_after
-from etude.models.distribution import Shape, Shaper
+from etude.models.distribution import Adjuster, Adjustment
 from etude.models.grammar import Grammars
 from etude.models.policy import Policy
 
@@ -32,7 +32,7 @@ Shares: TypeAlias = tuple[float, float]
 """`unit_share` and `token_share` of a step, as in `MicroBatch`."""
 
 
-class Trained:
+class TrainedSample:
     """The trained part of a sample in a step."""
 
     def __init__(self, sample: Sample, factor: float, number: int) -> None:
@@ -56,7 +56,7 @@ class Trained:
         return np.asarray(field[self._reach], dtype=np.float64)[self.positions - self._reach.start]
 
 
-TrainedUnit: TypeAlias = Sequence[Trained]
+TrainedUnit: TypeAlias = Sequence[TrainedSample]
 
 
 def trained_units(
@@ -64,7 +64,7 @@ def trained_units(
 ) -> list[TrainedUnit]:
     """Return the samples of each unit; `factors` come from `Objective.normalised`, or are 1."""
     numbers, given = count(), repeat(repeat(1.0)) if factors is None else factors
-    return [[*map(Trained, unit, own, numbers)] for unit, own in zip(units, given, strict=False)]
+    return [[*map(TrainedSample, unit, own, numbers)] for unit, own in zip(units, given, strict=False)]
 
 
 def padded_passes(
@@ -80,7 +80,7 @@ def padded_passes(
     belong to the whole step. Without a plain head, the model itself makes the logits after all tokens that
     any row of a micro-batch trains on.
     """
-    rows: list[Trained] = []
+    rows: list[TrainedSample] = []
     for index in by_length(units):
         longest = max(len(each.sample.ids) for each in units[index])
         if rows and (len(rows) + len(units[index])) * longest > token_budget:
@@ -91,7 +91,7 @@ def padded_passes(
         yield _padded(rows, shares, policy, plain_head)
 
 
-def _padded(rows: Sequence[Trained], shares: Shares, policy: Policy, plain_head: bool) -> Pass:
+def _padded(rows: Sequence[TrainedSample], shares: Shares, policy: Policy, plain_head: bool) -> Pass:
     width = max(len(each.sample.ids) for each in rows)
     device = policy.device
     padded = [[*each.sample.ids, *[0] * (width - len(each.sample.ids))] for each in rows]
@@ -119,7 +119,7 @@ def by_length(units: Sequence[TrainedUnit]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class UnitSequence:
     """The units of a step in a row, in which units with many common tokens are neighbours."""
 
     order: tuple[int, ...]
@@ -131,11 +131,11 @@ class Row:
 
     def part(self, rank: int, ranks: int) -> list[int]:
         """Return the indices of the units that a process computes, in rising order."""
-        start, stop = runs(self.alone, self.after, ranks)[rank]
+        start, stop = balanced_runs(self.alone, self.after, ranks)[rank]
         return sorted(self.order[start:stop])
 
 
-def runs(alone: Sequence[int], after: Sequence[int], count: int) -> list[tuple[int, int]]:
+def balanced_runs(alone: Sequence[int], after: Sequence[int], count: int) -> list[tuple[int, int]]:
     """Cut a row into `count` runs that minimise the highest cost; return `(start, stop)` of each.
 
     A run costs `alone` of its first unit and `after`, which is no more, of all others. With too few units,
@@ -164,15 +164,15 @@ def _greedy(alone: Sequence[int], after: Sequence[int], most: int) -> list[tuple
     return parts + ([(start, len(alone))] if alone else [])
 
 
-def padded_row(units: Sequence[TrainedUnit]) -> Row:
+def padded_row(units: Sequence[TrainedUnit]) -> UnitSequence:
     """Return a step's units by length, without shared tokens. Padding to similar lengths costs little."""
     order = by_length(units)
     costs = tuple(sum(len(each.sample.ids) for each in units[index]) for index in order)
-    return Row(tuple(order), costs, costs)
+    return UnitSequence(tuple(order), costs, costs)
 
 
 def make_pass(
-    samples: Sequence[Trained],
+    samples: Sequence[TrainedSample],
     paths: Sequence[Places],
     shares: Shares,
     policy: Policy,
@@ -222,19 +222,21 @@ def make_pass(
     )
 
 
-def _drawn(samples: Sequence[Trained], grammars: Grammars) -> tuple[np.ndarray, list[Shape | None]]:
+def _drawn(
+    samples: Sequence[TrainedSample], grammars: Grammars
+) -> tuple[np.ndarray, list[Adjustment | None]]:
     """Return how all trained tokens were drawn, as numbers, and the shapes of their distributions.
 
     Tokens with the same number after the same tokens have one shape. A shape is None for the model's own
     distribution. Raises TrainingError for a constraint that cannot be kept.
     """
     numbers: dict[tuple[Sampling, int], int] = {}
-    kinds, shapes = list[np.ndarray](), list[Shape | None]()
+    kinds, shapes = list[np.ndarray](), list[Adjustment | None]()
     for trained in samples:
         length = len(trained.sample.ids)
-        own_kinds, own_shapes = [0] * length, list[Shape | None]([None] * length)
+        own_kinds, own_shapes = [0] * length, list[Adjustment | None]([None] * length)
         for turn in trained.sample.turns:
-            if turn.start == turn.stop or not Shaper.is_needed(turn.sampling):
+            if turn.start == turn.stop or not Adjuster.is_needed(turn.sampling):
                 continue
             span, kind = slice(turn.start, turn.stop), (turn.sampling, turn.start)
             own_kinds[span] = [numbers.setdefault(kind, len(numbers) + 1)] * (turn.stop - turn.start)
@@ -244,7 +246,7 @@ def _drawn(samples: Sequence[Trained], grammars: Grammars) -> tuple[np.ndarray, 
     return np.concatenate(kinds).astype(np.int64), shapes
 
 
-def _shapes(sample: Sample, turn: Turn, grammars: Grammars) -> list[Shape]:
+def _shapes(sample: Sample, turn: Turn, grammars: Grammars) -> list[Adjustment]:
     prompt, answer = sample.ids[: turn.start], sample.ids[turn.start : turn.stop]
     sampling = turn.sampling
     try:

@@ -17,7 +17,7 @@ import torch
 from etude.core.errors import EtudeError, first_line
 from etude.models.architecture import logits_after, without_lora
 from etude.models.policy import Policy
-from etude.models.weights import whole
+from etude.models.weights import gather_tensor
 
 T = TypeVar("T")
 
@@ -115,10 +115,10 @@ class ProcessTeam(Team):
         """Return the values of all processes, by rank."""
         from accelerate.utils import gather_object
 
-        return _together(lambda: gather_object([value]))
+        return _run_collective(lambda: gather_object([value]))
 
     def _sum(self, tensor: torch.Tensor) -> None:
-        _together(lambda: torch.distributed.all_reduce(tensor))
+        _run_collective(lambda: torch.distributed.all_reduce(tensor))
 
 
 class ShardingTeam(ProcessTeam):
@@ -138,7 +138,7 @@ class ShardingTeam(ProcessTeam):
         policy.share_out(lambda model: root.append(_sharded(model, self)), self.device)
 
         def run(work: Callable[[Any], T]) -> T:
-            result: T = _together(lambda: root[0](work), may_fail=True)
+            result: T = _run_collective(lambda: root[0](work), may_fail=True)
             if not torch.is_grad_enabled():
                 # Otherwise the next pass would see these weights, even after others have been loaded.
                 root[0].reshard()  # type: ignore[operator]
@@ -156,7 +156,7 @@ class ShardingTeam(ProcessTeam):
         return self.any(flag)
 
     def backward(self, loss: torch.Tensor) -> None:
-        _together(loss.backward, may_fail=True)
+        _run_collective(loss.backward, may_fail=True)
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Do nothing: the backward pass has summed them."""
@@ -165,14 +165,14 @@ class ShardingTeam(ProcessTeam):
         """Gather tensors from all shards, one at a time."""
         gathered: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
-            full = _together(partial(whole, tensor), may_fail=True)
+            full = _run_collective(partial(gather_tensor, tensor), may_fail=True)
             if self.leads:
                 gathered[name] = full.detach().cpu()
         return gathered
 
 
 @contextmanager
-def joined(device: str, timeout: float, *, shards: bool = False) -> Iterator[Team]:
+def join_team(device: str, timeout: float, *, shards: bool = False) -> Iterator[Team]:
     """Join the processes that a launcher started, and yield their team.
 
     `device` is `cpu`, or `auto` or `cuda` for one GPU each. A process counts as lost once others have waited
@@ -182,7 +182,7 @@ def joined(device: str, timeout: float, *, shards: bool = False) -> Iterator[Tea
     from accelerate import PartialState
 
     on_cpu = device == "cpu" or not torch.cuda.is_available()
-    state = _together(lambda: PartialState(cpu=on_cpu, timeout=timedelta(seconds=timeout)))
+    state = _run_collective(lambda: PartialState(cpu=on_cpu, timeout=timedelta(seconds=timeout)))
     if state.num_processes == 1:  # The cluster may have only this one left.
         team = Team()
         team.device = state.device
@@ -200,7 +200,7 @@ def idle(model: Any) -> torch.Tensor:
     return logits_after(model, zero[None], zero).sum() * 0.0
 
 
-def _together(work: Callable[[], T], *, may_fail: bool = False) -> T:
+def _run_collective(work: Callable[[], T], *, may_fail: bool = False) -> T:
     """Run work that needs all processes. Raises PeerLost if it fails. With `may_fail`, errors that do not
     come from lost peers are raised as they are.
     """

@@ -70,7 +70,7 @@ def refuse(parts: Mapping[str, Any]) -> None:
             raise RequestError(f"{name}: a whole config has its own; change it there, or by `overrides`")
 
 
-def config_of(
+def build_config(
     agent: Any,
     parts: Mapping[str, Any],
     overrides: Iterable[str],
@@ -290,7 +290,7 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
     return LiveRowsConfig(name=name, value=rows, ids="column" if have_ids else "from_row")
 
 
-def with_live(
+def with_python_objects(
     config: Config,
     *,
     agent: Any = None,

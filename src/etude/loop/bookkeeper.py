@@ -11,24 +11,24 @@ from typing import Any
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
+from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
-from etude.core.edge import TrajectoryCollection
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
 from etude.core.history import Entry, EpochEntry, WarmUpEntry
-from etude.core.interfaces import bare
+from etude.core.interfaces import innermost
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
-from etude.groups.line import LineRules, ModelLine
+from etude.groups.model_jobs import JobRules, ModelJobs
 from etude.groups.opponents import OpponentPool
 from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics
 from etude.loop.record import Record, pause_for
 from etude.loop.training_data import Provenance, TargetWatch
-from etude.rewards.collections import Collections, within, worked_on
+from etude.rewards.collections import Collections, collecting_for, current_number
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
-from etude.store.figures import best_version, last_version, summary_of, versions_made
+from etude.store.figures import best_version, last_version, summarize, versions_made
+from etude.store.jsonable import json_facts
 from etude.store.log import Submission
-from etude.store.plain import json_facts
 
 
 class Bookkeeper:
@@ -63,13 +63,13 @@ class Bookkeeper:
         self.follows = follows
         self.record = Record(runtime, config)
         warn = partial(runtime.progress.message, warning=True)
-        self.line = ModelLine(
+        self.line = ModelJobs(
             runtime.target or runtime.target_model,
             runtime.target_model,
             adapter,
             runtime.engines[runtime.target_model],
             runtime.run.journal,
-            rules=LineRules(frozen=runtime.target_config.frozen, from_scratch=config.fine_tune_from_scratch),
+            rules=JobRules(frozen=runtime.target_config.frozen, from_scratch=config.fine_tune_from_scratch),
             warn=warn,
             watchdog=runtime.watchdog,
             ledger=runtime.ledger,
@@ -84,7 +84,7 @@ class Bookkeeper:
         self._targeted = TargetWatch(config.target_functions, runtime.target_model, warn, runtime.target)
         self._curriculum_state = curriculum_state
         self._facts = facts
-        pools = [each for each in map(bare, runtime.engines.values()) if isinstance(each, OpponentPool)]
+        pools = [each for each in map(innermost, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
         self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
         self.jobs: dict[int, int] = {}
@@ -109,7 +109,7 @@ class Bookkeeper:
         Outside of `run_epoch`, it is the last epoch, or the one after it if its job was submitted. If
         `run_epoch` was never called, it is the number of epochs with a job.
         """
-        inside = worked_on("train")
+        inside = current_number("train")
         if inside is not None:
             return inside
         if self._entered is None:
@@ -120,7 +120,7 @@ class Bookkeeper:
     def working_on(self, epoch: int) -> Iterator[None]:
         """Collect for an epoch and submit its job in the block."""
         self._entered = epoch
-        with within("train", epoch):
+        with collecting_for("train", epoch):
             yield
 
     async def take_up(self) -> None:
@@ -147,7 +147,7 @@ class Bookkeeper:
             "epochs_done": len(self.record.history.epochs),
         }
 
-    def built(self, collection: TrajectoryCollection, facts: dict[str, Any]) -> None:
+    def record_collection(self, collection: TrajectoryCollection, facts: dict[str, Any]) -> None:
         """Record the builder's facts about a finished collection."""
         self._built[self.epoch] = (collection, facts)
 
@@ -158,7 +158,7 @@ class Bookkeeper:
         """
         if epoch in self._visited:
             epoch = max(self._visited) + 1
-        await self.require_going(epoch)
+        await self.require_not_stopped(epoch)
         self._visited.add(epoch)
         if not self.record.is_done(epoch):
             self._progress.epoch_started(epoch + 1, self.config.num_epochs)
@@ -226,10 +226,10 @@ class Bookkeeper:
         For a followed trainer, this raises RunStopped or RunPaused if an alarm has ended or paused the run.
         """
         if self.follows:
-            await self.require_going(epoch)
+            await self.require_not_stopped(epoch)
         return "again" if self._is_collected_again(epoch) else ""
 
-    async def require_going(self, epoch: int) -> None:
+    async def require_not_stopped(self, epoch: int) -> None:
         """Raise RunStopped or RunPaused if an alarm asks for it, unless the epoch is recorded already."""
         if self.record.is_done(epoch):
             return
@@ -350,7 +350,7 @@ class Bookkeeper:
         what = f"v{entry.back_to.number}" if entry.back_to.number else "the model that training began with"
         self._progress.message(f"the run has gone back to {what}, and goes on from there", warning=True)
 
-    async def warmed_up(self, entry: WarmUpEntry) -> None:
+    async def record_warm_up(self, entry: WarmUpEntry) -> None:
         """Record that the warm-up is over. Training begins with its weights."""
         if entry.version is not None:
             await self.line.log.add_base(entry.version)
@@ -372,7 +372,7 @@ class Bookkeeper:
 
     def finish(self) -> None:
         """Record the end of the run."""
-        summary = summary_of(self.record.history).as_json()
+        summary = summarize(self.record.history).as_json()
         self.runtime.run.write_json(SUMMARY, summary)
         self.record.report(final=True)
         self._progress.finished(summary)

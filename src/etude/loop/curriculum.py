@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from etude.config.finetuning import CurriculumLearningConfig
-from etude.core.edge import TrainingUnit, trajectory_of
+from etude.core.conversion import TrainingUnit, to_trajectory
 from etude.core.keys import generator
 
 State = dict[str, Any]
@@ -65,7 +65,7 @@ def apply_curriculum(
         share = state["current_percentile"]
         return [kept], dict(state), {"curriculum_percentile": share, "curriculum_groups": 1}
     least = config.min_reward_diff - _ROUNDING
-    valid = [group for group in present if max(rewards := rewards_of(group)) - min(rewards) >= least]
+    valid = [group for group in present if max(rewards := rewards_in_group(group)) - min(rewards) >= least]
     facts: dict[str, Any] = {
         "curriculum_groups": len(valid),
         "curriculum_flat_groups": len(present) - len(valid),
@@ -81,7 +81,7 @@ def apply_curriculum(
         expanded |= {"current_percentile": share, "epochs_at_percentile": 0, "last_expansion_epoch": epoch}
     selected = valid[: max(1, math.ceil(len(valid) * share - _ROUNDING))]
     selected = _subsample(selected, len(valid), config, seed, epoch)
-    names = (trajectory_of(group[0]).example_id or positions[id(group)] for group in selected)
+    names = (to_trajectory(group[0]).example_id or positions[id(group)] for group in selected)
     after = expanded | {
         "epochs_at_percentile": expanded["epochs_at_percentile"] + 1,
         "total_groups": len(valid),
@@ -97,14 +97,14 @@ def apply_curriculum(
     return selected, after, facts
 
 
-def rewards_of(group: Sequence[TrainingUnit]) -> list[float]:
+def rewards_in_group(group: Sequence[TrainingUnit]) -> list[float]:
     """Return the rewards of all episodes in a group if the builder tells them, else of its training units."""
     known = group[0].group_rewards if group else None
     return list(known or [unit.reward for unit in group])
 
 
 def _average(group: Sequence[TrainingUnit]) -> float:
-    rewards = rewards_of(group)
+    rewards = rewards_in_group(group)
     return math.fsum(rewards) / len(rewards)
 
 

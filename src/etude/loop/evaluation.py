@@ -28,7 +28,7 @@ from etude.core.data_model import DataModel, finite
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
-from etude.core.interfaces import Engine, Progress, bare
+from etude.core.interfaces import Engine, Progress, innermost
 from etude.core.keys import content_hash
 from etude.groups.opponents import OpponentPool
 from etude.inference.local import LocalLlmConfig, OpponentsConfig
@@ -40,7 +40,7 @@ from etude.rewards.evaluation import OnScore
 from etude.rewards.evaluation_run import rescore
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
-from etude.store.facts import histories_of
+from etude.store.facts import read_histories
 from etude.store.files import write_atomically
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import RESULT, EvaluationRequest
@@ -66,7 +66,7 @@ class Evaluation:
     def scores(self) -> dict[str, dict[str, Any]]:
         """Return by evaluator: `mean`, `low`, `high` (95 %), `n` examples, `scored` and `unscored` episodes,
         and its declared `bounds`."""
-        return {name: scores_of(result) for name, result in self.output.evaluation_results}
+        return {name: score_statistics(result) for name, result in self.output.evaluation_results}
 
     def as_json(self) -> dict[str, Any]:
         """Return everything but the items, as JSON."""
@@ -80,7 +80,7 @@ class Evaluation:
         }
 
 
-def scores_of(result: EvalOutput) -> dict[str, Any]:
+def score_statistics(result: EvalOutput) -> dict[str, Any]:
     """Return the mean and 95 % interval of an evaluator's scores.
 
     The episodes of one example are not independent, so the interval is computed from the means of the
@@ -168,7 +168,7 @@ async def evaluate(
         if version is not None and target is not None and isinstance(config.llms[target], LocalLlmConfig):
             versions = {target: version, **dict.fromkeys(_opponents(config, target), _start_of(version))}
             for name, played in versions.items():
-                engines[name] = await engine_of(config, target, played)
+                engines[name] = await load_version_engine(config, target, played)
                 exits.push_async_callback(engines[name].close)
         runtime = await exits.enter_async_context(
             open_runtime(config, run, progress=progress, engines=engines)
@@ -176,7 +176,7 @@ async def evaluate(
         if version is not None and not engines and version.version is not None:
             await runtime.engines[target or runtime.target_model].adopt(version.version)
             for name in _opponents(config, target):
-                cast("OpponentPool", bare(runtime.engines[name])).outside = _start_of(version).version
+                cast("OpponentPool", innermost(runtime.engines[name])).outside = _start_of(version).version
         evaluation = await measure(
             runtime,
             runtime.validation_examples or runtime.examples,
@@ -199,10 +199,10 @@ def _opponents(config: Config, model: str | None) -> list[str]:
 
 
 def _start_of(version: RunVersion) -> RunVersion:
-    return replace(version, version=histories_of(version.run)[version.target].start)
+    return replace(version, version=read_histories(version.run)[version.target].start)
 
 
-async def engine_of(config: Config, model: str, version: RunVersion) -> Engine:
+async def load_version_engine(config: Config, model: str, version: RunVersion) -> Engine:
     """Return an engine with stored weights and the settings of the config's entry `model`."""
     from etude.inference.embedded import EmbeddedEngine
 

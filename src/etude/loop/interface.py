@@ -11,16 +11,16 @@ from typing import Any, ClassVar, TypeAlias
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
+from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
-from etude.core.edge import TrajectoryCollection
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
-from etude.core.implementations import wrap_implementations
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
+from etude.core.return_checks import wrap_implementations
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.curriculum import apply_curriculum, initial_state, with_sets
 from etude.loop.metrics import reward_metrics, validation_metrics
-from etude.rewards.collections import within, worked_on
+from etude.rewards.collections import collecting_for, current_number
 from etude.runtime import Runtime
 
 Method: TypeAlias = Callable[..., Any]
@@ -36,7 +36,7 @@ def _recorded_epoch(run_epoch: Method) -> Method:
     @functools.wraps(run_epoch)
     async def recorded(self: Trainer, epoch: int, *args: Any, **kwargs: Any) -> Any:
         books = self._require_components()
-        if books is None or worked_on("train") is not None:  # Outside of a run, or called by `super()`.
+        if books is None or current_number("train") is not None:  # Outside of a run, or called by `super()`.
             return await run_epoch(self, epoch, *args, **kwargs)
         number = epoch
         if books.follows:
@@ -56,13 +56,13 @@ def _recorded_validation(validate: Method) -> Method:
     @functools.wraps(validate)
     async def recorded(self: Trainer, epoch: int, *args: Any, **kwargs: Any) -> Any:
         books = self._require_components()
-        is_within = (worked_on("validation"), worked_on("warm-up")) != (None, None)
+        is_within = (current_number("validation"), current_number("warm-up")) != (None, None)
         if books is None or is_within:  # Outside of a run, or called by `super()`.
             return await validate(self, epoch, *args, **kwargs)
         number = len(books.over) if books.follows else epoch
         if not (books.follows and books.record.is_validated(number)):
             self.runtime.progress.phase("validating", len(self.runtime.validation_examples))
-        with within("validation", number):
+        with collecting_for("validation", number):
             metrics = await validate(self, epoch, *args, **kwargs)
         if books.follows:
             await books.validated(number, {**metrics, "epoch": number})
@@ -98,9 +98,9 @@ class Trainer(ABC):
     """Runs evaluations through the trajectory builder, and trains through the trainer adapter.
 
     A subclass only needs the abstract methods. In a run, its epochs, jobs and validations are journalled,
-    checked and reported around it (`etude.loop.recorded`). So its runs are shown, exported and resumed like
-    runs of `epochs`. A resumed run calls `run` again from the first epoch, and reads finished work from the
-    journal.
+    checked and reported around it (`etude.loop.recording_wrappers`). So its runs are shown, exported and
+    resumed like runs of `epochs`. A resumed run calls `run` again from the first epoch, and reads finished
+    work from the journal.
     """
 
     journals_epochs: ClassVar[bool] = False
@@ -240,7 +240,7 @@ class Trainer(ABC):
         metrics = self._calculate_validation_metrics(output)
         if builder.__class__.compute_reward is not TrajectoryBuilder.compute_reward:
             # The same figure as in training: the reward as the builder shapes it.
-            items = output.results_of(self._reward_name())
+            items = output.evaluator_items(self._reward_name())
             meta = {"epoch": epoch, "run_id": run_id}
             rewards = [await builder.compute_reward(item, meta) for item in items if item.is_scored]
             if rewards != output.scores()[self._reward_name()]:

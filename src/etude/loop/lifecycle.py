@@ -17,20 +17,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
-from etude.backup.address import address_of_run
+from etude.backup.address import split_run_address
 from etude.config.component import CHANGEABLE
 from etude.config.document import KeyPath, dig, dotted, parse_value
+from etude.config.key_types import changeable_keys, slot_in
 from etude.config.load import Declared, load_config, parse_config, resolved_yaml
 from etude.config.schema import Config
-from etude.config.slots import changeable_keys, slot_in
 from etude.core.errors import RequestError, nearest
 from etude.core.history import History, Recovery, WarmUpJob
 from etude.core.job import ModelVersion
 from etude.core.secrets import MASK, holds_secret
 from etude.loop.bookkeeper import Bookkeeper
 from etude.rewards.evaluation_run import forget_failures
-from etude.store.database import DATABASE, damage_of, open_database
-from etude.store.facts import SUMMARY, histories_of
+from etude.store.database import DATABASE, journal_damage, open_database
+from etude.store.facts import SUMMARY, read_histories
 from etude.store.figures import last_version
 from etude.store.files import damage_in, write_atomically
 from etude.store.log import EpochLog, histories
@@ -117,7 +117,7 @@ def storage_options(overrides: Sequence[str]) -> dict[str, Any]:
 
 def storage_overrides(run: Path, address: str) -> list[str]:
     """Return the overrides that back up a restored run to its old address, if its config does not."""
-    parent, _ = address_of_run(address)
+    parent, _ = split_run_address(address)
     storage = stored_data(run).get("storage")
     known = storage.get("address") if isinstance(storage, dict) else storage
     return [] if known == parent else [f"storage.address={parent}"]
@@ -207,7 +207,7 @@ _BASE = ModelVersion(number=0, location="", digest="")
 
 
 @dataclass(frozen=True, slots=True)
-class WayBack:
+class RecoveryPoint:
     """The point that a run goes back to."""
 
     damage: tuple[str, ...]
@@ -226,7 +226,7 @@ async def recover(books: Bookkeeper) -> None:
     message.
     """
     log, adapter, run = books.record.log, books.adapter, books.runtime.run
-    way = await way_back(books.record.history, log.warm_up_jobs(), adapter.damage)
+    way = await recovery_point(books.record.history, log.warm_up_jobs(), adapter.damage)
     if way is None:
         lineage, epochs = books.line.log, books.record.history.epochs
         adopted, recorded = lineage.entry(lineage.last()), last_version(books.record.history)
@@ -241,7 +241,9 @@ async def recover(books: Bookkeeper) -> None:
     books.runtime.progress.message(str(recovery), warning=True)
 
 
-async def way_back(history: History, warm_up: Sequence[WarmUpJob], damage_of: DamageOf) -> WayBack | None:
+async def recovery_point(
+    history: History, warm_up: Sequence[WarmUpJob], damage_of: DamageOf
+) -> RecoveryPoint | None:
     """Return where to go back to from the last version. None if it and the warm-up's weights are whole.
 
     `warm_up` has the warm-up jobs so far. If the weights that training began with are damaged, everything is
@@ -249,7 +251,7 @@ async def way_back(history: History, warm_up: Sequence[WarmUpJob], damage_of: Da
     """
     start = history.start
     if start is not None and (damage := await damage_of(start)):
-        return WayBack(tuple(damage))
+        return RecoveryPoint(tuple(damage))
     if history.warm_up is None and not history.epochs and warm_up:
         start = warm_up[-1].version
     # One after the other: nearly always the first is whole, and a run may have thousands.
@@ -265,10 +267,10 @@ async def way_back(history: History, warm_up: Sequence[WarmUpJob], damage_of: Da
     if not damaged:
         return None
     lost = tuple(clause for clauses in reversed(damaged.values()) for clause in clauses)
-    return WayBack(lost) if whole is None else WayBack(lost, *whole, keeps_warm_up=True)
+    return RecoveryPoint(lost) if whole is None else RecoveryPoint(lost, *whole, keeps_warm_up=True)
 
 
-async def _go_back(books: Bookkeeper, way: WayBack) -> Recovery:
+async def _go_back(books: Bookkeeper, way: RecoveryPoint) -> Recovery:
     """Forget everything after the version to go back to, and set its stored weights aside.
 
     The epochs are forgotten last, so that a run killed before that goes back again.
@@ -307,7 +309,7 @@ _VERSION = re.compile(r"v(\d+)")
 def check_journal(run: Path) -> list[str]:
     """Return how the journal of a run is damaged, in sentences. Raises StoreError when the run is in use."""
     with _locked(run), closing(open_database(run / DATABASE)) as connection:
-        return damage_of(connection)
+        return journal_damage(connection)
 
 
 def check_files(run: Path) -> list[str]:
@@ -322,7 +324,7 @@ def check_files(run: Path) -> list[str]:
         made = sorted(path for path in (run / "bases").glob("*") if path.is_dir())
         stored = sorted((run / "checkpoints").rglob("v*"))
         made += [path for path in stored if path.is_dir() and _VERSION.fullmatch(path.name)]
-        for target, history in histories_of(run).items():
+        for target, history in read_histories(run).items():
             # Versions of adapters other than `local` are not here.
             if trained_parts(stored_data(run, required=False), target)["backend"] == "local":
                 for version in (history.start, last_version(history)):

@@ -8,13 +8,13 @@ from typing import Any
 
 from etude.algorithms.algorithm import kind_of
 from etude.algorithms.episodes import UnitGroup, reward_groups
+from etude.core.conversion import TrajectoryCollection
 from etude.core.distribution import Distribution
-from etude.core.edge import TrajectoryCollection
 from etude.core.episode import cut_off_share
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
 from etude.core.stats import Bounds, estimate
-from etude.loop.curriculum import rewards_of
+from etude.loop.curriculum import rewards_in_group
 
 _RAW = ("rewards", "scores", "bounds", "reward")
 """Facts that metrics are computed from, and that are not metrics themselves."""
@@ -42,7 +42,7 @@ def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) 
     if kind_of(collection.method) != "imitation" and "reward_groups" not in facts:
         # Step rewards can differ even if rewards are equal.
         shaped = [
-            [*rewards_of(group), *(reward for each in group for reward in each.shaped_rewards or ())]
+            [*rewards_in_group(group), *(reward for each in group for reward in each.shaped_rewards or ())]
             for group in collection.trajectories
         ]
         groups = [UnitGroup([], own) for own in shaped]
@@ -62,7 +62,7 @@ def selection_metrics(selected: TrajectoryCollection) -> dict[str, Any]:
 
 def validation_metrics(output: EvaluationRunOutput, evaluator: str) -> dict[str, Any]:
     """Return the rewards on the validation examples. Unscored items are counted, and never a zero."""
-    items, scores, bounds = output.results_of(evaluator), output.scores(), output.bounds()
+    items, scores, bounds = output.evaluator_items(evaluator), output.scores(), output.bounds()
     rewards = scores[evaluator]
     return {
         **reward_metrics(rewards, bounds[evaluator]),
@@ -132,14 +132,14 @@ def reason_for_skip(metrics: Mapping[str, Any]) -> str:
     if metrics.get("num_groups"):
         flat = metrics.get("curriculum_flat_groups", metrics["num_groups"])
         reasons.append(f"{flat} × group whose rewards differ by less than the curriculum's min_reward_diff")
-    rewards = Distribution.among(metrics)
+    rewards = Distribution.from_metrics(metrics)
     if rewards is not None and rewards.best_count == rewards.n:
         highest = ", the highest there is" if rewards.best == rewards.full else ""
         reasons.append(f"every reward is {rewards.best:g}{highest}")
     return "nothing to train on: " + ("; ".join(reasons) or "no trajectories were built")
 
 
-def scores_of(history: History) -> list[float]:
+def judged_rewards(history: History) -> list[float]:
     """Return the rewards by which a run is judged: of validations if there are any, else of epochs."""
     entries = history.validations or history.epochs
     rewards = [entry.metrics.get("avg_reward") for entry in entries]
@@ -152,7 +152,7 @@ def reason_to_stop(history: History, patience: int | None, target_reward: float 
     The run ends when the last reward has reached `target_reward`, or when none of the last `patience` rewards
     beats the best one before them.
     """
-    scores = scores_of(history) if patience is not None or target_reward is not None else []
+    scores = judged_rewards(history) if patience is not None or target_reward is not None else []
     if not scores:
         return None
     kind = "validation" if history.validations else "training-episode"
@@ -169,4 +169,4 @@ def reason_to_stop(history: History, patience: int | None, target_reward: float 
 def _rewards(collection: TrajectoryCollection) -> list[float]:
     """Return a reward per episode if the builder tells them. An episode may have several trajectories, and a
     pair only has a difference of rewards."""
-    return [reward for group in collection.groups for reward in rewards_of(group)]
+    return [reward for group in collection.groups for reward in rewards_in_group(group)]

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from etude.alarms.alarm import PAGE, alarms_of, events_of
+from etude.alarms.alarm import PAGE, active_alarms, alarm_events
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import JobStillRunning, RunPaused, TrainingError
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
@@ -20,8 +20,8 @@ from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.runtime import Runtime
 from etude.store.figures import causes_in, show_command, version_to_go_back_to
 from etude.store.files import private_folder
+from etude.store.jsonable import json_facts
 from etude.store.log import EpochLog
-from etude.store.plain import json_facts
 
 E = TypeVar("E", EpochEntry, ValidationEntry)
 
@@ -48,7 +48,7 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
 
 
 @asynccontextmanager
-async def forgotten_if_failed(forget: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+async def forget_job_on_failure(forget: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     """Forget a job that fails in the block. Otherwise a resumed run would find it again, and fail again.
 
     A job that may still be running is not forgotten: there must never be two of them.
@@ -70,7 +70,7 @@ class Record:
         self.target = runtime.target
         self.log = EpochLog(runtime.run.journal, self.target)
         self.history: History = self.log.history(runtime.run.name)
-        self.alarms = alarms_of(config)
+        self.alarms = active_alarms(config)
         self._runtime = runtime
         self._logged: dict[int, dict[str, Any]] = {}
         """Metrics that arrived for epochs that are not recorded yet."""
@@ -146,7 +146,7 @@ class Record:
         known = self.history.alike(entry)
         before = [each for each in known if each.epoch < entry.epoch]
         has_rung = {event.key for each in known if each.epoch == entry.epoch for event in each.alarms}
-        alarms = events_of(self.alarms, entry, before)
+        alarms = alarm_events(self.alarms, entry, before)
         new = [event for event in alarms if event.is_new and event.key not in has_rung]
         entry = entry.model_copy(update={"alarms": alarms})
         if any(event.action == "rollback" for event in new):

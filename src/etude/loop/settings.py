@@ -9,9 +9,9 @@ from typing import Any
 
 from etude.config.document import dotted
 from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
+from etude.config.key_types import names_of
 from etude.config.registry import Kind, lookup, names
 from etude.config.schema import EvalGeneralConfig
-from etude.config.slots import names_of
 from etude.core.errors import RequestError, alternatives
 from etude.loop.trainer import EpochTrainerConfig
 

@@ -18,7 +18,7 @@ from etude.core.interfaces import Progress
 from etude.core.job import TrainingJobStatus
 from etude.loop.interface import Trainer
 from etude.loop.record import require_trained
-from etude.loop.recorded import RecordedTrainer
+from etude.loop.recording_wrappers import RecordedTrainer
 from etude.loop.trainer import EpochTrainer, run_loop
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY

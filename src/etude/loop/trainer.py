@@ -12,20 +12,20 @@ from pydantic import Field
 
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
-from etude.config.registry import made_by, register_trainer
-from etude.core.edge import TrajectoryCollection
+from etude.config.registry import config_factory, register_trainer
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError
 from etude.core.history import History
-from etude.core.implementations import WrongReturnError
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
+from etude.core.return_checks import WrongReturnError
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
-from etude.loop.record import forgotten_if_failed, pause_for, require_trained
+from etude.loop.record import forget_job_on_failure, pause_for, require_trained
 from etude.loop.warm_up import warm_up
-from etude.rewards.collections import within
-from etude.store.figures import summary_of, versions_to_keep
+from etude.rewards.collections import collecting_for
+from etude.store.figures import summarize, versions_to_keep
 
 
 async def run_loop(
@@ -244,13 +244,13 @@ class EpochTrainer(Trainer):
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
         self._refs[epoch] = ref
         books, config = self.bookkeeper, self.config
-        async with forgotten_if_failed(partial(books.record.log.forget_submission, epoch)):
+        async with forget_job_on_failure(partial(books.record.log.forget_submission, epoch)):
             return await books.line.wait(ref, config.job_timeout, config.poll_interval)
 
     async def finish_epoch(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         """Adopt the weights of the job, and record the epoch."""
         books = self.bookkeeper
-        async with forgotten_if_failed(partial(books.record.log.forget_submission, epoch)):
+        async with forget_job_on_failure(partial(books.record.log.forget_submission, epoch)):
             await books.adopt(epoch, ref, status)
         self.log_progress(epoch, {**self.history.epochs[-1].metrics})
 
@@ -260,7 +260,7 @@ class EpochTrainer(Trainer):
         is_to_come = self.run_config.warm_ups and not (past.warm_up or past.base or record.log.warm_up_jobs())
         if is_to_come and self.runtime.validation_examples:
             self.runtime.progress.phase("validating", len(self.runtime.validation_examples))
-            with within("warm-up", 0):
+            with collecting_for("warm-up", 0):
                 metrics = await self.run_validation_evaluation(0, past.run_id)
             entry = await record.add_base(record.with_name(metrics), books.line.version)
             self.runtime.progress.validated(0, entry.metrics)
@@ -283,7 +283,7 @@ class EpochTrainer(Trainer):
                 kept += [entry.version for entry in self.history.trained[-2:] if entry.version is not None]
             await self.bookkeeper.line.adapter.prune(kept)
         for pool in self.bookkeeper.opponents:
-            await pool.let_go(pool.members())
+            await pool.close_unused(pool.members())
 
     def reason_to_stop(self, epoch: int) -> str | None:
         """Return why training should end after the epoch, or None."""
@@ -308,7 +308,7 @@ class EpochTrainer(Trainer):
         if run_id != self.history.run_id:
             raise ValueError(f"this trainer runs {self.history.run_id!r} and knows nothing of {run_id!r}")
         return {
-            **summary_of(self.history).as_json(),
+            **summarize(self.history).as_json(),
             "epochs": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.epochs],
             "validations": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.validations],
         }
@@ -328,4 +328,4 @@ class EpochTrainer(Trainer):
             self._curriculum_state = with_sets(kept, like=self._curriculum_state)
 
 
-register_trainer(config_type=EpochTrainerConfig)(made_by(EpochTrainer))
+register_trainer(config_type=EpochTrainerConfig)(config_factory(EpochTrainer))

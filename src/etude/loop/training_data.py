@@ -20,7 +20,7 @@ from typing import Any
 from etude.algorithms.algorithm import algorithm_of, groups_of, kind_of
 from etude.algorithms.samples import EVERY_FUNCTION, is_targeted
 from etude.backends.trainer_adapter import TrainerAdapter
-from etude.core.edge import TrajectoryCollection, units_of
+from etude.core.conversion import TrajectoryCollection, learning_units
 from etude.core.episode import SIMULATED_USER, EpisodeRecord
 from etude.core.errors import EtudeError, RequestError, StoreError, TrainingError, nearest
 from etude.core.job import ModelVersion, TrainingJobRef
@@ -74,7 +74,7 @@ class Provenance:
         """
         if now is None:
             return
-        young = {now.number} | {number for number in (0, *made) if age_of(number, made) <= bound}
+        young = {now.number} | {number for number in (0, *made) if version_age(number, made) <= bound}
         if old := {number: count for number, count in calls.items() if number not in young}:
             listed = ", ".join(f"{count} from version {number}" for number, count in sorted(old.items()))
             is_ahead = any(number in (0, *made) for number in old)
@@ -121,7 +121,7 @@ def _fingerprint(logprobs: Any) -> int | None:
     return hash(tuple(logprobs)) if all(isinstance(value, float) for value in logprobs) else None
 
 
-def age_of(number: int, made: Sequence[int]) -> int:
+def version_age(number: int, made: Sequence[int]) -> int:
     """Return the age of version `number` in updates: how many versions in `made`, oldest first, are newer."""
     return len(made) - bisect_right(made, number)
 
@@ -256,6 +256,6 @@ def _units(collection: TrajectoryCollection) -> list[Sequence[Sample]]:
         items = each.episode if isinstance(each, Trajectory) else ()
         is_pair = isinstance(each, Pair) or any(isinstance(item, DPOItem) for item in items)
         with contextlib.suppress(EtudeError):
-            known = units_of(each, "pairs" if is_pair else "samples", needs_logprobs=False)
+            known = learning_units(each, "pairs" if is_pair else "samples", needs_logprobs=False)
             units += [unit.samples for unit in known]
     return units

@@ -10,8 +10,8 @@ from typing import Any
 
 from etude.backends.capabilities import JobHyperparameters
 from etude.config.finetuning import Transcript, WarmUpConfig, read_transcripts
+from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
-from etude.core.edge import TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.history import Score, WarmUpEntry, WarmUpJob
 from etude.core.job import Skipped, TrainingJobStatus
@@ -19,7 +19,7 @@ from etude.core.keys import shuffled_forever
 from etude.core.sample import Sample, Turn
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.metrics import validation_metrics
-from etude.loop.record import forgotten_if_failed
+from etude.loop.record import forget_job_on_failure
 
 _FEW = 64
 """How many examples are measured first, to show whether it is worth measuring all."""
@@ -71,7 +71,7 @@ class WarmUp:
             metrics=last.metrics,
             version=last.version,
         )
-        await self._books.warmed_up(entry)
+        await self._books.record_warm_up(entry)
 
     async def _imitate(self, number: int, stage: WarmUpConfig) -> None:
         own = [job for job in self._jobs if job.stage == number]
@@ -144,7 +144,7 @@ class WarmUp:
         ref = await line.submit(collection)
         if isinstance(ref, Skipped):
             raise TrainingError(f"the warm-up cannot begin: {ref.reason}")
-        async with forgotten_if_failed(self._log.warm_up_failed):
+        async with forget_job_on_failure(self._log.warm_up_failed):
             status = await line.wait(ref, _JOB_TIMEOUT, _POLL)
             await line.adopt(ref, status)
         return status
@@ -183,6 +183,6 @@ def _sample(transcript: Transcript) -> Sample:
 def shown(metrics: dict[str, Any]) -> str:
     """Return the measurement of a warm-up job as text."""
     if "avg_reward" in metrics:
-        return f"reward is {Score.among(metrics)} on {metrics['num_scored']} training examples"
+        return f"reward is {Score.from_metrics(metrics)} on {metrics['num_scored']} training examples"
     loss = metrics.get("loss")
     return "loss is not known" if loss is None else f"loss is {loss:.3f}"

@@ -111,7 +111,7 @@ def _is_more(module: Any) -> bool:
     return not isinstance(module, torch.nn.Linear) or "Router" in type(module).__name__
 
 
-def parameters_of(config: Any) -> int:
+def count_parameters(config: Any) -> int:
     """Count the parameters of a model with this config. Raises ValueError as `model_class` does."""
     with torch.device("meta"):
         model = model_class(config).from_config(config)
@@ -143,7 +143,7 @@ def why_unusable(model: Any) -> str | None:
     return None
 
 
-def off_by(logits: torch.Tensor, plain: torch.Tensor, dtype: torch.dtype) -> str | None:
+def logit_error(logits: torch.Tensor, plain: torch.Tensor, dtype: torch.dtype) -> str | None:
     """Return how far `logits` are off, as a share of the largest logit; None if rounding explains it.
 
     `dtype` is the model's type; the logits may have another.

@@ -204,19 +204,19 @@ def written_arguments(raw: str, name: str, tools: Sequence[Tool]) -> dict[str, A
         return value
     for syntax, pattern in _BEGINNINGS.items():
         if begin := pattern.match(raw):
-            return tagged(raw[begin.end() :], syntax, name, tools)
+            return tag_values(raw[begin.end() :], syntax, name, tools)
     return None
 
 
-def tagged(body: str, syntax: str, name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+def tag_values(body: str, syntax: str, name: str, tools: Sequence[Tool]) -> dict[str, Any]:
     """Parse the arguments of a call whose syntax has them in tags. Raises ValueError if one is incomplete."""
     pattern = _PATTERNS[syntax]
     if _TAG.search(pattern.sub("", body)):
         raise ValueError("an argument is not whole")
-    return typed({each["key"]: each["value"] for each in pattern.finditer(body)}, name, tools)
+    return convert_arguments({each["key"]: each["value"] for each in pattern.finditer(body)}, name, tools)
 
 
-def typed(arguments: Mapping[str, Any], name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+def convert_arguments(arguments: Mapping[str, Any], name: str, tools: Sequence[Tool]) -> dict[str, Any]:
     """Convert each text among a call's arguments to the type in the tool's schema.
 
     If no tool has this name, the texts stay texts.

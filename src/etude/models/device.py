@@ -43,7 +43,7 @@ def choose_dtype(wish: str, device: torch.device, parameters: int) -> torch.dtyp
     return known[wish]
 
 
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor from ordinary memory to a device, without waiting for CUDA's queued work.
 
     CUDA reads unpinned memory before the call returns; Metal may read it later, so there the copy waits.

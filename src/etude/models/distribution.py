@@ -30,7 +30,7 @@ _NO_SHAPE = {"constraint", "max_tokens", "stop", "seed", "stop_token_ids"}
 """Parameters that do not change the distributions, except for a constraint's mask."""
 
 
-class Shape(NamedTuple):
+class Adjustment(NamedTuple):
     """The changes to the model's own distribution for one token."""
 
     sampling: Sampling = _PLAIN
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
         return not moved and self.allowed is None and not _cuts(self.sampling)
 
 
-class Shaper:
+class Adjuster:
     """The shape of each token of an answer in turn, given the tokens before it."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Shaper:
         """The tokens that the grammar allows next."""
         self._is_mask = matcher is not None and sampling.changed().keys() <= _NO_SHAPE
         self._constant = not (repeats or counts or sampling.min_tokens or matcher)
-        self._last: Shape | None = None
+        self._last: Adjustment | None = None
 
     @classmethod
     def is_needed(cls, sampling: Sampling) -> bool:
@@ -98,7 +98,7 @@ class Shaper:
         if self._counts is not None:
             self._counts[token] += 1
 
-    def shape(self) -> Shape:
+    def shape(self) -> Adjustment:
         """Return the shape of the next token."""
         if self._constant and self._last is not None:
             return self._last
@@ -118,7 +118,7 @@ class Shaper:
             }
             penalties = _entries(values.items())
         seen = tuple(self._seen or ())
-        self._last = Shape(sampling, self._bias, seen, penalties, allowed, barred)
+        self._last = Adjustment(sampling, self._bias, seen, penalties, allowed, barred)
         return self._last
 
     def mask(self) -> Bits | None:
@@ -134,8 +134,8 @@ class Shaper:
         return self.allowed
 
 
-def masked(logits_BV: Tensor, shapers: Sequence[Shaper | None]) -> Tensor | None:
-    """Return the logits of `shaped` much faster, if all rows are only masked, or else None."""
+def mask_logits(logits_BV: Tensor, shapers: Sequence[Adjuster | None]) -> Tensor | None:
+    """Return the logits of `adjust_logits` much faster, if all rows are only masked, or else None."""
     masks = list[Bits]()
     for shaper in shapers:
         mask = None if shaper is None else shaper.mask()
@@ -146,7 +146,9 @@ def masked(logits_BV: Tensor, shapers: Sequence[Shaper | None]) -> Tensor | None
     return logits_BV.float().masked_fill(barred_BV, -torch.inf)
 
 
-def shaped(logits_BV: Tensor, shapes: Sequence[Shape | None], kept_B: Tensor | None = None) -> Tensor:
+def adjust_logits(
+    logits_BV: Tensor, shapes: Sequence[Adjustment | None], kept_B: Tensor | None = None
+) -> Tensor:
     """Return logits [B, V] in float32, with a gradient, whose softmax are the distributions of the shapes.
 
     Rows without a shape are unchanged, to the last bit. Tokens that cannot be drawn have minus infinity.
@@ -163,7 +165,7 @@ def shaped(logits_BV: Tensor, shapes: Sequence[Shape | None], kept_B: Tensor | N
     return logits_BV.index_copy(0, index, _shaped(logits_BV[index], list(rows.values()), kept))
 
 
-def _shaped(logits_BV: Tensor, shapes: Sequence[Shape], kept_B: Tensor | None) -> Tensor:
+def _shaped(logits_BV: Tensor, shapes: Sequence[Adjustment], kept_B: Tensor | None) -> Tensor:
     device = logits_BV.device
     if any(shape.allowed is not None or shape.barred for shape in shapes):
         logits_BV = torch.where(_allowed(shapes, logits_BV.shape[1]).to(device), logits_BV, -torch.inf)
@@ -190,7 +192,7 @@ def _shaped(logits_BV: Tensor, shapes: Sequence[Shape], kept_B: Tensor | None) -
     return logits_BV.masked_fill(beyond, -torch.inf)
 
 
-def words_of(vocabulary: int) -> int:
+def bitset_words(vocabulary: int) -> int:
     """Return the number of 32-bit words that hold one bit per token."""
     return -(-vocabulary // 32)
 
@@ -219,9 +221,9 @@ def _moved(logits_BV: Tensor, entries: Sequence[_Entries], device: torch.device)
     return logits_BV.index_put(places, torch.tensor(values, device=device), accumulate=True)
 
 
-def _allowed(shapes: Sequence[Shape], vocabulary: int) -> Tensor:
+def _allowed(shapes: Sequence[Adjustment], vocabulary: int) -> Tensor:
     """Return which tokens can be drawn [B, V]."""
-    every = np.full(words_of(vocabulary), 0xFFFFFFFF, np.uint32)
+    every = np.full(bitset_words(vocabulary), 0xFFFFFFFF, np.uint32)
     bits = np.stack([every if shape.allowed is None else shape.allowed for shape in shapes])
     allowed_BV = _tensor(bits, vocabulary)
     for row, shape in enumerate(shapes):

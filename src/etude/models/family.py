@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from etude.core.message import Message, Tool, text_of
+from etude.core.message import Message, Tool, message_text
 from etude.core.sample import shared_length
+from etude.models.answer_parsing import Reader, RendererReader, TemplateReader
 from etude.models.arguments import SYNTAXES
 from etude.models.probe import ANSWER, CONVERSATIONS, PROBES, QUESTION, THOUGHT, TOOL, is_written
 from etude.models.rendering import INLINE, Options, Rendering
-from etude.models.reply import Reader, RendererReader, TemplateReader
 
 _LEFT_OUT = {"auto", "default", "custom", "gpt-oss"}
 """Renderers that are not families, and one that downloads its vocabulary when it is created."""
@@ -41,7 +41,7 @@ class WrittenAnswer:
         with suppress(ValueError):
             read = _essence(reader.read(self.prompt_ids, self.ids, self.tools).message(0))
             # In gpt-oss, text next to a call can only be written as thinking.
-            moved = {**self.message, "content": "", "reasoning_content": text_of(self.message)}
+            moved = {**self.message, "content": "", "reasoning_content": message_text(self.message)}
             return read == _essence(self.message) or (bool(self.tools) and read == _essence(moved))
         return False
 
@@ -237,4 +237,4 @@ def _essence(message: Message) -> tuple[Any, ...]:
     """Return the parts of a message that must be equal in a probe answer and in the message read from it."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [(function["name"], json.loads(function["arguments"])) for function in functions]
-    return text_of(message), message.get("reasoning_content"), calls
+    return message_text(message), message.get("reasoning_content"), calls

@@ -14,7 +14,7 @@ import numpy as np
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.core.json_text import read_json
-from etude.models.distribution import Bits, Shape, Shaper, words_of
+from etude.models.distribution import Adjuster, Adjustment, Bits, bitset_words
 
 _WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
 """Whitespace between parts of JSON, limited because an uncertain model could write it forever."""
@@ -45,7 +45,7 @@ class Grammars:
     """The tokens that may end an answer, where its grammar allows an end."""
     vocabulary: int
 
-    def shaper(self, sampling: Sampling, prompt: Sequence[int]) -> Shaper | None:
+    def shaper(self, sampling: Sampling, prompt: Sequence[int]) -> Adjuster | None:
         """Return the shaper of an answer to a prompt, or None if the model's own distributions apply.
 
         Raises ImpossibleCall, with the reason, for a constraint that cannot be satisfied, and for tokens that
@@ -61,13 +61,13 @@ class Grammars:
                     f"{param} has the token {max(tokens)}, and the model's are below {self.vocabulary}",
                     param=param,
                 )
-        if not Shaper.is_needed(sampling):
+        if not Adjuster.is_needed(sampling):
             return None
         if sampling.constraint is None:
-            return Shaper(sampling, prompt, self.stop_ids)
+            return Adjuster(sampling, prompt, self.stop_ids)
         text, kind = self.text(sampling.constraint, prompt), sampling.constraint.kind
         first, allowed = self._compiled(text, kind)
-        return Shaper(sampling, prompt, self.stop_ids, first.deep_copy(), allowed)
+        return Adjuster(sampling, prompt, self.stop_ids, first.deep_copy(), allowed)
 
     def text(self, constraint: Constraint, prompt: Sequence[int]) -> str:
         """Return the Lark grammar of all answers to a prompt, including thoughts before and the end after.
@@ -75,13 +75,13 @@ class Grammars:
         Another engine that uses llguidance, such as vLLM, draws from the distributions of `shaper` with it.
         Raises ImpossibleCall as `shaper` does.
         """
-        text, before, after, rules = lark_of(constraint), "", "", []
+        text, before, after, rules = lark_grammar_from(constraint), "", "", []
         if self._think_ids is not None:
             begin, end = self._think_ids
             # A prompt may end inside a thought that the answer continues.
             marks = (token == begin for token in reversed(prompt) if token in (begin, end))
             before = "thought " if next(marks, False) else f"(<[{begin}]> thought)? "
-            rules = [f"thought: THOUGHT <[{end}]> /\\s*/", f"THOUGHT: {without(_THINK[1])}"]
+            rules = [f"thought: THOUGHT <[{end}]> /\\s*/", f"THOUGHT: {lark_without(_THINK[1])}"]
         # Other engines know only one token that ends an answer, the tokenizer's own.
         if ends := sorted({*self.stop_ids} - {self.tokenizer.eos_token_id}):
             after = f" ({' | '.join(f'<[{token}]>' for token in ends)})?"
@@ -92,13 +92,13 @@ class Grammars:
 
     def replayed(
         self, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
-    ) -> list[Shape] | None:
+    ) -> list[Adjustment] | None:
         """Return the shape of each token of a sampled answer. Raises errors as `shaper` does.
 
         Returns None if the answer breaks its constraint, as another engine's may in its whitespace.
         """
-        shaper = self.shaper(sampling, prompt) or Shaper(Sampling(), prompt)
-        shapes: list[Shape] = []
+        shaper = self.shaper(sampling, prompt) or Adjuster(Sampling(), prompt)
+        shapes: list[Adjustment] = []
         for token in answer:
             shapes.append(shaper.shape())
             shaper.take(token)
@@ -150,14 +150,14 @@ class Grammars:
             ) from error
 
 
-def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
+def advance(shapers: Sequence[tuple[Adjuster, int]], vocabulary: int) -> None:
     """Add one sampled token to each shaper, and compute the tokens that its grammar allows next."""
     for shaper, token in shapers:
         shaper.take(token)
     bound = [(shaper, token) for shaper, token in shapers if shaper.matcher is not None]
     if not bound:
         return
-    bits = np.empty((len(bound), words_of(vocabulary)), np.uint32)
+    bits = np.empty((len(bound), bitset_words(vocabulary)), np.uint32)
     address, size = bits.ctypes.data, bits.strides[0]
     if vocabulary > _ONE_BY_ONE:
         executor = _executor()
@@ -174,12 +174,12 @@ def advance(shapers: Sequence[tuple[Shaper, int]], vocabulary: int) -> None:
 
 def _bits(matcher: Any, vocabulary: int) -> Bits:
     """Return the tokens that a matcher allows next."""
-    bits = np.empty(words_of(vocabulary), np.uint32)
+    bits = np.empty(bitset_words(vocabulary), np.uint32)
     matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
     return bits
 
 
-def lark_of(constraint: Constraint) -> str:
+def lark_grammar_from(constraint: Constraint) -> str:
     """Convert a constraint to llguidance's Lark. Raises ImpossibleCall if its text does not fit its kind."""
     text = constraint.text
     match constraint.kind:
@@ -199,7 +199,7 @@ def lark_of(constraint: Constraint) -> str:
                 raise ImpossibleCall(
                     f"choices are a JSON list of at least one text, found {text[:80]}", param=FORM
                 )
-            return f"start: {' | '.join(map(quoted, texts))}"
+            return f"start: {' | '.join(map(lark_literal, texts))}"
         case "grammar":
             return text
 
@@ -263,12 +263,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def quoted(text: str) -> str:
+def lark_literal(text: str) -> str:
     """Return a text as a Lark literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def without(text: str) -> str:
+def lark_without(text: str) -> str:
     """Return a Lark terminal for any text that does not contain `text`."""
     return f"/(?s:.*)/ & ~{_regex(f'(?s:.*){re.escape(text)}(?s:.*)')}"
 

@@ -16,7 +16,7 @@ from etude.core.errors import MissingExtraError, RequestError, first_line
 from etude.models.architecture import base_layer, lora_exclusions, text_config, without_lora
 
 _TIED = "Model has `tie_word_embeddings=True`"
-"""The start of a peft warning about merging LoRA weights into a shared weight, which `merged` avoids."""
+"""The start of a peft warning about merging LoRA weights into a shared weight, which `merge_lora` avoids."""
 
 
 def with_lora(model: Any, config: Any) -> Any:
@@ -42,7 +42,7 @@ def with_lora(model: Any, config: Any) -> Any:
     return model
 
 
-def merged(model: Any) -> Any:
+def merge_lora(model: Any) -> Any:
     """Return a copy of a model, with its LoRA weights merged into its own weights.
 
     If head and embedding share a weight and one of them has LoRA weights, the copy gets a separate head.
@@ -82,7 +82,7 @@ def _why_not(layers: Mapping[str, Any], names: Sequence[str], excluded: Set[str]
 def _why_shared(model: Any) -> str | None:
     """Return why a model's LoRA weights cannot be merged, or None if they can.
 
-    Layers that share a weight are the reason, except for head and embedding: `merged` separates these.
+    Layers that share a weight are the reason, except for head and embedding: `merge_lora` separates these.
     """
     plain, paths = without_lora(model), defaultdict(list)
     ends = {id(base_layer(end)) for end in (plain.get_output_embeddings(), plain.get_input_embeddings())}
@@ -108,7 +108,7 @@ def require_four_bits(device: torch.device) -> None:
         raise MissingExtraError("quantization '4bit' (bitsandbytes not installed)", "bnb")
 
 
-def four_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+def nf4_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that quantise a model to four bits while loading it."""
     from transformers import BitsAndBytesConfig
 
@@ -121,7 +121,7 @@ def four_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     return {"quantization_config": config, "device_map": {"": device}}
 
 
-def dequantised() -> dict[str, Any]:
+def gguf_options() -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that load a GGUF file as a dequantised model."""
     import transformers
 

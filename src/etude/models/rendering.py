@@ -12,9 +12,9 @@ from typing import Any
 
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.json_text import read_json
-from etude.core.message import Message, Tool, is_text, text_of
-from etude.models.probe import PROBES, QUESTION, THOUGHT, TOOL, Roles, left_out
-from etude.models.reply import decoded
+from etude.core.message import Message, Tool, is_text, message_text
+from etude.models.answer_parsing import decode_ids
+from etude.models.probe import PROBES, QUESTION, THOUGHT, TOOL, RoleSupport, left_out
 
 _KEPT_TEXTS = 1024
 """Size of the cache of renderings: all generations of one example start with the same prompt."""
@@ -55,7 +55,7 @@ class Rendering:
         self._rendered = lru_cache(maxsize=_KEPT_TEXTS)(self._render)
         self.ids = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self.ids_of([text])[0])
         # An answer's text is needed for stop texts, for comparison with the sampled ids, and for parsing.
-        self._decoded = lru_cache(maxsize=4)(lambda ids: decoded(tokenizer, ids))
+        self._decoded = lru_cache(maxsize=4)(lambda ids: decode_ids(tokenizer, ids))
         self.token_bytes = lru_cache(maxsize=2**16)(partial(token_bytes, tokenizer))
         """Returns the bytes of a token. Cached: logprobs need each token, and a call took 8 µs."""
 
@@ -269,9 +269,9 @@ class Rendering:
         return None
 
     @cached_property
-    def roles(self) -> Roles:
+    def roles(self) -> RoleSupport:
         """The roles that the template can write."""
-        return Roles(
+        return RoleSupport(
             lambda messages, tools: self._raw([*map(self.for_template, messages)], tools), self.end_of_turn
         )
 
@@ -287,7 +287,7 @@ def _plain(message: Message) -> Message:
             f"the model takes text only, and a message of the role {message.get('role')!r} has other parts",
             param="messages",
         )
-    return {**message, "content": text_of(message)}
+    return {**message, "content": message_text(message)}
 
 
 def _with_objects(message: Message) -> Message:
@@ -308,10 +308,10 @@ _ONE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
     """Return the bytes that a token adds in the middle of a text; for a special token, its name's bytes."""
-    alone = decoded(tokenizer, [token])
+    alone = decode_ids(tokenizer, [token])
     if _REPLACEMENT not in alone:
         # Some tokenizers drop the space before the first word of a text.
-        return decoded(tokenizer, [token, token]).removeprefix(alone).encode()
+        return decode_ids(tokenizer, [token, token]).removeprefix(alone).encode()
     name = str(tokenizer.convert_ids_to_tokens(token))
     if match := _ONE_BYTE.fullmatch(name):
         return bytes.fromhex(match[1])

@@ -15,15 +15,15 @@ from typing import Any
 from etude.core.call import Call, ChatRequest, Completion, continues
 from etude.core.message import Message, Tool
 from etude.core.sample import shared_length
+from etude.models.answer_parsing import RendererReader
 from etude.models.family import Family, find_family, probed_turn, written_turn
 from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL, CallForm, call_form
 from etude.models.rendering import Options, Rendering
-from etude.models.reply import RendererReader
-from etude.models.transcript import Transcript, talks, transcripts
+from etude.models.transcript import Transcript, split_talks, transcripts
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Mismatched:
     """The part of a conversation that a template writes differently after the conversation has continued.
 
     Because of it, the prompt cannot extend the conversation's tokens and is rendered anew.
@@ -45,7 +45,7 @@ class Prompt:
     """Token ids of a prompt, and the reason if they had to be rendered anew."""
 
     ids: tuple[int, ...]
-    fault: Fault | None = None
+    fault: Mismatched | None = None
     """The part of the earlier conversation that the template now writes differently."""
 
     @property
@@ -102,7 +102,7 @@ class ChatTemplate:
         completion = call.completion
         if completion is None or completion.prompt_ids is None or not completion.completion_ids:
             reason = "role assistant: its tokens are not known"
-            return Prompt(self.rendering.ids(text), Fault(len(call.request.messages), reason))
+            return Prompt(self.rendering.ids(text), Mismatched(len(call.request.messages), reason))
         extended = self._extension(request, messages, call, completion, text)
         if extended is not None:
             return Prompt(extended)
@@ -124,7 +124,7 @@ class ChatTemplate:
         The template may render a turn differently once the conversation continues, or write an answer
         incompletely. Raises ImpossibleCall if the template refuses the messages.
         """
-        talks(self.rendering, [messages], tools)
+        split_talks(self.rendering, [messages], tools)
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
         """Return the token ids of an answer that was written, not sampled, with its end of turn."""
@@ -227,14 +227,14 @@ class ChatTemplate:
             prompt_ids + completion_ids + self.rendering.after(token, text, self.rendering.ids(token + text))
         )
 
-    def _fault(self, request: ChatRequest, messages: Sequence[Message], call: Call) -> Fault:
+    def _fault(self, request: ChatRequest, messages: Sequence[Message], call: Call) -> Mismatched:
         """Return why the request, which continues `call`, does not extend its tokens."""
         tools, options = call.request.tools, call.request.template_options
         spoken = messages[: len(call.request.messages) + 1]
         if list(tools) != list(request.tools):
-            return Fault(None, "tools: other ones than before are offered")
+            return Mismatched(None, "tools: other ones than before are offered")
         if dict(options) != dict(request.template_options):
-            return Fault(None, "template options: other ones than before are set")
+            return Mismatched(None, "template options: other ones than before are set")
         now = self.rendering.text(messages, tools, options, ask=False)
         asked = self.rendering.text(spoken[:-1], tools, options, ask=True)
         closed = self.rendering.text(spoken, tools, options, ask=False)
@@ -247,7 +247,7 @@ class ChatTemplate:
                     return self._rewritten(messages, index, now, "rewritten once the conversation goes on")
         return self._rewritten(messages, len(spoken) - 1, now, "not written as it is asked for")
 
-    def _rewritten(self, messages: Sequence[Message], index: int, now: str, reason: str) -> Fault:
+    def _rewritten(self, messages: Sequence[Message], index: int, now: str, reason: str) -> Mismatched:
         """Return the fault of a message that `now`, the rendering of all messages, has in other words."""
         message = messages[index]
         is_over = any(later.get("role") not in ("assistant", "tool") for later in messages[index + 1 :])
@@ -257,11 +257,11 @@ class ChatTemplate:
         if message.get("role") == "assistant" and is_dropped and is_meant:
             when = "once the user speaks again" if is_over else "as soon as it is over"
             reason = f"role assistant: its thinking is left out {when}"
-            return Fault(index, reason, on_purpose=True)
+            return Mismatched(index, reason, on_purpose=True)
         thinks = thinking or "</think>" in str(message.get("content"))
         parts = ["thinking"] * bool(thinks) + ["tool calls"] * bool(message.get("tool_calls"))
         role = f"role {message.get('role')}" + (f" with {' and '.join(parts)}" if parts else "")
-        return Fault(index, f"{role}: {reason}")
+        return Mismatched(index, f"{role}: {reason}")
 
     @cached_property
     def _closing(self) -> str:

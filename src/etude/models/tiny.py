@@ -79,7 +79,7 @@ def build_tokenizer(texts: Iterable[str], *, vocab_size: int = 512, splits: Sequ
     )
 
 
-def texts_of(transcripts: Iterable[Sequence[Message]], tools: Sequence[Tool] = ()) -> Iterator[str]:
+def conversation_texts(transcripts: Iterable[Sequence[Message]], tools: Sequence[Tool] = ()) -> Iterator[str]:
     """Yield the texts of conversations for `build_tokenizer`, with tool calls in `CHAT_TEMPLATE`'s syntax."""
     for tool in tools:
         yield tool["function"]["name"]

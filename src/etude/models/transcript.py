@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from etude.core.errors import RequestError
-from etude.core.message import Message, Tool, arguments_of, text_of
+from etude.core.message import Message, Tool, message_text, tool_arguments
 from etude.models.probe import QUESTION, RESULT
 from etude.models.rendering import Rendering
 
@@ -35,11 +35,11 @@ class _Piece:
 def transcripts(
     rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
 ) -> list[Transcript]:
-    """Return the tokens of finished conversations. Raises errors as `talks` does.
+    """Return the tokens of finished conversations. Raises errors as `split_talks` does.
 
     A message with `weight` 0 counts as not sampled, as in OpenAI's training files.
     """
-    cut = talks(rendering, conversations, tools)
+    cut = split_talks(rendering, conversations, tools)
     texts = list(dict.fromkeys(piece.before + piece.text for talk in cut for piece in talk))
     ids_of = dict(zip(texts, rendering.ids_of(texts), strict=True))
     found: list[Transcript] = []
@@ -53,7 +53,7 @@ def transcripts(
     return found
 
 
-def talks(
+def split_talks(
     rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
 ) -> list[list[_Piece]]:
     """Cut each conversation into pieces. Raises errors as `ChatTemplate.require_written` does."""
@@ -139,7 +139,7 @@ def _require_whole(message: Message, where: str, written: str, rendering: Render
     """
     squeezed = _squeezed(written)
     said = {
-        "content": text_of(message),
+        "content": message_text(message),
         "reasoning_content": message.get("reasoning_content") or "",
         "name": message.get("name") or "",
     }
@@ -155,7 +155,7 @@ def _require_whole(message: Message, where: str, written: str, rendering: Render
     once = _unescaped(written) if functions else ""
     readings = (squeezed, _squeezed(once), _squeezed(_unescaped(once)))
     for function in functions:
-        name, arguments = function["name"], arguments_of(function)
+        name, arguments = function["name"], tool_arguments(function)
         same = [each for each in functions if each["name"] == name]
         lacks = (text for text in _texts(arguments) if not any(_squeezed(text) in each for each in readings))
         lacking = name if squeezed.count(_squeezed(name)) < len(same) else next(lacks, None)

@@ -39,11 +39,11 @@ from etude.core.stats import estimate
 from etude.core.trajectory import Method
 from etude.inference.local import LocalLlmConfig, make_base, require_local_extra
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
-from etude.preflight.estimate import Estimate, blocks_of, check_spending, estimate_run, play_some
+from etude.preflight.estimate import Estimate, check_spending, estimate_run, play_some, target_blocks
 from etude.preflight.finding import Findings
-from etude.preflight.own_code import check_inputs, is_own, try_algorithm
+from etude.preflight.user_code import check_inputs, is_custom, try_algorithm
 from etude.runners.pool import number_of_runners
-from etude.runners.shipping import received, shipped
+from etude.runners.shipping import config_from_json, config_to_json
 from etude.store.run_folder import RunFolder
 from etude.wire.forms import FORM_FIELDS
 from etude.wire.sampling import SAMPLING_NAMES
@@ -111,7 +111,7 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
                 findings.fail("needs", each)
             agent = None if missing else await _check_workflow(builder, findings)
             for tools in config.tools:
-                with findings.of_errors(f"tools {tools}"):
+                with findings.catch_errors(f"tools {tools}"):
                     await _open_tools(await builder.get_tools(tools), findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
@@ -119,10 +119,10 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
             await check_inputs(builder, agent, {"examples": examples, "validation": held_out}, findings)
             _check_cluster(config, findings)
             if config.storage is not None:
-                with findings.of_errors("storage"):
+                with findings.catch_errors("storage"):
                     findings.ok("storage", await probe(config.storage))
             prompt_tokens = await _check_models(builder, examples, findings)
-            for name, block in blocks_of(finetuning).items() if finetuning.enabled else ():
+            for name, block in target_blocks(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
                 await _check_training(own, what, block, () if play else examples, findings)
@@ -134,7 +134,7 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
     check_spending(config, findings)
     played = None
     if report.is_ready and play:
-        with findings.of_errors("playing"):
+        with findings.catch_errors("playing"):
             played = await play_some(config, play, findings)
     if report.is_ready:
         report.estimate = await asyncio.to_thread(
@@ -148,15 +148,15 @@ def _check_cluster(config: Config, findings: Findings) -> None:
     cluster, general = config.cluster, config.eval.general
     on_cluster = cluster is not None and cluster.runners > 0
     if on_cluster or general.isolation == "process":
-        with findings.of_errors("runners"):
+        with findings.catch_errors("runners"):
             at_head = [name for name, llm in config.llms.items() if isinstance(llm, LocalLlmConfig)]
-            received(shipped(config, over_network=on_cluster, at_head=at_head))
+            config_from_json(config_to_json(config, over_network=on_cluster, at_head=at_head))
             if not on_cluster:
                 where = f"{number_of_runners(config)} processes on this machine"
                 findings.ok("runners", f"{where}, {general.max_concurrency} episodes at a time")
     if cluster is None:
         return
-    with findings.of_errors("cluster"):
+    with findings.catch_errors("cluster"):
         require_used(cluster, config)
         file = config.finetuning.run_configuration.config_file
         folder = (file.parent if file is not None else Path()).absolute()
@@ -170,13 +170,13 @@ def _check_cluster(config: Config, findings: Findings) -> None:
 
 async def _check_workflow(builder: Builder, findings: Findings) -> Any:
     """Return the agent's function, or None if it cannot be used."""
-    with findings.of_errors("workflow"):
+    with findings.catch_errors("workflow"):
         workflow = await builder.get_workflow()
         workflow.check(complete=True)
         kind = "async" if workflow.is_async else "in a thread"
         findings.ok("workflow", f"{workflow.name} ({workflow.where}), {kind}")
         for tools in workflow.tool_sets:
-            with findings.of_errors(f"tools {tools.name}"):
+            with findings.catch_errors(f"tools {tools.name}"):
                 await _open_tools(tools, findings)
         return workflow.fn
     return None
@@ -191,7 +191,7 @@ async def _open_tools(tools: ToolSet, findings: Findings) -> None:
 
 async def _examples(builder: Builder, source: Any, what: str, findings: Findings) -> list[Example]:
     examples: list[Example] = []
-    with findings.of_errors(what):
+    with findings.catch_errors(what):
         dataset = await builder.get_dataset(source)
         examples = await asyncio.to_thread(dataset.examples)
         columns = sorted({name for example in examples[:100] for name in example.inputs})
@@ -236,7 +236,7 @@ async def _check_evaluators(builder: Builder, findings: Findings) -> None:
         )
     reward = config.finetuning.reward_function
     for name, settings in config.eval.evaluators.items():
-        with findings.of_errors(f"evaluator {name}"):
+        with findings.catch_errors(f"evaluator {name}"):
             await builder.get_evaluator(name)
             is_reward = ", the reward" if reward is not None and reward.name == name else ""
             findings.ok(f"evaluator {name}", f"_type: {settings.type_name}{is_reward}")
@@ -246,7 +246,7 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
     """Check all models. Return the tokens of an example's text for the models trained here, 0 without any."""
     prompt_tokens: dict[str, float] = {}
     config = builder.config
-    blocks = blocks_of(config.finetuning).values()
+    blocks = target_blocks(config.finetuning).values()
     if not config.llms:
         findings.fail("models", "there are none; add one: `llms: {policy: {_type: local, model: …}}`")
     for name, llm in config.llms.items():
@@ -254,7 +254,7 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
         if not isinstance(llm, LocalLlmConfig):
             _check_remote(what, llm, findings)
             continue
-        with findings.of_errors(what):
+        with findings.catch_errors(what):
             require_local_extra()
             from etude.preflight.local_model import check_local_model
 
@@ -297,7 +297,7 @@ async def _check_training(
 
     A user's own algorithm is tried on made-up episodes if there are examples.
     """
-    with findings.of_errors(what):
+    with findings.catch_errors(what):
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))
         capabilities = await _capabilities(builder, block)
@@ -314,7 +314,7 @@ async def _check_training(
         # Give it a copy, so that it cannot change the loaded config.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
-        if examples and is_own(settings):
+        if examples and is_custom(settings):
             await asyncio.to_thread(try_algorithm, settings, examples)
         findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
 

@@ -28,7 +28,7 @@ from etude.models.memory import available_memory, shown_bytes, total_memory
 from etude.preflight.finding import Findings
 from etude.preflight.starter import write_starter
 from etude.store.database import DATABASE
-from etude.store.facts import facts_of
+from etude.store.facts import read_facts
 from etude.store.journal import Journal
 
 _PACKAGE = Path(__file__).parents[1]
@@ -228,7 +228,7 @@ def _try(folder: Path, findings: Findings) -> None:
     changed = [key for key, text in before.items() if after.get(key) != text]
     if changed:
         raise EtudeError(f"{len(changed)} steps that the run had taken changed when it went on: {changed[0]}")
-    facts = facts_of(run)
+    facts = read_facts(run)
     if facts.state != "finished" or facts.summary.epochs_trained != _EPOCHS:
         raise EtudeError(
             f"the run is {facts.state}: {facts.summary.epochs_trained} of {_EPOCHS} epochs were trained"

@@ -15,8 +15,8 @@ from typing import Any
 from etude.algorithms.algorithm import groups_of
 from etude.algorithms.collecting import Collecting, CollectingBuilder
 from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig
-from etude.budget.bill import Bill, Line, bill_of
-from etude.budget.ledger import how_to_price, prices_of, require_bounded, unpriced
+from etude.budget.bill import Bill, BillEntry, bill_of
+from etude.budget.ledger import how_to_price, prices_of, require_bounded, unpriced_models
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
@@ -27,7 +27,7 @@ from etude.core.sample import SampleOrPair
 from etude.core.stats import t95
 from etude.loop.training_data import TargetWatch
 from etude.preflight.finding import Findings
-from etude.preflight.own_code import fault_of, is_own, try_loss
+from etude.preflight.user_code import algorithm_error, is_custom, try_loss
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import iter_episodes, read_episode, stored_episodes
 from etude.store.run_folder import RunFolder
@@ -47,20 +47,20 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class PerEpisode:
+class EpisodeUsage:
     """The average usage of an episode: its own calls, and calls about it, such as judges'."""
 
     episodes: int = 1
     """The number of episodes that this was measured on."""
     is_assumed: bool = False
     """Whether the figures are assumed and not measured."""
-    lines: tuple[Line, ...] = ()
+    lines: tuple[BillEntry, ...] = ()
     """The sums over these episodes by model."""
     spread: float = math.nan
     """The standard deviation of the episodes' tokens divided by their mean; NaN if unknown."""
     assumptions: tuple[str, ...] = field(default=())
 
-    def of_one(self, name: str) -> float:
+    def per_episode(self, name: str) -> float:
         """Return the `calls`, `prompt_tokens` or `completion_tokens` of one episode over all models."""
         return float(sum(getattr(line, name) for line in self.lines)) / self.episodes
 
@@ -90,7 +90,7 @@ class PerEpisode:
         return Range(total, total * max(0.0, 1 - part), total * (1 + part))
 
 
-def measured(run: RunFolder) -> PerEpisode | None:
+def measure_usage(run: RunFolder) -> EpisodeUsage | None:
     """Return the average usage of a run's episodes so far, or None if none has ended."""
     keys = [key for key, _ in stored_episodes(run.journal)]
     lines = Bill(tuple(each for each in bill_of(run.journal).lines if each.role != "training")).by("model")
@@ -101,17 +101,17 @@ def measured(run: RunFolder) -> PerEpisode | None:
     for key in chosen:
         if (record := read_episode(run.journal, key)) is not None:
             tokens.append(float(record.usage.prompt_tokens + record.usage.completion_tokens))
-    return PerEpisode(len(keys), lines=tuple(lines), spread=_spread(tokens))
+    return EpisodeUsage(len(keys), lines=tuple(lines), spread=_spread(tokens))
 
 
 def check_spending(config: Config, findings: Findings) -> None:
     """Check that the budget's limits can be kept, and report the price of each model or its absence."""
-    with findings.of_errors("budget"):
+    with findings.catch_errors("budget"):
         require_bounded(config)
         for name, price in prices_of(config).items():
             each = f"${price.prompt:g} for a million prompt tokens, ${price.completion:g} sampled"
             findings.ok(f"price of {name}", each)
-        for name in unpriced(config):
+        for name in unpriced_models(config):
             remedy = f"to give its price: {how_to_price(name)}"
             findings.warn(f"price of {name}", f"not known, and tokens alone are counted; {remedy}")
 
@@ -145,7 +145,7 @@ class Estimate:
 
 
 def estimate_run(
-    config: Config, examples: int, held_out: int, example_tokens: float, played: PerEpisode | None = None
+    config: Config, examples: int, held_out: int, example_tokens: float, played: EpisodeUsage | None = None
 ) -> Estimate:
     """Estimate a training run on `examples` examples with texts of `example_tokens` each.
 
@@ -155,7 +155,10 @@ def estimate_run(
     episodes = training + validation
     each = played or _assumed(config, example_tokens)
     usd, priced = _training_cost(config, training, each)
-    prompt_tokens, completion_tokens = each.of_one("prompt_tokens"), each.of_one("completion_tokens")
+    prompt_tokens, completion_tokens = (
+        each.per_episode("prompt_tokens"),
+        each.per_episode("completion_tokens"),
+    )
     tokens, costs = each.of(prompt_tokens + completion_tokens, episodes), each.usd(config)
     money = each.of(math.fsum(costs.values()), episodes) if costs else None
     needed = {"usd": money and money.mean, "tokens": tokens.mean}
@@ -168,7 +171,7 @@ def estimate_run(
     return Estimate(
         training_episodes=training,
         validation_episodes=validation,
-        calls=round(episodes * each.of_one("calls")),
+        calls=round(episodes * each.per_episode("calls")),
         prompt_tokens=round(episodes * prompt_tokens),
         completion_tokens=round(episodes * completion_tokens),
         assumptions=(*each.assumptions, *priced),
@@ -181,7 +184,7 @@ def estimate_run(
     )
 
 
-def blocks_of(finetuning: FinetuneConfig) -> dict[str | None, FinetuneConfig]:
+def target_blocks(finetuning: FinetuneConfig) -> dict[str | None, FinetuneConfig]:
     """Return the `finetuning` block of each target. Without targets, the whole block is under None."""
     by_target = {name: finetuning.for_target(name) for name in finetuning.targets}
     return dict(by_target.items()) or {None: finetuning}
@@ -202,10 +205,10 @@ def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, i
 
 
 def _first_block(config: Config) -> FinetuneConfig:
-    return next(iter(blocks_of(config.finetuning).values()))
+    return next(iter(target_blocks(config.finetuning).values()))
 
 
-def _assumed(config: Config, example_tokens: float) -> PerEpisode:
+def _assumed(config: Config, example_tokens: float) -> EpisodeUsage:
     target = _first_block(config).target_model or next(iter(config.llms), "")
     limit = getattr(config.llms.get(target), "max_tokens", None)
     completion, half = (limit / 2, "half of max_tokens") if limit else (_DEFAULT_COMPLETION, "assumed")
@@ -217,20 +220,20 @@ def _assumed(config: Config, example_tokens: float) -> PerEpisode:
         f"({half}); an agent with several turns takes a multiple, and judges are not counted. `--play 8` "
         "measures it on a few episodes"
     )
-    line = Line(
+    line = BillEntry(
         target, "agent", "", calls=1, prompt_tokens=round(prompt), completion_tokens=round(completion)
     )
-    return PerEpisode(is_assumed=True, lines=(line,), assumptions=(assumption,))
+    return EpisodeUsage(is_assumed=True, lines=(line,), assumptions=(assumption,))
 
 
-def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[float | None, tuple[str, ...]]:
+def _training_cost(config: Config, episodes: int, each: EpisodeUsage) -> tuple[float | None, tuple[str, ...]]:
     """Return the USD for a run's jobs at OpenAI, with the assumptions.
 
     None if nothing is trained there, or if a price is unknown. All tokens of the model in the episodes count
     as trained on, so this is an upper bound.
     """
     total, assumptions = 0.0, []
-    for block in blocks_of(config.finetuning).values():
+    for block in target_blocks(config.finetuning).values():
         adapter = config.trainer_adapters.get(block.trainer_adapter or "")
         if not block.enabled or not isinstance(adapter, OpenAiAdapterConfig):
             continue
@@ -250,7 +253,7 @@ def _training_cost(config: Config, episodes: int, each: PerEpisode) -> tuple[flo
     return (total, tuple(assumptions)) if assumptions else (None, ())
 
 
-async def play_some(config: Config, episodes: int, findings: Findings) -> PerEpisode:
+async def play_some(config: Config, episodes: int, findings: Findings) -> EpisodeUsage:
     """Play and score episodes of training in a temporary folder, and return their average usage.
 
     Raises the errors of a run, and RequestError if no model or no target function was called.
@@ -261,7 +264,7 @@ async def play_some(config: Config, episodes: int, findings: Findings) -> PerEpi
         RunFolder.create(Path(folder), "played") as run,
     ):
         async with open_runtime(config, run) as runtime:
-            own = [each for each in config.trajectory_builders.values() if is_own(each)]
+            own = [each for each in config.trajectory_builders.values() if is_custom(each)]
             # A user's own algorithm compares several episodes of an example, so it needs them together.
             together = min(episodes, max((each.num_generations for each in own), default=1))
             examples = runtime.examples[: -(-episodes // together)]
@@ -269,13 +272,13 @@ async def play_some(config: Config, episodes: int, findings: Findings) -> PerEpi
             output = await runtime.evaluation.run(
                 examples, phase="train/1", generations=generations, keep_episodes=bool(own)
             )
-            for name, block in blocks_of(config.finetuning).items() if own else ():
+            for name, block in target_blocks(config.finetuning).items() if own else ():
                 builder = runtime.builder if name is None else TargetBuilder(runtime.builder, name)
                 await _try_algorithm(builder, block, runtime, output)
-        for name, block in blocks_of(config.finetuning).items():
+        for name, block in target_blocks(config.finetuning).items():
             if block.enabled:
                 _check_targets(config, name, block, run, findings)
-        averages = measured(run)
+        averages = measure_usage(run)
         if averages is None:
             raise RequestError(
                 "no model was asked in the episodes that were played: there is nothing to measure"
@@ -292,7 +295,7 @@ async def _try_algorithm(
     Raises RequestError that names the error or the wrong return value.
     """
     collecting = await builder.get_trajectory_builder(str(block.trajectory_builder))
-    if not isinstance(collecting, CollectingBuilder) or not is_own(collecting.algorithm):
+    if not isinstance(collecting, CollectingBuilder) or not is_custom(collecting.algorithm):
         return
 
     async def played() -> EvaluationRunOutput:
@@ -304,7 +307,7 @@ async def _try_algorithm(
     try:
         collection = await collecting.finalize("check", {"epoch": 0})
     except Exception as error:
-        raise fault_of(collecting.algorithm, error) from error
+        raise algorithm_error(collecting.algorithm, error) from error
     groups: list[list[SampleOrPair]] = []
     with suppress(EtudeError):  # Texts may lack tokens. Another check looks at whether they are needed.
         groups = groups_of(collection, collecting.algorithm)

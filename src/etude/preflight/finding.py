@@ -40,7 +40,7 @@ class Findings:
         self.items.append(Finding(what, "error", str(error)))
 
     @contextmanager
-    def of_errors(self, what: str) -> Iterator[None]:
+    def catch_errors(self, what: str) -> Iterator[None]:
         """Turn an EtudeError in the block into a finding about `what`."""
         try:
             yield

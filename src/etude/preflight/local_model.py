@@ -25,8 +25,8 @@ from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.probe import PROBES, QUESTION, TOOL
 from etude.models.source import is_gguf
-from etude.models.speech import load_tokenizer
 from etude.models.template import ChatTemplate
+from etude.models.text_codec import load_tokenizer
 from etude.models.weights import load_outline, loading
 from etude.preflight.finding import Findings
 
@@ -242,14 +242,14 @@ def unread_values(template: ChatTemplate) -> list[str]:
         shapes += [("A thought.", calls) for _, calls in shapes]
 
     def comes_back(kinds: Iterable[str]) -> bool:
-        return all(_comes_back(template, kinds, thought, calls) for thought, calls in shapes)
+        return all(_round_trips(template, kinds, thought, calls) for thought, calls in shapes)
 
     if comes_back(VALUES) and comes_back(["no arguments"]):
         return []
     return [kind for kind in VALUES if not comes_back([kind])]
 
 
-def _comes_back(template: ChatTemplate, kinds: Iterable[str], thought: str, calls: int) -> bool:
+def _round_trips(template: ChatTemplate, kinds: Iterable[str], thought: str, calls: int) -> bool:
     """Return whether calls with all values of some kinds parse to the same calls."""
     values = [value for kind in kinds for value in VALUES[kind]]
     arguments = {f"value_{number}": value for number, (_, value) in enumerate(values)}

@@ -34,7 +34,7 @@ async def examine_services(config: Config, findings: Findings) -> None:
                 if not isinstance(config.trainer_adapters[name], LocalAdapterConfig):
                     await _try_backend(builder, name, findings)
     if config.storage is not None:
-        with findings.of_errors("storage"):
+        with findings.catch_errors("storage"):
             findings.ok("storage", await probe(config.storage))
 
 
@@ -42,12 +42,12 @@ async def _ask_addresses(what: str, llm: OpenAiLlmConfig, findings: Findings) ->
     """Ask each address of a model for the list of its models. Nothing is sampled."""
     from etude.inference.http_addresses import HttpAddresses
 
-    with findings.of_errors(what):
+    with findings.catch_errors(what):
         addresses = HttpAddresses(llm)
         addresses.wanted = llm.model_name
         every = addresses.routes.addresses
         try:
-            reasons = await asyncio.gather(*map(addresses.lacking, every))
+            reasons = await asyncio.gather(*map(addresses.probe_address, every))
         finally:
             await addresses.close()
         for address, reason in zip(every, reasons, strict=True):
@@ -78,7 +78,7 @@ async def _try_model(what: str, llm: OpenAiLlmConfig, findings: Findings) -> Non
 
 async def _try_backend(builder: Builder, name: str, findings: Findings) -> None:
     what = f"backend {name}"
-    with findings.of_errors(what):
+    with findings.catch_errors(what):
         adapter = await builder.get_trainer_adapter(name)
         if await adapter.is_healthy():
             findings.ok(what, "answers, and could train now")

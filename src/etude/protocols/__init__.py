@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from etude.protocols.arrays import Rollouts as Rollouts
+from etude.protocols.branching import Widths as Widths
+from etude.protocols.branching import most_calls as most_calls
+from etude.protocols.catalog import adp as adp
+from etude.protocols.catalog import debate as debate
+from etude.protocols.catalog import merlin_arthur as merlin_arthur
+from etude.protocols.catalog import mnip as mnip
+from etude.protocols.catalog import nip as nip
+from etude.protocols.catalog import solo_verifier as solo_verifier
 from etude.protocols.decision import SCALES as SCALES
 from etude.protocols.decision import Scale as Scale
 from etude.protocols.decision import Verdict as Verdict
-from etude.protocols.growing import Widths as Widths
-from etude.protocols.growing import most_calls as most_calls
-from etude.protocols.named import adp as adp
-from etude.protocols.named import debate as debate
-from etude.protocols.named import merlin_arthur as merlin_arthur
-from etude.protocols.named import mnip as mnip
-from etude.protocols.named import nip as nip
-from etude.protocols.named import solo_verifier as solo_verifier
 from etude.protocols.protocol import Outcome as Outcome
 from etude.protocols.protocol import Protocol as Protocol
 from etude.protocols.protocol import Role as Role
 from etude.protocols.protocol import Turn as Turn
-from etude.protocols.scenario import Act as Act
-from etude.protocols.scenario import Line as Line
 from etude.protocols.scenario import Log as Log
+from etude.protocols.scenario import LogEntry as LogEntry
 from etude.protocols.scenario import Malformed as Malformed
+from etude.protocols.scenario import ParsedAnswer as ParsedAnswer
 from etude.protocols.scenario import Scenario as Scenario
 from etude.protocols.scenario import dialogue as dialogue
 from etude.protocols.tree import EpisodeTree as EpisodeTree

@@ -11,7 +11,7 @@ from typing import Any
 
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import MissingExtraError, RequestError
-from etude.protocols.decision import UNDECIDED, code_of
+from etude.protocols.decision import UNDECIDED, decision_code
 from etude.protocols.tree import EpisodeTree, Node
 
 
@@ -45,7 +45,7 @@ class Rollouts:
           the end): (B, R)
         - `message_history`, `message_agent_id` (-1: nobody): (B, R, R, C); `raw_message_history`:
           (B, R, R, A): all messages before the round of the second axis
-        - `agents`: `decision` (codes of `code_of`), `continuous_decision`: (B, R, A)
+        - `agents`: `decision` (codes of `decision_code`), `continuous_decision`: (B, R, A)
         - `next`: `agents.reward` (B, R, A), the reward earned by the round
 
         Raises RequestError without rows, MissingExtraError without numpy.
@@ -66,7 +66,7 @@ class Rollouts:
             for node in tree.path(leaf):
                 index = (b, node.round, agents[node.agent])
                 raw_BRA[index] = node.text
-                decision_BRA[index] = code_of(node.decision)
+                decision_BRA[index] = decision_code(node.decision)
                 exact_BRA[index] = node.decision or 0.0
                 for channel, text in node.messages.items():
                     text_BRC[b, node.round, channels[channel]] = text

@@ -29,7 +29,7 @@ def sign(verdict: Verdict) -> int:
     return 1 if verdict == ACCEPT else -1
 
 
-def code_of(decision: float | None) -> int:
+def decision_code(decision: float | None) -> int:
     """Return the code of a decision in [-1, 1]: 0 reject, 1 accept, 2 no decision (None), 3 neither (0)."""
     if decision is None:
         return UNDECIDED
@@ -121,7 +121,7 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
 )
 
 
-def scale_named(name: str) -> Scale:
+def find_scale(name: str) -> Scale:
     """Return the scale with this name. Raises RequestError for an unknown name, with the nearest one."""
     if name not in SCALES:
         raise RequestError(f"there is no decision scale '{name}'" + alternatives(name, SCALES))

@@ -16,7 +16,7 @@ from etude.protocols.tree import Node
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogEntry:
     """An answer or a message, as the log's reader sees it."""
 
     round: int
@@ -34,7 +34,7 @@ class Log:
     protocol: Protocol
     round: int
     """The round of the agent's turn, from 0."""
-    lines: tuple[Line, ...]
+    lines: tuple[LogEntry, ...]
     stance: Verdict | None
     """The verdict that the agent argues for; None when it argues for neither."""
     turns_left: int
@@ -43,7 +43,7 @@ class Log:
     """The agent's turns in the longest possible play. The number is the same in all of its prompts."""
 
 
-def log_of(
+def agent_log(
     protocol: Protocol, path: Sequence[Node], agent: str, number: int, *, stance: Verdict, key: int
 ) -> Log:
     """Return the log that `agent` sees in round `number`, after the answers of `path`.
@@ -52,17 +52,17 @@ def log_of(
     """
     schedule = protocol.rounds(key)
     channels = [channel for channel, readers in protocol.channels.items() if agent in readers]
-    lines: list[Line] = []
+    lines: list[LogEntry] = []
     for before, turns in enumerate(schedule[:number]):
         answers = [node for node in path if node.round == before]
-        lines += [Line(before, agent, None, node.text) for node in answers if node.agent == agent]
+        lines += [LogEntry(before, agent, None, node.text) for node in answers if node.agent == agent]
         order = [*channels]
         if protocol.shuffle_channels:
             generator(key, "channels", agent, before).shuffle(order)
         for channel in order:
             writers = {turn.agent for turn in turns if channel in turn.writes} - {agent}
             lines += [
-                Line(before, node.agent, channel, node.messages.get(channel, ""))
+                LogEntry(before, node.agent, channel, node.messages.get(channel, ""))
                 for node in answers
                 if node.agent in writers
             ]
@@ -109,7 +109,7 @@ def _user(heard: list[str], before: list[Message]) -> Message:
     return {"role": "user", "content": "\n\n".join(heard) or nothing}
 
 
-def _shown(log: Log, agent: str, line: Line) -> str:
+def _shown(log: Log, agent: str, line: LogEntry) -> str:
     """Return a line with its speaker. If the speaker has several channels, name its readers too."""
     protocol = log.protocol
     text = line.text or SILENCE
@@ -125,7 +125,7 @@ def _shown(log: Log, agent: str, line: Line) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class ParsedAnswer:
     """A well-formed answer."""
 
     messages: Mapping[str, str] = field(default_factory=dict)
@@ -149,7 +149,7 @@ _DECISION = re.compile(
 _SHOWN = 40
 
 
-def parse_answer(text: str, turn: Turn) -> Act | Malformed:
+def parse_answer(text: str, turn: Turn) -> ParsedAnswer | Malformed:
     """Parse an answer in the usual format: `Decision: …` on a separate line, or else a message.
 
     Only a turn that may decide can decide, so that a prover may quote a decision. The rest of an answer
@@ -165,13 +165,13 @@ def parse_answer(text: str, turn: Turn) -> Act | Malformed:
             return Malformed(f"the decision {unknown[:_SHOWN]!r} is none of: {_texts(turn)}")
         if len(set(values.values())) > 1:
             return Malformed(f"several decisions: {', '.join(text[:_SHOWN] for text in values)}")
-        return Act(decision=values[decisions[0]])
+        return ParsedAnswer(decision=values[decisions[0]])
     if turn.decide == "must":
         return Malformed(f"no decision in a turn that must decide; it is written 'Decision: {_texts(turn)}'")
     if not answer:
         return Malformed("an empty answer")
     if len(turn.writes) == 1:
-        return Act({turn.writes[0]: answer})
+        return ParsedAnswer({turn.writes[0]: answer})
     # Each part runs from its header to the next header.
     headings: list[re.Match[str]] = []
     for _, header in turn.parts:
@@ -185,7 +185,7 @@ def parse_answer(text: str, turn: Turn) -> Act | Malformed:
         messages[channel] = answer[heading.end() : next(end for end in ends if end > heading.start())].strip()
         if not messages[channel]:
             return Malformed(f"nothing after '{header}'")
-    return Act(messages)
+    return ParsedAnswer(messages)
 
 
 def _texts(turn: Turn) -> str:
@@ -214,7 +214,7 @@ class Scenario(typing.Protocol):
         """Return the right verdict: 0 for reject, 1 for accept."""
         ...
 
-    def parse(self, text: str, turn: Turn) -> Act | Malformed:
+    def parse(self, text: str, turn: Turn) -> ParsedAnswer | Malformed:
         """Return the messages and decision of an answer, or the reason why it cannot be used."""
         return parse_answer(text, turn)
 
@@ -240,6 +240,6 @@ def answer_for(scenario: Scenario, turn: Turn, verdict: Verdict) -> str | None:
             act = scenario.parse(text, turn)
         except Exception:  # noqa: BLE001  the user's code may raise on what is not in its format; the next is
             continue
-        if isinstance(act, Act) and act.decision is not None and act.decision * sign(verdict) > 0:
+        if isinstance(act, ParsedAnswer) and act.decision is not None and act.decision * sign(verdict) > 0:
             return text
     return None

@@ -18,8 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
-from etude.protocols.decision import WORDS, Verdict, code_of
-from etude.store.plain import jsonable
+from etude.protocols.decision import WORDS, Verdict, decision_code
+from etude.store.jsonable import jsonable
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class _Show:
 
 
 def _in_words(decision: float) -> str:
-    return f"{WORDS[code_of(decision)]} ({decision:g})"
+    return f"{WORDS[decision_code(decision)]} ({decision:g})"
 
 
 class _Dumper(yaml.SafeDumper):

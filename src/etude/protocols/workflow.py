@@ -16,19 +16,19 @@ from pydantic import Field
 from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, EvaluatorConfig, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, where_raised
-from etude.config.references import AgentRef, LlmRef, Refers
-from etude.config.registry import made_by, register_evaluator, register_workflow
+from etude.config.references import AgentRef, LlmRef, ReferenceTo
+from etude.config.registry import config_factory, register_evaluator, register_workflow
 from etude.core.call import Sampling
 from etude.core.episode import Example
 from etude.core.errors import EpisodeError, EtudeError, RequestError, alternatives
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
-from etude.protocols.decision import code_of
-from etude.protocols.growing import FinalAnswer, Play, Question, Width, Widths, most_calls
-from etude.protocols.named import PROTOCOLS
+from etude.protocols.branching import FinalAnswer, Play, Question, Width, Widths, most_calls
+from etude.protocols.catalog import PROTOCOLS
+from etude.protocols.decision import decision_code
 from etude.protocols.protocol import Protocol, Turn
-from etude.protocols.scenario import Act, Malformed, Scenario
+from etude.protocols.scenario import Malformed, ParsedAnswer, Scenario
 from etude.protocols.tree import EpisodeTree, Rejected
 from etude.rewards.evaluator import scored
 from etude.rollout.collector import Collector, EpisodeJob, Limits
@@ -180,7 +180,7 @@ class _Asker:
         with self._episode.function(agent):
             return call, await self._episode.chat(question.prompt, model=self._models.get(agent), **sampling)
 
-    def _act(self, text: str, turn: Turn) -> Act | Malformed:
+    def _act(self, text: str, turn: Turn) -> ParsedAnswer | Malformed:
         act = self._workflow.scenario.parse(text, turn)
         if isinstance(act, Malformed):
             return act
@@ -284,13 +284,13 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
     """Parameters of the scenario."""
     policy: LlmRef | None = None
     """The model of agents that `policies` does not name. Default: the trained model."""
-    policies: Annotated[dict[str, LlmRef], Refers("agents")] = Field(default_factory=dict)
+    policies: Annotated[dict[str, LlmRef], ReferenceTo("agents")] = Field(default_factory=dict)
     """The model of each agent, by the agent's name."""
-    widths: _Width | list[_Width] | Annotated[dict[str, _Width | list[_Width]], Refers("agents")] = 1
+    widths: _Width | list[_Width] | Annotated[dict[str, _Width | list[_Width]], ReferenceTo("agents")] = 1
     """Answers sampled for each turn: a number, a list by round, or either by agent. 1 is a plain rollout."""
     retries: int = Field(default=RETRIES, ge=0)
     """How often to ask again after a malformed answer."""
-    sampling: Annotated[dict[str, dict[str, Any]], Refers("agents")] = Field(default_factory=dict)
+    sampling: Annotated[dict[str, dict[str, Any]], ReferenceTo("agents")] = Field(default_factory=dict)
     """Sampling parameters by agent, such as `{prover: {max_tokens: 200}}`."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
     """The time limit of a play in seconds."""
@@ -332,7 +332,9 @@ class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):
     """The agent, such as `verifier`."""
 
 
-register_evaluator(config_type=ProtocolRewardConfig)(made_by(lambda config: ProtocolReward(config.agent)))
+register_evaluator(config_type=ProtocolRewardConfig)(
+    config_factory(lambda config: ProtocolReward(config.agent))
+)
 
 
 def accuracy(tree: EpisodeTree) -> float:
@@ -344,7 +346,7 @@ def accuracy(tree: EpisodeTree) -> float:
     for node in tree.nodes:
         parent = None if node.parent is None else tree.nodes[node.parent]
         chances[node.id] = chances[node.parent] / len(tree.children(parent))
-    right = (chances[leaf.id] for leaf in tree.leaves() if code_of(leaf.verdict) == tree.truth)
+    right = (chances[leaf.id] for leaf in tree.leaves() if decision_code(leaf.verdict) == tree.truth)
     # Rounding can lift the sum above 1, for example with thirds.
     return min(1.0, math.fsum(right))
 
@@ -363,4 +365,4 @@ class VerdictAccuracyConfig(EvaluatorConfig, name="verdict_accuracy"):
     """The accuracy of the verdict: 1 if it is right, 0 if it is wrong or missing."""
 
 
-register_evaluator(config_type=VerdictAccuracyConfig)(made_by(lambda config: VerdictAccuracy()))
+register_evaluator(config_type=VerdictAccuracyConfig)(config_factory(lambda config: VerdictAccuracy()))

@@ -24,7 +24,7 @@ from etude.core.errors import MissingExtraError
 from etude.core.history import Entry, EpochEntry, History
 from etude.core.secrets import masked
 from etude.store.figures import with_rewards
-from etude.store.files import draft_of, write_atomically
+from etude.store.files import open_draft, write_atomically
 
 _INK, _MUTED, _GRID = "#22262e", "#7a8290", "#e6e8ec"
 _TRAIN, _VALIDATION, _FILTERED = "#4c78a8", "#e4572e", "#59a14f"
@@ -79,7 +79,7 @@ class RunReport:
             self._drawn_at = self._clock()
             try:
                 picture = render_reward_plot(history)
-                with draft_of(folder / PLOT) as draft:
+                with open_draft(folder / PLOT) as draft:
                     draft.write_bytes(picture)
             except MissingExtraError as missing:
                 if final:

@@ -26,7 +26,7 @@ from etude.core.stats import shown_seconds
 from etude.store.figures import failed_counts
 
 
-class RunState(Progress):
+class ProgressSums(Progress):
     """The sums of a run's events so far. Displays are subclasses that show them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class RunState(Progress):
         self.epoch: int | None = None
         """Counts from 1; None before the first epoch."""
         self.num_epochs = 0
-        RunState.phase(self, "starting")
+        ProgressSums.phase(self, "starting")
         self.rewards: dict[str, list[float]] = {}
         """The average reward of each epoch's episodes, by target. The key is "" if one model is trained."""
         self.validations: dict[str, list[Mapping[str, Any]]] = {}
@@ -103,7 +103,7 @@ class RunState(Progress):
         return next((rewards[-1] for rewards in self.rewards.values()), None)
 
 
-def of_target(metrics: Mapping[str, Any]) -> str:
+def target_suffix(metrics: Mapping[str, Any]) -> str:
     """Return the target's name after a space, if there are several targets."""
     return f" {metrics['target']}" if metrics.get("target") else ""
 
@@ -126,15 +126,15 @@ def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:
     """Return a validation as one line."""
     entry = ValidationEntry(epoch=epoch, metrics=dict(metrics))
     n = metrics.get("num_examples")
-    return f"{entry}{of_target(metrics)}: reward {entry.reward}, n={n}{_best(metrics)}"
+    return f"{entry}{target_suffix(metrics)}: reward {entry.reward}, n={n}{_best(metrics)}"
 
 
 def _best(metrics: Mapping[str, Any]) -> str:
-    found = Distribution.among(metrics)
+    found = Distribution.from_metrics(metrics)
     return "" if found is None else f", {found}"
 
 
-class LineProgress(RunState):
+class LineProgress(ProgressSums):
     """A display of lines: one for each important event, and signs of life while episodes run."""
 
     def __init__(
@@ -186,14 +186,14 @@ class LineProgress(RunState):
         }
         cut_off = metrics.get("cut_off_share")
         facts = [
-            f"reward {Score.among(metrics)}{_best(metrics)}",
+            f"reward {Score.from_metrics(metrics)}{_best(metrics)}",
             f"{metrics.get('filtered_trajectories', 0)} trajectories",
             *([f"{cut_off:.0%} of answers cut off"] if cut_off else []),
             *(f"{count} {name}" for name, count in counts.items() if count),
             f"{shown_seconds(self.elapsed)} elapsed",
             *([self.spending] if self.spending else []),
         ]
-        self._say(f"epoch {epoch}/{self.num_epochs}{of_target(metrics)}: {', '.join(facts)}")
+        self._say(f"epoch {epoch}/{self.num_epochs}{target_suffix(metrics)}: {', '.join(facts)}")
 
     def skipped(self, epoch: int, reason: str) -> None:
         super().skipped(epoch, reason)
@@ -272,7 +272,7 @@ _KEYS = 8
 """Free columns to the right of the panel."""
 
 
-class LiveProgress(RunState):
+class LiveProgress(ProgressSums):
     """A panel that redraws itself. Use it as a context manager. Messages scroll by above it."""
 
     def __init__(self, console: Console | None = None, **kwargs: Any) -> None:
@@ -328,7 +328,7 @@ class LiveProgress(RunState):
         if self.spending:
             rows.add_row(Text.assemble("spent ", (self.spending, "bold")))
         for target, validations in self.validations.items():
-            first, last = Score.among(validations[0]), Score.among(validations[-1])
+            first, last = Score.from_metrics(validations[0]), Score.from_metrics(validations[-1])
             values = f"{last}" if len(validations) == 1 else f"{first} → {last}"
             rows.add_row(
                 Text.assemble("validation ", f"{target} " if target else "", (values, "bold magenta"))

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.evaluation import EvalInput, EvaluationRunOutput
 from etude.core.keys import shuffled_forever
-from etude.rewards.evaluation import Evaluation, EvaluationRequest, together
-from etude.wire.retries import Within
+from etude.rewards.evaluation import Evaluation, EvaluationRequest, merge_outputs
+from etude.wire.retries import ContextValue
 
 
 def examples_for_epoch(
@@ -50,7 +50,7 @@ Stage = Literal["train", "validation", "warm-up"]
 
 
 @dataclass(slots=True)
-class Collected:
+class CollectionStats:
     """Statistics of all episodes that were collected for one epoch.
 
     Answers are answers of the trained model, without calls that play a user.
@@ -122,7 +122,7 @@ class Collected:
     @property
     def output(self) -> EvaluationRunOutput:
         """All outputs merged, in the order of their keys and numbers."""
-        return together([self.outputs[key] for key in sorted(self.outputs)])
+        return merge_outputs([self.outputs[key] for key in sorted(self.outputs)])
 
 
 class Collections(Evaluation):
@@ -142,16 +142,16 @@ class Collections(Evaluation):
         label: Callable[[int], Awaitable[str]],
     ) -> None:
         """`model` is the trained entry of `llms`; `epoch` returns the epoch to collect for, outside of a
-        `within` block. `observer` is called with the epoch (from 0) and each of its training episodes.
-        `label` is awaited before each collection for an epoch. Its result tells these episodes from others of
-        the epoch; an exception ends the collection."""
+        `collecting_for` block. `observer` is called with the epoch (from 0) and each of its training
+        episodes. `label` is awaited before each collection for an epoch. Its result tells these episodes from
+        others of the epoch; an exception ends the collection."""
         self._evaluation = evaluation
         self._model = model
         self._epoch = epoch
         self._observer = observer
         self._label = label
         self._calls: Counter[str] = Counter()
-        self._collected: dict[int, Collected] = {}
+        self._collected: dict[int, CollectionStats] = {}
         self._running: set[asyncio.Task[Any] | None] = set()
 
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
@@ -161,7 +161,7 @@ class Collections(Evaluation):
         key = phase_name(stage, number, "-".join(filter(None, (request.phase, label))))
         self._calls[key] += 1
         call = self._calls[key]
-        collected = self._collected.setdefault(number, Collected()) if stage == "train" else None
+        collected = self._collected.setdefault(number, CollectionStats()) if stage == "train" else None
 
         def saw(episode: EpisodeRecord) -> None:
             if collected is not None:
@@ -174,7 +174,7 @@ class Collections(Evaluation):
         self._running.add(task)
         try:
             output = await self._evaluation.answer(
-                replace(request, phase=numbered(key, call), on_episode=saw)
+                replace(request, phase=collection_phase(key, call), on_episode=saw)
             )
         finally:
             self._running.discard(task)
@@ -182,9 +182,9 @@ class Collections(Evaluation):
             collected.outputs[key, call] = output.model_copy(update={"eval_input": EvalInput()})
         return output
 
-    def of(self, epoch: int) -> Collected:
+    def of(self, epoch: int) -> CollectionStats:
         """Return the statistics of the episodes collected for an epoch (from 0) so far."""
-        return self._collected.get(epoch, Collected())
+        return self._collected.get(epoch, CollectionStats())
 
     def forget(self, epoch: int) -> None:
         """Drop an epoch's statistics."""
@@ -201,12 +201,12 @@ class Collections(Evaluation):
 _within: ContextVar[tuple[Stage, int] | None] = ContextVar("within", default=None)
 
 
-def within(stage: Stage, number: int) -> Within[tuple[Stage, int]]:
+def collecting_for(stage: Stage, number: int) -> ContextValue[tuple[Stage, int]]:
     """Collect for an epoch (from 0) or a validation in the block, and in tasks started there."""
-    return Within(_within, (stage, number))
+    return ContextValue(_within, (stage, number))
 
 
-def worked_on(stage: Stage) -> int | None:
+def current_number(stage: Stage) -> int | None:
     """Return the epoch or validation of this stage that is being collected here; None outside of one."""
     inside = _within.get()
     return inside[1] if inside is not None and inside[0] == stage else None
@@ -220,9 +220,9 @@ def phase_name(stage: Stage, number: int, label: str = "") -> str:
     name = f"train/{number + 1}" if stage == "train" else f"{stage}/{number}"
     if label in ("", name):
         return name
-    return name + "-" + re.sub(r"[^\w~-]+", "-", label)  # `numbered` puts its number after a dot.
+    return name + "-" + re.sub(r"[^\w~-]+", "-", label)  # `collection_phase` puts its number after a dot.
 
 
-def numbered(phase: str, call: int) -> str:
+def collection_phase(phase: str, call: int) -> str:
     """Return the phase of the `call`-th collection (from 1) of one kind: `train/3`, `train/3.2`, …"""
     return phase if call == 1 else f"{phase}.{call}"

@@ -110,7 +110,7 @@ def summary_of(outputs: list[EvalOutputItem]) -> EvalOutput:
     return EvalOutput(average_score=mean, eval_output_items=outputs)
 
 
-def together(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
+def merge_outputs(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
     """Merge several collections into one."""
     scores: defaultdict[str, list[EvalOutputItem]] = defaultdict(list)
     failures, calls, retried = Counter[str](), Counter[str](), Counter[str]()
@@ -175,7 +175,7 @@ class ErrorBudget:
         return ErrorBudgetExceeded("\n".join(lines))
 
 
-class Gathering:
+class ScoreCollector:
     """Scores episodes in any order of arrival, and returns the results in the order of the examples."""
 
     def __init__(

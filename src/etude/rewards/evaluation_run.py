@@ -17,11 +17,11 @@ from etude.core.errors import ErrorBudgetExceeded, ModelOut, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.stats import Estimate, estimate
-from etude.rewards.evaluation import Evaluation, EvaluationRequest, Gathering, OnScore
+from etude.rewards.evaluation import Evaluation, EvaluationRequest, OnScore, ScoreCollector
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow
-from etude.store.episodes import phase_of, read_episode, stored_episodes
+from etude.store.episodes import episode_phase, read_episode, stored_episodes
 from etude.store.journal import Journal
 
 
@@ -68,7 +68,7 @@ class EvaluationRun(Evaluation):
             )
         phase = request.phase or "eval"
         jobs = [job for example in request.examples for job in _jobs(example, phase, request)]
-        gathering = Gathering(
+        gathering = ScoreCollector(
             [(job.example.id, job.generation) for job in jobs],
             self._scorer,
             self._error_budget,
@@ -116,7 +116,7 @@ async def rescore(
     ids = {
         (data["example"]["id"], data["generation"]): key
         for key, data in stored_episodes(journal, f"{phase}/")
-        if phase_of(data) == phase
+        if episode_phase(data) == phase
     }
     if not ids:
         raise RequestError(f"{journal.path} has no episodes of the phase '{phase}'")
@@ -128,7 +128,7 @@ async def rescore(
         max_concurrency=max_concurrency,
         label=f"rescore:{label}",
     )
-    gathering = Gathering(order, scorer, error_budget, keep_episodes=keep_episodes, on_score=on_score)
+    gathering = ScoreCollector(order, scorer, error_budget, keep_episodes=keep_episodes, on_score=on_score)
 
     async def records() -> AsyncGenerator[EpisodeRecord]:
         for key in order:

@@ -17,17 +17,17 @@ from pydantic import Field, FiniteFloat
 from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, EvaluatorConfig
 from etude.config.import_path import import_object, where_defined
-from etude.config.references import AgentRef, Refers
-from etude.config.registry import made_by, register_evaluator
+from etude.config.references import AgentRef, ReferenceTo
+from etude.config.registry import config_factory, register_evaluator
 from etude.core.data_model import kind_of, number
-from etude.core.episode import Example, measured
+from etude.core.episode import Example, recorded_score
 from etude.core.errors import RequestError
 from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, ScoreBounds, is_score, rising
 from etude.core.interfaces import Evaluator
 from etude.core.secrets import masked, masked_data
 from etude.core.stats import Bounds
 from etude.core.threads import call_in_thread
-from etude.store.plain import jsonable
+from etude.store.jsonable import jsonable
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -269,7 +269,7 @@ class WeightedEvaluator(Evaluator):
 class WeightedEvaluatorConfig(EvaluatorConfig, name="weighted"):
     """A weighted sum of other evaluators' scores."""
 
-    weights: Annotated[dict[str, FiniteFloat], Refers("evaluators")] = Field(min_length=1)
+    weights: Annotated[dict[str, FiniteFloat], ReferenceTo("evaluators")] = Field(min_length=1)
     """The weights of other entries of `eval.evaluators`, by name."""
 
 
@@ -295,7 +295,7 @@ class MeasuredEvaluator(Evaluator):
         """Return the recorded score with its reason, or an error that lists the recorded scores."""
         if item.episode is None:
             return unscored(item, "there is no episode to read a score from")
-        event = measured(item.episode, self.name, self.agent)
+        event = recorded_score(item.episode, self.name, self.agent)
         if event is not None:
             return scored(item, (event.value, event.text or None))
         recorded = {
@@ -323,5 +323,5 @@ class MeasuredConfig(EvaluatorConfig, name="measured"):
 
 
 register_evaluator(config_type=MeasuredConfig)(
-    made_by(lambda config: MeasuredEvaluator(config.name, config.agent, config.bounds))
+    config_factory(lambda config: MeasuredEvaluator(config.name, config.agent, config.bounds))
 )

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from etude.config.component import CHANGEABLE, WorkflowConfig
-from etude.config.references import LlmRef, Refers
-from etude.config.registry import made_by, register_workflow
+from etude.config.references import LlmRef, ReferenceTo
+from etude.config.registry import config_factory, register_workflow
 from etude.core.episode import SIMULATED_USER, Example, ToolSet
 from etude.core.errors import RequestError
-from etude.core.message import Message, text_of
+from etude.core.message import Message, message_text
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
@@ -27,7 +27,7 @@ class AgentConfig(WorkflowConfig, name="agent"):
     """Set the system message. `{name}` stands for an input of the example."""
     model: LlmRef | None = None
     """Name the entry of `llms` that the agent samples from; default: the trained one."""
-    tools: Annotated[list[str] | None, Refers("tools")] = Field(default=None, min_length=1)
+    tools: Annotated[list[str] | None, ReferenceTo("tools")] = Field(default=None, min_length=1)
     """Name the agent's tool sets; default: all of the config's."""
     max_turns: Annotated[int, CHANGEABLE] = Field(default=10, ge=1)
     """Limit the model's answers to the prompt, including those that call tools."""
@@ -87,7 +87,7 @@ def _prompt(example: Example, template: str) -> list[Message]:
     )
 
 
-register_workflow(config_type=AgentConfig)(made_by(AgentConfig.workflow))
+register_workflow(config_type=AgentConfig)(config_factory(AgentConfig.workflow))
 
 
 _USER = """\
@@ -162,7 +162,7 @@ class SimulatedUser:
         seen: list[Message] = [
             {"role": sides[message["role"]], "content": text}
             for message in messages
-            if message["role"] in sides and (text := text_of(message))
+            if message["role"] in sides and (text := message_text(message))
         ]
         if not seen or seen[0]["role"] == "assistant":
             seen.insert(0, {"role": "user", "content": self._greeting})

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
-from etude.config.data_files import Placed, read_csv, read_json_file, read_jsonl, read_parquet
+from etude.config.data_files import PlacedRow, read_csv, read_json_file, read_jsonl, read_parquet
 from etude.config.import_path import import_object
 from etude.config.registry import register_dataset
 from etude.core.episode import Example
@@ -54,7 +54,7 @@ class RowsConfig(DatasetConfig):
     seed: int = Field(default=0, ge=0)
     """Set the seed of the shuffle."""
 
-    def _placed(self) -> Iterator[Placed]:
+    def _placed(self) -> Iterator[PlacedRow]:
         """Yield the content of each row with its place."""
         source = getattr(self, self.source_key)
         for number, content in enumerate(self._contents(), start=1):
@@ -90,7 +90,7 @@ class FileDatasetConfig(RowsConfig):
     file_path: Path
     """Set the path of the file."""
 
-    def _placed(self) -> Iterator[Placed]:
+    def _placed(self) -> Iterator[PlacedRow]:
         path = self.file_path
         if path.is_file():
             return _READERS[self.type_name](path)
@@ -103,7 +103,7 @@ class FileDatasetConfig(RowsConfig):
         raise DatasetError(f"dataset file {path} does not exist{hint}")
 
 
-def _read_list(path: Path) -> Iterator[Placed]:
+def _read_list(path: Path) -> Iterator[PlacedRow]:
     data = read_json_file(path)
     if not isinstance(data, list):
         raise DatasetError(
@@ -114,7 +114,7 @@ def _read_list(path: Path) -> Iterator[Placed]:
         yield f"{path}: row {number}", content
 
 
-_READERS: Mapping[str, Callable[[Path], Iterator[Placed]]] = {
+_READERS: Mapping[str, Callable[[Path], Iterator[PlacedRow]]] = {
     "json": _read_list,
     "jsonl": read_jsonl,
     "csv": read_csv,

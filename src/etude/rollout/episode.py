@@ -17,15 +17,15 @@ from etude.core.data_model import number
 from etude.core.episode import Event, Example, ToolSet
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.evaluation import LARGEST_SCORE, is_score
-from etude.core.interfaces import bare
+from etude.core.interfaces import innermost
 from etude.core.keys import generator
 from etude.core.message import Tool
-from etude.rollout.places import EpisodeLoop, ProgramResult, Workplace, last_line
+from etude.rollout.episode_loop import EpisodeLoop, ProgramFolder, ProgramResult, last_line
 from etude.rollout.recorder import Recorder
 from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
 from etude.rollout.tools import EpisodeTools, SyncTools, Tools
 from etude.rollout.workflow import FunctionScope, current_function
-from etude.wire.answers import Heading, RecordedCompletion
+from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.bodies import plain_messages
 from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.forms import choose_tools, read_format
@@ -70,7 +70,7 @@ class Episode:
 
         self._tools = EpisodeTools(self.id, tools, recorder.journal, record, self.loop)
         self._endpoint: Endpoint | None = None
-        self._workplace = Workplace()
+        self._workplace = ProgramFolder()
         self.said = AnswerMemory()
         """The answers that clients were given, to recognise them in any form that they come back in."""
         self.readers = recorder.models
@@ -258,11 +258,11 @@ class Episode:
             body.model if body.model in self._recorder.models.engines else default_model
         )
 
-        speech = getattr(bare(self._recorder.models.engines[model]), "speech", None)
+        speech = getattr(innermost(self._recorder.models.engines[model]), "speech", None)
 
-        def heading(name: str) -> Heading:
+        def heading(name: str) -> AnswerHeader:
             # The id depends only on the request, for code that puts it into a later request.
-            head = Heading(f"chatcmpl-{name.replace('/', '-')}", model, tokens_as_ids=body.tokens_as_ids)
+            head = AnswerHeader(f"chatcmpl-{name.replace('/', '-')}", model, tokens_as_ids=body.tokens_as_ids)
             return head if speech is None else replace(head, bytes_of=speech.template.rendering.token_bytes)
 
         def on_delta(name: str, delta: Delta) -> None:
@@ -273,7 +273,7 @@ class Episode:
             body,
             model=model,
             function=body.function or current_function.get(),
-            on_delta=None if body.on_delta is None else self.loop.heard_here(on_delta),
+            on_delta=None if body.on_delta is None else self.loop.callback_on_this_loop(on_delta),
         )
         name, call = await self.loop.call(asked)
         assert call.completion is not None
@@ -345,7 +345,7 @@ class SyncEpisode:
     @contextlib.contextmanager
     def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> Iterator[SyncTools]:
         """Open tools with `with episode.tools("search") as tools:`; their calls wait for results."""
-        with self.loop.entered_by_waiting(self._episode.tools(*sets)) as tools:
+        with self.loop.enter_blocking(self._episode.tools(*sets)) as tools:
             yield SyncTools(tools, self.loop.wait)
 
     @property

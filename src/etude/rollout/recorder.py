@@ -15,8 +15,8 @@ from typing import Any
 from etude.budget.meter import Role, asking_for
 from etude.core.call import Call, ChatRequest, Completion, Delta, Sampling
 from etude.core.episode import SIMULATED_USER
-from etude.core.errors import EpisodeError, EtudeError, ModelOut, RequestError, StoreError, words_of
-from etude.core.interfaces import Engine, bare, end_conversation
+from etude.core.errors import EpisodeError, EtudeError, ModelOut, RequestError, StoreError, error_words
+from etude.core.interfaces import Engine, end_conversation, innermost
 from etude.core.keys import fold
 from etude.core.message import Message, Tool
 from etude.store.encode import encode_call, shared_messages
@@ -83,7 +83,7 @@ class Models:
     async def reader(self, model: str) -> AsyncIterator[Any]:
         """Yield a model's text codec. Raises RequestError for a model that is sampled elsewhere."""
         name = model if model in self.engines else self.choose(None)
-        speech = getattr(bare(self.engines[name]), "speech", None)
+        speech = getattr(innermost(self.engines[name]), "speech", None)
         if speech is None:
             raise RequestError(
                 f"the model '{name}' is sampled by another server, which alone knows its tokens",
@@ -262,7 +262,7 @@ class Recorder:
         except BaseException as error:
             if not self._closed:
                 is_cancelled = isinstance(error, asyncio.CancelledError)
-                words = str(error) if isinstance(error, EtudeError) else words_of(error)
+                words = str(error) if isinstance(error, EtudeError) else error_words(error)
                 reason = "cancelled before there was an answer" if is_cancelled else words
                 self._calls[asked.index] = ended(None, reason)
             raise

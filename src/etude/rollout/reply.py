@@ -21,7 +21,7 @@ from etude.core.call import Call
 from etude.core.errors import RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool
-from etude.store.plain import plain
+from etude.store.jsonable import plain
 
 
 @dataclass(frozen=True, slots=True)

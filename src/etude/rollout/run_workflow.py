@@ -13,12 +13,12 @@ from typing import Any
 from etude.core import threads
 from etude.core.data_model import kind_of
 from etude.core.episode import Failure
-from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, words_of
+from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, error_words
 from etude.core.threads import call_in_thread
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.reply import Reply
 from etude.rollout.workflow import Workflow
-from etude.store.plain import plain
+from etude.store.jsonable import plain
 from etude.wire.dialect import ERROR_HEADER
 
 _abandoned: set[asyncio.Task[Any]] = set()
@@ -64,7 +64,7 @@ async def run_workflow(
     if error is not None:
         return None, failure_of(error)
     try:
-        return output_of(task.result()), None
+        return to_output(task.result()), None
     except NoOutput as error:
         return None, Failure("no_output", f"{workflow.where}: {error}")
 
@@ -77,7 +77,9 @@ def no_exit(whose: str) -> Iterator[None]:
     except (Exception, asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as error:  # noqa: BLE001  any other error would end the program
-        raise RuntimeError(f"{whose} raised {words_of(error)}").with_traceback(error.__traceback__) from None
+        raise RuntimeError(f"{whose} raised {error_words(error)}").with_traceback(
+            error.__traceback__
+        ) from None
 
 
 async def _call(workflow: Workflow, episode: Episode) -> Any:
@@ -116,7 +118,7 @@ def failure_of(error: BaseException) -> Failure:
     """Return the failure for an exception of the workflow: `file:line: Type: message`."""
     if isinstance(error.__cause__, StopIteration):
         error = error.__cause__  # A coroutine cannot raise it: Python raises a RuntimeError instead.
-    where, words = user_line(error), words_of(error)
+    where, words = user_line(error), error_words(error)
     reason = f"{where}: {words}" if where else words
     calls = [failed for cause in _causes(error) if (failed := _call_error(cause)) is not None]
     if not calls and any(isinstance(cause, ToolError) for cause in _causes(error)):
@@ -175,7 +177,7 @@ class NoOutput(Exception):
     """A workflow's return value is no output. The message says what to return instead."""
 
 
-def output_of(returned: Any) -> Any:
+def to_output(returned: Any) -> Any:
     """Return a workflow's return value as JSON; for a `Reply`, its text.
 
     Raises NoOutput for values that cannot be stored, or that are surely a mistake.

@@ -16,18 +16,18 @@ from pydantic import Field, ValidationError
 
 from etude.config.component import ToolsConfig
 from etude.config.import_path import import_object
-from etude.config.registry import made_by, register_tools
+from etude.config.registry import config_factory, register_tools
 from etude.core.episode import Event, ToolResult, ToolSession, ToolSet, ToolUse
-from etude.core.errors import RequestError, ToolError, alternatives, words_of
+from etude.core.errors import RequestError, ToolError, alternatives, error_words
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
 from etude.core.secrets import masked
 from etude.core.threads import call_in_thread
-from etude.rollout.places import EpisodeLoop
+from etude.rollout.episode_loop import EpisodeLoop
 from etude.rollout.reply import PythonFunction, ToolCall
 from etude.store.episodes import tool_key
 from etude.store.journal import Steps
-from etude.store.plain import plain
+from etude.store.jsonable import plain
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class FunctionTools:
             )
             return ToolResult(f"error: {problems}", is_error=True)
         except Exception as error:  # noqa: BLE001  the user's function: its error is the tool's answer
-            return ToolResult(f"error: {words_of(error)}", is_error=True)
+            return ToolResult(f"error: {error_words(error)}", is_error=True)
         return ToolResult(text)
 
     async def log(self) -> str:
@@ -86,7 +86,7 @@ class FunctionToolsConfig(ToolsConfig, name="functions"):
 
 
 register_tools(config_type=FunctionToolsConfig)(
-    made_by(lambda config: FunctionTools([import_object(path) for path in config.functions]))
+    config_factory(lambda config: FunctionTools([import_object(path) for path in config.functions]))
 )
 
 

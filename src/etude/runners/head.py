@@ -13,14 +13,22 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from etude.budget.ledger import Ledger
-from etude.budget.meter import Purpose, restored
+from etude.budget.meter import Purpose, use_purpose
 from etude.core.call import Call, Usage
 from etude.core.errors import EtudeError, RequestError
-from etude.core.interfaces import Engine, Portable, bare, end_conversation
+from etude.core.interfaces import Engine, PortableEngine, end_conversation, innermost
 from etude.core.job import ModelVersion
 from etude.inference.programs import Child, ProcessEnd
 from etude.rollout.collector import EpisodeJob
-from etude.runners.link import Disconnected, Known, Link, Note, Stream, decode_request, encode_answer
+from etude.runners.link import (
+    CallCache,
+    Disconnected,
+    Notify,
+    RunnerLink,
+    Stream,
+    decode_request,
+    encode_answer,
+)
 from etude.runners.shipping import shipped_example
 from etude.store.journal import Journal
 from etude.wire.retries import RetryCount, counting_retries
@@ -94,11 +102,11 @@ class RemoteRunner:
         self._head = head
         self.process = process
         self._beat_seconds = beat_seconds
-        self._link = Link(stream, self._answer)
+        self._link = RunnerLink(stream, self._answer)
         self._serving = asyncio.ensure_future(self._link.serve())
         self._beating = asyncio.ensure_future(self._beat())
         self._killed_for: RunnerDied | None = None
-        self._known: defaultdict[str, Known] = defaultdict(dict)
+        self._known: defaultdict[str, CallCache] = defaultdict(dict)
         self._adopted: dict[str, ModelVersion | None] = {}
         self._died: asyncio.Task[RunnerDied] | None = None
         self._held: set[int] = set()
@@ -180,7 +188,7 @@ class RemoteRunner:
         death.playing, death.log = playing, str(self.process.log)
         return death
 
-    async def _answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
+    async def _answer(self, method: str, parameters: dict[str, Any], note: Notify) -> Any:
         match method, parameters:
             case "sample", _:
                 return await self._sample(parameters, note)
@@ -201,14 +209,14 @@ class RemoteRunner:
                 raise RequestError(f"the head does not know the method {method!r}")
         return None
 
-    async def _sample(self, parameters: dict[str, Any], note: Note) -> Any:
+    async def _sample(self, parameters: dict[str, Any], note: Notify) -> Any:
         conversation = parameters["conversation"]
         known = self._known[conversation] if conversation in self.playing else {}
         asked = decode_request(parameters, known)
         request = asked.request
         if parameters["streams"]:
             request = replace(request, on_delta=lambda delta: note(["delta", asdict(delta)]))
-        with counting_retries() as count, restored(Purpose(*parameters["purpose"])):
+        with counting_retries() as count, use_purpose(Purpose(*parameters["purpose"])):
             try:
                 call = await self._head.answer(replace(asked, request=request), count)
             finally:
@@ -221,8 +229,8 @@ class RemoteRunner:
         """Have the engines that the runner built adopt the versions of the head's engines."""
         news = {
             name: engine.adopted
-            for name, engine in ((name, bare(each)) for name, each in self._head.engines.items())
-            if name not in self._head.sampled_here and isinstance(engine, Portable)
+            for name, engine in ((name, innermost(each)) for name, each in self._head.engines.items())
+            if name not in self._head.sampled_here and isinstance(engine, PortableEngine)
             if engine.adopted is not None and engine.adopted != self._adopted.get(name)
         }
         if news:
@@ -251,7 +259,7 @@ class RemoteRunner:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class RunnerSlot:
     """A place where one runner at a time runs."""
 
     number: int
@@ -277,10 +285,10 @@ class Place:
         return "starting" if self.starting is not None else "closed" if self.is_closed else "idle"
 
 
-_Waiting: TypeAlias = "deque[asyncio.Future[Place]]"
+_Waiting: TypeAlias = "deque[asyncio.Future[RunnerSlot]]"
 
 
-class Places:
+class RunnerSlots:
     """Places for a bounded number of episodes each. Each gets the emptiest place, or a place for itself.
 
     Waiting episodes are woken in turn, and only when there is a place. So an episode costs the same with any
@@ -288,8 +296,8 @@ class Places:
     """
 
     def __init__(self, count: int, episodes_each: int) -> None:
-        self._all = tuple(Place(number) for number in range(1, count + 1))
-        self._by_load: list[dict[Place, None]] = [{} for _ in range(episodes_each + 1)]
+        self._all = tuple(RunnerSlot(number) for number in range(1, count + 1))
+        self._by_load: list[dict[RunnerSlot, None]] = [{} for _ in range(episodes_each + 1)]
         """The open, shared places by their number of episodes."""
         self._by_load[0] = dict.fromkeys(self._all)
         self._exclusive = 0
@@ -299,16 +307,16 @@ class Places:
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[RunnerSlot]:
         return iter(self._all)
 
     @asynccontextmanager
-    async def take(self, *, alone: bool) -> AsyncIterator[Place]:
+    async def take(self, *, alone: bool) -> AsyncIterator[RunnerSlot]:
         """Take a place with room for an episode, or an empty one that this episode has alone.
 
         Raises the error of a runner that fails to start while this waits.
         """
-        waiter: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[RunnerSlot] = asyncio.get_running_loop().create_future()
         (self._waiting_alone if alone else self._waiting).append(waiter)
         self._share_out()
         try:
@@ -323,18 +331,18 @@ class Places:
         finally:
             self._leave(place)
 
-    def close(self, place: Place) -> None:
+    def close(self, place: RunnerSlot) -> None:
         """Stop giving out this place."""
         place.is_closed = True
         self._by_load[place.episodes].pop(place, None)
 
-    def hold(self, place: Place, starting: asyncio.Task[None]) -> None:
+    def hold(self, place: RunnerSlot, starting: asyncio.Task[None]) -> None:
         """Hold back this place while its runner starts. On failure, raise its error in all waiters."""
         place.starting = starting
         self._by_load[place.episodes].pop(place, None)
         starting.add_done_callback(lambda task: self._offer(place, task))
 
-    def _offer(self, place: Place, started: asyncio.Task[None]) -> None:
+    def _offer(self, place: RunnerSlot, started: asyncio.Task[None]) -> None:
         place.starting = None
         if not started.cancelled() and (error := started.exception()) is not None:
             for waiter in (*self._waiting, *self._waiting_alone):
@@ -344,7 +352,7 @@ class Places:
             self._list(place)
         self._share_out()
 
-    def _list(self, place: Place) -> None:
+    def _list(self, place: RunnerSlot) -> None:
         if not place.is_closed and place.starting is None:
             self._by_load[place.episodes][place] = None
 
@@ -355,14 +363,14 @@ class Places:
         while _first(self._waiting) and (place := self._roomiest()) is not None:
             self._give(self._waiting.popleft(), place, alone=False)
 
-    def _roomiest(self) -> Place | None:
+    def _roomiest(self) -> RunnerSlot | None:
         """Return the place with the fewest episodes, if it has room for one more."""
         places = chain.from_iterable(self._by_load[:-1])
         if self._waiting_alone and not self._exclusive:
             next(places, None)  # The emptiest one is kept free for an episode that wants one alone.
         return next(places, None)
 
-    def _give(self, waiter: asyncio.Future[Place], place: Place, *, alone: bool) -> None:
+    def _give(self, waiter: asyncio.Future[RunnerSlot], place: RunnerSlot, *, alone: bool) -> None:
         del self._by_load[place.episodes][place]
         place.episodes += 1
         place.is_exclusive = alone
@@ -372,7 +380,7 @@ class Places:
             self._list(place)
         waiter.set_result(place)
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, place: RunnerSlot) -> None:
         if place.is_exclusive:
             place.is_exclusive = False
             self._exclusive -= 1

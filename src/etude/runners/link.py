@@ -40,7 +40,7 @@ _START = (
 
 
 @dataclass(frozen=True)
-class Invitation:
+class RunnerInvitation:
     """How a runner finds its head and proves its identity."""
 
     address: str
@@ -126,25 +126,25 @@ def _proof(key: bytes, who: str, own: str, others: str) -> str:
     return hmac.new(key, f"{who} {own} {others}".encode(), hashlib.sha256).hexdigest()
 
 
-Note: TypeAlias = Callable[[Any], None]
+Notify: TypeAlias = Callable[[Any], None]
 """Sends progress to the asking end before the answer is ready."""
 
-Answer: TypeAlias = Callable[[str, dict[str, Any], Note], Awaitable[Any]]
+Answer: TypeAlias = Callable[[str, dict[str, Any], Notify], Awaitable[Any]]
 """Answers a question, from its method, its parameters, and a function that reports progress."""
 
 
-class Link:
+class RunnerLink:
     """One end of a connection. `serve` must run while it is used."""
 
     def __init__(self, stream: Stream, answer: Answer) -> None:
         self._stream = stream
         self._answer = answer
         self._numbers = itertools.count()
-        self._asked: dict[int, tuple[asyncio.Future[Any], Note | None]] = {}
+        self._asked: dict[int, tuple[asyncio.Future[Any], Notify | None]] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
         self._is_closed = False
 
-    async def ask(self, method: str, parameters: dict[str, Any], on_note: Note | None = None) -> Any:
+    async def ask(self, method: str, parameters: dict[str, Any], on_note: Notify | None = None) -> Any:
         """Ask the other end and return its answer. Cancelling this cancels the work there.
 
         Raises the other end's error, or RuntimeError if its class is unknown here. Raises Disconnected when
@@ -254,11 +254,11 @@ def _error_of(data: dict[str, Any]) -> Exception:
     return error
 
 
-Known: TypeAlias = dict[int, Call]
+CallCache: TypeAlias = dict[int, Call]
 """The calls of an episode that both ends know, by the runner's numbers."""
 
 
-def encode_request(request: ChatRequest, model: str, number: int, known: Known) -> dict[str, Any]:
+def encode_request(request: ChatRequest, model: str, number: int, known: CallCache) -> dict[str, Any]:
     """Encode a request as JSON, with the earlier calls that the other end does not know.
 
     Adds those calls to `known`, as the other end does.
@@ -284,7 +284,7 @@ def encode_request(request: ChatRequest, model: str, number: int, known: Known) 
     }
 
 
-def decode_request(data: Mapping[str, Any], known: Known) -> Call:
+def decode_request(data: Mapping[str, Any], known: CallCache) -> Call:
     """Decode the requested call, with its earlier calls. Changes `known` as the other end does."""
     conversation = data["conversation"]
     for each, encoded in data["sent"]:
@@ -294,12 +294,12 @@ def decode_request(data: Mapping[str, Any], known: Known) -> Call:
     return replace(asked, request=replace(asked.request, earlier=earlier))
 
 
-def encode_answer(call: Call, known: Known, earlier: list[int]) -> Any:
+def encode_answer(call: Call, known: CallCache, earlier: list[int]) -> Any:
     """Encode the completion of a requested call as JSON."""
     return encode_call(call, _last(earlier, known))["completion"]
 
 
-def decode_answer(asked: Mapping[str, Any], completion: Any, known: Known) -> Completion:
+def decode_answer(asked: Mapping[str, Any], completion: Any, known: CallCache) -> Completion:
     """Decode the completion for the request that `encode_request` encoded as `asked`."""
     data = {**asked["call"], "completion": completion}
     call = decode_call(data, asked["conversation"], _parent(data, known))
@@ -312,10 +312,10 @@ decode_delta = TypeAdapter(Delta).validate_python
 """Decode a piece of an answer from its fields."""
 
 
-def _last(earlier: list[int], known: Known) -> tuple[str, Call] | None:
+def _last(earlier: list[int], known: CallCache) -> tuple[str, Call] | None:
     return (str(earlier[-1]), known[earlier[-1]]) if earlier else None
 
 
-def _parent(encoded: Any, known: Known) -> Call | None:
+def _parent(encoded: Any, known: CallCache) -> Call | None:
     name = parent_name(encoded)
     return None if name is None else known[int(name)]

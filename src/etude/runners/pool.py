@@ -22,16 +22,16 @@ from etude.config.builder import Builder
 from etude.config.schema import Config
 from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import EtudeError, StoreError
-from etude.core.interfaces import Engine, Portable, bare
+from etude.core.interfaces import Engine, PortableEngine, innermost
 from etude.core.process import allow_open_files
 from etude.inference.child_process import TeamLauncher, last_exception, last_lines
 from etude.inference.programs import Child, Launcher, LocalLauncher
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
-from etude.runners.head import Head, Place, Places, RemoteRunner, RunnerDied
-from etude.runners.link import Disconnected, Invitation, Stream, shake_hands
-from etude.runners.shipping import build_scorer, shipped
+from etude.runners.head import Head, RemoteRunner, RunnerDied, RunnerSlot, RunnerSlots
+from etude.runners.link import Disconnected, RunnerInvitation, Stream, shake_hands
+from etude.runners.shipping import build_scorer, config_to_json
 from etude.store.encode import encode_episode
 from etude.store.episodes import CallReader, call_key, read_episode
 from etude.store.run_folder import RunFolder
@@ -75,7 +75,7 @@ class RunnerPool:
         self._scorer = scorer
         self._build = dict(build)
         self._logs = logs
-        self.places = Places(runners, episodes_each)
+        self.places = RunnerSlots(runners, episodes_each)
         self.playing: dict[str, float] = {}
         """The episodes given to runners, and their start times by the monotonic clock."""
         self._beat_seconds = max(_BEAT_SECONDS, runners / _BEATS_PER_SECOND)
@@ -155,7 +155,7 @@ class RunnerPool:
             if was_alone and (deaths == _DEATHS or death.is_late):
                 await self._give_up(job, death)
 
-    async def _runner_at(self, place: Place, *, alone: bool, fresh: bool) -> RemoteRunner | None:
+    async def _runner_at(self, place: RunnerSlot, *, alone: bool, fresh: bool) -> RemoteRunner | None:
         """Return the runner of a place; with `fresh` one that has played nothing.
 
         If there is none, start one. Only an episode that is alone there waits for it. Raises EtudeError if
@@ -172,7 +172,7 @@ class RunnerPool:
             return place.runner
         return None
 
-    async def _start_at(self, place: Place) -> None:
+    async def _start_at(self, place: RunnerSlot) -> None:
         """Start the runner of a place, or close the place. Raises EtudeError, and the errors of the build."""
         end, pause, deaths = time.monotonic() + _START_SECONDS, _PAUSE_SECONDS, 0
         place.runner = None
@@ -194,20 +194,20 @@ class RunnerPool:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _close(self, place: Place, how: str) -> None:
+    def _close(self, place: RunnerSlot, how: str) -> None:
         """Continue without a place that has no room. Raises EtudeError if no other runner is alive."""
         if not any(other.runner and other.runner.is_alive for other in self.places):
             raise EtudeError(f"runner {place.number} {how}")
         self.places.close(place)
 
-    async def _start(self, place: Place) -> RemoteRunner:
+    async def _start(self, place: RunnerSlot) -> RemoteRunner:
         """Start a runner, connect it and build its agent. Raises RunnerDied, and the errors of the build."""
         self._started += 1
         place.process, place.since = None, time.monotonic()
         number, key = self._started, secrets.token_bytes(32)
         calling: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
         self._keys[number], self._calling[number] = key, calling
-        invitation = Invitation(self._address, number, key.hex())
+        invitation = RunnerInvitation(self._address, number, key.hex())
         process = await self._launcher.launch(invitation, self._logs / f"{place.number}.log")
         place.process = process
         runner: RemoteRunner | None = None
@@ -324,14 +324,16 @@ async def open_runner(
         return
     workflow = await builder.get_workflow()
     seconds = general.timeout if workflow.timeout is None else workflow.timeout
-    at_head = [name for name in models if name in given or not isinstance(bare(models[name]), Portable)]
+    at_head = [
+        name for name in models if name in given or not isinstance(innermost(models[name]), PortableEngine)
+    ]
     patience = seconds + _GRACE_SECONDS
     head = Head(run.journal, models, frozenset(at_head), patience, ledger)
     scorer = await build_scorer(builder, run.journal)
     runners = number_of_runners(config)
     each = -(-general.max_concurrency // runners)
     where: Launcher = launcher or LocalLauncher()
-    sent = shipped(config, over_network=bool(where.address), at_head=at_head)
+    sent = config_to_json(config, over_network=bool(where.address), at_head=at_head)
     build: dict[str, Any] = {"config": sent, "run": str(run.path), "models": [*models], "at_head": at_head}
     build["bounds_calls"] = ledger.bounds_calls
     logs = run.path / LOGS

@@ -23,25 +23,25 @@ from etude.config.builder import Builder
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, ModelOut, StoreError
-from etude.core.interfaces import Engine, Portable, Run, bare
+from etude.core.interfaces import Engine, PortableEngine, Run, innermost
 from etude.core.job import ModelVersion
 from etude.core.process import set_up_process
 from etude.rewards.evaluation import item_of
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.runners.link import (
+    CallCache,
     Disconnected,
-    Invitation,
-    Known,
-    Link,
-    Note,
+    Notify,
+    RunnerInvitation,
+    RunnerLink,
     Stream,
     decode_answer,
     decode_delta,
     encode_request,
     shake_hands,
 )
-from etude.runners.shipping import build_collector, build_scorer, received
+from etude.runners.shipping import build_collector, build_scorer, config_from_json
 from etude.store.journal import Json
 from etude.wire.retries import note_model_out, note_retries
 
@@ -61,12 +61,12 @@ class RunnerProgram:
     """Answers the head."""
 
     def __init__(self, stream: Stream) -> None:
-        self.link = Link(stream, self.answer)
+        self.link = RunnerLink(stream, self.answer)
         self._agent: Agent | None = None
         self._is_over = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
-    async def answer(self, method: str, parameters: dict[str, Any], note: Note) -> Any:
+    async def answer(self, method: str, parameters: dict[str, Any], note: Notify) -> Any:
         """Build the agent, play an episode, adopt versions, or report waiting calls."""
         match method:
             case "build":
@@ -150,8 +150,8 @@ async def _example_of(data: Any, builder: Builder) -> Example:
 
 
 @asynccontextmanager
-async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterator[Agent]:
-    config = received(parameters["config"])
+async def _open_agent(parameters: Mapping[str, Any], link: RunnerLink) -> AsyncIterator[Agent]:
+    config = config_from_json(parameters["config"])
     if (gigabytes := config.eval.general.runner_memory) is not None:
         import resource
 
@@ -167,7 +167,7 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
         # In the order of the head, because the first one may be the default.
         engines = {name: remote.get(name) or built[name] for name in parameters["models"]}
         for name, engine in built.items():
-            assert isinstance(bare(engine), Portable), f"llms.{name} is not built in runners"
+            assert isinstance(innermost(engine), PortableEngine), f"llms.{name} is not built in runners"
         collector = await build_collector(builder, engines, journal)
         scorer = await build_scorer(builder, journal)
         try:
@@ -176,7 +176,7 @@ async def _open_agent(parameters: Mapping[str, Any], link: Link) -> AsyncIterato
             await collector.close()
 
 
-async def play(invitation: Invitation) -> None:
+async def play(invitation: RunnerInvitation) -> None:
     """Serve as the runner of an invitation until the head closes the connection or is gone."""
     try:
         host, colon, port = invitation.address.rpartition(":")
@@ -198,7 +198,7 @@ async def play(invitation: Invitation) -> None:
 def main() -> None:
     """Read the invitation, and play."""
     set_up_process()
-    invitation = Invitation(*json.loads(sys.stdin.readline()))
+    invitation = RunnerInvitation(*json.loads(sys.stdin.readline()))
     try:
         asyncio.run(play(invitation))
     except EtudeError as error:
@@ -208,7 +208,7 @@ def main() -> None:
 class RemoteJournal:
     """The steps of the episodes played here. Each counts only once it is on the head's disk."""
 
-    def __init__(self, path: Path, link: Link) -> None:
+    def __init__(self, path: Path, link: RunnerLink) -> None:
         self.path = path
         self._link = link
         self._steps: dict[str, dict[str, Json]] = {}
@@ -263,10 +263,10 @@ class RemoteEngine(Engine):
 
     _numbers = itertools.count()
 
-    def __init__(self, name: str, link: Link) -> None:
+    def __init__(self, name: str, link: RunnerLink) -> None:
         self._name = name
         self._link = link
-        self._known: defaultdict[str, Known] = defaultdict(dict)
+        self._known: defaultdict[str, CallCache] = defaultdict(dict)
 
     @property
     def version(self) -> int:
@@ -310,7 +310,7 @@ class RemoteEngine(Engine):
 class RemoteLedger:
     """A proxy for the run's ledger at the head."""
 
-    def __init__(self, link: Link, *, bounds_calls: bool) -> None:
+    def __init__(self, link: RunnerLink, *, bounds_calls: bool) -> None:
         self._link = link
         self.bounds_calls = bounds_calls
 

@@ -12,10 +12,10 @@ from pydantic import SecretStr
 
 from etude.config.builder import Builder
 from etude.config.document import KeyPath, copied, dig, dotted, replace_at, strings
-from etude.config.load import parse_config, reference_elsewhere, required_variables, secrets_of
+from etude.config.key_types import KeyType, walk
+from etude.config.load import parse_config, portable_references, required_variables, secrets_of
 from etude.config.registry import NOUNS, SINGLE, components_in
 from etude.config.schema import Config
-from etude.config.slots import Slot, walk
 from etude.core.call import Sampling
 from etude.core.episode import Example
 from etude.core.errors import RequestError
@@ -25,7 +25,7 @@ from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, Limits, Runner
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Steps
-from etude.store.plain import plain
+from etude.store.jsonable import plain
 
 NOT_SENT = "not sent"
 """Replaces values that runners on other machines do not use."""
@@ -34,8 +34,10 @@ _SECTIONS = (("llms",), ("workflow",), ("tools",), ("eval", "evaluators"))
 """The config sections whose components runners build."""
 
 
-def shipped(config: Config, *, over_network: bool = False, at_head: Collection[str] = ()) -> dict[str, Any]:
-    """Return the config as JSON, from which `received` makes an equal one.
+def config_to_json(
+    config: Config, *, over_network: bool = False, at_head: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the config as JSON, from which `config_from_json` makes an equal one.
 
     On this machine all values are sent, secrets included. The receiver was started for the run, and nobody
     else reads the connection. Over a network no secret is sent. A value from the environment is then sent as
@@ -47,7 +49,7 @@ def shipped(config: Config, *, over_network: bool = False, at_head: Collection[s
     config = config.model_copy(update={"report": []})
     data = config.model_dump(mode="json", fallback=str)
     components = dict(components_in(data))
-    for path, _, value in walk(config, Slot(Config)):
+    for path, _, value in walk(config, KeyType(Config)):
         if isinstance(value, SecretStr):
             replace_at(data, path, value.get_secret_value())
         elif path in components:
@@ -73,8 +75,8 @@ def shipped(config: Config, *, over_network: bool = False, at_head: Collection[s
     return data
 
 
-def received(data: dict[str, Any]) -> Config:
-    """Read `shipped` JSON. Raises RequestError for missing variables, ConfigError for missing components."""
+def config_from_json(data: dict[str, Any]) -> Config:
+    """Read what `config_to_json` made. Raises RequestError for variables, ConfigError for components."""
     missing = [
         f"{name} (for {dotted(path)})"
         for path, text in strings(data)
@@ -121,7 +123,7 @@ def _withhold(config: Config, data: dict[str, Any], at_head: Collection[str]) ->
     for path, text in references.items():
         if isinstance(dig(data, path), str):
             otherwise = None if _is_built_there(path, at_head) else NOT_SENT
-            replace_at(data, path, reference_elsewhere(text, os.environ, otherwise))
+            replace_at(data, path, portable_references(text, os.environ, otherwise))
     written_out = []
     for path in secrets_of(config, config.model_dump(mode="json", fallback=str), sure=True):
         if path in references or dig(data, path) is None:

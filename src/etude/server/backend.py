@@ -23,12 +23,12 @@ from etude.inference.vllm_processes import VllmProcesses
 from etude.inference.vllm_program import VllmOptions
 from etude.models.architecture import text_config
 from etude.models.device import choose_device, dtype_name
-from etude.models.policy import Policy, dtype_of
-from etude.models.speech import Speech
+from etude.models.policy import Policy, policy_dtype
+from etude.models.text_codec import TextCodec
 from etude.models.weights import load_outline, load_tensors, loading, write_lora_folder
 from etude.server.models import ServedModel, load_policy
 from etude.server.settings import ServerSettings
-from etude.store.files import WEIGHTS_FILE, damage_in, draft_of, note_sums
+from etude.store.files import WEIGHTS_FILE, damage_in, note_sums, open_draft
 
 _GPUS, _CPU_CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
 """The environment variables that tell vLLM which GPUs or CPU cores to use."""
@@ -40,7 +40,7 @@ class Backend(ABC):
     """A loader of models for the engine pool, which decides when to load."""
 
     name: str
-    speech: Speech | None = None
+    speech: TextCodec | None = None
     """The models' tokenizer and template, known after `open`."""
 
     @abstractmethod
@@ -59,12 +59,12 @@ class Backend(ABC):
     async def unload(self, model: ServedModel, engine: TokenEngine) -> None:
         """Free an engine's resources."""
 
-    async def put_away(self) -> None:  # noqa: B027  most have nothing left once all is unloaded
+    async def free_device(self) -> None:  # noqa: B027  most have nothing left once all is unloaded
         """Free the device after all models are unloaded."""
 
     async def close(self) -> None:
         """Free everything. The backend is not used again."""
-        await self.put_away()
+        await self.free_device()
 
     def status(self) -> dict[str, Any]:
         """Return the fields that the backend adds to `GET /engine/status`."""
@@ -111,7 +111,7 @@ class VllmBackend(Backend):
         device = choose_device(settings.device)
         options = VllmOptions(
             folder=self._folder,
-            dtype=dtype_name(dtype_of(settings.model, settings.dtype, device)),
+            dtype=dtype_name(policy_dtype(settings.model, settings.dtype, device)),
             command=tuple(shlex.split(settings.vllm_command)),
             arguments=settings.vllm_args,
             max_loras=max(1, settings.max_models - 1),
@@ -132,7 +132,7 @@ class VllmBackend(Backend):
 
     async def open(self) -> None:
         """Start vLLM with the base model. Raises RequestError if vLLM cannot serve it here."""
-        self.speech = await asyncio.to_thread(Speech.load, self._settings.model)
+        self.speech = await asyncio.to_thread(TextCodec.load, self._settings.model)
         config = await asyncio.to_thread(_text_config, self._settings.model)
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if self._device == "cpu" and head < _SMALLEST_HEAD:
@@ -149,13 +149,13 @@ class VllmBackend(Backend):
     def _connect(self) -> None:
         """Connect to the cluster and place the processes there. Do not call this in the main thread: Ray
         would handle SIGTERM there."""
-        from etude.cluster.launch import connected, gpus_each
+        from etude.cluster.launch import connect_ray, gpus_each
         from etude.cluster.nodes import SamplerLauncher
 
         settings = self._settings
         assert settings.cluster is not None
-        self._exits.enter_context(connected(settings.cluster.address, settings.cluster.runtime_env, None))
-        import ray  # Without Ray, `connected` has raised an error that says so.
+        self._exits.enter_context(connect_ray(settings.cluster.address, settings.cluster.runtime_env, None))
+        import ray  # Without Ray, `connect_ray` has raised an error that says so.
 
         on_gpus = self._device != "cpu"
         gpus = gpus_each(settings.sampler_gpus, ray.cluster_resources(), on_gpus=on_gpus)
@@ -195,11 +195,11 @@ class VllmBackend(Backend):
             await self._processes.remove_lora(name)
             await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
 
-    async def put_away(self) -> None:
+    async def free_device(self) -> None:
         await self._processes.stop()
 
     async def close(self) -> None:
-        await self.put_away()
+        await self.free_device()
         await asyncio.to_thread(self._exits.close)
 
     def status(self) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class VllmBackend(Backend):
         if damage_in(folder):
             where = {"device": "cpu", "dtype": self._processes.processes[0].options.dtype}
             policy = load_policy(self._settings.model_copy(update=where), model)
-            with draft_of(folder) as draft:
+            with open_draft(folder) as draft:
                 policy.export(draft)
                 note_sums(draft)
         return folder

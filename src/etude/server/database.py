@@ -125,14 +125,14 @@ def open_database(path: Path) -> sa.Engine:
     return engine
 
 
-def row_of(engine: sa.Engine, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> Row | None:
+def fetch_row(engine: sa.Engine, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> Row | None:
     """Return the first row that meets the conditions."""
     with engine.connect() as connection:
         row = connection.execute(sa.select(table).where(*conditions)).mappings().first()
     return None if row is None else dict(row)
 
 
-def page_of(
+def fetch_page(
     engine: sa.Engine,
     table: sa.Table,
     *conditions: sa.ColumnElement[bool],

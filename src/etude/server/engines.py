@@ -19,13 +19,13 @@ from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError, RequestError
 from etude.core.keys import fold
 from etude.inference.answer import TokenEngine
-from etude.models.speech import Speech
+from etude.models.text_codec import TextCodec
 from etude.server.backend import Backend
-from etude.server.guard import Metrics, unless_gone
+from etude.server.guard import Metrics, cancel_on_disconnect
 from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
 from etude.store.files import DamagedError
-from etude.wire.answers import Heading, RecordedCompletion
+from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.bodies import ChatCompletionBody, CompletionBody, as_message
 from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.gateway import Gateway
@@ -99,7 +99,7 @@ class EnginePool:
             raise ApiError(429, message, code="queue_full", retry_after=1)
         self.sequences += sequences
         try:
-            async with self._let_in(model) as loaded:
+            async with self._admit_request(model) as loaded:
                 yield loaded.engine
         finally:
             self.sequences -= sequences
@@ -115,7 +115,7 @@ class EnginePool:
             self._state = "running"
             self._changed.notify_all()
         if not self._loaded:
-            await asyncio.shield(self._loading_of(self._models.base))
+            await asyncio.shield(self._loading_task(self._models.base))
 
     async def stop(self, holder: str = "") -> None:
         """Let running requests finish, then free the memory. New requests wait until `start`."""
@@ -143,17 +143,17 @@ class EnginePool:
         """Free everything."""
         for name in list(self._loaded):
             await self._unload(name)
-        await self._backend.put_away()
+        await self._backend.free_device()
 
     @asynccontextmanager
-    async def _let_in(self, model: ServedModel) -> AsyncIterator[_Loaded]:
+    async def _admit_request(self, model: ServedModel) -> AsyncIterator[_Loaded]:
         """Wait for the engine, and keep it loaded until the block ends."""
         if self._state != "running":
             try:
                 async with asyncio.timeout(self._settings.engine_wait), self._changed:
                     await self._changed.wait_for(lambda: self._state == "running")
             except TimeoutError as error:
-                raise self._away() from error
+                raise self._unavailable_error() from error
         self._inside += 1
         try:
             # The pool may evict the model again before this request could use it.
@@ -173,20 +173,20 @@ class EnginePool:
     async def _wait_for(self, model: ServedModel) -> None:
         """Wait until the model is in memory, however long loads take. Raises ApiError 503 if other models in
         use block it for longer than `engine_wait`."""
-        loading = self._loading_of(model)
+        loading = self._loading_task(model)
         while not loading.done():
             await asyncio.wait({loading}, timeout=max(self._settings.engine_wait, _SHORTEST_WAIT))
             # A finished load's task is done only one turn of the event loop later.
             if not (loading.done() or self._arriving or model.name in self._loaded):
-                raise self._away()
+                raise self._unavailable_error()
         loading.result()
 
-    def _away(self) -> ApiError:
+    def _unavailable_error(self) -> ApiError:
         message = "the engine is away, or busy with loading or with other models; try again later"
         wait = max(5.0, self._settings.engine_wait)
         return ApiError(503, message, code="engine_unavailable", retry_after=wait)
 
-    def _loading_of(self, model: ServedModel) -> asyncio.Task[None]:
+    def _loading_task(self, model: ServedModel) -> asyncio.Task[None]:
         """Return the task that loads a model. It continues if its requests give up, for the next one."""
         loading = self._loads.get(model.name)
         if loading is None or loading.done():
@@ -196,7 +196,7 @@ class EnginePool:
     async def _load(self, model: ServedModel) -> None:
         async with self._loading:
             if self._state != "running":
-                raise self._away()
+                raise self._unavailable_error()
             await self._make_room(model)
             self._arriving = True
             try:
@@ -215,17 +215,17 @@ class EnginePool:
 
     async def _make_room(self, model: ServedModel) -> None:
         """Evict models that cannot share memory with `model`. Wait while they are in use."""
-        while in_the_way := self._in_the_way(model):
+        while in_the_way := self._blocking_models(model):
             idle = [loaded for loaded in in_the_way if not loaded.users]
             if idle:
                 await self._unload(min(idle, key=lambda loaded: loaded.used).model.name)
                 continue
             async with self._changed:
                 await self._changed.wait_for(
-                    lambda: any(not loaded.users for loaded in self._in_the_way(model))
+                    lambda: any(not loaded.users for loaded in self._blocking_models(model))
                 )
 
-    def _in_the_way(self, model: ServedModel) -> list[_Loaded]:
+    def _blocking_models(self, model: ServedModel) -> list[_Loaded]:
         """Return the models that cannot share memory with `model`, or all if the pool is full."""
         group, loaded = self._backend.memory_group(model), list(self._loaded.values())
         others = [other for other in loaded if self._backend.memory_group(other.model) != group]
@@ -267,7 +267,7 @@ class Inference:
         sampling = with_checked(Sampling(), {**asked.sampling, "seed": None})
         seed = asked.sampling.get("seed", secrets.randbits(_KEY_BITS))
         async with self._pool.using(asked.model, 1) as engine:
-            heading = Heading(
+            heading = AnswerHeader(
                 f"chatcmpl-{secrets.token_hex(12)}",
                 asked.model,
                 engine.speech.template.rendering.token_bytes,
@@ -298,7 +298,7 @@ class Inference:
         return []
 
     @asynccontextmanager
-    async def reader(self, model: str) -> AsyncIterator[Speech]:
+    async def reader(self, model: str) -> AsyncIterator[TextCodec]:
         """Yield a model's tokenizer and template."""
         async with self._pool.using(model or self._base, 0) as engine:
             yield engine.speech
@@ -336,7 +336,7 @@ def _endpoint(gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
             method, path = request.method, request.scope["path"]
             return (await gateway.respond(method, path, request.headers, body)).as_starlette()
 
-        return await unless_gone(request, respond)
+        return await cancel_on_disconnect(request, respond)
 
     return answer
 

@@ -23,10 +23,10 @@ from etude.core.keys import content_hash
 from etude.core.training_rows import ROWS, GrpoRow, TrainingRow, method_of
 from etude.core.trajectory import Method
 from etude.jobs.rows import require_written
-from etude.models.speech import Speech
-from etude.server.database import FILES, Order, Page, Row, list_object, new_id, page_of, row_of
+from etude.models.text_codec import TextCodec
+from etude.server.database import FILES, Order, Page, Row, fetch_page, fetch_row, list_object, new_id
 from etude.server.guard import not_found
-from etude.store.files import draft_of, open_private
+from etude.store.files import open_draft, open_private
 from etude.wire.http_server import ApiError
 from etude.wire.sampling import problems_of
 
@@ -37,7 +37,7 @@ Purpose: TypeAlias = Literal["fine-tune", "fine-tune-results"]
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
-def check_training_file(filename: str, file: BinaryIO, speech: Speech | None = None) -> tuple[Method, int]:
+def check_training_file(filename: str, file: BinaryIO, speech: TextCodec | None = None) -> tuple[Method, int]:
     """Check every line of an upload, one at a time. Return its training method and number of rows.
 
     `speech` is the model's tokenizer and template, if known. Raises ApiError with file, line and field.
@@ -71,7 +71,7 @@ def check_training_file(filename: str, file: BinaryIO, speech: Speech | None = N
     return method, rows
 
 
-def _require_learnable(row: TrainingRow, speech: Speech, where: str) -> None:
+def _require_learnable(row: TrainingRow, speech: TextCodec, where: str) -> None:
     """Raise ApiError if the model cannot learn from the row as it stands."""
     vocabulary = speech.vocabulary
     if isinstance(row, GrpoRow) and row.largest_id() >= vocabulary:
@@ -117,7 +117,7 @@ class FileStore:
     """Files on disk under ids that the server chooses, and their rows in the database."""
 
     def __init__(
-        self, engine: sa.Engine, data_dir: Path, speech: Callable[[], Speech | None] = lambda: None
+        self, engine: sa.Engine, data_dir: Path, speech: Callable[[], TextCodec | None] = lambda: None
     ) -> None:
         """`speech` returns the model's tokenizer and template, which uploads are checked against."""
         self._engine = engine
@@ -130,12 +130,12 @@ class FileStore:
         Raises ApiError for a wrong line or a key that belongs to another file; StoreError.
         """
         name = new_id("file") if key is None else f"file-{content_hash(key)}"
-        known = None if key is None else row_of(self._engine, FILES, FILES.c.id == name)
+        known = None if key is None else fetch_row(self._engine, FILES, FILES.c.id == name)
         if known is not None:
             return self._same(known, content)
         method, rows = check_training_file(filename, content, self._speech())
         content.seek(0)
-        with draft_of(self._folder / name) as draft, open_private(draft, "wb") as target:
+        with open_draft(self._folder / name) as draft, open_private(draft, "wb") as target:
             shutil.copyfileobj(content, target)
         try:
             return self._insert(name, filename, "fine-tune", method, rows)
@@ -154,14 +154,14 @@ class FileStore:
 
     def write_results(self, name: str, filename: str, text: str) -> None:
         """Keep a job's result file under the id that the job chose. Writing it again overwrites it."""
-        with draft_of(self._folder / name) as draft:
+        with open_draft(self._folder / name) as draft:
             draft.write_text(text, encoding="utf-8")
-        if row_of(self._engine, FILES, FILES.c.id == name) is None:
+        if fetch_row(self._engine, FILES, FILES.c.id == name) is None:
             self._insert(name, filename, "fine-tune-results")
 
     def get(self, name: str) -> Row:
         """Return a file's row. Raises ApiError 404."""
-        row = row_of(self._engine, FILES, FILES.c.id == name)
+        row = fetch_row(self._engine, FILES, FILES.c.id == name)
         if row is None:
             raise not_found("file", name, param="id", code="file_not_found")
         return row
@@ -184,7 +184,7 @@ class FileStore:
     def page(self, purpose: str | None, after: str | None, limit: int, order: Order) -> Page:
         """Return a page of files."""
         conditions = [] if purpose is None else [FILES.c.purpose == purpose]
-        return page_of(self._engine, FILES, *conditions, after=after, limit=limit, order=order)
+        return fetch_page(self._engine, FILES, *conditions, after=after, limit=limit, order=order)
 
     def delete(self, name: str) -> None:
         """Delete a file. Raises ApiError 404."""

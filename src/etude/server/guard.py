@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.core.errors import EngineAway, EngineError, EtudeError, ImpossibleCall, RequestError, StoreError
 from etude.core.json_text import read_json
-from etude.core.threads import beside_loop
+from etude.core.threads import call_off_loop
 from etude.server.settings import ServerSettings
 from etude.wire.gateway import code_of
 from etude.wire.http_server import ApiError, RequestChecks, in_one_line, is_key, require_own_name, shown_key
@@ -92,7 +92,7 @@ class JsonRequest(Request):
         """Return the body's value. Raises ApiError."""
         body = await self.body()
         try:
-            return await beside_loop(len(body), read_json, body)
+            return await call_off_loop(len(body), read_json, body)
         except ValueError as error:
             raise ApiError(400, f"the request is not JSON: {error}", code="invalid_value") from error
 
@@ -217,7 +217,7 @@ _AT_ONCE_SECONDS = 0.02
 T = TypeVar("T")
 
 
-async def unless_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
+async def cancel_on_disconnect(request: Request, work: Callable[[], Awaitable[T]]) -> T:
     """Return the result of `work`, which is cancelled when the client hangs up.
 
     Raises ApiError in that case, only for the log.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from etude.algorithms.algorithm import Algorithm, Gradient, algorithm_of, algorithm_type, gradient_fields
 from etude.config import registry
-from etude.config.slots import descriptions
+from etude.config.key_types import descriptions
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
 from etude.learner.memory import ModelNumbers
@@ -140,7 +140,7 @@ def job_algorithm(method: Method, values: Mapping[str, Any]) -> Algorithm:
     return algorithm_of(method, {name: values[name] for name in gradient_fields(kind, at_server=True)} | kept)
 
 
-def resolved(
+def resolve_hyperparameters(
     method: Method, asked: Hyperparameters, rows: int, lora: dict[str, Any] | None, *, fine_tuned: bool
 ) -> dict[str, Any]:
     """Return a value for every hyperparameter, for a file of `rows` rows.
@@ -185,7 +185,7 @@ def _lora_of(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned: 
 _MOST_STEPS = 1_000_000
 
 
-def require_doable(settings: ServerSettings, values: Mapping[str, Any], *, rows: int, place: str) -> None:
+def require_feasible(settings: ServerSettings, values: Mapping[str, Any], *, rows: int, place: str) -> None:
     """Raise ApiError if a job's rank exceeds the model's width, or if it has too many steps.
 
     `values` are all its hyperparameters. `place` is their path in the request. The job checks its memory

@@ -14,9 +14,9 @@ from sqlalchemy.exc import IntegrityError
 
 from etude.core.errors import StoreError
 from etude.jobs.folders import StateFolders
-from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, new_id, page_of, row_of
+from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, fetch_page, fetch_row, new_id
 from etude.server.guard import not_found
-from etude.store.run_folder import RunLock, locked_by
+from etude.store.run_folder import RunLock, lock_holder
 from etude.wire.http_server import ApiError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class JobFolder:
 
     def holders(self) -> list[int]:
         """Return the pids of the processes that train the job."""
-        holders = (locked_by(path) for path in sorted(self.path.glob("lock*")))
+        holders = (lock_holder(path) for path in sorted(self.path.glob("lock*")))
         return [pid for pid in holders if pid is not None]
 
 
@@ -77,24 +77,24 @@ class JobStore:
                     connection, row["id"], "Files validated, moving job to queued state", once="queued"
                 )
         except IntegrityError:
-            if (known := self.of_key(values["idempotency_key"])) is None:
+            if (known := self.find_by_key(values["idempotency_key"])) is None:
                 raise
             return known, False
         return self.get(str(row["id"])), True
 
-    def require_place(self, most: int) -> None:
+    def require_queue_space(self, most: int) -> None:
         """Raise ApiError 429 if `most` jobs are waiting."""
         if len(self.with_status("queued")) >= most:
             message = "the queue of training jobs is full"
             raise ApiError(429, message, code="queue_full", retry_after=_RETRY_SECONDS)
 
-    def of_key(self, key: str | None) -> Row | None:
+    def find_by_key(self, key: str | None) -> Row | None:
         """Return the job that was created with an idempotency key."""
-        return None if key is None else row_of(self._engine, JOBS, JOBS.c.idempotency_key == key)
+        return None if key is None else fetch_row(self._engine, JOBS, JOBS.c.idempotency_key == key)
 
     def get(self, name: str) -> Row:
         """Return a job. Raises ApiError 404."""
-        row = row_of(self._engine, JOBS, JOBS.c.id == name)
+        row = fetch_row(self._engine, JOBS, JOBS.c.id == name)
         if row is None:
             raise not_found("fine-tuning job", name, param="id", code="fine_tune_not_found")
         return row
@@ -102,18 +102,18 @@ class JobStore:
     def page(self, metadata: Mapping[str, str], after: str | None, limit: int) -> Page:
         """Return a page of jobs that have all of `metadata`."""
         conditions = [JOBS.c.metadata[key].as_string() == value for key, value in metadata.items()]
-        return page_of(self._engine, JOBS, *conditions, after=after, limit=limit)
+        return fetch_page(self._engine, JOBS, *conditions, after=after, limit=limit)
 
     def events(self, job: str, after: str | None, limit: int) -> Page:
         """Return a page of a job's events. Raises ApiError 404."""
         self.get(job)
-        return page_of(self._engine, EVENTS, EVENTS.c.job == job, after=after, limit=limit)
+        return fetch_page(self._engine, EVENTS, EVENTS.c.job == job, after=after, limit=limit)
 
     def checkpoints(self, job: str, after: str | None, limit: int) -> Page:
         """Return a page of a job's checkpoints. Raises ApiError 404."""
         self.get(job)
         conditions = (MODELS.c.job == job, MODELS.c.step.is_not(None))
-        return page_of(self._engine, MODELS, *conditions, after=after, limit=limit)
+        return fetch_page(self._engine, MODELS, *conditions, after=after, limit=limit)
 
     def with_status(self, *statuses: str) -> list[Row]:
         """Return the jobs with any of the statuses, oldest first."""
@@ -121,7 +121,7 @@ class JobStore:
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
-    def require_unneeded(self, model: str, stands_for: Callable[[str], str]) -> None:
+    def require_unused(self, model: str, stands_for: Callable[[str], str]) -> None:
         """Raise ApiError 409 if a job that has not ended needs the model, under any of its names."""
         for job in self.with_status(*LIVE):
             if model == stands_for(job["model"]):
@@ -143,17 +143,17 @@ class JobStore:
 
     def cancel(self, job: str) -> Row:
         """End a job. Raises ApiError: 404 if it is unknown, 400 if it has ended."""
-        return self._set_going(job, LIVE, "cancelled", "Fine-tuning job cancelled", finished=time.time())
+        return self._change_status(job, LIVE, "cancelled", "Fine-tuning job cancelled", finished=time.time())
 
     def pause(self, job: str) -> Row:
         """Pause a job until `resume`. A paused job stays paused. Raises ApiError as `cancel`."""
-        return self._set_going(job, LIVE[:2], "paused", "Fine-tuning job paused")
+        return self._change_status(job, LIVE[:2], "paused", "Fine-tuning job paused")
 
     def resume(self, job: str) -> Row:
         """Queue a paused job again. Other live jobs stay as they are. Raises ApiError as `cancel`."""
-        return self._set_going(job, LIVE[2:], "queued", "Fine-tuning job resumed", attempts=0)
+        return self._change_status(job, LIVE[2:], "queued", "Fine-tuning job resumed", attempts=0)
 
-    def _set_going(self, job: str, before: Sequence[str], after: str, event: str, **facts: Any) -> Row:
+    def _change_status(self, job: str, before: Sequence[str], after: str, event: str, **facts: Any) -> Row:
         is_moved, row = self._move(job, before, after, event=event, **facts), self.get(job)
         if not is_moved and row["status"] in FINAL:
             message = f"job {job} has ended: it is {row['status']}"

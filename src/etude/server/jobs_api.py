@@ -8,14 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import (
-    BaseModel,
-    Field,
-    GetJsonSchemaHandler,
-    PrivateAttr,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, GetJsonSchemaHandler, PrivateAttr, field_validator, model_validator
 from pydantic_core import CoreSchema
 
 from etude.algorithms.algorithm import algorithm_type, kind_of
@@ -28,8 +21,8 @@ from etude.server.guard import JsonRoute
 from etude.server.hyperparameters import (
     Hyperparameters,
     method_model,
-    require_doable,
-    resolved,
+    require_feasible,
+    resolve_hyperparameters,
     server_algorithms,
 )
 from etude.server.jobs import JobStore
@@ -228,10 +221,10 @@ def job_routes(
     def create_job(body: JobBody, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
         """Queue a job. If a job with the same `Idempotency-Key` exists, return that one."""
         key = body.key(idempotency_key)
-        row, is_new = jobs.of_key(key), False
+        row, is_new = jobs.find_by_key(key), False
         if row is None:
             values = _values(settings, body, files, models)
-            jobs.require_place(settings.waiting_jobs)
+            jobs.require_queue_space(settings.waiting_jobs)
             row, is_new = jobs.create(values | {"idempotency_key": key, "request_hash": body.hash()})
         if is_new:
             wake()
@@ -309,11 +302,13 @@ def _values(settings: ServerSettings, body: JobBody, files: FileStore, models: M
         _file(files, body.validation_file, method, "validation_file")
     asked, is_fine_tuned = body.asked, model.folder is not None
     try:
-        values = resolved(method, asked, training["rows"], model.lora, fine_tuned=is_fine_tuned)
+        values = resolve_hyperparameters(
+            method, asked, training["rows"], model.lora, fine_tuned=is_fine_tuned
+        )
     except ValueError as error:
         param = f"method.{method}.hyperparameters.lora_rank"
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
-    require_doable(settings, values, rows=training["rows"], place=f"method.{method}.hyperparameters")
+    require_feasible(settings, values, rows=training["rows"], place=f"method.{method}.hyperparameters")
     return {
         **body.model_dump(include={"model", "training_file", "validation_file", "suffix"}),
         "method": method,

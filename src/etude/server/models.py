@@ -22,8 +22,8 @@ from etude.core.errors import EtudeError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
 from etude.models.device import choose_device, dtype_name
-from etude.models.policy import LoraOptions, Policy, dtype_of
-from etude.server.database import MODELS, Row, row_of
+from etude.models.policy import LoraOptions, Policy, policy_dtype
+from etude.server.database import MODELS, Row, fetch_row
 from etude.server.guard import not_found
 from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError
@@ -86,7 +86,7 @@ class ModelStore:
         """
         if name == self.base.name:
             return self.base
-        row = row_of(self._engine, MODELS, MODELS.c.id == name)
+        row = fetch_row(self._engine, MODELS, MODELS.c.id == name)
         if row is not None:
             return self._served(row)
         with self._engine.connect() as connection:
@@ -95,7 +95,7 @@ class ModelStore:
                     return self.get(served)
         raise not_found("model", name, param="model", code="model_not_found")
 
-    def stands_for(self, name: str) -> str:
+    def resolve_alias(self, name: str) -> str:
         """Return the server's own name for the model, or `name` itself if it is unknown."""
         try:
             return self.get(name).name
@@ -216,7 +216,7 @@ def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
 
 def _write(settings: ServerSettings, served: ServedModel, folder: Path, lora: bool) -> None:
     """Write the model as it is served. Use the CPU, because engine and jobs need the device."""
-    kind: Any = dtype_name(dtype_of(settings.model, settings.dtype, choose_device(settings.device)))
+    kind: Any = dtype_name(policy_dtype(settings.model, settings.dtype, choose_device(settings.device)))
     policy = load_policy(settings.model_copy(update={"device": "cpu", "dtype": kind}), served)
     policy.export(folder, merge=not lora)
 

@@ -333,5 +333,5 @@ def launcher_for(settings: ServerSettings) -> TeamLauncher:
 
     # Workers import custom algorithms from the server's current folder.
     code = Path.cwd() if settings.algorithms else None
-    desk, on_gpus = "etude.server.stores:stores_of", settings.device != "cpu"
+    desk, on_gpus = "etude.server.stores:stores_for_order", settings.device != "cpu"
     return RayTeams(config=settings.cluster, desk=desk, on_gpus=on_gpus, code=code)

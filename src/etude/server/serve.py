@@ -214,7 +214,7 @@ def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRo
         name = models.get(model).name
         if name == models.base.name:
             raise ApiError(400, "the base model cannot be deleted", param="model")
-        await run_in_threadpool(jobs.require_unneeded, name, models.stands_for)
+        await run_in_threadpool(jobs.require_unused, name, models.resolve_alias)
         models.delete(name)
         await pool.forget(name)
         return {"id": model, "object": "model", "deleted": True}

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from sqlalchemy import Engine
 
-from etude.cluster.launch import Seat
+from etude.cluster.launch import TeamMember
 from etude.server.database import open_database
 from etude.server.extensions import load_extensions
 from etude.server.files import FileStore
@@ -36,7 +36,7 @@ def _stores(settings: ServerSettings, database: Engine) -> Stores:
 
 
 @contextmanager
-def stores_here(settings: ServerSettings) -> Iterator[Stores]:
+def local_stores(settings: ServerSettings) -> Iterator[Stores]:
     """Yield the stores of a database on this machine. Raises StoreError if it cannot be opened."""
     database = open_database(settings.data_dir / SERVER_DATABASE)
     try:
@@ -45,13 +45,13 @@ def stores_here(settings: ServerSettings) -> Iterator[Stores]:
         database.dispose()
 
 
-def stores_of(order: str) -> Stores:
+def stores_for_order(order: str) -> Stores:
     """Return the stores for a worker's order. They stay open, as no other machine can open the database."""
     settings = WorkerOrder.model_validate_json(order).settings
     return _stores(settings, open_database(settings.data_dir / SERVER_DATABASE))
 
 
-def stores_at(seat: Seat) -> Stores:
+def remote_stores(seat: TeamMember) -> Stores:
     """Return stores for a process of a cluster: every call goes to the head. Raises HeadLost when used."""
 
     class Remote:

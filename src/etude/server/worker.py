@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from etude.algorithms.algorithm import Algorithm, load_algorithms
-from etude.cluster.launch import HeadLost, Seat
+from etude.cluster.launch import HeadLost, TeamMember
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import ModelVersion
 from etude.core.process import set_up_process
@@ -34,14 +34,14 @@ from etude.jobs.training import (
     JobListener,
     JobTraining,
     TooLittleMemory,
-    asked_to_end,
-    loading_of,
+    loading_options,
+    stop_events,
     units_of_rows,
 )
 from etude.jobs.training import Row as UnitRow
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.optimiser import Schedule, Step
-from etude.learner.team import PeerLost, Team, joined
+from etude.learner.team import PeerLost, Team, join_team
 from etude.models.policy import Policy
 from etude.models.weights import save_tensors
 from etude.report.logs import LogLevel, show_logs
@@ -52,8 +52,8 @@ from etude.server.hyperparameters import job_algorithm
 from etude.server.jobs import FINAL, JobFolder, model_name
 from etude.server.models import load_policy_of_job
 from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
-from etude.server.stores import Stores, stores_at, stores_here
-from etude.store.files import WEIGHTS_FILE, draft_of, open_private
+from etude.server.stores import Stores, local_stores, remote_stores
+from etude.store.files import WEIGHTS_FILE, open_draft, open_private
 from etude.wire.http_server import ApiError
 
 _LOG = logging.getLogger("etude.server.worker")
@@ -63,17 +63,17 @@ _IDLE_SECONDS = 900.0
 """Seconds after which an idle nursery without workers ends, to free its memory."""
 
 
-def work(order: WorkerOrder, seat: Seat | None = None) -> bool:
+def work(order: WorkerOrder, seat: TeamMember | None = None) -> bool:
     """Train the job, alone or as one of its processes. Return whether this process did its part.
 
     `seat` is this process's place in a cluster, if a cluster started it.
     """
     load_algorithms(order.settings.algorithms)
-    opened = stores_here(order.settings) if seat is None else nullcontext(stores_at(seat))
+    opened = local_stores(order.settings) if seat is None else nullcontext(remote_stores(seat))
     settings = order.settings
     together: AbstractContextManager[Team] = nullcontext(Team())
     if settings.training_processes != 1 or seat is not None:
-        together = joined(settings.device, PEER_SECONDS, shards=settings.shard_training)
+        together = join_team(settings.device, PEER_SECONDS, shards=settings.shard_training)
     try:
         with together as team, opened as stores:
             return run_order(order, team, stores, seat)
@@ -83,7 +83,7 @@ def work(order: WorkerOrder, seat: Seat | None = None) -> bool:
         return False
 
 
-def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None = None) -> bool:
+def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: TeamMember | None = None) -> bool:
     """Train the job, unless another worker does. The result is in the database.
 
     Returns False if the job failed. Raises PeerLost and HeadLost.
@@ -120,9 +120,9 @@ def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None 
     return False
 
 
-def _train(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None) -> None:
+def _train(order: WorkerOrder, team: Team, stores: Stores, seat: TeamMember | None) -> None:
     settings = order.settings
-    settings = settings.model_copy(update=loading_of(team, settings.device, settings.dtype))
+    settings = settings.model_copy(update=loading_options(team, settings.device, settings.dtype))
 
     def look(canceled: Event, stopping: Event) -> None:
         """Check whether the job was cancelled or paused."""
@@ -132,11 +132,11 @@ def _train(order: WorkerOrder, team: Team, stores: Stores, seat: Seat | None) ->
         elif status != "running":
             stopping.set()
 
-    with asked_to_end(seat, look) as (canceled, stopping):
+    with stop_events(seat, look) as (canceled, stopping):
         train_job(settings, stores.jobs.get(order.job), stores, team, canceled, stopping)
 
 
-def _nursery() -> WorkerOrder | None:
+def _fork_server() -> WorkerOrder | None:
     """Fork a worker for each order, a line on standard input. Return its order in a worker, else None.
 
     Print each started worker (`PID`) and its exit code (`PID CODE`) to standard output. Do slow imports
@@ -175,13 +175,13 @@ def _nursery() -> WorkerOrder | None:
                 if pid == 0:
                     for descriptor in (woken, wakes):
                         os.close(descriptor)
-                    return _born(line)
+                    return _become_worker(line)
                 workers.add(pid)
                 _say(f"{pid}")
     return None
 
 
-def end_with_the_server(connection: int) -> None:
+def exit_with_server(connection: int) -> None:
     """Send this process SIGTERM when the other end of a connection closes, as it does when the server ends.
     Send SIGKILL if the process then takes too long."""
 
@@ -201,13 +201,13 @@ def _say(line: str) -> None:
         os.write(1, line.encode() + b"\n")
 
 
-def _born(line: bytes) -> WorkerOrder:
+def _become_worker(line: bytes) -> WorkerOrder:
     """Turn this fork into a worker whose output goes to the job's log. Return its order."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     order = WorkerOrder.model_validate_json(line)
-    end_with_the_server(int(os.environ[LIFELINE]))
+    exit_with_server(int(os.environ[LIFELINE]))
     with (
         open_private(JobFolder(order.settings.data_dir, order.job).log, "ab") as log,
         Path(os.devnull).open("rb") as nothing,
@@ -219,7 +219,7 @@ def _born(line: bytes) -> WorkerOrder:
     return order
 
 
-def main(seat: Seat | None = None, *arguments: str) -> int:
+def main(seat: TeamMember | None = None, *arguments: str) -> int:
     """Run the order from the arguments, the command line or standard input. Return the exit code.
 
     A cluster calls this with the seat of the process.
@@ -230,9 +230,9 @@ def main(seat: Seat | None = None, *arguments: str) -> int:
     if arguments:
         order: WorkerOrder | None = WorkerOrder.model_validate_json(arguments[0])
         if seat is None:
-            end_with_the_server(0)
+            exit_with_server(0)
     else:
-        order = _nursery()
+        order = _fork_server()
     if order is not None:
         show_logs(order.settings.log_level)
         _LOG.debug("order: %s", order.model_dump_json())
@@ -353,7 +353,7 @@ class _Reporter(JobListener):
     ) -> None:
         """Write the model and the table of steps. Raises TrainingError if no weight has changed."""
         folder = self._data_dir / "models" / self._id
-        with draft_of(folder) as draft:
+        with open_draft(folder) as draft:
             draft.mkdir(parents=True)
             digest = save_tensors(weights, draft / WEIGHTS_FILE)
             if digest == before:

@@ -28,7 +28,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
-from etude.core.errors import StoreError, words_of
+from etude.core.errors import StoreError, error_words
 from etude.store.files import open_private
 
 _LOG = logging.getLogger("etude.journal")
@@ -150,7 +150,7 @@ def checksum(key: bytes, text: bytes, created: float) -> int:
     return zlib.crc32(struct.pack("<d", created), zlib.crc32(text, zlib.crc32(key)))
 
 
-def row_of(key: str, text: str, created: float) -> tuple[str, str, float, int]:
+def journal_row(key: str, text: str, created: float) -> tuple[str, str, float, int]:
     """Return a row for `PUT_ROW`."""
     return key, text, created, checksum(key.encode(), text.encode(), created)
 
@@ -166,7 +166,7 @@ def how_to_mend(path: Path) -> str:
     return f"put whole copies of {files} in their place, or delete all of these to begin anew"
 
 
-def damage_of(connection: sqlite3.Connection) -> list[str]:
+def journal_damage(connection: sqlite3.Connection) -> list[str]:
     """Return a clause for each way in which a journal is damaged.
 
     SQLite has no checksums for its pages, so it does not notice a flipped byte in a value.
@@ -191,7 +191,7 @@ def damage_of(connection: sqlite3.Connection) -> list[str]:
 
 def require_whole(path: Path, connection: sqlite3.Connection) -> None:
     """Raise StoreError if the journal at `path` is damaged, saying how and what to do."""
-    damage = damage_of(connection)
+    damage = journal_damage(connection)
     if damage:
         raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {how_to_mend(path)}")
 
@@ -344,13 +344,13 @@ class Writer:
             return store_error(self._path, error)
         except Exception as error:  # noqa: BLE001  the waiters are told
             _LOG.exception("%s cannot be written", self._path)
-            return StoreError(f"{self._path} cannot be written: {words_of(error)}")
+            return StoreError(f"{self._path} cannot be written: {error_words(error)}")
         return None
 
     def _write(self, batch: list[Operation], soon: list[tuple[str, Callable[[], object]]]) -> None:
         now, last = time.time(), batch[-1] if batch else None
-        rows = [row_of(key, json.dumps(value()), now) for key, value in soon]
-        rows += [row_of(each.key, each.text, now) for each in batch if isinstance(each, Put)]
+        rows = [journal_row(key, json.dumps(value()), now) for key, value in soon]
+        rows += [journal_row(each.key, each.text, now) for each in batch if isinstance(each, Put)]
         # One statement for all rows, and not executemany: SQLite's driver releases the interpreter lock at
         # each step. With a busy main thread, it then waits milliseconds to get the lock back.
         if rows:

@@ -24,7 +24,7 @@ from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling,
 from etude.core.episode import EpisodeRecord, Event, Example, Failure, ToolUse
 from etude.core.secrets import masked
 from etude.store.journal import Json
-from etude.store.plain import plain
+from etude.store.jsonable import plain
 
 _SAMPLING = TypeAdapter(Sampling)
 _PACKED = {"completion_ids": "i", "logprobs": "d", "prompt_logprobs": "d"}

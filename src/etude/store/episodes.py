@@ -32,7 +32,7 @@ def tool_key(episode_id: str, name: str) -> str:
     return f"{episode_id}/tool/{name}"
 
 
-def scores_of(journal: Journal, episode_id: str) -> dict[str, Json]:
+def episode_scores(journal: Journal, episode_id: str) -> dict[str, Json]:
     """Return the result of each evaluator for an episode: `score`, `reasoning`, `error`."""
     prefix = f"{episode_id}/score/"
     return {key.removeprefix(prefix): stored for key, stored in journal.scan(prefix)}
@@ -127,11 +127,11 @@ def iter_episodes(journal: Journal, prefix: str = "", *, phase: str | None = Non
     The prefix `train/3/` also matches the episodes of a phase `train/3/…`.
     """
     for _, data in stored_episodes(journal, prefix if phase is None else f"{phase}/"):
-        if phase is None or phase_of(data) == phase:
+        if phase is None or episode_phase(data) == phase:
             yield _decoded(journal, data)
 
 
-def phase_of(data: Json) -> str:
+def episode_phase(data: Json) -> str:
     """Return the phase of a stored episode."""
     return str(data["episode"]).removesuffix(f"/{data['example']['id']}/{data['generation']}")
 
@@ -141,19 +141,19 @@ _IS_EPISODE = "substr(value, 1, 12) = '{\"episode\": '"
 _NEXT = f"SELECT key, value FROM steps WHERE key >= ? AND {_IS_EPISODE} ORDER BY key LIMIT 1"
 
 
-def phases_of(journal: Journal) -> list[str]:
+def list_phases(journal: Journal) -> list[str]:
     """Return the phases that have episodes, in the order of `latest_first`. Reads one episode of each."""
     phases: list[str] = []
     first = ""
     while rows := journal.select(_NEXT, (first,)):
-        phases.append(phase_of(json.loads(rows[0][1])))
+        phases.append(episode_phase(json.loads(rows[0][1])))
         first = f"{phases[-1]}0"  # "0" sorts after "/", so this skips the rest of the phase.
     return sorted(phases, key=latest_first)
 
 
 def choose_phase(journal: Journal, wish: str | None) -> str:
     """Return the phase `wish`, or the latest one. Raises RequestError if there is none."""
-    phases = phases_of(journal)
+    phases = list_phases(journal)
     if not phases:
         raise RequestError(f"{journal.path} has no episodes yet")
     if wish is not None and wish not in phases:
@@ -161,7 +161,7 @@ def choose_phase(journal: Journal, wish: str | None) -> str:
     return wish or phases[0]
 
 
-def epoch_of(phase: str) -> int | None:
+def phase_epoch(phase: str) -> int | None:
     """Return the epoch, from 0, that a phase was collected for, or None if it is no training phase."""
     match = _PHASE.fullmatch(phase)
     return int(match[2]) - 1 if match is not None and match[1] == "train" else None

@@ -18,11 +18,11 @@ from etude.core.history import History
 from etude.core.keys import content_hash
 from etude.core.stats import Estimate, estimate_difference, shared_bounds
 from etude.store.database import DATABASE
-from etude.store.episodes import phases_of, stored_episodes
+from etude.store.episodes import list_phases, stored_episodes
 from etude.store.figures import Summary, summary_in
 from etude.store.files import SERVER_DATABASE, TO_EXPORT, WEIGHTS_FILE
 from etude.store.log import histories
-from etude.store.run_folder import LOCK, RunFolder, locked_by
+from etude.store.run_folder import LOCK, RunFolder, lock_holder
 from etude.store.stored_config import (
     REQUEST,
     RESULT,
@@ -85,7 +85,7 @@ class RunFacts:
         return self.summary.epochs_trained + self.summary.epochs_skipped
 
 
-def histories_of(path: Path) -> dict[str | None, History]:
+def read_histories(path: Path) -> dict[str | None, History]:
     """Return the epochs and validations of a run by target. The key is None if it trains one model.
 
     Raises StoreError when its database cannot be read.
@@ -94,7 +94,7 @@ def histories_of(path: Path) -> dict[str | None, History]:
         return histories(run.journal, run.name)
 
 
-def facts_of(path: Path, known: Mapping[str | None, History] | None = None) -> RunFacts:
+def read_facts(path: Path, known: Mapping[str | None, History] | None = None) -> RunFacts:
     """Return the facts of the run in a folder. If it cannot be read, they say why.
 
     `known` has its histories, if they were read already: a run may have thousands of epochs.
@@ -118,7 +118,7 @@ def facts_of(path: Path, known: Mapping[str | None, History] | None = None) -> R
     for key in ("method", "backend") if finetuning.get("targets") else ():
         own = (trained_parts(settings, target)[key] for target in finetuning["targets"])
         parts[key] = ", ".join(filter(None, dict.fromkeys(own))) or None
-    in_use_by = locked_by(path / LOCK)
+    in_use_by = lock_holder(path / LOCK)
     state: State = "running" if in_use_by is not None else "finished" if is_over else "unfinished"
     return RunFacts(
         name=path.name,
@@ -184,7 +184,7 @@ def latest_unfinished(root: Path) -> Path:
     Raises RequestError when there is none.
     """
     for run in list_runs(root):
-        if facts_of(run).state == "unfinished":
+        if read_facts(run).state == "unfinished":
             return run.absolute()
     listing = f"etude runs list --output-dir {shlex.quote(str(root))}"
     raise RequestError(f"there is no unfinished run in {root}; for those that there are: {listing}")
@@ -279,7 +279,7 @@ def stored_scores(run: Path, evaluator: str | None = None) -> list[tuple[Measure
     evaluator = evaluator or reward_name(stored_data(run, required=False))
     with RunFolder.read(run) as folder:
         phases = [
-            phase for phase in phases_of(folder.journal) if not phase.startswith(("train/", "warm-up/"))
+            phase for phase in list_phases(folder.journal) if not phase.startswith(("train/", "warm-up/"))
         ]
         for key, data in stored_episodes(folder.journal, f"{phases[0]}/") if phases and evaluator else ():
             stored = folder.journal.get(f"{key}/score/{evaluator}") or {}

@@ -76,7 +76,7 @@ class WarmUpFigure(_Rewarded, frozen=True):
         """Return the figures of a warm-up."""
         version = None if entry.version is None else entry.version.number
         about = {"steps": entry.steps, "seconds": entry.seconds, "loss": entry.metrics.get("loss")}
-        return cls(version=version, **about, **_rewarded(Score.among(entry.metrics)))
+        return cls(version=version, **about, **_rewarded(Score.from_metrics(entry.metrics)))
 
 
 VALIDATION = "validation"
@@ -231,7 +231,7 @@ class Summary(BaseModel, frozen=True):
         return self.model_dump(mode="json", exclude=None if self.targets else {"targets"})
 
 
-def summary_of(history: History) -> Summary:
+def summarize(history: History) -> Summary:
     """Return the summary of one model's training."""
     start = history.validation(0)
     measured = {"before": start} if history.warm_up is None else {"before": history.base, "warm": start}
@@ -250,16 +250,16 @@ def summary_of(history: History) -> Summary:
         is_measured=is_measured(history),
         best_version=best_version(history),
         last_version=last_version(history),
-        warnings=warnings_of(history),
+        warnings=alarm_sentences(history),
         stopped=stopped_by(history),
     )
 
 
 def summary_in(by_target: Mapping[str | None, History], run_id: str) -> Summary:
     """Return the summary of a run: of its one model, or of each target and all of them together."""
-    targets = {name: summary_of(history) for name, history in by_target.items() if name is not None}
+    targets = {name: summarize(history) for name, history in by_target.items() if name is not None}
     if not targets:
-        return summary_of(by_target[None])
+        return summarize(by_target[None])
     trained = {entry.epoch for history in by_target.values() for entry in history.trained}
     skipped = {entry.epoch for history in by_target.values() for entry in history.epochs} - trained
     own = targets.items()
@@ -276,7 +276,7 @@ def summary_in(by_target: Mapping[str | None, History], run_id: str) -> Summary:
     )
 
 
-def warnings_of(history: History) -> list[str]:
+def alarm_sentences(history: History) -> list[str]:
     """Return a sentence for each alarm of a run: its latest text, and how many other entries it holds for.
 
     Failures are left out. Their causes are counted and shown separately.

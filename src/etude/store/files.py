@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from etude.core.errors import RequestError, StoreError
 from etude.core.secrets import masked
-from etude.store.plain import json_facts
+from etude.store.jsonable import json_facts
 
 WEIGHTS_FILE = "trained.safetensors"
 """The file of the tensors that training changes, by parameter name. Versions are restored from it."""
@@ -47,12 +47,12 @@ _being_written: set[Path] = set()
 
 
 def write_atomically(path: Path, text: str, *, exact: bool = False) -> None:
-    """Write `text` to `path`; it is on the disk when this returns. Raises as `draft_of`.
+    """Write `text` to `path`; it is on the disk when this returns. Raises as `open_draft`.
 
     Secrets are masked. Use `exact` for the words of models and for messages to them. A lone surrogate, which
     UTF-8 lacks, is written as `\\ud800`, as in JSON.
     """
-    with draft_of(path) as draft, open_private(draft, "w") as file:
+    with open_draft(path) as draft, open_private(draft, "w") as file:
         file.write(text if exact else masked(text))
 
 
@@ -111,7 +111,7 @@ def make_private(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def draft_of(path: Path, *, sync: bool = True, private: bool = True) -> Iterator[Path]:
+def open_draft(path: Path, *, sync: bool = True, private: bool = True) -> Iterator[Path]:
     """Yield a path next to `path` for a file or folder. It becomes `path` when the block succeeds.
 
     With `sync` it is on the disk then. Missing folders are made, and drafts of `path` from killed processes

@@ -25,7 +25,7 @@ from etude.core.call import TopLogprobs
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError, StoreError
 from etude.core.sample import Sample
-from etude.store.episodes import epoch_of
+from etude.store.episodes import phase_epoch
 from etude.store.files import write_atomically
 from etude.store.journal import Journal
 from etude.store.log import histories
@@ -76,7 +76,7 @@ class LearnedSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LearnerNumbers:
     """The numbers that the learner computed for a sample's trained tokens, in their order."""
 
     logprobs: Sequence[float] = ()
@@ -92,14 +92,14 @@ def ids_digest(ids: Iterable[int]) -> str:
 
 
 def learned_lines(
-    source: Source, units: Sequence[Sequence[Sample]], seen: Mapping[int, Seen] | None = None
+    source: Source, units: Sequence[Sequence[Sample]], seen: Mapping[int, LearnerNumbers] | None = None
 ) -> str:
     """Return the record of a job's samples as lines of JSON. `seen` has a learner's numbers by their `id`."""
     lines: list[Any] = [asdict(source)]
     for unit in units:
         sides = ("chosen", "rejected") if len(unit) == 2 else ("",)
         lines += [
-            _encoded(sample, side, (seen or {}).get(id(sample), Seen()))
+            _encoded(sample, side, (seen or {}).get(id(sample), LearnerNumbers()))
             for sample, side in zip(unit, sides, strict=False)
             if sample.ids
         ]
@@ -168,7 +168,7 @@ def records_state(run: Path) -> float:
     return max((folder.stat().st_mtime for folder in folders if folder.exists()), default=0.0)
 
 
-def _encoded(sample: Sample, side: str, seen: Seen) -> dict[str, Any]:
+def _encoded(sample: Sample, side: str, seen: LearnerNumbers) -> dict[str, Any]:
     weights, alike = [*map(float, sample.loss_weights)], [*sample.by_token([1.0] * len(sample.turns))]
     data = {
         "episode": sample.episode or "",
@@ -264,7 +264,7 @@ class TokenSequence:
     """The samples of these tokens that were trained on. Preference pairs may make several."""
 
 
-def sequences_of(record: EpisodeRecord) -> list[TokenSequence]:
+def token_sequences(record: EpisodeRecord) -> list[TokenSequence]:
     """Return the branches of an episode, in the order of their last calls.
 
     A call extends the latest earlier call whose prompt and answer its own prompt begins with. Calls without
@@ -304,7 +304,7 @@ def trained_sequences(run: Path, journal: Journal, record: EpisodeRecord, phase:
 
     Raises StoreError if their record cannot be read.
     """
-    sequences = sequences_of(record)
+    sequences = token_sequences(record)
     samples = trained_samples(run, journal, record.id, phase)
     by_digest: dict[str, list[LearnedSample]] = {}
     for sample in samples:
@@ -324,7 +324,7 @@ def trained_samples(run: Path, journal: Journal, episode: str, phase: str) -> li
 
     Raises StoreError if their record cannot be read.
     """
-    epoch = epoch_of(phase)
+    epoch = phase_epoch(phase)
     if epoch is None:
         return []
     entries = (entry for history in histories(journal, run.name).values() for entry in history.epochs)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from etude.core.history import Entry, History, Recovery, ValidationEntry, WarmUpEntry, WarmUpJob
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.store.journal import Journal
-from etude.store.run_folder import LOCK, RunFolder, locked_by
+from etude.store.run_folder import LOCK, RunFolder, lock_holder
 
 _TARGETS = "trainer/targets"
 
@@ -218,9 +218,9 @@ class JobFacts(BaseModel, frozen=True):
     metrics: dict[str, Any] = Field(default_factory=dict)
 
 
-def jobs_of(run: Path) -> list[JobFacts]:
+def read_jobs(run: Path) -> list[JobFacts]:
     """Return the jobs of a run by epoch. Raises StoreError."""
-    waiting = INTERRUPTED if locked_by(run / LOCK) is None else str(TrainingStatusEnum.RUNNING)
+    waiting = INTERRUPTED if lock_holder(run / LOCK) is None else str(TrainingStatusEnum.RUNNING)
     with RunFolder.read(run) as folder:
         jobs = [
             job

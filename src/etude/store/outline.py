@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from etude.core.episode import Failure
 from etude.core.errors import RequestError, nearest
-from etude.store.episodes import is_episode, phase_of
+from etude.store.episodes import episode_phase, is_episode
 from etude.store.journal import Journal, Json
 
 
@@ -85,7 +85,7 @@ def _outline(stored: Json) -> EpisodeOutline:
     example = stored["example"]
     outline = EpisodeOutline(
         id=stored["episode"],
-        phase=phase_of(stored),
+        phase=episode_phase(stored),
         example=example["id"],
         generation=stored["generation"],
         inputs=example.get("inputs") or {},

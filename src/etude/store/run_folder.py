@@ -270,7 +270,7 @@ class RunLock:
             self._file = None
 
 
-def locked_by(path: Path) -> int | None:
+def lock_holder(path: Path) -> int | None:
     """Return the id of the process that holds the lock at `path`, or None if it is free."""
     if not path.is_file():
         return None

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from etude.core.errors import StoreError
 from etude.store.files import write_atomically
-from etude.store.run_folder import LOCK, locked_by
+from etude.store.run_folder import LOCK, lock_holder
 
 STATUS = "status.json"
 """The file is rewritten every second during a run, and deleted at its end."""
@@ -156,12 +156,12 @@ class SeenStatus:
     """Seconds since the status was written."""
 
 
-def status_of(run: Path) -> SeenStatus:
+def run_status(run: Path) -> SeenStatus:
     """Return the status of a run. The lock on its folder decides if the run continues, never the file.
 
     Raises StoreError for a file from another version of Etude.
     """
-    pid, status = locked_by(run / LOCK), _read(run / STATUS)
+    pid, status = lock_holder(run / LOCK), _read(run / STATUS)
     age = None if status is None else max(0.0, time.time() - status.at)
     if status is not None and age is not None and status.host != socket.gethostname() and pid is None:
         # The lock of a head on another machine is visible only if the file system shares locks.
@@ -189,12 +189,12 @@ def tell_team(folder: Path, wanted: int, nodes: tuple[str, ...] = ()) -> None:
     write_atomically(folder / TEAM, Team(wanted=wanted, nodes=nodes, since=time.time()).model_dump_json())
 
 
-def teams_of(run: Path) -> list[Team]:
+def running_teams(run: Path) -> list[Team]:
     """Return the teams that train for a run now. Files of ended teams are ignored, however they ended."""
     teams, folder = list[Team](), run / LEARNERS
     for path in sorted((*folder.glob(TEAM), *folder.glob(f"*/{TEAM}"))):
         try:
-            if locked_by(path.parent / LOCK) is not None:
+            if lock_holder(path.parent / LOCK) is not None:
                 teams.append(Team.model_validate_json(path.read_text(encoding="utf-8")))
         except (OSError, ValidationError):
             continue  # The team has just ended, or another version wrote the file.

@@ -15,7 +15,7 @@ from pathlib import Path
 from etude.core.errors import RequestError
 from etude.core.history import History
 from etude.core.job import ModelVersion
-from etude.store.facts import facts_of, find_run, histories_of, is_run
+from etude.store.facts import find_run, is_run, read_facts, read_histories
 from etude.store.figures import best_version, last_version
 
 BEST, LAST, BASE, WARM_UP = "best", "last", "base", "warm-up"
@@ -70,7 +70,7 @@ def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersio
     after training, else the last. Raises RequestError when there is no such version. With `kept`, also raises
     it when the weights are not on the disk.
     """
-    histories = histories_of(run)
+    histories = read_histories(run)
     target, wish = _target_in(wish, run, histories)
     history = histories[target]
     if wish in (BASE, "v0", "0"):
@@ -174,7 +174,7 @@ def _best_or_last(
 
 
 def _why_not(run: Path) -> str:
-    state = facts_of(run).state
+    state = read_facts(run).state
     if state == "unfinished":
         return f" yet; go on with it: etude resume {shlex.quote(str(run))}"
     return " yet" if state == "running" else ": it trained on nothing, or its backend keeps the versions"

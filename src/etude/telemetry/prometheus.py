@@ -112,7 +112,7 @@ class MetricsServer:
 
 
 @contextmanager
-def served(config: MetricsConfig | None) -> Iterator[MetricsServer | None]:
+def serve_metrics(config: MetricsConfig | None) -> Iterator[MetricsServer | None]:
     """Serve metrics during the block, if the config asks for it.
 
     Raises MissingExtraError, and RequestError if the address is not available.

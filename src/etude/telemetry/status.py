@@ -20,7 +20,7 @@ from etude.core.interfaces import Engine, Progress
 from etude.core.secrets import masked
 from etude.rollout.collector import Collector
 from etude.runners.pool import RunnerPool
-from etude.store.files import draft_of
+from etude.store.files import open_draft
 from etude.store.run_folder import RunFolder
 from etude.store.status import (
     STATUS,
@@ -31,9 +31,9 @@ from etude.store.status import (
     Team,
     Totals,
     Wait,
-    teams_of,
+    running_teams,
 )
-from etude.telemetry.prometheus import MetricsServer, served
+from etude.telemetry.prometheus import MetricsServer, serve_metrics
 
 
 class RunCounts(Progress):
@@ -130,12 +130,12 @@ class Parts:
 
 
 @asynccontextmanager
-async def published(parts: Parts, metrics: MetricsConfig | None) -> AsyncIterator[None]:
+async def publish_status(parts: Parts, metrics: MetricsConfig | None) -> AsyncIterator[None]:
     """Publish the run's status during the block: in its folder, and at its metrics address if it has one.
 
     Raises RequestError if that address is not available.
     """
-    with served(metrics) as server:
+    with serve_metrics(metrics) as server:
         publishing = asyncio.ensure_future(_publish(parts, server))
         try:
             yield
@@ -168,7 +168,7 @@ async def _publish(parts: Parts, server: MetricsServer | None) -> None:
 
 def _write(path: Path, status: RunStatus) -> None:
     """Write the status atomically. It is not synced: a status is useless after a power cut."""
-    with draft_of(path, sync=False) as draft:
+    with open_draft(path, sync=False) as draft:
         draft.write_text(masked(status.model_dump_json(indent=1)) + "\n", encoding="utf-8")
 
 
@@ -187,7 +187,7 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
         )
         for place in (() if pool is None else pool.places)
     ]
-    models, learners = _models(parts), teams_of(parts.run.path)
+    models, learners = _models(parts), running_teams(parts.run.path)
     journal = JournalStatus.model_validate(parts.run.journal, from_attributes=True)
     return RunStatus(
         run=parts.run.name,

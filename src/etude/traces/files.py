@@ -13,7 +13,7 @@ from etude.core.errors import DatasetError
 from etude.core.evaluation import without_numbers
 from etude.core.json_text import JsonError, read_json
 from etude.traces import langfuse, openai, otlp
-from etude.traces.record import LeftOut, Part, Record, RowError, shown
+from etude.traces.record import Record, RowError, RowValue, SkippedEntry, shown
 
 FORMATS: Mapping[str, ModuleType] = {"otlp": otlp, "langfuse": langfuse, "openai": openai}
 """In the order in which they are tried on a row."""
@@ -32,7 +32,7 @@ def read_records(path: Path, format: str | None = None, *, skip_broken: bool = F
     Raises DatasetError for an unreadable file, and RowError for a row that breaks its format. `skip_broken`
     leaves such rows out, with the reason.
     """
-    for where, content in rows_of(path):
+    for where, content in read_log_rows(path):
         try:
             if isinstance(content, RowError):
                 raise content
@@ -43,15 +43,15 @@ def read_records(path: Path, format: str | None = None, *, skip_broken: bool = F
             if module is None:
                 known = ", ".join(FORMATS)
                 raise RowError(where, f"a row of no known format ({known}): {shown(content)}")
-            yield from list(module.read(Part(content, where)))
+            yield from list(module.read(RowValue(content, where)))
         except RowError as error:
             if not skip_broken:
                 remedy = "mend it, or leave such rows out: --skip-broken"
                 raise RowError(error.where, f"{error.problem}; {remedy}") from error
-            yield LeftOut(error.where, f"broken: {without_numbers(error.problem)[:120]}")
+            yield SkippedEntry(error.where, f"broken: {without_numbers(error.problem)[:120]}")
 
 
-def rows_of(path: Path) -> Iterator[Row]:
+def read_log_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a JSON Lines, JSON or Parquet file, the first two also with gzip.
 
     Raises DatasetError if it cannot be read.

@@ -19,18 +19,18 @@ from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
 from etude.config.registry import register_dataset
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.edge import written
+from etude.core.conversion import written
 from etude.core.episode import EpisodeRecord, Event, Example, Failure, LoggedExample
 from etude.core.errors import DatasetError, RequestError
 from etude.core.keys import content_hash, fold
-from etude.core.message import Message, is_text, message_key, text_of
+from etude.core.message import Message, is_text, message_key, message_text
 from etude.core.secrets import masked_data
 from etude.store.episodes import read_episode, stored_episodes, write_episode
 from etude.store.facts import IMPORT, find_run
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
 from etude.traces.files import read_records
-from etude.traces.record import LeftOut, LoggedCall, LoggedScore, Record
+from etude.traces.record import LoggedCall, LoggedScore, Record, SkippedEntry
 
 CHATS, HELD_OUT = "chats", "held_out"
 """The phases of a run of chats: those to learn from, and those with held-out prompts."""
@@ -57,7 +57,7 @@ class Log:
         """Add entries. Of two calls with one id, the first is kept."""
         for record in records:
             match record:
-                case LeftOut():
+                case SkippedEntry():
                     self._leave_out(record.where, record.reason)
                 case LoggedScore():
                     self._scores.append(record)
@@ -77,7 +77,7 @@ class Log:
             self._leave_out(call.where, "call without a prompt")
         elif not all(map(is_text, spoken)):
             self._leave_out(call.where, "call with a part that is no text, such as an image")
-        elif call.answer is not None and not (text_of(call.answer) or call.answer.get("tool_calls")):
+        elif call.answer is not None and not (message_text(call.answer) or call.answer.get("tool_calls")):
             self._leave_out(call.where, "call with an empty answer")
         else:
             self._calls[name] = call
@@ -133,7 +133,7 @@ def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
     return digests
 
 
-def episodes_of(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRecord]:
+def chat_episodes(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRecord]:
     """Yield each chat as an episode. Chats that began with the same prompt share an example."""
     examples = [_example_of(chat) for chat in chats]
     order = sorted({example.id for example in examples}, key=lambda name: fold(0, "hold out", name))
@@ -225,7 +225,7 @@ def read_log(
     log = Log()
     for file in files:
         log.add(read_records(file, format, skip_broken=skip_broken))
-    episodes = [*episodes_of(log.chats(), hold_out)]
+    episodes = [*chat_episodes(log.chats(), hold_out)]
     left_out = dict(sorted(log.left_out.items(), key=lambda each: -each[1][0]))
     if not episodes:
         reasons = "".join(f"\n  {reason}: {n}, first at {at}" for reason, (n, at) in left_out.items())

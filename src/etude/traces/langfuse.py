@@ -12,7 +12,7 @@ from typing import Any
 
 from etude.core.message import Message
 from etude.traces import record
-from etude.traces.record import LeftOut, LoggedCall, Part, Record
+from etude.traces.record import LoggedCall, Record, RowValue, SkippedEntry
 
 _TYPES = (
     *("SPAN", "GENERATION", "EVENT", "AGENT", "TOOL", "CHAIN"),
@@ -31,11 +31,11 @@ def fits(row: Mapping[str, Any]) -> bool:
     return is_page or is_trace or is_observation or is_score
 
 
-def read(row: Part) -> Iterator[Record]:
+def read(row: RowValue) -> Iterator[Record]:
     """Yield the calls and scores of a row. Raises RowError."""
     if isinstance(row["data"].value, list) and "meta" in row.object:
         for each in row["data"].items:
-            yield from read(Part(each.value, f"{each.where}: {each.name}"))
+            yield from read(RowValue(each.value, f"{each.where}: {each.name}"))
     elif isinstance(row["observations"].value, list):
         yield from _trace(row)
     else:
@@ -46,11 +46,11 @@ def _snake(name: Any) -> str:
     return _CAPITAL.sub("_", str(name)).lower()
 
 
-def _snaked(row: Mapping[str, Any], where: str) -> Part:
-    return Part({_snake(key): value for key, value in row.items()}, where)
+def _snaked(row: Mapping[str, Any], where: str) -> RowValue:
+    return RowValue({_snake(key): value for key, value in row.items()}, where)
 
 
-def _trace(row: Part) -> Iterator[Record]:
+def _trace(row: RowValue) -> Iterator[Record]:
     """Yield the entries of a trace, which may lack their trace id and session."""
     about = row["trace"] if "trace" in row.object else row
     own = {"traceId": about.text("id"), "sessionId": about.text("sessionId", "session_id")}
@@ -59,32 +59,32 @@ def _trace(row: Part) -> Iterator[Record]:
         if isinstance(each.value, Mapping):
             yield from _row(_snaked({**own, **each.value}, place))
         else:
-            yield LeftOut(place, "trace whose observations are named and not there: export those too")
+            yield SkippedEntry(place, "trace whose observations are named and not there: export those too")
     for score in row["scores"].items or about["scores"].items:
         yield _score(_snaked({**own, **score.object}, score.where))
 
 
-def _row(row: Part) -> Iterator[Record]:
+def _row(row: RowValue) -> Iterator[Record]:
     kind = row["type"].value
     if "value" in row.object and "data_type" in row.object:
         yield _score(row)
     elif kind == "GENERATION":
         yield _call(row)
     else:
-        yield LeftOut(row.where, f"observation of the type {kind}")
+        yield SkippedEntry(row.where, f"observation of the type {kind}")
 
 
-def _score(row: Part) -> Record:
+def _score(row: RowValue) -> Record:
     kind, name = row["data_type"].value, row["name"].value
     if kind not in ("NUMERIC", "BOOLEAN", None):
-        return LeftOut(row.where, f"score '{name}' of the type {kind}, which is no number")
+        return SkippedEntry(row.where, f"score '{name}' of the type {kind}, which is no number")
     own = {"call": row.text("observation_id"), "trace": row.text("trace_id")}
-    return record.score_of(row.where, name, row["value"].value, row["comment"].value, **own)
+    return record.make_score(row.where, name, row["value"].value, row["comment"].value, **own)
 
 
-def _call(row: Part) -> Record:
+def _call(row: RowValue) -> Record:
     asked, given = row["input"].parsed, row["model_parameters"]
-    given = Part(given.value or None, row.where, "modelParameters").parsed
+    given = RowValue(given.value or None, row.where, "modelParameters").parsed
     if isinstance(asked.value, Mapping):
         # As clients are called: the messages among all other arguments.
         given, messages, tools = (
@@ -93,27 +93,27 @@ def _call(row: Part) -> Record:
             asked["tools"],
         )
         if messages.value is None:
-            return LeftOut(row.where, "generation whose input has no messages")
+            return SkippedEntry(row.where, "generation whose input has no messages")
     elif isinstance(asked.value, list) or (isinstance(asked.value, str) and asked.value):
         chat = asked.value if isinstance(asked.value, list) else [{"role": "user", "content": asked.value}]
-        messages, tools = Part(chat, row.where, "input.messages"), Part(None, row.where)
+        messages, tools = RowValue(chat, row.where, "input.messages"), RowValue(None, row.where)
     else:
-        return LeftOut(row.where, "generation without an input")
+        return SkippedEntry(row.where, "generation without an input")
     answer = _answer(row["output"].parsed)
     failed = row["level"].value == "ERROR" and answer is None
     if answer is None and not failed:
-        return LeftOut(row.where, "generation without an output")
+        return SkippedEntry(row.where, "generation without an output")
     began, seconds = record.times_of(row["start_time"], row["end_time"])
-    usage = Part(row["usage_details"].value or row["usage"].value, row.where, "usageDetails").object
+    usage = RowValue(row["usage_details"].value or row["usage"].value, row.where, "usageDetails").object
     sampled = {key: _number(value) for key, value in given.object.items()}
     return LoggedCall(
         row.where,
-        record.messages_of(messages),
+        record.read_messages(messages),
         answer,
-        record.tools_of(tools),
+        record.read_tools(tools),
         model=row.text("provided_model_name", "model"),
-        sampling=record.sampling_of(replace(given, value=sampled)),
-        usage=record.usage_of(usage.get("input"), usage.get("output")),
+        sampling=record.read_sampling(replace(given, value=sampled)),
+        usage=record.read_usage(usage.get("input"), usage.get("output")),
         finish_reason=record.finish_reason_of(answer),
         error=(row.text("status_message") or record.NO_MESSAGE) if failed else None,
         began=began,
@@ -134,7 +134,7 @@ def _number(value: Any) -> Any:
         return None
 
 
-def _answer(output: Part) -> Message | None:
+def _answer(output: RowValue) -> Message | None:
     """Return the assistant's message from an output: a message, a completion with choices, or text."""
     if isinstance(output.value, list):
         output = output.items[-1] if output.value else replace(output, value=None)
@@ -149,4 +149,4 @@ def _answer(output: Part) -> Message | None:
         # An object that the client has parsed from the answer.
         text = json.dumps(dict(output.value), ensure_ascii=False, default=str)
         return {"role": "assistant", "content": text}
-    return record.message_of(output, "assistant")
+    return record.read_message(output, "assistant")

@@ -10,7 +10,7 @@ from typing import Any
 
 from etude.core.message import Message
 from etude.traces import record
-from etude.traces.record import LeftOut, LoggedCall, Part, Record
+from etude.traces.record import LoggedCall, Record, RowValue, SkippedEntry
 
 
 def fits(row: Mapping[str, Any]) -> bool:
@@ -18,7 +18,7 @@ def fits(row: Mapping[str, Any]) -> bool:
     return ("request" in row and "response" in row) or "messages" in row
 
 
-def read(row: Part) -> Iterator[Record]:
+def read(row: RowValue) -> Iterator[Record]:
     """Yield the calls of a row, and its feedback. Raises RowError."""
     is_whole = "messages" in row.object
     trace = row.text("trace_id") or (row.where if is_whole else "")
@@ -34,27 +34,27 @@ def read(row: Part) -> Iterator[Record]:
         yield _feedback(scores[field], field, name)
 
 
-def _feedback(given: Part, name: str, call: str) -> Record:
+def _feedback(given: RowValue, name: str, call: str) -> Record:
     """Read feedback: a number, or an object with `score` or `value`, and a `comment` or `reason`."""
     if isinstance(given.value, Mapping):
         score = given.value.get("score", given.value.get("value"))
-        return record.score_of(given.where, name, score, given.text("comment", "reason"), call=call)
-    return record.score_of(given.where, name, given.value, call=call)
+        return record.make_score(given.where, name, score, given.text("comment", "reason"), call=call)
+    return record.make_score(given.where, name, given.value, call=call)
 
 
-def _conversation(row: Part, name: str, facts: Mapping[str, Any]) -> Iterator[Record]:
+def _conversation(row: RowValue, name: str, facts: Mapping[str, Any]) -> Iterator[Record]:
     """Yield a call for each answer of a finished conversation, except those with weight 0."""
-    messages, tools = record.messages_of(row["messages"]), record.tools_of(row["tools"])
+    messages, tools = record.read_messages(row["messages"]), record.read_tools(row["tools"])
     answers = [
         index
         for index, message in enumerate(messages)
         if message["role"] == "assistant" and message.get("weight") != 0 and index
     ]
     if not answers:
-        yield LeftOut(row.where, "conversation without an answer of the assistant")
+        yield SkippedEntry(row.where, "conversation without an answer of the assistant")
         return
     if answers[-1] + 1 < len(messages):
-        yield LeftOut(row.where, "messages after the last answer of a conversation")
+        yield SkippedEntry(row.where, "messages after the last answer of a conversation")
     for index in answers:
         answer = {key: value for key, value in messages[index].items() if key != "weight"}
         yield LoggedCall(
@@ -71,25 +71,25 @@ def _conversation(row: Part, name: str, facts: Mapping[str, Any]) -> Iterator[Re
         )
 
 
-def _exchange(row: Part, name: str, facts: Mapping[str, Any]) -> Iterator[Record]:
+def _exchange(row: RowValue, name: str, facts: Mapping[str, Any]) -> Iterator[Record]:
     """Yield the call of a request and its response."""
     request, response = row["request"].parsed, row["response"].parsed
     if "messages" not in request.object:
-        yield LeftOut(row.where, "request without messages: no chat completion")
+        yield SkippedEntry(row.where, "request without messages: no chat completion")
         return
     if isinstance(response.value, list):
-        yield LeftOut(row.where, "response in the chunks of a stream: log the whole of it")
+        yield SkippedEntry(row.where, "response in the chunks of a stream: log the whole of it")
         return
     usage = response["usage"].object
     at = row["timestamp"]
     call = LoggedCall(
         row.where,
-        record.messages_of(request["messages"]),
+        record.read_messages(request["messages"]),
         None,
-        record.tools_of(request["tools"]),
+        record.read_tools(request["tools"]),
         model=response.text("model") or request.text("model"),
-        sampling=record.sampling_of(request),
-        usage=record.usage_of(usage.get("prompt_tokens"), usage.get("completion_tokens")),
+        sampling=record.read_sampling(request),
+        usage=record.read_usage(usage.get("prompt_tokens"), usage.get("completion_tokens")),
         began=record.time_of(at if at.value else replace(at, value=response["created"].value)),
         id=name,
         **facts,
@@ -102,13 +102,13 @@ def _exchange(row: Part, name: str, facts: Mapping[str, Any]) -> Iterator[Record
         return
     choices = response["choices"].items
     if not choices:
-        yield LeftOut(row.where, "response without choices: no chat completion, or one that was cut off")
+        yield SkippedEntry(row.where, "response without choices: no chat completion, or one that was cut off")
         return
-    yield from record.choices_of(call, [*map(_choice, choices)])
+    yield from record.answered_calls(call, [*map(_choice, choices)])
 
 
-def _choice(choice: Part) -> tuple[Message, str]:
+def _choice(choice: RowValue) -> tuple[Message, str]:
     message = choice["message"]
     if not message.object:
         raise choice.wrong("must have a message")
-    return record.message_of(message, "assistant"), choice.text("finish_reason")
+    return record.read_message(message, "assistant"), choice.text("finish_reason")

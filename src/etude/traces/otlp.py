@@ -14,7 +14,7 @@ from etude.core.call import Sampling
 from etude.core.episode import WORKFLOW
 from etude.core.message import Message
 from etude.traces import record
-from etude.traces.record import LeftOut, LoggedCall, Part, Record, RowError
+from etude.traces.record import LoggedCall, Record, RowError, RowValue, SkippedEntry
 
 _DETAILS = "gen_ai.client.inference.operation.details"
 _RESULT = "gen_ai.evaluation.result"
@@ -28,7 +28,7 @@ def fits(row: Mapping[str, Any]) -> bool:
     return "resourceSpans" in row or "resourceLogs" in row
 
 
-def read(row: Part) -> Iterator[Record]:
+def read(row: RowValue) -> Iterator[Record]:
     """Yield the calls and scores of a line. Raises RowError."""
     for span in _items(row, "resourceSpans", "scopeSpans", "spans"):
         yield from _of_span(span)
@@ -37,34 +37,34 @@ def read(row: Part) -> Iterator[Record]:
         yield from _of_event(log.text("eventName") or attributes.text("event.name"), attributes, log)
 
 
-def _items(row: Part, *path: str) -> Iterator[Part]:
+def _items(row: RowValue, *path: str) -> Iterator[RowValue]:
     """Yield the objects at the end of a path of lists."""
     name, *rest = path
     for item in row[name].items:
         yield from _items(item, *rest) if rest else (item,)
 
 
-def _of_span(span: Part) -> Iterator[Record]:
+def _of_span(span: RowValue) -> Iterator[Record]:
     attributes = _attributes(span)
     operation, known = attributes.text("gen_ai.operation.name"), attributes.object
     if _OUTPUT in known or (_INPUT in known and _error_of(span, attributes)):
         yield from _calls(attributes, span)
     elif operation in _CHATS or _INPUT in known:
-        yield LeftOut(span.where, "span of a chat without its messages: not captured, or in events")
+        yield SkippedEntry(span.where, "span of a chat without its messages: not captured, or in events")
     else:
-        yield LeftOut(span.where, f"span that is no chat: {operation or 'of no GenAI operation'}")
+        yield SkippedEntry(span.where, f"span that is no chat: {operation or 'of no GenAI operation'}")
     for event in span["events"].items:
         name = event.text("name")
         if name in (_DETAILS, _RESULT):
             yield from _of_event(name, _attributes(event), span)
 
 
-def _of_event(name: str, attributes: Part, place: Part) -> Iterator[Record]:
+def _of_event(name: str, attributes: RowValue, place: RowValue) -> Iterator[Record]:
     """Yield the calls or the score of an event. `place` is its span, or a record that names the span."""
     if name == _DETAILS:
         yield from _calls(attributes, place)
     elif name == _RESULT:
-        yield record.score_of(
+        yield record.make_score(
             place.where,
             attributes["gen_ai.evaluation.name"].value,
             attributes["gen_ai.evaluation.score.value"].value,
@@ -73,29 +73,29 @@ def _of_event(name: str, attributes: Part, place: Part) -> Iterator[Record]:
             trace=place.text("traceId"),
         )
     elif name.startswith("gen_ai."):
-        yield LeftOut(
+        yield SkippedEntry(
             place.where,
             f"event {name} of the conventions before 1.37: set OTEL_SEMCONV_STABILITY_OPT_IN="
             "gen_ai_latest_experimental where the chats are logged",
         )
     else:
-        yield LeftOut(place.where, "event of something else")
+        yield SkippedEntry(place.where, "event of something else")
 
 
-def _error_of(span: Part, attributes: Part) -> str | None:
+def _error_of(span: RowValue, attributes: RowValue) -> str | None:
     """Return why a call failed, or None."""
-    status = span["status"] if isinstance(span["status"].value, Mapping) else Part(None, span.where)
+    status = span["status"] if isinstance(span["status"].value, Mapping) else RowValue(None, span.where)
     kind = attributes.text("error.type")
     if status["code"].value in (2, "STATUS_CODE_ERROR") or kind:
         return status.text("message") or kind or record.NO_MESSAGE
     return None
 
 
-def _calls(attributes: Part, place: Part) -> Iterator[Record]:
+def _calls(attributes: RowValue, place: RowValue) -> Iterator[Record]:
     answers = _messages(attributes[_OUTPUT])
     error = None if answers else _error_of(place, attributes)
     if not answers and error is None:
-        yield LeftOut(place.where, f"chat without {_OUTPUT}")
+        yield SkippedEntry(place.where, f"chat without {_OUTPUT}")
         return
     start = "startTimeUnixNano" if "startTimeUnixNano" in place.object else "timeUnixNano"
     began, seconds = record.times_of(place[start], place["endTimeUnixNano"])
@@ -108,10 +108,12 @@ def _calls(attributes: Part, place: Part) -> Iterator[Record]:
             *(message for message, _ in _messages(attributes[_INPUT])),
         ),
         None,
-        record.tools_of(attributes["gen_ai.tool.definitions"].parsed),
+        record.read_tools(attributes["gen_ai.tool.definitions"].parsed),
         model=attributes.text("gen_ai.response.model", "gen_ai.request.model"),
-        sampling=record.sampling_of(Part(request, place.where, "gen_ai.request")) if request else Sampling(),
-        usage=record.usage_of(attributes[usage("input")].value, attributes[usage("output")].value),
+        sampling=record.read_sampling(RowValue(request, place.where, "gen_ai.request"))
+        if request
+        else Sampling(),
+        usage=record.read_usage(attributes[usage("input")].value, attributes[usage("output")].value),
         error=error,
         began=began,
         seconds=seconds,
@@ -127,13 +129,13 @@ def _calls(attributes: Part, place: Part) -> Iterator[Record]:
     beside = attributes["gen_ai.response.finish_reasons"].parsed.items
     others = chain((str(each.value) for each in beside), repeat(""))
     reasons = [own or other for (_, own), other in zip(answers, others, strict=False)]
-    yield from record.choices_of(
+    yield from record.answered_calls(
         call,
         [(message, _REASONS.get(each, each)) for (message, _), each in zip(answers, reasons, strict=True)],
     )
 
 
-def _messages(attribute: Part) -> list[tuple[Message, str]]:
+def _messages(attribute: RowValue) -> list[tuple[Message, str]]:
     """Return an attribute's messages in OpenAI's form, each with its finish reason."""
     made: list[tuple[Message, str]] = []
     for row in attribute.parsed.items:
@@ -145,7 +147,7 @@ def _messages(attribute: Part) -> list[tuple[Message, str]]:
     return made
 
 
-def _message_of_parts(role: str, parts: Part) -> list[Message]:
+def _message_of_parts(role: str, parts: RowValue) -> list[Message]:
     """Return one message from several parts, and a separate message for each tool result."""
     contents: list[dict[str, Any]] = []
     thinking: list[str] = []
@@ -179,13 +181,13 @@ def _message_of_parts(role: str, parts: Part) -> list[Message]:
     return [*results, message]
 
 
-def _attributes(item: Part, name: str = "attributes") -> Part:
+def _attributes(item: RowValue, name: str = "attributes") -> RowValue:
     """Return `[{"key": …, "value": {"stringValue": …}}, …]` as an object."""
     pairs = item[name].items
-    return Part({str(pair["key"].value): _value(pair["value"]) for pair in pairs}, item.where)
+    return RowValue({str(pair["key"].value): _value(pair["value"]) for pair in pairs}, item.where)
 
 
-def _value(given: Part) -> Any:
+def _value(given: RowValue) -> Any:
     """Return a value from OTLP's JSON. Raises RowError for an unknown kind."""
     if not given.object:
         return None

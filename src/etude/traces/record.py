@@ -84,18 +84,18 @@ class LoggedScore:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SkippedEntry:
     """A part of a log that forms no chat."""
 
     where: str
     reason: str
 
 
-Record: TypeAlias = LoggedCall | LoggedScore | LeftOut
+Record: TypeAlias = LoggedCall | LoggedScore | SkippedEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowValue:
     """A value in a row of a log, and its place."""
 
     value: Any
@@ -104,9 +104,9 @@ class Part:
     name: str = ""
     """Its place in the row: `messages[0].role`."""
 
-    def __getitem__(self, name: str) -> Part:
+    def __getitem__(self, name: str) -> RowValue:
         """Return a field of an object, which may be missing. Raises RowError."""
-        return Part(self.object.get(name), self.where, f"{self.name}.{name}" if self.name else name)
+        return RowValue(self.object.get(name), self.where, f"{self.name}.{name}" if self.name else name)
 
     @property
     def object(self) -> Mapping[str, Any]:
@@ -118,16 +118,16 @@ class Part:
         return self.value
 
     @property
-    def items(self) -> list[Part]:
+    def items(self) -> list[RowValue]:
         """The value as a list of parts, empty if missing. Raises RowError."""
         if self.value is None:
             return []
         if not isinstance(self.value, list | tuple):
             raise self.wrong("must be a list")
-        return [Part(item, self.where, f"{self.name}[{index}]") for index, item in enumerate(self.value)]
+        return [RowValue(item, self.where, f"{self.name}[{index}]") for index, item in enumerate(self.value)]
 
     @property
-    def parsed(self) -> Part:
+    def parsed(self) -> RowValue:
         """The value, parsed if it is JSON text. Raises RowError."""
         if not isinstance(self.value, str) or self.value.strip()[:1] not in ("{", "["):
             return self
@@ -146,12 +146,12 @@ class Part:
         return RowError(self.where, f"{self.name or 'the row'} {rule}, found {shown(self.value)}")
 
 
-def messages_of(rows: Part) -> tuple[Message, ...]:
+def read_messages(rows: RowValue) -> tuple[Message, ...]:
     """Return messages in OpenAI's form. Raises RowError for an invalid one."""
-    return tuple(map(message_of, rows.items))
+    return tuple(map(read_message, rows.items))
 
 
-def message_of(row: Part, role: str | None = None) -> Message:
+def read_message(row: RowValue, role: str | None = None) -> Message:
     """Return a message in OpenAI's form, without fields that no model reads. Raises RowError.
 
     `role` applies to a message that names none.
@@ -181,7 +181,7 @@ def message_of(row: Part, role: str | None = None) -> Message:
     return message | {name: given[name] for name in _KEPT if given.get(name) is not None}
 
 
-def tool_call(call: Part, id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+def tool_call(call: RowValue, id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     """Return a tool call in OpenAI's form. Raises RowError without a name."""
     if not isinstance(name, str) or not name:
         raise RowError(call.where, f"{call.name} must name its function, found {shown(name)}")
@@ -189,7 +189,7 @@ def tool_call(call: Part, id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     return {"id": str(id or ""), "type": "function", "function": {"name": name, "arguments": text}}
 
 
-def tools_of(rows: Part) -> tuple[Tool, ...]:
+def read_tools(rows: RowValue) -> tuple[Tool, ...]:
     """Return tools in OpenAI's form, from rows with or without a `function` around them. Raises RowError."""
     tools = []
     for row in rows.items:
@@ -202,7 +202,7 @@ def tools_of(rows: Part) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def sampling_of(row: Part) -> Sampling:
+def read_sampling(row: RowValue) -> Sampling:
     """Return a request's sampling settings. Raises RowError for an impossible value."""
     given = {ours: row.object[name] for name, ours in _SAMPLED.items() if row.object.get(name) is not None}
     try:
@@ -214,7 +214,7 @@ def sampling_of(row: Part) -> Sampling:
         raise RowError(row.where, found) from error
 
 
-def usage_of(prompt: Any, completion: Any) -> Usage:
+def read_usage(prompt: Any, completion: Any) -> Usage:
     """Return the token counts; 0 for a missing one."""
     counts = (
         count if type(count) in (int, float) and 0 <= count < 2**53 else 0 for count in (prompt, completion)
@@ -222,20 +222,20 @@ def usage_of(prompt: Any, completion: Any) -> Usage:
     return Usage(*map(int, counts))
 
 
-def score_of(
+def make_score(
     where: str, name: Any, value: Any, reason: Any = "", *, call: str = "", trace: str = ""
-) -> LoggedScore | LeftOut:
+) -> LoggedScore | SkippedEntry:
     """Return a score, or a LeftOut if it lacks a name or a finite number. Booleans count as numbers."""
     try:
         score = number(value)
     except ValueError:
-        return LeftOut(where, f"feedback '{name}' that is no number")
+        return SkippedEntry(where, f"feedback '{name}' that is no number")
     if not isinstance(name, str) or not name or "/" in name or not is_score(score):
-        return LeftOut(where, "feedback without a name or a finite number")
+        return SkippedEntry(where, "feedback without a name or a finite number")
     return LoggedScore(where, name, score, reason if isinstance(reason, str) else "", call, trace)
 
 
-def time_of(part: Part) -> float:
+def time_of(part: RowValue) -> float:
     """Return a time in Unix seconds from ISO 8601, a datetime, or a number whose size shows its unit.
 
     0 without a value. Raises RowError.
@@ -255,7 +255,7 @@ def time_of(part: Part) -> float:
     return seconds / unit if 0 <= seconds < 1e20 else 0.0
 
 
-def times_of(start: Part, end: Part) -> tuple[float, float]:
+def times_of(start: RowValue, end: RowValue) -> tuple[float, float]:
     """Return when a call began, in Unix seconds, and its duration in seconds; 0 if unknown."""
     began, ended = time_of(start), time_of(end)
     return began, max(0.0, ended - began) if began and ended else 0.0
@@ -266,7 +266,9 @@ def finish_reason_of(answer: Message | None) -> str:
     return "tool_calls" if answer is not None and answer.get("tool_calls") else "stop"
 
 
-def choices_of(call: LoggedCall, answers: Sequence[tuple[Message, str]]) -> Iterator[LoggedCall | LeftOut]:
+def answered_calls(
+    call: LoggedCall, answers: Sequence[tuple[Message, str]]
+) -> Iterator[LoggedCall | SkippedEntry]:
     """Yield the call with each of several answers. Further ones are separate chats on its prompt."""
     for index, (message, reason) in enumerate(answers):
         answered = replace(call, answer=message, finish_reason=reason or "stop")

@@ -18,14 +18,14 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field
 
-from etude.budget.bill import Bill, Line, bill_of, total
+from etude.budget.bill import Bill, BillEntry, bill_of, total
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.document import leaves
 from etude.config.import_path import import_object
-from etude.config.registry import made_by, register_tracker
+from etude.config.registry import config_factory, register_tracker
 from etude.core.errors import EtudeError, MissingExtraError, RequestError, first_line
-from etude.core.history import EpochEntry, moment
+from etude.core.history import EpochEntry, entry_sort_key
 from etude.store.facts import SUMMARY
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
@@ -170,7 +170,7 @@ def records_of(run: RunFolder, sent: Collection[str] = ()) -> Iterator[RunRecord
             at = datetime.fromisoformat(entry.timestamp).timestamp()
             yield RunRecord(key, "warm_up", 0, at, figures(about, f"{prefix}warm_up/"), target)
     entries = [(target, entry) for target, history in by_target.items() for entry in history.entries]
-    for target, each in sorted(entries, key=lambda pair: moment(pair[1])):
+    for target, each in sorted(entries, key=lambda pair: entry_sort_key(pair[1])):
         if (key := _key(each.kind, each.epoch, target)) not in sent:
             yield RunRecord(
                 key=key,
@@ -227,7 +227,7 @@ def figures(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
     }
 
 
-def _spent(line: Line) -> dict[str, float]:
+def _spent(line: BillEntry) -> dict[str, float]:
     return {"usd": line.usd, "tokens": float(line.tokens)} if line.tokens else {}
 
 
@@ -294,7 +294,7 @@ def live_tracker_config(value: Any) -> LiveTrackerConfig:
 
 
 register_tracker(config_type=FunctionTrackerConfig)(
-    made_by(lambda config: as_tracker(import_object(config.function)))
+    config_factory(lambda config: as_tracker(import_object(config.function)))
 )
 
 

@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, ToolUse
 from etude.core.secrets import masked, masked_data
-from etude.store.episodes import scores_of
+from etude.store.episodes import episode_scores
 from etude.store.journal import Journal
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
@@ -69,7 +69,7 @@ class EpisodeSpans:
     def _scores(self, journal: Journal, episode: str) -> Iterator[Event]:
         """Yield the scores of an episode as events of its span."""
         times = journal.times(f"{episode}/score/")
-        for name, row in scores_of(journal, episode).items():
+        for name, row in episode_scores(journal, episode).items():
             facts = {"gen_ai.evaluation.name": name}
             if row.get("score") is not None:
                 facts["gen_ai.evaluation.score.value"] = row["score"]

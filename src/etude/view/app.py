@@ -24,14 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from etude.core.errors import EtudeError, RequestError
 from etude.view import episodes, runs, tokens
 from etude.view.pages import STATIC, Library, page, url
-from etude.wire.http_server import (
-    ApiError,
-    RequestChecks,
-    is_key,
-    listen,
-    require_own_name,
-    server_config,
-)
+from etude.wire.http_server import ApiError, RequestChecks, is_key, listen, require_own_name, server_config
 
 KEY = "open"
 """The link's parameter with the key. A parameter called `key` would be masked in output."""

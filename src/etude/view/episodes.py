@@ -15,15 +15,15 @@ from etude.core.call import Call, continues
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event
 from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
-from etude.core.message import Message, is_text, text_of
+from etude.core.message import Message, is_text, message_text
 from etude.protocols.decision import WORDS as VERDICTS
-from etude.protocols.decision import code_of
+from etude.protocols.decision import decision_code
 from etude.protocols.tree import EpisodeTree, Node
-from etude.store.episodes import epoch_of, phases_of, read_episode, scores_of
+from etude.store.episodes import episode_scores, list_phases, phase_epoch, read_episode
 from etude.store.journal import Journal
+from etude.store.jsonable import jsonable
 from etude.store.log import histories
 from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query
-from etude.store.plain import jsonable
 from etude.store.run_folder import RunFolder
 from etude.view.pages import library_and_run, page
 
@@ -56,7 +56,7 @@ def phases_page(request: Request) -> Response:
     library, path = library_and_run(request)
     query = request.query_params.get("q", "").strip()
     with RunFolder.read(path) as run:
-        phases = phases_of(run.journal)
+        phases = list_phases(run.journal)
         if query:
             return _filtered_page(request, run.journal, path.name, phases, library.reward(path), None)
         entries = _entries(run.journal, run.name)
@@ -71,7 +71,7 @@ def phase_page(request: Request) -> Response:
     library, path = library_and_run(request)
     phase, after = request.path_params["phase"], request.query_params.get("after", "")
     with RunFolder.read(path) as run:
-        phases = phases_of(run.journal)
+        phases = list_phases(run.journal)
         if phase not in phases:
             raise RequestError(f"run {run.name} has no episodes of the phase '{phase}'")
         if request.query_params.get("q", "").strip():
@@ -105,7 +105,7 @@ def groups_of(journal: Journal, phase: str, reward: str | None, after: str = "")
 
 def split_id(journal: Journal, id: str) -> tuple[str, str]:
     """Split an address within a run into the phase and the rest. Raises RequestError."""
-    fits = [phase for phase in phases_of(journal) if id.startswith(f"{phase}/")]
+    fits = [phase for phase in list_phases(journal) if id.startswith(f"{phase}/")]
     if not fits:
         raise RequestError(f"there is no phase that '{id}' begins with")
     phase = max(fits, key=len)
@@ -134,7 +134,7 @@ def _around(phases: Sequence[str], phase: str | None) -> dict[str, str | None]:
 
 def _kin_of(phase: str) -> str:
     """Return the phase without the label that divides an epoch's episodes."""
-    epoch = epoch_of(phase)
+    epoch = phase_epoch(phase)
     return phase if epoch is None else f"train/{epoch + 1}"
 
 
@@ -205,7 +205,7 @@ def _call(call: Call, before: Sequence[Call]) -> Iterator[Turn]:
 
 def _said(message: Message, who: str, call: int | None = None, marks: Sequence[str] = ()) -> Turn:
     content = message.get("content")
-    text = text_of(message) if is_text(message) else str(jsonable(content))
+    text = message_text(message) if is_text(message) else str(jsonable(content))
     tools = tuple(map(_tool_call, message.get("tool_calls") or ()))
     role = str(message.get("role") or "other")
     thinking = str(message.get("reasoning_content") or "")
@@ -249,7 +249,7 @@ def shown_play(record: EpisodeRecord) -> dict[str, Any]:
     tree = EpisodeTree.from_json(record.output)
     calls = {call.index: call for call in record.calls}
     prompts = {
-        index: "\n".join(text_of(message) for message in call.request.messages)
+        index: "\n".join(message_text(message) for message in call.request.messages)
         for index, call in calls.items()
     }
 
@@ -263,7 +263,9 @@ def shown_play(record: EpisodeRecord) -> dict[str, Any]:
             {"channel": channel, "text": text, "heard_by": heard(node, text)}
             for channel, text in node.messages.items()
         ]
-        decision = "" if node.decision is None else f"{VERDICTS[code_of(node.decision)]} ({node.decision:g})"
+        decision = (
+            "" if node.decision is None else f"{VERDICTS[decision_code(node.decision)]} ({node.decision:g})"
+        )
         siblings = tree.children(None if node.parent is None else tree.nodes[node.parent])
         others = [tree.value(each, node.agent) for each in siblings if each.id != node.id]
         return {
@@ -365,7 +367,7 @@ def _play_of(record: EpisodeRecord) -> dict[str, Any] | None:
 def _scores(journal: Journal, id: str, rewards: Mapping[str | None, str]) -> list[dict[str, Any]]:
     """Return an episode's scores, each with whose reward it is: ` of prover`, or None if it is no reward."""
     scores = []
-    for name, stored in scores_of(journal, id).items():
+    for name, stored in episode_scores(journal, id).items():
         targets = [target for target, reward in rewards.items() if reward == name]
         whose = f" of {', '.join(filter(None, targets))}" if any(targets) else "" if targets else None
         told = {part: stored.get(part) for part in ("score", "reasoning", "error")}

@@ -22,10 +22,10 @@ from etude.core.episode import WORKFLOW
 from etude.core.errors import RequestError
 from etude.core.stats import shown_seconds
 from etude.store.database import DATABASE
-from etude.store.facts import RunFacts, facts_of, is_run, list_runs
+from etude.store.facts import RunFacts, is_run, list_runs, read_facts
+from etude.store.jsonable import jsonable
 from etude.store.outline import question_of
-from etude.store.plain import jsonable
-from etude.store.run_folder import LOCK, locked_by
+from etude.store.run_folder import LOCK, lock_holder
 from etude.store.stored_config import CONFIG, reward_names, stored_data
 
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ class Library:
     def facts(self, path: Path) -> RunFacts:
         """Return the facts of a run."""
         names = (DATABASE, f"{DATABASE}-wal", CONFIG, "evaluation.json", "summary.json")
-        return _facts(path, _state(path, *names), locked_by(path / LOCK))
+        return _facts(path, _state(path, *names), lock_holder(path / LOCK))
 
     def settings(self, path: Path) -> Mapping[str, Any]:
         """Return the config of a run, without secrets."""
@@ -83,7 +83,7 @@ def _settings(path: Path, state: _State) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _facts(path: Path, state: _State, pid: int | None) -> RunFacts:
-    return facts_of(path)
+    return read_facts(path)
 
 
 def library_and_run(request: Request) -> tuple[Library, Path]:

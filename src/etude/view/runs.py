@@ -15,19 +15,19 @@ from etude.budget.bill import bill_of
 from etude.config.document import dig
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, EpochEntry, History, Score, ValidationEntry
-from etude.report.words import (
+from etude.report.run_text import (
     figure_lines,
+    first_and_last_reward,
     imported_lines,
-    shown_ends,
     shown_epochs,
     shown_state,
 )
-from etude.store.episodes import epoch_of, phases_of
+from etude.store.episodes import list_phases, phase_epoch
 from etude.store.facts import RunFacts
 from etude.store.figures import causes_in, failed_counts
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
-from etude.store.status import status_of
+from etude.store.status import run_status
 from etude.store.stored_config import CONFIG
 from etude.view.pages import Library, library_and_run, page
 
@@ -36,7 +36,7 @@ def list_page(request: Request) -> Response:
     """List all runs of the folder."""
     library: Library = request.app.state.library
     template = "runs_table.html" if request.query_params.get("part") == "table" else "runs.html"
-    words: dict[str, Any] = {"state": shown_state, "epochs": shown_epochs, "ends": shown_ends}
+    words: dict[str, Any] = {"state": shown_state, "epochs": shown_epochs, "ends": first_and_last_reward}
     return page(request, template, runs=library.listed(), root=library.root, **words)
 
 
@@ -77,9 +77,9 @@ def overview(library: Library, path: Path) -> dict[str, Any]:
     with RunFolder.read(path) as run:
         models = histories(run.journal, run.name)
         bill = bill_of(run.journal)
-        phases = phases_of(run.journal)
+        phases = list_phases(run.journal)
     entries = [entry for history in models.values() for entry in history.entries]
-    by_epoch = {epoch: phase for phase in reversed(phases) if (epoch := epoch_of(phase)) is not None}
+    by_epoch = {epoch: phase for phase in reversed(phases) if (epoch := phase_epoch(phase)) is not None}
     return {
         "run": path.name,
         "tab": "Overview",
@@ -102,7 +102,7 @@ def overview(library: Library, path: Path) -> dict[str, Any]:
 
 def _live(library: Library, path: Path) -> dict[str, Any]:
     facts = library.facts(path)
-    return {"seen": status_of(path), "state": shown_state(facts), "done": facts.epochs_done, "facts": facts}
+    return {"seen": run_status(path), "state": shown_state(facts), "done": facts.epochs_done, "facts": facts}
 
 
 def _facts(facts: RunFacts) -> list[tuple[str, str]]:
@@ -112,7 +112,7 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
     if facts.kind == "import":
         return imported_lines(facts.result or {})
     if facts.kind == "evaluate":
-        return [*known, ("reward", shown_ends(facts)[1] or "none yet")]
+        return [*known, ("reward", first_and_last_reward(facts)[1] or "none yet")]
     return known if facts.summary.targets else [*known, *figure_lines(facts.summary)]
 
 
@@ -164,7 +164,7 @@ Bounds: TypeAlias = tuple[Value, Value, Value]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Curve:
     """One line of a chart: a number for each x, and its interval if there is one."""
 
     label: str
@@ -180,7 +180,7 @@ class Chart:
 
     title: str
     x: list[int]
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Curve] = field(default_factory=list)
     note: str = ""
 
     @property
@@ -211,7 +211,7 @@ def charts_of(history: History) -> dict[str, list[Chart]]:
     return {name: charts for name, charts in drawn.items() if charts}
 
 
-def _of(*path: str) -> Callable[[EpochEntry], Value]:
+def _metric_reader(*path: str) -> Callable[[EpochEntry], Value]:
     """Return a reader of a metric. A custom adapter may give any value, and only numbers are drawn."""
 
     def number(entry: EpochEntry) -> Value:
@@ -221,7 +221,7 @@ def _of(*path: str) -> Callable[[EpochEntry], Value]:
     return number
 
 
-_trained = partial(_of, "training")
+_trained = partial(_metric_reader, "training")
 
 
 def _share(name: str, of: str) -> Callable[[EpochEntry], Value]:
@@ -257,19 +257,19 @@ _LEARNING: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
     ("accuracy", _trained("accuracy"), "of preferences"),
 )
 _SAMPLING: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
-    ("entropy", _of("sampled_entropy"), "nats per sampled token"),
-    ("length of answers", _of("answer_tokens"), "tokens"),
+    ("entropy", _metric_reader("sampled_entropy"), "nats per sampled token"),
+    ("length of answers", _metric_reader("answer_tokens"), "tokens"),
     ("cut off", lambda entry: cut_off_share(entry.metrics.get("calls") or {}), "share of the answers"),
-    ("repeated", _of("repeated_share"), "share of the outputs that a sibling has too"),
+    ("repeated", _metric_reader("repeated_share"), "share of the outputs that a sibling has too"),
     ("drift", _share("drifted", "branches"), "share of the branches that a template began"),
     ("staleness", _staleness, "updates between the weights that sampled and those that learned"),
-    ("trained on", _of("filtered_trajectories"), "trajectories"),
+    ("trained on", _metric_reader("filtered_trajectories"), "trajectories"),
 )
 _SPEED: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
     ("sampled tokens per second", _share("completion_tokens", "collecting_seconds"), ""),
     ("trained tokens per second", _trained("tokens_per_s"), ""),
-    ("seconds of collecting", _of("collecting_seconds"), ""),
-    ("seconds of training", _of("training_seconds"), ""),
+    ("seconds of collecting", _metric_reader("collecting_seconds"), ""),
+    ("seconds of training", _metric_reader("training_seconds"), ""),
 )
 
 
@@ -319,16 +319,16 @@ def _epochs(history: History) -> list[int]:
     return list(range(max((entry.epoch for entry in history.entries), default=0) + 1))
 
 
-def _line(label: str, x: Sequence[int], values: Mapping[int, Value]) -> Line:
-    return Line(label, [values.get(epoch) for epoch in x])
+def _line(label: str, x: Sequence[int], values: Mapping[int, Value]) -> Curve:
+    return Curve(label, [values.get(epoch) for epoch in x])
 
 
-def _banded(label: str, x: Sequence[int], bounds: Mapping[int, Bounds], *, is_dotted: bool = False) -> Line:
+def _banded(label: str, x: Sequence[int], bounds: Mapping[int, Bounds], *, is_dotted: bool = False) -> Curve:
     values, low, high = ([bounds.get(epoch, (None, None, None))[part] for epoch in x] for part in range(3))
     has_bounds = any(value is not None for value in low)
-    return Line(label, values, low if has_bounds else None, high if has_bounds else None, is_dotted)
+    return Curve(label, values, low if has_bounds else None, high if has_bounds else None, is_dotted)
 
 
-def _chart(title: str, x: list[int], lines: Sequence[Line], note: str) -> Chart | None:
+def _chart(title: str, x: list[int], lines: Sequence[Curve], note: str) -> Chart | None:
     drawn = [line for line in lines if any(value is not None for value in line.values)]
     return Chart(title, x, drawn, note) if any(value for line in drawn for value in line.values) else None

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from etude.core.data_model import finite
 from etude.core.errors import RequestError
 from etude.inference.local import base_folder
-from etude.store.episodes import epoch_of
+from etude.store.episodes import phase_epoch
 from etude.store.learned import (
     LearnedSample,
     TokenSequence,
@@ -68,7 +68,7 @@ def tokens_page(request: Request) -> Response:
         **sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model)),
         "chosen": chosen,
         "colour": colour,
-        "is_training": epoch_of(phase) is not None,
+        "is_training": phase_epoch(phase) is not None,
         "id": id,
         "phase": phase,
         "example": rest.rpartition("/")[0],

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from etude.core.call import Completion, Delta, Token, TopLogprobs
 from etude.core.errors import ImpossibleCall
-from etude.core.message import text_of
+from etude.core.message import message_text
 
 _NAMED = "token_id:"
 """vLLM's prefix for a token that is named by its id."""
@@ -22,7 +22,7 @@ _LEAST = -1e5
 _LARGEST_ID = 2**31 - 1
 
 
-class Impossible(ValueError):
+class BadAnswer(ValueError):
     """An impossible value in an answer; the text names its field."""
 
 
@@ -60,7 +60,7 @@ def require_logprobs(values: Sequence[Any], field: str, least: float = _LEAST) -
         if type(value) not in (float, int) or value == -math.inf or not least <= value <= _ROUNDING:
             bound = "" if least == -math.inf else f", and not below {least:g}"
             where = field.replace("#", str(index))
-            raise Impossible(f"{where} is {value!r:.40}; a logprob is a number of at most 0{bound}")
+            raise BadAnswer(f"{where} is {value!r:.40}; a logprob is a number of at most 0{bound}")
     return tuple(map(float, values))
 
 
@@ -74,7 +74,7 @@ def require_ids(ids: Sequence[Any], vocabulary: int | None, field: str) -> tuple
         return tuple(ids)
     index, wrong = next((at, id) for at, id in enumerate(ids) if type(id) is not int or not 0 <= id <= most)
     size = "" if vocabulary is None else f", and the vocabulary has {vocabulary} tokens"
-    raise Impossible(f"{field}[{index}] is {wrong!r:.40}; that is no token's id{size}")
+    raise BadAnswer(f"{field}[{index}] is {wrong!r:.40}; that is no token's id{size}")
 
 
 def read_prompt_logprobs(
@@ -115,7 +115,7 @@ def texts_of(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return texts if any(texts) else ()
 
 
-def tops_of(tokens: Sequence[Mapping[str, Any]], count: int) -> tuple[TopLogprobs, ...]:
+def read_tops(tokens: Sequence[Mapping[str, Any]], count: int) -> tuple[TopLogprobs, ...]:
     """Return each token's likeliest alternatives, by id if named so, or nothing if there are none."""
     tops = [token.get("top_logprobs") or () for token in tokens]
     if not any(tops):
@@ -145,7 +145,7 @@ _REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class AnswerHeader:
     """The facts about an answer that are known before its first token."""
 
     id: str
@@ -184,7 +184,7 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedCompletion(Heading):
+class RecordedCompletion(AnswerHeader):
     """A recorded completion, as an API presents it."""
 
     completion: Completion = field(kw_only=True)
@@ -211,7 +211,7 @@ def tokens_of(source: Completion | Delta) -> list[TokenLogprob]:
 
 
 @dataclass(slots=True)
-class Said:
+class StreamProgress:
     """The part of an answer that a stream has sent."""
 
     content: str = ""
@@ -233,8 +233,8 @@ class Said:
         message, tokens = completion.message, tokens_of(completion)
         self.waiting += tokens[self.tokens :]
         self.tokens = len(tokens)
-        content = rest_of(text_of(message), self.content)
-        reasoning = rest_of(message.get("reasoning_content") or "", self.reasoning)
+        content = unsent_text(message_text(message), self.content)
+        reasoning = unsent_text(message.get("reasoning_content") or "", self.reasoning)
         self.content, self.reasoning = self.content + content, self.reasoning + reasoning
         return Delta(content, reasoning)
 
@@ -244,6 +244,6 @@ class Said:
         return tokens
 
 
-def rest_of(text: str, given: str) -> str:
+def unsent_text(text: str, given: str) -> str:
     """Return the part of a text after its sent beginning `given`; empty if it does not begin so."""
     return text[len(given) :] if text.startswith(given) else ""

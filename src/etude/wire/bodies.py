@@ -10,16 +10,9 @@ from pydantic_core import to_json
 
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
-from etude.store.plain import plain
+from etude.store.jsonable import plain
 from etude.wire.dialect import ChatBody
-from etude.wire.forms import (
-    Effort,
-    Wish,
-    choose_tools,
-    only_one,
-    read_format,
-    read_structured,
-)
+from etude.wire.forms import Effort, Wish, choose_tools, only_one, read_format, read_structured
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody
 
 _MOST_ANSWERS = 4096

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from etude.core.call import Delta, Token, TopLogprobs
-from etude.wire.answers import Heading, RecordedCompletion, TokenLogprob
+from etude.wire.answers import AnswerHeader, RecordedCompletion, TokenLogprob
 from etude.wire.bodies import ChatCompletionBody, CompletionBody
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream
 from etude.wire.forms import FORM_FIELDS
@@ -70,7 +70,7 @@ class ChunkStream(Stream):
         super().__init__(asked)
         self._head: dict[str, Any] = {"object": self.kind, "created": asked.created}
 
-    def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
+    def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         """Take the id and model from the first answer that starts."""
         if len(self.said) == 1:
             self._head = {"id": heading.id_as(self.prefix), "model": heading.model} | self._head
@@ -89,13 +89,13 @@ class ChunkStream(Stream):
 
 
 class _ChatStream(ChunkStream):
-    def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
+    def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         yield from super().begin(index, heading, prompt_ids)
         more = {"prompt_token_ids": prompt_ids} if self.asked.return_token_ids else {}
         name, chunk = self._piece(index, heading, {"role": "assistant", "content": ""})
         yield name, chunk | more
 
-    def pieces(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
+    def pieces(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
         if fields := _text_fields(delta):
             yield self._piece(index, heading, fields)
 
@@ -113,7 +113,7 @@ class _ChatStream(ChunkStream):
         yield self._piece(index, answer, {}, completion.finish_reason)
 
     def _piece(
-        self, index: int, heading: Heading, delta: dict[str, Any], finish_reason: str | None = None
+        self, index: int, heading: AnswerHeader, delta: dict[str, Any], finish_reason: str | None = None
     ) -> Event:
         """Return a chunk with the tokens of its text."""
         tokens = self.said[index].taken()
@@ -140,7 +140,7 @@ def ids_of(tokens: Iterable[TokenLogprob]) -> list[int]:
     return [token for token, _, _ in tokens if isinstance(token, int)]
 
 
-def logprobs_object(tokens: Iterable[TokenLogprob], heading: Heading) -> dict[str, Any]:
+def logprobs_object(tokens: Iterable[TokenLogprob], heading: AnswerHeader) -> dict[str, Any]:
     """Return the `logprobs` of a choice."""
 
     def entry(token: Token, logprob: float) -> dict[str, Any]:
@@ -226,14 +226,14 @@ class CompletionsDialect(Dialect):
 class _TextStream(ChunkStream):
     kind, prefix = "text_completion", "cmpl-"
 
-    def pieces(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
+    def pieces(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
         if delta.content:
             yield self._piece(index, heading, delta.content)
 
     def last(self, index: int, answer: RecordedCompletion, rest: Delta) -> Iterator[Event]:
         yield self._piece(index, answer, rest.content, answer.completion.finish_reason)
 
-    def _piece(self, index: int, heading: Heading, text: str, reason: str | None = None) -> Event:
+    def _piece(self, index: int, heading: AnswerHeader, text: str, reason: str | None = None) -> Event:
         said = self.said[index]
         offset = len(said.content) - len(text)
         return self.chunk(_text_choice(self.asked, index, heading, text, said.taken(), reason, offset))
@@ -242,7 +242,7 @@ class _TextStream(ChunkStream):
 def _text_choice(
     asked: ChatBody,
     index: int,
-    heading: Heading,
+    heading: AnswerHeader,
     text: str,
     tokens: Sequence[TokenLogprob],
     finish_reason: str | None,
@@ -254,7 +254,7 @@ def _text_choice(
     return choice | ({"token_ids": ids_of(tokens)} if asked.return_token_ids else {})
 
 
-def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+def _logprobs(heading: AnswerHeader, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
     texts = [_name(heading, token) for token, _, _ in tokens]
     decoder, offsets = getincrementaldecoder("utf-8")("replace"), list[int]()
     for token, _, _ in tokens:
@@ -269,7 +269,7 @@ def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob], offset: int) -> 
     }
 
 
-def _name(heading: Heading, token: Token) -> str:
+def _name(heading: AnswerHeader, token: Token) -> str:
     """Return a token's name; `bytes:\\xf0\\x9f` for part of a character: the API has no field for bytes."""
     name, bytes = heading.called(token), heading.bytes(token)
     if _REPLACEMENT not in name or bytes is None or name.encode() == bytearray(bytes):
@@ -277,7 +277,7 @@ def _name(heading: Heading, token: Token) -> str:
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in bytes)
 
 
-def _by_name(heading: Heading, top: TopLogprobs) -> dict[str, float]:
+def _by_name(heading: AnswerHeader, top: TopLogprobs) -> dict[str, float]:
     """Map the likeliest tokens by name; a second token with the same text is named by its id."""
     named: dict[str, float] = {}
     for token, logprob in top:

@@ -15,16 +15,16 @@ from pydantic_core import from_json, to_json
 from etude.core.call import ChatRequest, Completion, Constraint, Sampling, Usage
 from etude.core.message import Message
 from etude.wire.answers import (
-    Impossible,
+    BadAnswer,
     named_ids,
     read_prompt_logprobs,
+    read_tops,
     require_ids,
     require_logprobs,
     texts_of,
-    tops_of,
 )
 from etude.wire.dialect import tool_call
-from etude.wire.retries import Disturbed, Refused, error_text
+from etude.wire.retries import Refusal, Retryable, error_text
 
 _MOST_TOKENS = 2**31
 """Maximum number of tokens that one call can have used."""
@@ -36,7 +36,7 @@ def encode(body: Mapping[str, Any]) -> bytes:
     try:
         return to_json(body)
     except ValueError as error:
-        raise Refused(f"the request cannot be written as JSON: {error}", impossible=True) from error
+        raise Refusal(f"the request cannot be written as JSON: {error}", impossible=True) from error
 
 
 def parse_completion(
@@ -53,18 +53,18 @@ def parse_completion(
     `top` and `prompt_top` are the requested numbers of likeliest tokens. If the answer names its model, the
     name must be `model`, unless that is None.
 
-    Raises Disturbed if the body is invalid: broken JSON, no choices, fields of the wrong type, different
+    Raises Retryable if the body is invalid: broken JSON, no choices, fields of the wrong type, different
     numbers of logprobs and tokens, impossible numbers. Raises Refused if a content filter cut the answer.
     """
     try:
         reply = from_json(data, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
-        raise Disturbed(f"malformed JSON in the answer: {error}") from error
+        raise Retryable(f"malformed JSON in the answer: {error}") from error
     try:
         choice = _only_choice(reply)
         if model is not None and reply.get("model") not in (None, model):
             answerer = f"{reply['model']!r:.300}"
-            raise Disturbed(
+            raise Retryable(
                 f"the model {answerer} answered in place of '{model}'", cause="no_model", is_gone=True
             )
         if "text" in choice:
@@ -81,17 +81,17 @@ def parse_completion(
             prompt_ids=prompt_ids,
             completion_ids=completion_ids,
             logprobs=logprobs,
-            top_logprobs=tops_of(tokens or (), top) if top else (),
+            top_logprobs=read_tops(tokens or (), top) if top else (),
             token_texts=texts_of(tokens or ()) if completion_ids is None else (),
             prompt_logprobs=tuple([own for own, _ in scores]),
             prompt_top=tuple([top for _, top in scores]),
             usage=usage,
             model_version=model_version,
         )
-    except Impossible as error:
-        raise Disturbed(f"malformed answer: {error}") from error
+    except BadAnswer as error:
+        raise Retryable(f"malformed answer: {error}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Disturbed(f"malformed answer: {type(error).__name__}: {error}") from error
+        raise Retryable(f"malformed answer: {type(error).__name__}: {error}") from error
 
 
 def sampled(
@@ -105,7 +105,7 @@ def sampled(
         ids = _ids(named_ids(tokens or ()), vocabulary, "choices[0].logprobs.content")
     if logprobs is not None and ids is not None and len(logprobs) != len(ids):
         count = f"choices[0].logprobs.content has {len(logprobs)} logprobs"
-        raise Impossible(f"{count}, and choices[0].token_ids {len(ids)} tokens")
+        raise BadAnswer(f"{count}, and choices[0].token_ids {len(ids)} tokens")
     return ids, logprobs
 
 
@@ -143,7 +143,7 @@ def charged_for(data: bytes) -> Usage:
 
 def _usage(wire: Any) -> Usage:
     if not isinstance(wire, dict | None):
-        raise Impossible(f"usage is {wire!r:.40}, and no object")
+        raise BadAnswer(f"usage is {wire!r:.40}, and no object")
     counts = wire or {}
     prompt, completion = (_count(counts, name) for name in ("prompt_tokens", "completion_tokens"))
     details = counts.get("prompt_tokens_details")
@@ -158,7 +158,7 @@ def _count(wire: Mapping[str, Any], name: str) -> int:
     if value is None:
         return 0
     if type(value) not in (int, float) or not 0 <= value <= _MOST_TOKENS or value != int(value):
-        raise Impossible(f"usage.{name} is {value!r:.40}; that is no number of tokens")
+        raise BadAnswer(f"usage.{name} is {value!r:.40}; that is no number of tokens")
     return int(value)
 
 
@@ -167,9 +167,9 @@ def _only_choice(reply: Any) -> dict[str, Any]:
     if not isinstance(choices, list) or not choices:
         # Some routers answer 200 with an error inside.
         reason = error_text(reply)
-        raise Disturbed(f"an answer without choices: {reason}" if reason else "an answer without choices")
+        raise Retryable(f"an answer without choices: {reason}" if reason else "an answer without choices")
     if not isinstance(choices[0], dict):
-        raise Disturbed("malformed answer: the choice is not an object")
+        raise Retryable("malformed answer: the choice is not an object")
     return choices[0]
 
 
@@ -179,7 +179,7 @@ def _message(wire: dict[str, Any]) -> Message:
     if isinstance(content, list):
         content = "".join(part["text"] for part in content if part["type"] == "text")
     if content is not None and not isinstance(content, str):
-        raise Impossible(f"choices[0].message.content is {content!r:.40}, and no text")
+        raise BadAnswer(f"choices[0].message.content is {content!r:.40}, and no text")
     message: Message = {"role": "assistant", "content": content}
     for name, value in wire.items():
         # vLLM and OpenRouter name it `reasoning`; DeepSeek, SGLang and older vLLM versions name it as we do.
@@ -187,7 +187,7 @@ def _message(wire: dict[str, Any]) -> Message:
         if own not in message and value not in (None, [], {}):
             message[own] = value
     if not isinstance(message.get("reasoning_content", ""), str):
-        raise Impossible(f"choices[0].message.reasoning is {message['reasoning_content']!r:.40}, and no text")
+        raise BadAnswer(f"choices[0].message.reasoning is {message['reasoning_content']!r:.40}, and no text")
     if "tool_calls" in message:
         message["tool_calls"] = [_tool_call(call, index) for index, call in enumerate(message["tool_calls"])]
     return message
@@ -197,7 +197,7 @@ def _tool_call(call: dict[str, Any], index: int) -> dict[str, Any]:
     name, arguments, id = call["function"]["name"], call["function"]["arguments"], call.get("id")
     for field, value in (("id", id or ""), ("function.name", name)):
         if not isinstance(value, str):
-            raise Impossible(f"choices[0].message.tool_calls[{index}].{field} is {value!r:.40}, and no text")
+            raise BadAnswer(f"choices[0].message.tool_calls[{index}].{field} is {value!r:.40}, and no text")
     if not isinstance(arguments, str):
         # OpenAI sends a string of JSON; some servers send the object.
         arguments = to_json(arguments).decode()
@@ -208,17 +208,17 @@ def _ids(wire: Any, vocabulary: int | None, field: str) -> tuple[int, ...] | Non
     if wire is None:
         return None
     if not isinstance(wire, list | tuple):
-        raise Impossible(f"{field} is {wire!r:.40}, and no list of token ids")
+        raise BadAnswer(f"{field} is {wire!r:.40}, and no list of token ids")
     return require_ids(wire, vocabulary, field)
 
 
 def _finish_reason(wire: Any, message: Message) -> str:
     if not isinstance(wire, str | None):
-        raise Impossible(f"choices[0].finish_reason is {wire!r:.40}, and no text")
+        raise BadAnswer(f"choices[0].finish_reason is {wire!r:.40}, and no text")
     if wire == "content_filter":
-        raise Refused("the endpoint's content filter cut the answer", cause="content_filter", impossible=True)
+        raise Refusal("the endpoint's content filter cut the answer", cause="content_filter", impossible=True)
     if wire in ("abort", "error"):
-        raise Disturbed(f"the endpoint gave up on the answer (finish_reason {wire!r})")
+        raise Retryable(f"the endpoint gave up on the answer (finish_reason {wire!r})")
     if wire == "length":
         return "length"
     return "tool_calls" if "tool_calls" in message else "stop"
@@ -285,7 +285,7 @@ def request_fields(
     if options:
         fields["chat_template_kwargs"] = options
     if refused := sorted((VLLM_FIELDS - set(more)) & fields.keys()):
-        raise Refused(
+        raise Refusal(
             f"the endpoint is not known to take {', '.join(refused)}, which the call asks for; leave it out, "
             "or, where it does, say `provider: vllm`",
             impossible=True,

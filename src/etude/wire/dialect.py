@@ -13,8 +13,8 @@ from pydantic_core import to_json
 from etude.core.call import Completion, Delta
 from etude.core.errors import RequestError
 from etude.core.json_text import read_json
-from etude.core.message import Message, Tool, text_of
-from etude.wire.answers import Heading, RecordedCompletion, Said
+from etude.core.message import Message, Tool, message_text
+from etude.wire.answers import AnswerHeader, RecordedCompletion, StreamProgress
 
 if TYPE_CHECKING:
     import httpx
@@ -80,7 +80,7 @@ class ChatBody:
     """The request as received."""
     created: int = field(default=0, compare=False)
     """Time of the request, in Unix seconds."""
-    on_delta: Callable[[Heading, Delta], None] | None = field(default=None, compare=False)
+    on_delta: Callable[[AnswerHeader, Delta], None] | None = field(default=None, compare=False)
     """Called with each piece of the answer, if the engine can stream."""
 
     def each(self) -> list[ChatBody]:
@@ -187,10 +187,10 @@ class Stream(ABC):
 
     def __init__(self, asked: ChatBody) -> None:
         self.asked = asked
-        self.said: dict[int, Said] = {}
+        self.said: dict[int, StreamProgress] = {}
         """The sent part of each answer, by its index."""
 
-    def add(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
+    def add(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
         """Yield the events of a piece of an answer."""
         yield from self._begun(index, heading, delta)
         self.said[index].take(delta)
@@ -201,17 +201,17 @@ class Stream(ABC):
         yield from self._begun(index, answer, answer.completion)
         yield from self.last(index, answer, self.said[index].take_rest(answer.completion))
 
-    def _begun(self, index: int, heading: Heading, source: Delta | Completion) -> Iterator[Event]:
+    def _begun(self, index: int, heading: AnswerHeader, source: Delta | Completion) -> Iterator[Event]:
         if index not in self.said:
-            self.said[index] = Said()
+            self.said[index] = StreamProgress()
             yield from self.begin(index, heading, source.prompt_ids)
 
     @abstractmethod
-    def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
+    def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         """Yield the events before an answer's first piece."""
 
     @abstractmethod
-    def pieces(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
+    def pieces(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
         """Yield the events of a piece of text; `said` already contains it and the waiting tokens."""
 
     @abstractmethod
@@ -261,7 +261,7 @@ def _key(message: Message, *, thinking: bool = False) -> str:
         for call in message.get("tool_calls") or ()
     ]
     thoughts = [message.get("reasoning_content")] if thinking else []
-    return json.dumps([text_of(message), calls, *thoughts], sort_keys=True)
+    return json.dumps([message_text(message), calls, *thoughts], sort_keys=True)
 
 
 Kind: TypeAlias = Literal["reasoning", "content"]
@@ -300,7 +300,7 @@ class BlockStream(Stream):
         yield from self._switch(None)
         yield from self.calls(answer)
 
-    def pieces(self, index: int, heading: Heading, delta: Delta) -> Iterator[Event]:
+    def pieces(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
         if delta.reasoning:
             yield from self._switch("reasoning")
             yield from self.piece("reasoning", delta.reasoning)

@@ -16,8 +16,8 @@ import httpx
 from etude.core.call import Delta
 from etude.core.errors import EngineError, EtudeError, ImpossibleCall, PromptTooLong, RequestError
 from etude.core.json_text import read_json
-from etude.core.threads import beside_loop
-from etude.wire.answers import Heading, RecordedCompletion, require_asked
+from etude.core.threads import call_off_loop
+from etude.wire.answers import AnswerHeader, RecordedCompletion, require_asked
 from etude.wire.chat import ChatDialect, CompletionsDialect
 from etude.wire.dialect import ERROR_HEADER, AnswerMemory, ChatBody, Dialect, Reply, json_reply, server_sent
 from etude.wire.messages import MessagesDialect
@@ -108,10 +108,10 @@ class Gateway:
                 return error_response(path, 404, message, param="model", code="model_not_found")
             return json_reply(reply)
         if path in TOKEN_PATHS and self._readers is not None:
-            data = await beside_loop(len(body), _value, body)
+            data = await call_off_loop(len(body), _value, body)
             return json_reply(await token_reply(path, data, len(body), self._readers))
         dialect = self._dialects[path]
-        asked = await beside_loop(len(body), self._read, dialect, body)
+        asked = await call_off_loop(len(body), self._read, dialect, body)
         if (function := headers.get(FUNCTION_HEADER)) is not None:
             asked = replace(asked, function=function)
         try:
@@ -180,7 +180,7 @@ class Gateway:
         return replace(answer, headers={**answer.headers, "allow": wanted})
 
 
-_News: TypeAlias = tuple[int, Heading, Delta] | Exception | None
+_News: TypeAlias = tuple[int, AnswerHeader, Delta] | Exception | None
 """A piece of an answer, or the whole answer as the heading; an error; or None at the end."""
 
 _STREAM_HEADERS = {
@@ -238,7 +238,7 @@ async def _listen(handler: Handler, requests: Sequence[ChatBody], news: asyncio.
     """Put all pieces of all answers into the queue as they arrive."""
 
     async def answer(index: int, request: ChatBody) -> None:
-        def on_delta(heading: Heading, delta: Delta) -> None:
+        def on_delta(heading: AnswerHeader, delta: Delta) -> None:
             news.put_nowait((index, heading, delta))
 
         recorded = await handler(replace(request, on_delta=on_delta))

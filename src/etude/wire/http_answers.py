@@ -18,7 +18,7 @@ class AnswerTooLarge(httpx.RequestError):
     """An answer is larger than the limit; its connection is closed."""
 
 
-async def limited(
+async def limit_stream(
     pieces: AsyncIterator[bytes],
     headers: Mapping[str, str],
     request: Callable[[], httpx.Request],
@@ -47,7 +47,7 @@ async def limited(
 async def limit_answer(response: httpx.Response) -> None:
     """Limit the size of a response: an event hook of an `httpx.AsyncClient` that requests `UNCOMPRESSED`.
 
-    Reading the answer raises errors as `limited` does. Raises httpx.DecodingError if it is compressed.
+    Reading the answer raises errors as `limit_stream` does. Raises httpx.DecodingError if it is compressed.
     """
     stream, encoding = response.stream, response.headers.get("content-encoding", "identity")
     if encoding != "identity":
@@ -55,7 +55,7 @@ async def limit_answer(response: httpx.Response) -> None:
         raise httpx.DecodingError(reason, request=response.request)
     assert isinstance(stream, httpx.AsyncByteStream)
     limits: dict[str, Any] = {"megabytes": USUAL_MEGABYTES, "setting": "a limit of etude"}
-    pieces = limited(aiter(stream), response.headers, lambda: response.request, **limits)
+    pieces = limit_stream(aiter(stream), response.headers, lambda: response.request, **limits)
     response.stream = _Limited(stream, pieces)
 
 

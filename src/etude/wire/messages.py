@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from etude.core.message import Message, Tool
-from etude.wire.answers import Heading, RecordedCompletion
+from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.bodies import check_conversation
 from etude.wire.dialect import (
     BlockStream,
@@ -259,7 +259,7 @@ class MessagesDialect(Dialect):
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
-def _message(heading: Heading) -> dict[str, Any]:
+def _message(heading: AnswerHeader) -> dict[str, Any]:
     """Return a message without content."""
     return {
         "id": heading.id_as("msg_"),
@@ -300,7 +300,7 @@ def _block(kind: Kind, text: str) -> dict[str, Any]:
 
 
 class _MessageStream(BlockStream):
-    def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
+    def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         yield _event("message_start", message=_message(heading))
 
     def opened(self, kind: Kind) -> Iterator[Event]:

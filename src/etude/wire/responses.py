@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from etude.core.errors import RequestError
 from etude.core.message import Message
-from etude.wire.answers import Heading, RecordedCompletion, TokenLogprob
+from etude.wire.answers import AnswerHeader, RecordedCompletion, TokenLogprob
 from etude.wire.bodies import check_conversation
 from etude.wire.chat import logprobs_object
 from etude.wire.dialect import BlockStream, ChatBody, Dialect, Event, Kind, Stream, as_parts, tool_call
@@ -238,7 +238,7 @@ def _text(parts: Iterable[_Part]) -> str:
     return "".join(part.text for part in parts)
 
 
-def _response(heading: Heading, asked: ChatBody) -> dict[str, Any]:
+def _response(heading: AnswerHeader, asked: ChatBody) -> dict[str, Any]:
     """Return a response without output. Its id follows from the request, as the completion's does."""
     body = asked.body
     return {
@@ -287,7 +287,7 @@ def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, A
 
 
 def _item(
-    heading: Heading, kind: Kind, text: str, logprobs: Sequence[Any] = (), *, status: str
+    heading: AnswerHeader, kind: Kind, text: str, logprobs: Sequence[Any] = (), *, status: str
 ) -> dict[str, Any]:
     """Return an item with one part of text."""
     if kind == "reasoning":
@@ -304,7 +304,7 @@ def _item(
     return {**item, "content": [part], "status": status}
 
 
-def _logprobs(heading: Heading, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+def _logprobs(heading: AnswerHeader, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     content = logprobs_object(tokens, heading)["content"]
     return [{**token, "bytes": token["bytes"] or []} for token in content]
 
@@ -313,11 +313,11 @@ class _ResponseStream(BlockStream):
     def __init__(self, asked: ChatBody) -> None:
         super().__init__(asked)
         self._events = count()
-        self._heading = Heading("", "")
+        self._heading = AnswerHeader("", "")
         self._given: list[dict[str, Any]] = []
         """Logprobs of the text so far."""
 
-    def begin(self, index: int, heading: Heading, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
+    def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         self._heading = heading
         response = _response(heading, self.asked)
         yield self._event("response.created", response=response)

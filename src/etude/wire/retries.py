@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Within(Generic[T]):
+class ContextValue(Generic[T]):
     """`with Within(variable, value) as value:` sets a context variable for the block and the tasks it starts.
 
     Every model call enters several such blocks, and `contextlib.contextmanager` takes three times as long.
@@ -73,9 +73,9 @@ class RetryCount:
 _COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
 
 
-def counting_retries() -> Within[RetryCount]:
+def counting_retries() -> ContextValue[RetryCount]:
     """Count the retries that are noted in the block and in tasks that it starts."""
-    return Within(_COUNT, RetryCount())
+    return ContextValue(_COUNT, RetryCount())
 
 
 def note_retries(causes: Mapping[str, int], waited: float = 0.0) -> None:
@@ -84,7 +84,7 @@ def note_retries(causes: Mapping[str, int], waited: float = 0.0) -> None:
         count.add(causes, waited)
 
 
-class ending_where_a_model_is_out(Within[RetryCount]):
+class ending_where_a_model_is_out(ContextValue[RetryCount]):
     """Raise, at the end of the block, a ModelOut that an engine raised in it, even if code there caught it.
 
     The block shares an outer block's count, and so also raises a ModelOut that was recorded there.
@@ -109,7 +109,7 @@ def note_model_out(error: ModelOut) -> ModelOut:
     return error
 
 
-class counting_charges(Within[RetryCount]):
+class counting_charges(ContextValue[RetryCount]):
     """Count the tokens that engines report as lost in the block; an outer count gets everything else."""
 
     __slots__ = ()
@@ -202,7 +202,7 @@ USUAL_MEGABYTES = 32.0
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RetryReason:
     """The reason for another attempt, after one that gave nothing usable."""
 
     cause: str
@@ -213,9 +213,9 @@ class Again:
     """Whether the next attempt uses another server, which needs no wait."""
 
 
-async def retried(
+async def with_retries(
     attempt: Callable[[], Awaitable[T]],
-    again: Callable[[Exception], Again | None] = lambda error: getattr(error, "again", None),
+    again: Callable[[Exception], RetryReason | None] = lambda error: getattr(error, "again", None),
     policy: RetryPolicy = USUAL,
     spread: random.Random | None = None,
 ) -> T:
@@ -288,7 +288,7 @@ _WRONG_SCHEME = ("http request to an https server", "http request was sent to ht
 _SHOWN_CHARACTERS = 300
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """The endpoint will never answer this request; retries are useless."""
 
     def __init__(
@@ -317,7 +317,7 @@ class Refused(Exception):
         return PromptTooLong(reason) if self.is_too_long else ImpossibleCall(reason, param=self.param)
 
 
-class Disturbed(Exception):
+class Retryable(Exception):
     """This attempt gave no usable answer; a retry may."""
 
     def __init__(
@@ -337,13 +337,13 @@ class Disturbed(Exception):
         """Whether the endpoint is unavailable for now, whatever the request."""
 
     @property
-    def again(self) -> Again:
+    def again(self) -> RetryReason:
         """The reason for another attempt."""
-        return Again(self.cause, self.retry_after)
+        return RetryReason(self.cause, self.retry_after)
 
 
-def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused | Disturbed:
-    """Convert an answer with a status other than 200: Disturbed if a retry may succeed, else Refused."""
+def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refusal | Retryable:
+    """Convert an answer with a status other than 200: Retryable if a retry may succeed, else Refusal."""
     try:
         body = from_json(data)
     except ValueError:
@@ -353,15 +353,15 @@ def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refused 
     cause = f"http_{status}"
     out_of_money = status == 429 and "insufficient_quota" in reason
     if is_worth_retrying(status) and not out_of_money:
-        return Disturbed(reason, retry_after(headers), cause=cause)
+        return Retryable(reason, retry_after(headers), cause=cause)
     if any(words in reason.lower() for words in _WRONG_SCHEME):
-        return Refused(f"{reason}: write https:// in place of http:// in `base_url`", cause="scheme")
+        return Refusal(f"{reason}: write https:// in place of http:// in `base_url`", cause="scheme")
     location = headers.get("location")
     if 300 <= status < 400 and location:
         reason = f"{reason}: redirected to {location}; give that address as `base_url`"
     error = body.get("error") if isinstance(body, dict) else None
     fields = error if isinstance(error, dict) else {}
-    return Refused(
+    return Refusal(
         reason,
         cause=cause,
         impossible=status in _REQUEST_AT_FAULT,

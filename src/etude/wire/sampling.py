@@ -9,17 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, Strict, ValidationError, model_validator
 
-from etude.core.call import (
-    Bias,
-    Constraint,
-    Count,
-    Factor,
-    Penalty,
-    Sampling,
-    Share,
-    Temperature,
-    TopP,
-)
+from etude.core.call import Bias, Constraint, Count, Factor, Penalty, Sampling, Share, Temperature, TopP
 from etude.core.errors import RequestError
 from etude.wire.dialect import ChatBody
 

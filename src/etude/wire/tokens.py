@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 from etude.core.call import ChatRequest
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
-from etude.core.threads import beside_loop
+from etude.core.threads import call_off_loop
 from etude.wire.bodies import TokenIds, check_conversation
 from etude.wire.dialect import AnswerMemory
 from etude.wire.messages import MessagesDialect
@@ -26,7 +26,7 @@ class Readers(Protocol):
         """Return OpenAI's `model` object of each model."""
 
     def reader(self, model: str) -> AbstractAsyncContextManager[Any]:
-        """Open a model's `etude.models.speech.Speech`; "" names the default model. Raises EtudeError."""
+        """Open the `TextCodec` of a model; "" names the default model. Raises EtudeError."""
 
 
 class TokenizeBody(BaseModel, extra="forbid"):
@@ -67,20 +67,20 @@ async def token_reply(path: str, body: Any, size: int, readers: Readers) -> dict
                 message = f"token id {wrong[0]} is not in the vocabulary of {speech.vocabulary}"
                 raise RequestError(message, param="tokens")
             tokens = detokenize.tokens
-            return {"prompt": await beside_loop(len(tokens), speech.template.decode, tokens)}
+            return {"prompt": await call_off_loop(len(tokens), speech.template.decode, tokens)}
     if path == "/messages/count_tokens":
         asked = MessagesDialect(AnswerMemory()).parse(body)
         request = ChatRequest(asked.messages, asked.tools, template_options=asked.template_options)
         async with readers.reader(asked.model) as speech:
-            prompt = await beside_loop(size, speech.template.prompt, request)
+            prompt = await call_off_loop(size, speech.template.prompt, request)
             return {"input_tokens": len(prompt.ids)}
     tokenize = validated(TokenizeBody, body)
     async with readers.reader(tokenize.model or "") as speech:
-        return await beside_loop(size, _tokenized, tokenize, speech)
+        return await call_off_loop(size, _tokenized, tokenize, speech)
 
 
 def _tokenized(asked: TokenizeBody, speech: Any) -> dict[str, Any]:
-    """Return the reply to `POST /tokenize`, with a model's `Speech`."""
+    """Return the reply to `POST /tokenize`, with a model's `TextCodec`."""
     if asked.messages is not None:
         options, tools = asked.chat_template_kwargs or {}, tuple(asked.tools or ())
         request = ChatRequest(tuple(asked.messages), tools, template_options=options)

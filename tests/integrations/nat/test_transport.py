@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
-from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, langchain_model, speaking
+from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, langchain_model, speaking_as
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, jobs
 from tests.support import ScriptedEngine
@@ -39,7 +39,7 @@ async def test_episodes_that_run_at_once_with_one_client_are_kept_apart(tmp_path
     client = asking()
 
     async def workflow(example, episode):
-        with speaking(episode):
+        with speaking_as(episode):
             first = asyncio.create_task(client.chat.completions.create(**question(f"{example.id}, please")))
             second = await client.chat.completions.create(**question(f"{example.id} again"))
             return [(await first).choices[0].message.content, second.choices[0].message.content]
@@ -56,7 +56,7 @@ async def test_an_agent_that_streams_has_the_usage_of_its_calls(tmp_path):
     pytest.importorskip("langchain_openai")
 
     async def workflow(example, episode):
-        with speaking(episode):
+        with speaking_as(episode):
             return [chunk.usage_metadata async for chunk in model.astream("hi there")]
 
     with Journal(tmp_path / "run.db") as journal:
@@ -72,7 +72,7 @@ async def test_a_thread_may_wait_for_its_answer(tmp_path):
     client = blocking()
 
     async def workflow(example, episode):
-        with speaking(episode):
+        with speaking_as(episode):
             said = await asyncio.to_thread(client.chat.completions.create, **question("hi"))
             return said.choices[0].message.content
 

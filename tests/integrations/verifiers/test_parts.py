@@ -14,7 +14,7 @@ from etude.core.episode import Example
 from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
 from etude.integrations.verifiers.environment import Tasks
-from etude.integrations.verifiers.scores import Score, failure_of, scores_of
+from etude.integrations.verifiers.scores import Score, episode_error, scores_of
 from etude.rollout.run_workflow import failure_of as failure_of_episode
 
 
@@ -56,15 +56,15 @@ def test_a_reward_that_is_no_number_is_an_error_and_not_zero(value: float):
 
 def test_infrastructure_is_nobodys_failure_and_a_models_error_the_models():
     problem = partial(SimpleNamespace, traceback=None)
-    away = failure_of("my_env", "t", [("solver", problem(type="SandboxError", message="no docker"))], [])
+    away = episode_error("my_env", "t", [("solver", problem(type="SandboxError", message="no docker"))], [])
     assert isinstance(away, EnvironmentAway) and "See: etude check" in str(away)
     assert failure_of_episode(away).origin == "environment"
     cause = EngineAway("no memory")
-    call = failure_of("my_env", "t", [(None, problem(type="ProviderError", message="500"))], [cause])
+    call = episode_error("my_env", "t", [(None, problem(type="ProviderError", message="500"))], [cause])
     assert call.__cause__ is cause and "no memory" in str(call)
     found = failure_of_episode(call)
     assert (found.kind, found.origin) == ("call_failed", "model")
-    assert "does not say why" in str(failure_of("my_env", "t", [], []))
+    assert "does not say why" in str(episode_error("my_env", "t", [], []))
 
 
 def config(**fields: Any) -> VerifiersWorkflowConfig:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from etude.config.import_path import make_importable
-from etude.core.episode import EpisodeRecord, Example, measured
+from etude.core.episode import EpisodeRecord, Example, recorded_score
 from etude.core.errors import DatasetError, EngineAway, RequestError
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import Workflow
@@ -48,10 +48,10 @@ def project(tmp_path: Path) -> Iterator[Path]:
 async def playing(block: Any, engines: dict[str, ScriptedEngine], folder: Path, **options: Any):
     """A player, and a function that plays one of its examples."""
     from etude.integrations.verifiers.environment import Tasks, open_environment
-    from etude.integrations.verifiers.play import Player
+    from etude.integrations.verifiers.play import VerifiersWorkflow
 
     env = open_environment(block, options.get("models", {}))
-    player = Player(env, Tasks(env.taskset))
+    player = VerifiersWorkflow(env, Tasks(env.taskset))
     with Journal(folder / "run.db") as journal:
         collector = Collector(
             Workflow("environment", player),
@@ -92,7 +92,7 @@ async def test_an_episode_is_played_recorded_and_scored(tmp_path: Path):
         ("letters", None): 1.0,
         ("reward", None): 1.5,
     }
-    assert measured(wrong, "reward").value == 0.0
+    assert recorded_score(wrong, "reward").value == 0.0
 
 
 async def test_roles_sample_from_their_own_models_and_have_their_own_rewards(tmp_path: Path):
@@ -165,7 +165,7 @@ async def test_examples_of_ones_own_are_tasks_by_their_columns(tmp_path: Path):
     async with playing("sums_env", {"policy": ScriptedEngine(["12"])}, tmp_path) as (_, play):
         record = await play(Example("mine", {"prompt": "5 + 7 =", "name": "mine"}, "12"))
         wrong = await play(Example("other", {"prompt": "5 + 7 ="}))
-    assert measured(record, "correct").value == 1.0
+    assert recorded_score(record, "correct").value == 1.0
     assert (
         "example 'other' is no task of taskset 'sums_env', and its columns make none" in wrong.failure.reason
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from etude.backends.capabilities import Capabilities, check_method
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, EtudeError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -17,7 +17,7 @@ from etude.core.keys import content_hash
 from etude.core.trajectory import Trajectory
 from etude.integrations.art.client import ArtClient, ArtError, ArtInference, ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.wire import ArtGroup, ArtModel, check_episode_order, group_of, groups_of
+from etude.integrations.art.wire import ArtGroup, ArtModel, check_episode_order, group_of, to_art_groups
 from etude.jobs.folders import JobContent, data_hash
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         return [group_of(trajectories) for trajectories in trajectory_lists]
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Start training, unless the job is already running or completed. Raises as `groups_of`."""
+        """Start training, unless the job is already running or completed. Raises as `to_art_groups`."""
         check_method(f"'{BACKEND}'", self.capabilities(), trajectories.method)
         jobs, name = self._require_jobs(), trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
@@ -146,7 +146,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         if known is not None and (trains or known.status is TrainingStatusEnum.COMPLETED):
             known.content.require(name, content)
             return ref
-        progress = ArtProgress(groups_of(trajectories))
+        progress = ArtProgress(to_art_groups(trajectories))
         step, message = await self.remote_backend.step(), None
         if self._version is not None and (sampled := self._version.number) != step:
             message = (
@@ -275,7 +275,7 @@ class ARTTrainerAdapter(TrainerAdapter):
     async def _step_after(self, before: int, seconds: float) -> int:
         """Wait up to `seconds` until the model's step is higher than `before`, and return the step."""
         patience = self.adapter_config.recover_wait
-        return await _within(seconds, patience, self.remote_backend.step, lambda step: step > before)
+        return await _poll_until(seconds, patience, self.remote_backend.step, lambda step: step > before)
 
     async def _complete(self, name: str, step: int, metrics: dict[str, float], message: str | None) -> None:
         version = await self._served(step, name)
@@ -303,7 +303,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         if self._inference is None:
             return names[0]
         patience = self.adapter_config.recover_wait
-        served = await _within(
+        served = await _poll_until(
             patience, patience, self._inference.models, lambda served: bool({*served} & {*names})
         )
         for candidate in names:
@@ -320,7 +320,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         return self._jobs
 
 
-async def _within(
+async def _poll_until(
     seconds: float, patience: float, ask: Callable[[], Awaitable[T]], is_there: Callable[[T], bool]
 ) -> T:
     """Poll `ask` until `is_there` accepts the answer or `seconds` have passed, and return the answer.

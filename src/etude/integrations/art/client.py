@@ -29,13 +29,13 @@ from etude.wire.client import parse_completion
 from etude.wire.http_answers import UNCOMPRESSED, limit_answer
 from etude.wire.retries import (
     USUAL,
-    Again,
-    Disturbed,
-    Refused,
+    Refusal,
+    Retryable,
     RetryPolicy,
+    RetryReason,
     failure_of,
     reason_of,
-    retried,
+    with_retries,
 )
 
 
@@ -45,13 +45,13 @@ class ArtError(TrainingError):
     `again` is the reason to retry; None if a retry is useless.
     """
 
-    def __init__(self, message: str, status: int | None = None, again: Again | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, again: RetryReason | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.again = again
 
 
-class _Peer:
+class _JsonClient:
     """A client of one address that answers with JSON. The status of every answer is checked.
 
     Requests are retried by the policy of all clients. The training request is not, because a second one
@@ -90,22 +90,22 @@ class _Peer:
                 raise self._refused(request, response.status_code, response.content, response.headers)
             return response.content
 
-        return await retried(attempt, policy=self._policy)
+        return await with_retries(attempt, policy=self._policy)
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> ArtError:
         reason = reason_of(error) if isinstance(error, httpx.RequestError) else type(error).__name__
         # After a read timeout, the server may still be working on the request.
-        again = None if isinstance(error, httpx.ReadTimeout) else Again("connection")
+        again = None if isinstance(error, httpx.ReadTimeout) else RetryReason("connection")
         return ArtError(f"{self._name} did not answer {request} ({reason}){self._hint}", again=again)
 
     def _refused(self, request: str, status: int, content: bytes, headers: Mapping[str, str]) -> ArtError:
         """Return a one-line error for an answer with a status other than 200."""
         failure = failure_of(status, headers, content)
-        later = failure.again if isinstance(failure, Disturbed) else None
+        later = failure.again if isinstance(failure, Retryable) else None
         return ArtError(f"{self._name} answered {request} with {failure}", status, later)
 
 
-class ArtClient(_Peer):
+class ArtClient(_JsonClient):
     """A client for one model on one ART server."""
 
     def __init__(self, config: ARTTrainerAdapterConfig) -> None:
@@ -205,7 +205,7 @@ class ArtClient(_Peer):
             raise ArtError(f"{self._name} {problem}") from error
 
 
-class ArtInference(_Peer):
+class ArtInference(_JsonClient):
     """A client for the OpenAI-compatible endpoint that serves the trained model."""
 
     def __init__(self, base_url: str, api_key: str, timeout: float, policy: RetryPolicy = USUAL) -> None:
@@ -232,7 +232,7 @@ class ArtInference(_Peer):
         }
         try:
             completion = parse_completion(await self._ask("POST", "/chat/completions", body))
-        except (Disturbed, Refused) as error:
+        except (Retryable, Refusal) as error:
             raise ArtError(f"the model '{model}' at {self.url}: {error}") from error
         missing = "logprobs" if completion.logprobs is None else "token ids"
         if completion.logprobs is None or not completion.completion_ids:

@@ -23,9 +23,9 @@ from starlette.concurrency import run_in_threadpool
 from etude.core.json_text import read_json
 from etude.core.keys import content_hash
 from etude.core.training_rows import GrpoRow
-from etude.integrations.art.serving_models import ArtModels, ArtNames, rows_of
+from etude.integrations.art.serving_models import ArtModels, ArtNames, to_training_rows
 from etude.integrations.art.wire import ArtGroup
-from etude.models.speech import Speech
+from etude.models.text_codec import TextCodec
 from etude.server.database import Order, Row, list_object
 from etude.server.extensions import ServerParts
 from etude.server.guard import JsonRoute
@@ -33,8 +33,8 @@ from etude.server.hyperparameters import (
     Hyperparameters,
     Positive,
     hyperparameters_for,
-    require_doable,
-    resolved,
+    require_feasible,
+    resolve_hyperparameters,
 )
 from etude.server.models import OWNER
 from etude.wire.http_server import ApiError
@@ -144,7 +144,7 @@ class ArtTrainings:
         """Start the next step. Return its job's id, or its name if nothing is to learn. Raises ApiError."""
         body = await run_in_threadpool(TrainBody.parsed, content)
         await run_in_threadpool(self._art.steps, body.model_id)
-        rows, counts = await run_in_threadpool(lambda: rows_of(body.trajectory_groups, self._speech))
+        rows, counts = await run_in_threadpool(lambda: to_training_rows(body.trajectory_groups, self._speech))
         async with self._beginning:
             if not rows:
                 step = await run_in_threadpool(self._art.skip, body.model_id)
@@ -157,9 +157,9 @@ class ArtTrainings:
         return job
 
     @cached_property
-    def _speech(self) -> Speech:
+    def _speech(self) -> TextCodec:
         """The tokenizer and template, which all models of the server share."""
-        return Speech.load(self._server.settings.model)
+        return TextCodec.load(self._server.settings.model)
 
     def _begin(self, body: TrainBody, rows: Sequence[GrpoRow], counts: Mapping[str, int]) -> str:
         """Return the next step's job: a new one, or the running one if it trains on the same data."""
@@ -169,10 +169,12 @@ class ArtTrainings:
         newest, job, is_new = self._art.begin(name, request_hash)
         if not is_new:
             return job
-        server.jobs.require_place(server.settings.waiting_jobs)
+        server.jobs.require_queue_space(server.settings.waiting_jobs)
         start, step = server.models.get(newest.served), str(newest.step + 1)
-        values = resolved("grpo", asked, len(rows), start.lora, fine_tuned=start.folder is not None)
-        require_doable(server.settings, values, rows=len(rows), place="experimental_config")
+        values = resolve_hyperparameters(
+            "grpo", asked, len(rows), start.lora, fine_tuned=start.folder is not None
+        )
+        require_feasible(server.settings, values, rows=len(rows), place="experimental_config")
         file = server.files.upload(f"{name}-{step}.jsonl", io.BytesIO(lines.encode()))
         found = {key: str(count) for key, count in counts.items()}
         server.jobs.create(

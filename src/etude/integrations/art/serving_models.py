@@ -19,8 +19,8 @@ from etude.core.errors import EngineError, RequestError
 from etude.core.message import Message
 from etude.core.training_rows import GrpoRow, GrpoTrajectory, GrpoTurn
 from etude.integrations.art.wire import ArtGroup, ArtHistory
-from etude.models.speech import Speech
-from etude.server.database import JOBS, Row, new_id, row_of, table
+from etude.models.text_codec import TextCodec
+from etude.server.database import JOBS, Row, fetch_row, new_id, table
 from etude.server.jobs import FINAL
 from etude.server.models import Alias, ModelStore
 from etude.wire.bodies import check_conversation
@@ -122,7 +122,7 @@ class ArtModels:
         Raises ApiError: 404 if `base_model` is not a model of this server, 409 if another model has the name.
         """
         base = self._models.base.name if base_model == self._source else self._models.get(base_model).name
-        known = row_of(self._engine, ART_MODELS, ART_MODELS.c.id == name) or self._add(name, project, base)
+        known = fetch_row(self._engine, ART_MODELS, ART_MODELS.c.id == name) or self._add(name, project, base)
         if (known["project"], known["base"]) != (project, base):
             raise ApiError(
                 409,
@@ -255,7 +255,7 @@ class _Branch:
     turns: list[GrpoTurn] = field(default_factory=list)
 
 
-def rows_of(groups: Sequence[ArtGroup], speech: Speech) -> tuple[list[GrpoRow], Counter[str]]:
+def to_training_rows(groups: Sequence[ArtGroup], speech: TextCodec) -> tuple[list[GrpoRow], Counter[str]]:
     """Return rows of the groups whose rewards differ, and counts of drifted prompts and missing logprobs.
 
     Raises ApiError with the place of the fault.
@@ -281,7 +281,7 @@ def rows_of(groups: Sequence[ArtGroup], speech: Speech) -> tuple[list[GrpoRow], 
     return rows, counts
 
 
-def _branches(history: ArtHistory, speech: Speech, counts: Counter[str], inside: str) -> list[_Branch]:
+def _branches(history: ArtHistory, speech: TextCodec, counts: Counter[str], inside: str) -> list[_Branch]:
     """Return the branches of a history; none if no choice has logprobs."""
     branches: list[_Branch] = []
     messages: list[Message] = []
@@ -320,7 +320,7 @@ def _branches(history: ArtHistory, speech: Speech, counts: Counter[str], inside:
     return branches
 
 
-def _id(token: ChoiceToken, speech: Speech, where: str) -> int:
+def _id(token: ChoiceToken, speech: TextCodec, where: str) -> int:
     name = token.token.removeprefix("token_id:")
     if name == token.token or not name.isdecimal():
         raise _wrong(

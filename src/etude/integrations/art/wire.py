@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, FiniteFloat
 
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.message import Tool
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
@@ -101,7 +101,7 @@ class ArtGroup(BaseModel):
     logs: list[str] = Field(default_factory=list)
 
 
-def groups_of(collection: TrajectoryCollection) -> ArtGroups:
+def to_art_groups(collection: TrajectoryCollection) -> ArtGroups:
     """Return the collection as ART's groups, without the trajectories that ART cannot train on.
 
     Raises CapabilityError for step rewards, which ART does not support. Raises TrainingError if nothing is
@@ -119,7 +119,7 @@ def groups_of(collection: TrajectoryCollection) -> ArtGroups:
                 )
             try:
                 check_episode_order(trajectory)
-                kept.append(trajectory_of(trajectory))
+                kept.append(to_art_trajectory(trajectory))
             except ValueError as error:
                 rejected[str(error)] += 1
         # The server skips groups with equal rewards silently, but counts the step.
@@ -165,7 +165,7 @@ def check_episode_order(trajectory: Trajectory) -> None:
             raise ValueError(f"a tool message follows a {before} message")
 
 
-def trajectory_of(trajectory: Trajectory, *, needs_tokens: bool = True) -> ArtTrajectory:
+def to_art_trajectory(trajectory: Trajectory, *, needs_tokens: bool = True) -> ArtTrajectory:
     """Return ART's `Trajectory`. Raises ValueError if an answer lacks its token ids or logprobs.
 
     Without `needs_tokens`, such an answer keeps its logprobs in OpenAI's format, or has none.
@@ -236,7 +236,7 @@ def group_of(trajectories: list[Trajectory]) -> ArtGroup:
     group = ArtGroup()
     for trajectory in trajectories:
         check_episode_order(trajectory)
-        made = trajectory_of(trajectory, needs_tokens=False)
+        made = to_art_trajectory(trajectory, needs_tokens=False)
         said = made.messages_and_choices
         choices = [Choice.model_validate(each) if "finish_reason" in each else each for each in said]
         group.trajectories.append(made.model_copy(update={"messages_and_choices": choices}))

@@ -22,15 +22,15 @@ from etude.config.registry import register_workflow
 from etude.core.data_model import kind_of, number
 from etude.core.episode import WORKFLOW, Example
 from etude.core.errors import EpisodeError, RequestError
-from etude.integrations.games.turns import (
-    Course,
+from etude.integrations.games.turn_game import (
     EnvironmentFailed,
     GameConfig,
-    Guest,
-    OwnRandom,
+    GameResult,
+    IsolatedRandom,
     Player,
+    Threaded,
     named_function,
-    opened,
+    open_game,
     unknown,
     whole_number,
 )
@@ -98,9 +98,9 @@ class GymGame:
         """Play until the game is over, or for `max_turns` turns. Raises EnvironmentFailed."""
         config = self.config
         player = Player(WORKFLOW, config.model, config.prompt, config.history)
-        course = Course(config.id, rewards={WORKFLOW: 0.0})
+        course = GameResult(config.id, rewards={WORKFLOW: 0.0})
         seed, options = _beginning(example, config.id)
-        async with opened(config.id, self.make, config.call_timeout) as guest:
+        async with open_game(config.id, self.make, config.call_timeout) as guest:
             read = reader_of(config.action, getattr(guest.env, "action_space", None))
             shown, over = await guest.call("reset()", lambda env: self._reset(env, seed, options)), False
             while not over and course.turns < config.max_turns:
@@ -112,7 +112,7 @@ class GymGame:
         return course.record(episode, config.invalid_penalty)
 
     async def _step(
-        self, guest: Guest[Any], read: Reader, text: str, course: Course, episode: Episode
+        self, guest: Threaded[Any], read: Reader, text: str, course: GameResult, episode: Episode
     ) -> tuple[str, bool]:
         """Take one step. Return the next text for the model, and whether the game is over."""
         try:
@@ -290,9 +290,9 @@ class TextArenaGame:
         config, seed = self.config, whole_number(example, "seed", self.config.id)
         agents = config.agents()
         players = [Player(name, model, config.prompt, config.history) for name, model in agents.items()]
-        course = Course(config.id)
+        course = GameResult(config.id)
         # TextArena's games draw from Python's global random generator.
-        async with opened(config.id, self.make, config.call_timeout, OwnRandom(seed)) as guest:
+        async with open_game(config.id, self.make, config.call_timeout, IsolatedRandom(seed)) as guest:
             await guest.call("reset()", lambda env: env.reset(num_players=len(players), seed=seed))
             over = False
             while not over:

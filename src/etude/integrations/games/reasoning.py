@@ -16,7 +16,7 @@ from etude.config.registry import register_dataset, register_workflow
 from etude.core.episode import Example
 from etude.core.errors import DatasetError, EpisodeError, RequestError
 from etude.core.keys import content_hash, fold
-from etude.integrations.games.turns import SizesConfig, in_time, unknown, whole_number
+from etude.integrations.games.turn_game import SizesConfig, call_with_timeout, unknown, whole_number
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
@@ -114,7 +114,7 @@ async def reasoning_gym_dataset(
 async def reasoning_gym(config: ReasoningGymConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """Build the workflow. Raises MissingExtraError without reasoning-gym, RequestError as `entries_of`."""
     name = f"reasoning-gym's {config.task}"
-    await in_time(name, lambda: entries_of(config.task, config.config, 0), config.call_timeout)
+    await call_with_timeout(name, lambda: entries_of(config.task, config.config, 0), config.call_timeout)
     yield Workflow(config.task, ReasoningTask(config), config.timeout)
 
 
@@ -129,12 +129,12 @@ class ReasoningTask:
     async def __call__(self, example: Example, episode: Episode) -> str:
         """Ask the question, record the score, and return the answer."""
         name, seconds = f"reasoning-gym's {self.config.task}", self.config.call_timeout
-        entries, entry = await in_time(name, lambda: self._entry(example), seconds)
+        entries, entry = await call_with_timeout(name, lambda: self._entry(example), seconds)
         prompt = self.config.prompt.replace("{question}", str(entry["question"]))
         reply = await episode.chat([{"role": "user", "content": prompt}], model=self.config.model)
         tagged = _TAG.findall(reply.text)
         answer = (tagged[-1] if tagged else reply.text).strip()
-        score = await in_time(
+        score = await call_with_timeout(
             f"{name}: score_answer()", lambda: entries.score_answer(answer=answer, entry=entry), seconds
         )
         episode.score("reward", score)

@@ -24,7 +24,7 @@ from pydantic_core import to_jsonable_python
 
 from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError
-from etude.integrations.nat.transport import Steps, langchain_model, speaking
+from etude.integrations.nat.transport import Steps, langchain_model, speaking_as
 from etude.rollout.episode import Episode
 
 
@@ -99,7 +99,7 @@ class NatAgent:
         """Run the workflow on an example, and return its output as in the toolkit's evaluations."""
         name = f"{_USER}-{uuid4()}" if self.config.eval.general.per_input_user_id else _USER
         user = UserInfo(basic_user=BasicUserInfo(username=name, password=SecretStr(_USER)))
-        with speaking(episode):
+        with speaking_as(episode):
             async with (
                 self._sessions.session(user_id=str(user.get_user_id())) as session,
                 session.run(example.inputs["question"]) as runner,

@@ -36,7 +36,7 @@ from pydantic import PrivateAttr
 from pydantic_core import to_jsonable_python
 
 from etude.core import evaluation, job, trajectory
-from etude.core.edge import TrajectoryCollection as EtudeCollection
+from etude.core.conversion import TrajectoryCollection as EtudeCollection
 from etude.core.episode import Example
 from etude.core.errors import DatasetError, EpisodeError, RequestError
 from etude.core.evaluation import EvalInputItem

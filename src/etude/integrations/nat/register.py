@@ -43,7 +43,7 @@ from etude.integrations.nat.evaluation import (
     to_toolkit,
 )
 from etude.integrations.nat.run import LogStream, etude_config, logger, run_of
-from etude.loop.recorded import RecordedTrainer
+from etude.loop.recording_wrappers import RecordedTrainer
 from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport
 from etude.report.progress import LineProgress
@@ -98,7 +98,7 @@ class EtudeTrainerConfig(TrainerConfig, name="etude_trainer"):
     max_calls: int | None = Field(default=None, description="Model calls that an episode may make.")
 
 
-class _StandIn(Generic[PartT]):
+class _Delegate(Generic[PartT]):
     """A toolkit component that delegates to a part of Etude, which `etude_trainer` binds."""
 
     called: ClassVar[str]
@@ -116,7 +116,7 @@ class _StandIn(Generic[PartT]):
         self._etude = etude
 
 
-class EtudeTrajectoryBuilder(_StandIn[trajectory_builder.TrajectoryBuilder], TrajectoryBuilder):
+class EtudeTrajectoryBuilder(_Delegate[trajectory_builder.TrajectoryBuilder], TrajectoryBuilder):
     """Etude's trajectory builder with the toolkit's interface."""
 
     called = "etude_traj_builder"
@@ -138,7 +138,7 @@ class EtudeTrajectoryBuilder(_StandIn[trajectory_builder.TrajectoryBuilder], Tra
         self.etude.log_progress(run_id, metrics, output_dir)
 
 
-class EtudeTrainerAdapter(_StandIn[trainer_adapter.TrainerAdapter], TrainerAdapter):
+class EtudeTrainerAdapter(_Delegate[trainer_adapter.TrainerAdapter], TrainerAdapter):
     """Etude's trainer adapter with the toolkit's interface."""
 
     called = "etude_trainer_adapter"

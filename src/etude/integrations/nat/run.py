@@ -21,7 +21,7 @@ from etude.integrations.nat.components import (
     only_model,
 )
 from etude.loop.lifecycle import new_run, note_changes, without_changeable
-from etude.store.facts import facts_of, list_runs
+from etude.store.facts import list_runs, read_facts
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, stored_data
 
@@ -29,7 +29,7 @@ logger = logging.getLogger("etude.integrations.nat")
 
 Json = dict[str, Any]
 
-SAME = (
+SHARED_LLM_KEYS = (
     "base_url",
     "api_key",
     "temperature",
@@ -54,7 +54,7 @@ _OWN = ("seed", "deterministic", "error_budget", "fine_tune_from_scratch")
 def endpoint(name: str, llm: Mapping[str, Any]) -> Json:
     """Convert the toolkit's entry `name` of `llms` to an endpoint that speaks OpenAI's API."""
     entry: Json = {"_type": "openai", "model_name": llm.get("model_name") or llm.get("model") or name}
-    entry |= {key: llm[key] for key in SAME if llm.get(key) is not None}
+    entry |= {key: llm[key] for key in SHARED_LLM_KEYS if llm.get(key) is not None}
     # The type may have a package prefix.
     is_nim = str(llm.get("_type")).rpartition("/")[2] == "nim"
     return _NIM | entry if is_nim else entry
@@ -200,7 +200,7 @@ def unfinished_run(config: Config) -> Path | None:
     wanted = without_changeable(parse_value(resolved_yaml(config)), config)
     for run in list_runs(config.finetuning.output_dir):
         is_its = (run / CONFIG).is_file() and without_changeable(stored_data(run), config) == wanted
-        if is_its and facts_of(run).state == "unfinished":
+        if is_its and read_facts(run).state == "unfinished":
             return run
     return None
 

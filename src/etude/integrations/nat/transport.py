@@ -33,7 +33,7 @@ _speaker: ContextVar[Episode] = ContextVar("etude_nat_speaker")
 
 
 @contextmanager
-def speaking(episode: Episode) -> Iterator[None]:
+def speaking_as(episode: Episode) -> Iterator[None]:
     """Assign all requests inside the context to `episode`, including requests from its threads and tasks."""
     before = _speaker.set(episode)
     try:

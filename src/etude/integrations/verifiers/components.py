@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.config.component import CHANGEABLE, DatasetConfig, Supplies, WorkflowConfig, Written
-from etude.config.references import LlmRef, Refers
+from etude.config.component import CHANGEABLE, DatasetConfig, Entries, Supplies, WorkflowConfig
+from etude.config.references import LlmRef, ReferenceTo
 from etude.config.registry import register_dataset, register_workflow
 from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.integrations.verifiers.environment import (
-    agents_of,
     missing_parts,
     open_environment,
     read_block,
     require_verifiers,
+    role_configs,
     score_names,
 )
 from etude.integrations.verifiers.scores import REWARD
@@ -42,7 +42,7 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
     environment: str | dict[str, Any]
     """The package of the tasks, such as `gsm8k_v1`, or a module in the config's folder. Or the whole block
     `[env]` of a verifiers config: `{taskset: {id: …}, solver: {max_turns: 4}}`."""
-    models: Annotated[dict[str, LlmRef], Refers("agents")] = Field(default_factory=dict)
+    models: Annotated[dict[str, LlmRef], ReferenceTo("agents")] = Field(default_factory=dict)
     """The model of each role, by the role's name in the environment. Default: the trained model."""
     own_rewards: bool = False
     """Set this to train each model on the reward of its own role in `models`. Otherwise, and for a model with
@@ -63,7 +63,7 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
         """Return the roles without a separate endpoint. Raises RequestError for an invalid block."""
         if find_spec("verifiers") is None:
             return None
-        roles = agents_of(read_block(self.environment))
+        roles = role_configs(read_block(self.environment))
         return {
             name: self.models.get(name, spec.model) for name, spec in roles.items() if spec.client is None
         }
@@ -71,11 +71,11 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
     def supplies(self) -> Supplies:
         """Return the tasks, and evaluators for the rewards and metrics that every episode has."""
         chosen = {"size": self.size, "held_out": self.held_out, "seed": self.seed}
-        shared: Written = {"_type": "verifiers", **{k: v for k, v in chosen.items() if v is not None}}
+        shared: Entries = {"_type": "verifiers", **{k: v for k, v in chosen.items() if v is not None}}
         names = [REWARD, *self.scores]
         if find_spec("verifiers") is not None:
             names += score_names(read_block(self.environment))
-        evaluators: dict[str, Written] = {name: {"_type": "measured", "name": name} for name in names}
+        evaluators: dict[str, Entries] = {name: {"_type": "measured", "name": name} for name in names}
         players = Counter(self.models.values())
         own = {role: model for role, model in self.models.items() if players[model] == 1}
         if self.own_rewards:
@@ -100,14 +100,14 @@ async def verifiers_workflow(config: VerifiersWorkflowConfig, builder: Builder) 
     """Build the workflow. Raises MissingExtraError without verifiers, RequestError if building fails."""
     require_verifiers()
     from etude.integrations.verifiers.environment import Tasks
-    from etude.integrations.verifiers.play import Player
+    from etude.integrations.verifiers.play import VerifiersWorkflow
 
     env = open_environment(config.environment, config.models)
-    for name, spec in agents_of(env.config).items():
+    for name, spec in role_configs(env.config).items():
         if spec.client is None and spec.model is not None and spec.model not in builder.config.llms:
             known = ", ".join(builder.config.llms)
             raise RequestError(f"the role '{name}' has the model '{spec.model}', and `llms` has {known}")
-    player = Player(env, Tasks(env.taskset))
+    player = VerifiersWorkflow(env, Tasks(env.taskset))
     try:
         yield Workflow(player.name, player, config.timeout)
     finally:
@@ -148,10 +148,10 @@ async def verifiers_dataset(
 ) -> AsyncIterator[VerifiersDataset]:
     """Build the dataset. Raises RequestError for a workflow of another type, or an invalid option."""
     require_verifiers()
-    from etude.integrations.verifiers.play import Player
+    from etude.integrations.verifiers.play import VerifiersWorkflow
 
     player = (await builder.get_workflow()).fn
-    if not isinstance(player, Player):
+    if not isinstance(player, VerifiersWorkflow):
         raise RequestError("a dataset of `_type: verifiers` needs the workflow `_type: verifiers`")
     tasks = player.tasks
     yield VerifiersDataset(tasks.with_options(config.taskset) if config.taskset else tasks, config)

@@ -74,14 +74,14 @@ def read_block(block: Block) -> Any:
         ) from error
 
 
-def agents_of(config: Any) -> dict[str, Any]:
+def role_configs(config: Any) -> dict[str, Any]:
     """Return the config of each role, by the role's name."""
     from verifiers.v1.configs.agent import agent_config_fields
 
     return dict(agent_config_fields(config))
 
 
-def completed(config: Any, models: Mapping[str, str]) -> Any:
+def with_harness(config: Any, models: Mapping[str, str]) -> Any:
     """Return the config with the models of its roles, and with chat loops that run in this process.
 
     A role gets such a chat loop if it names no harness or verifiers' `null`. It needs no sandbox, so its
@@ -92,7 +92,7 @@ def completed(config: Any, models: Mapping[str, str]) -> Any:
     from etude.integrations.verifiers.chat import ChatHarnessConfig
 
     changes: dict[str, Any] = {}
-    for name, spec in agents_of(config).items():
+    for name, spec in role_configs(config).items():
         update: dict[str, Any] = {"model": models.get(name, spec.model)}
         harness = spec.harness or vf.default_agent_harness(config.taskset.id)
         is_stock = harness.id == "null" or (spec.harness is None and harness.id == "bash")
@@ -109,7 +109,7 @@ def open_environment(block: Block, models: Mapping[str, str]) -> Any:
     """Load the environment. Raises as `read_block` does, and RequestError if loading fails."""
     import verifiers.v1 as vf
 
-    config = completed(read_block(block), models)
+    config = with_harness(read_block(block), models)
     try:
         return vf.load_environment(config)
     except Exception as error:
@@ -146,7 +146,7 @@ def missing_parts(block: Block) -> list[str]:
     built.
     """
     try:
-        config = completed(read_block(block), {})
+        config = with_harness(read_block(block), {})
     except (RequestError, MissingExtraError):
         return []
     missing: list[str] = []
@@ -155,7 +155,7 @@ def missing_parts(block: Block) -> list[str]:
         extra = SHIPPED[package]
         missing.append(f"the package {package} is not there; pip install 'verifiers[{extra}]>=0.4,<0.5'")
     clients = {f"the judge '{judge.name or judge.id}'": judge for judge in config.taskset.task.judges}
-    for role, spec in agents_of(config).items():
+    for role, spec in role_configs(config).items():
         kind, whose = spec.runtime.type, f"the agent '{role}'"
         if spec.client:
             clients[whose] = spec.client

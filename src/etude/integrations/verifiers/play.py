@@ -25,7 +25,7 @@ from etude.config.import_path import where_raised
 from etude.core.episode import Example
 from etude.core.errors import EnvironmentAway, EpisodeError, EtudeError
 from etude.integrations.verifiers.environment import Tasks
-from etude.integrations.verifiers.scores import failure_of, problems_of, scores_of
+from etude.integrations.verifiers.scores import episode_error, problems_of, scores_of
 from etude.rollout.episode import Episode
 from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import ChatBody
@@ -225,7 +225,7 @@ DEFAULT_MODEL = "policy"
 """The model name in verifiers of a role that names none. Etude answers with the trained model."""
 
 
-class Player:
+class VerifiersWorkflow:
     """The workflow of an environment. Its output is the last answer of each agent."""
 
     def __init__(self, env: Any, tasks: Tasks) -> None:
@@ -245,7 +245,7 @@ class Player:
         except Exception as error:
             raise EpisodeError(f"'{self.name}', task {example.id!r}: {where_raised(error)}") from error
         if not self.env.complete(played):
-            raise failure_of(self.name, example.id, list(problems_of(played)), calls.errors)
+            raise episode_error(self.name, example.id, list(problems_of(played)), calls.errors)
         for score in scores_of(played.traces):
             reason = f"mean of {score.runs} runs" if score.runs > 1 else None
             episode.score(score.name, score.value, reason, agent=score.agent)

@@ -104,7 +104,7 @@ def problems_of(played: Any) -> Iterator[Problem]:
         yield None, played.errors[-1]
 
 
-def failure_of(
+def episode_error(
     environment: str, task: str, problems: Sequence[Problem], calls: Sequence[EtudeError]
 ) -> EtudeError:
     """Return the error that ends an episode. Its cause is the last failed model call, if there is one.

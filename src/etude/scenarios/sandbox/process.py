@@ -126,7 +126,9 @@ def remove_tree(folder: Path) -> None:
         folder.rmdir()
 
 
-_START = "import sys; sys.path[:0] = sys.argv[1:]; from etude.scenarios.sandbox.inside import main; main()"
+_START = (
+    "import sys; sys.path[:0] = sys.argv[1:]; from etude.scenarios.sandbox.confinement import main; main()"
+)
 _OPTIONS = ("-s", "-P", "-S", "-B", "-X", "utf8", "-c", _START)
 """Isolated except for one variable. `-I` would ignore it, and runs would not repeat exactly."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}

@@ -18,7 +18,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.episodes import Collected, ScoredEpisode, Tally
+from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
 from etude.algorithms.samples import branches_in
 from etude.config.builder import Builder
 from etude.config.import_path import where_raised
@@ -43,7 +43,7 @@ _BRANCHES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class InputRead:
     """An input that code reads by name."""
 
     name: str
@@ -68,7 +68,9 @@ async def check_inputs(
                 _check_reads(place, inputs_read(fn), examples, findings)
 
 
-def _check_reads(what: str, reads: Sequence[Read], examples: Sequence[Example], findings: Findings) -> None:
+def _check_reads(
+    what: str, reads: Sequence[InputRead], examples: Sequence[Example], findings: Findings
+) -> None:
     names, count = sorted({name for example in examples for name in example.inputs}), len(examples)
     # Among several reads of an input, a certain one counts.
     for read in {read.name: read for read in sorted(reads, key=lambda read: read.is_certain)}.values():
@@ -88,7 +90,7 @@ def _check_reads(what: str, reads: Sequence[Read], examples: Sequence[Example], 
         (findings.fail if read.is_certain else findings.warn)(what, text)
 
 
-def inputs_read(fn: Callable[..., Any]) -> list[Read]:
+def inputs_read(fn: Callable[..., Any]) -> list[InputRead]:
     """Return the inputs that a function reads from its first argument, as in `example.inputs["question"]`.
 
     Inputs that the function tests for or sets are left out. Empty without source, and for Etude's own
@@ -115,7 +117,7 @@ def inputs_read(fn: Callable[..., Any]) -> list[Read]:
         reader.visit(statement)
     where = plain.__code__.co_filename, first - 1
     return [
-        Read(name, f"{where[0]}:{where[1] + line}", is_certain)
+        InputRead(name, f"{where[0]}:{where[1] + line}", is_certain)
         for name, line, is_certain in reader.reads
         if name not in reader.tried
     ]
@@ -157,7 +159,7 @@ class _Reader(ast.NodeVisitor):
 T = TypeVar("T")
 
 
-def is_own(algorithm: object) -> TypeGuard[Algorithm]:
+def is_custom(algorithm: object) -> TypeGuard[Algorithm]:
     """Return whether an algorithm is a user's own."""
     return isinstance(algorithm, Algorithm) and not type(algorithm).__module__.startswith("etude.")
 
@@ -169,7 +171,7 @@ def try_algorithm(algorithm: Algorithm, examples: Sequence[Example]) -> None:
     """
     episodes = [_group(example) for example in examples[:2] or (Example("made-up-1"), Example("made-up-2"))]
     try:
-        made = _tried(algorithm, lambda: algorithm.groups(episodes, Collected(0, 0, Tally())))
+        made = _tried(algorithm, lambda: algorithm.groups(episodes, Gathered(0, 0, Tally())))
     except RequestError as error:
         if isinstance(error.__cause__, RequestError):
             return  # It needs episodes of a protocol, or scores of agents, which `--play` has.
@@ -218,10 +220,10 @@ def _tried(algorithm: Algorithm, call: Callable[[], T]) -> T:
     try:
         return call()
     except Exception as error:
-        raise fault_of(algorithm, error) from error
+        raise algorithm_error(algorithm, error) from error
 
 
-def fault_of(algorithm: Algorithm, error: Exception) -> RequestError:
+def algorithm_error(algorithm: Algorithm, error: Exception) -> RequestError:
     """Return the error with its line in the algorithm's file, or with the methods if a result was bad."""
     if isinstance(error, EtudeError):
         return RequestError(f"{_name(algorithm)}: {error}")

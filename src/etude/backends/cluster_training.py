@@ -17,16 +17,16 @@ from etude.backends.local_job import (
     ORDER,
     FinishedJob,
     Job,
-    JobNews,
-    LearningOrder,
-    failure,
+    JobProgress,
+    JobSpec,
     learner_options,
+    training_error,
 )
-from etude.cluster.launch import HeadLost, Seat
+from etude.cluster.launch import HeadLost, TeamMember
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
-from etude.core.errors import EtudeError, StoreError, TrainingError, words_of
+from etude.core.errors import EtudeError, StoreError, TrainingError, error_words
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
@@ -37,20 +37,20 @@ from etude.jobs.training import (
     PEER_SECONDS,
     Interrupted,
     JobListener,
-    asked_to_end,
-    loading_of,
+    loading_options,
+    stop_events,
     units_of_collection,
 )
 from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.optimiser import Step
-from etude.learner.team import PeerLost, Team, joined
+from etude.learner.team import PeerLost, Team, join_team
 from etude.models.device import dtype_name
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import local_path
 from etude.store.files import private_folder, write_atomically
 
 _LOG = logging.getLogger("etude.learners")
-_MODULE = "etude.backends.learning"
+_MODULE = "etude.backends.cluster_training"
 _ATTEMPTS = 3
 """The number of teams that may end without a checkpoint before the job fails."""
 _LOOK_SECONDS = 0.5
@@ -119,7 +119,7 @@ class ClusterLearners:
         attempts, newest = 0, checkpoints.newest()
         while True:
             cause = await self._work(job, folder)
-            news = JobNews.read(folder)
+            news = JobProgress.read(folder)
             if (made := self._made(job)) is not None:
                 self.note = news.note
                 return made
@@ -161,9 +161,9 @@ class ClusterLearners:
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
         private_folder(folder)
-        JobNews().write(folder)  # Clears the news of earlier attempts.
+        JobProgress().write(folder)  # Clears the news of earlier attempts.
         source, algorithm = local_path(self.policy.source), type(job.algorithm)
-        order = LearningOrder(
+        order = JobSpec(
             job=job.name,
             number=job.number,
             versions=self.versions.folder(0).parent.absolute(),
@@ -203,7 +203,7 @@ async def _end_of(team: Child, job: Job, folder: Path) -> int:
     asked: asyncio.Future[None] | None = None
     while not ending.done():
         await asyncio.wait({ending}, timeout=_LOOK_SECONDS)
-        if (news := JobNews.read(folder)).of:
+        if (news := JobProgress.read(folder)).of:
             job.metrics, job.progress = news.metrics, 100.0 * news.step / news.of
         if job.canceled.is_set() and asked is None:
             asked = asyncio.ensure_future(team.end(_GRACE_SECONDS))
@@ -213,7 +213,7 @@ async def _end_of(team: Child, job: Job, folder: Path) -> int:
 class _Reporter(JobListener):
     """A listener that reports the job's progress to the run."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: TeamMember) -> None:
         self._seat = seat
 
     def went_back(self, step: int, damage: Sequence[str]) -> None:
@@ -227,17 +227,17 @@ class _Reporter(JobListener):
         self._seat.call("tell", step=step.number, of=step.of, metrics=dict(metrics))
 
 
-def learn(folder: Path, seat: Seat) -> bool:
+def learn(folder: Path, seat: TeamMember) -> bool:
     """Do this process's part of the job in `folder`. Return whether it is done.
 
     A failure that a retry would repeat is reported to the run. Raises PeerLost and HeadLost.
     """
     try:
         seat.require_shared()
-        order = LearningOrder.model_validate_json((folder / ORDER).read_text(encoding="utf-8"))
+        order = JobSpec.model_validate_json((folder / ORDER).read_text(encoding="utf-8"))
         if data_hash(order.collection) != order.content.data:
             raise StoreError(f"{folder} has other data than the run has written there")
-        with joined(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
+        with join_team(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
             lock = seat.lock(team)
             try:
                 _train(order, folder, team, seat)
@@ -252,14 +252,14 @@ def learn(folder: Path, seat: Seat) -> bool:
     except EtudeError as error:
         seat.call("tell", failure=str(error))
     except RuntimeError as error:
-        seat.call("tell", failure=str(failure(error)))
+        seat.call("tell", failure=str(training_error(error)))
     except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
         _LOG.exception("job in %s", folder)
-        seat.call("tell", failure=f"training failed: {words_of(error)}")
+        seat.call("tell", failure=f"training failed: {error_words(error)}")
     return False
 
 
-def _train(order: LearningOrder, folder: Path, team: Team, seat: Seat) -> None:
+def _train(order: JobSpec, folder: Path, team: Team, seat: TeamMember) -> None:
     """Train from the newest checkpoint, and write the version."""
     # The algorithm's module may be a user's file in the current folder.
     load_entry_points()
@@ -274,7 +274,7 @@ def _train(order: LearningOrder, folder: Path, team: Team, seat: Seat) -> None:
     if order.start.number > begins_from:
         learner.restore(versions.folder(order.start.number))
     checkpoints = StateFolders(folder, "step-", "checkpoint")
-    with asked_to_end(seat) as (canceled, stopping):
+    with stop_events(seat) as (canceled, stopping):
         made = job.train(learner, _Reporter(seat), canceled, stopping, checkpoints)
         if team.leads:
             made.write(versions)
@@ -282,12 +282,12 @@ def _train(order: LearningOrder, folder: Path, team: Team, seat: Seat) -> None:
         seat.call("tell", note=learner.note)
 
 
-def _policy(order: LearningOrder, team: Team) -> Policy:
+def _policy(order: JobSpec, team: Team) -> Policy:
     """Load the policy with the weights that the job starts from.
 
     Raises EngineError if this node's model differs from the run's.
     """
-    loading = loading_of(team, order.device, order.dtype)
+    loading = loading_options(team, order.device, order.dtype)
     policy = Policy.load(order.model, device=loading["device"], dtype=loading["dtype"])
     if (lora := order.config.lora) is not None:
         policy.use_lora(LoraOptions(**lora.model_dump()), fold(order.seed, "lora"))
@@ -298,7 +298,7 @@ def _policy(order: LearningOrder, team: Team) -> Policy:
     return policy
 
 
-def main(seat: Seat, folder: str) -> int:
+def main(seat: TeamMember, folder: str) -> int:
     """Run the part of the process at `seat`. Return the exit code."""
     set_up_process()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from etude.core.message import Message, Tool
-from etude.models.arguments import RAW_STRINGS, TAGGED, json_text, python_calls, tagged, written_arguments
+from etude.models.arguments import RAW_STRINGS, TAGGED, json_text, python_calls, tag_values, written_arguments
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _MARK = re.compile(r"[<\[{]")
 """The first character of every marker in the known syntaxes; text without one needs no parser."""
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-"""Returns the text of token ids, as `decoded` does."""
+"""Returns the text of token ids, as `decode_ids` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class TemplateReader:
                     raise TypeError("a tool call without a name")
                 arguments = function.get("arguments", {})
                 if self.name in TAGGED:
-                    arguments = tagged(arguments, self.name, function["name"], tools)
+                    arguments = tag_values(arguments, self.name, function["name"], tools)
                 yield function["name"], json_text(arguments)
 
 
@@ -149,7 +149,7 @@ class RendererReader:
         # The package's parser may raise any exception on a model's output.
         with _without_failing("read an answer"):
             return self._parsed(prompt_ids, ids, tools)
-        return Answer(decoded(self._tokenizer, ids))
+        return Answer(decode_ids(self._tokenizer, ids))
 
     def _parsed(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
         parsed = self._renderer.parse_response(
@@ -178,13 +178,13 @@ class RendererReader:
                 filter(None, [parsed.content.strip(), *(call.raw for call in parsed.tool_calls)])
             )
         before = self._renderer.parse_response(list(ids[: min(starts)]), prompt_ids=list(prompt_ids))
-        rest = decoded(self._tokenizer, ids[min(starts) :])
+        rest = decode_ids(self._tokenizer, ids[min(starts) :])
         return "\n".join(filter(None, [before.content.strip(), rest]))
 
     def write(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """Render a prompt as text."""
         ids = self._renderer.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True)
-        return decoded(self._tokenizer, ids)
+        return decode_ids(self._tokenizer, ids)
 
     def extend(
         self,
@@ -232,6 +232,6 @@ def _without_failing(task: str) -> Iterator[None]:
         _log.warning("renderers cannot %s, which is done without: %s: %s", task, type(error).__name__, error)
 
 
-def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
     """Return the exact text of token ids, special tokens included."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -71,7 +71,7 @@ class EpisodeLoop:
                 raise self._is_over() from error
 
     @contextlib.contextmanager
-    def entered_by_waiting(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    def enter_blocking(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
         """Enter and leave an async context on that loop, from another thread."""
         value = self.wait(context.__aenter__())
         try:
@@ -80,7 +80,7 @@ class EpisodeLoop:
             if not self._over:  # Otherwise the episode has left it.
                 self.wait(context.__aexit__(None, None, None))
 
-    def heard_here(self, fn: Callable[P, None]) -> Callable[P, None]:
+    def callback_on_this_loop(self, fn: Callable[P, None]) -> Callable[P, None]:
         """Wrap `fn` so that code on the episode's loop can call it here, on the current loop."""
         if self.is_here:
             return fn
@@ -143,7 +143,7 @@ class ProgramResult:
         return "\n".join([self.describe(name), *parts])
 
 
-class Workplace:
+class ProgramFolder:
     """An episode's folders for programs, created when needed and removed at its end."""
 
     @cached_property

@@ -15,17 +15,17 @@ import torch.nn.functional as F
 
 from etude.core.sample import Sample
 from etude.learner.head import Head, has_plain_head, head_logits
-from etude.learner.lean import is_lean, lean_hidden
 from etude.learner.objective import Pass, States, Unit
-from etude.learner.padding import Row, Shares, TrainedUnit, make_pass, padded_passes, trained_units
+from etude.learner.padding import Shares, TrainedUnit, UnitSequence, make_pass, padded_passes, trained_units
 from etude.learner.tree import Kernel, Places, TokenTree, TreeLayout, token_tree
 from etude.learner.tree_attention import tree_attention
+from etude.learner.tree_llama import is_lean, lean_hidden
 from etude.models.architecture import (
     FULL,
     SLIDING,
     layer_kinds,
+    logit_error,
     logits_after,
-    off_by,
     text_config,
     without_lora,
 )
@@ -56,7 +56,7 @@ class PackedStep:
             states = partial(_states, tree, policy.device)
             yield make_pass(samples, tree.paths, shares, policy, states)
 
-    def row(self) -> Row:
+    def row(self) -> UnitSequence:
         """Return the units in depth-first order, so that they can be split among processes."""
         places = [np.unique(np.concatenate(paths)) for paths in self._paths]
         order = sorted(range(len(places)), key=lambda index: tuple(places[index][-1:]))
@@ -64,7 +64,7 @@ class PackedStep:
         alone = [len(places[index]) for index in order]
         pairs = zip((places[index] for index in order), before, strict=False)
         shared = [len(np.intersect1d(own, last, assume_unique=True)) for own, last in pairs]
-        return Row(tuple(order), tuple(alone), tuple(map(sub, alone, shared)))
+        return UnitSequence(tuple(order), tuple(alone), tuple(map(sub, alone, shared)))
 
 
 def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int) -> list[list[int]]:
@@ -125,7 +125,9 @@ def _states(tree: TokenTree, device: torch.device, needed: Places) -> States:
     return lambda model: (Head.of(model), tree_hidden(model, ids_N, layout))
 
 
-def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 16384) -> list[list[float]]:
+def sample_logprobs(
+    policy: Policy, samples: Sequence[Sample], token_budget: int = 16384
+) -> list[list[float]]:
     """Return each sample's token logprobs [T] under a policy, without a gradient.
 
     They belong to the distributions that the tokens were drawn from, under this policy. They are 0 where the
@@ -136,7 +138,7 @@ def logprobs_of(policy: Policy, samples: Sequence[Sample], token_budget: int = 1
     step = PackedStep(rows)
     with policy.lock, torch.no_grad():
         given = (1.0, 1.0), token_budget, policy
-        is_tree = step.pays and why_not_trees(policy.model) is None
+        is_tree = step.pays and tree_refusal(policy.model) is None
         passes = step.passes(*given) if is_tree else padded_passes(rows, *given, has_plain_head(policy.model))
         logprobs = [np.zeros(len(sample.ids)) for sample in samples]
         for chunk in passes:
@@ -159,7 +161,7 @@ def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Te
     return hidden_QD
 
 
-def why_not_trees(model: Any, kernel: Kernel | None = None) -> str | None:
+def tree_refusal(model: Any, kernel: Kernel | None = None) -> str | None:
     """Return the reason why a model does not support token trees, as a sentence, or None if it does.
 
     A trial run tests its attention, positions and head: a small tree must give the logits of plain forward
@@ -199,4 +201,4 @@ def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], str | Non
         rows = np.searchsorted(needed, path[len(stem) - 1 :])
         logits.append(logits_QV[torch.from_numpy(rows).to(device)])
     dtype = next(model.parameters()).dtype
-    return layout.windows, off_by(torch.cat(logits), torch.cat(plain), dtype)
+    return layout.windows, logit_error(torch.cat(logits), torch.cat(plain), dtype)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from etude.backends.capabilities import JobHyperparameters, check_from_base, check_way_back
+from etude.backends.capabilities import JobHyperparameters, check_from_base, check_start_version
 from etude.backends.trainer_adapter import TrainerAdapter, pauses
 from etude.budget.ledger import Ledger
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import (
@@ -49,7 +49,7 @@ def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class LineRules:
+class JobRules:
     """The rules for which jobs are submitted, and from which weights they start."""
 
     frozen: bool = False
@@ -62,7 +62,7 @@ class LineRules:
     """Start each job from the base model instead of the last version."""
 
 
-class ModelLine:
+class ModelJobs:
     """The jobs of one model at one backend, from their submission to the adoption of their weights."""
 
     def __init__(
@@ -73,7 +73,7 @@ class ModelLine:
         engine: Engine,
         journal: Journal,
         *,
-        rules: LineRules | None = None,
+        rules: JobRules | None = None,
         warn: Callable[[str], None] = lambda text: None,
         watchdog: Watchdog | None = None,
         ledger: Ledger | None = None,
@@ -87,7 +87,7 @@ class ModelLine:
         self.adapter = adapter
         self.engine = engine
         self.log = LineageLog(journal, name)
-        self.rules = rules or LineRules()
+        self.rules = rules or JobRules()
         self._hyperparameters = JobHyperparameters()
         self.version: ModelVersion | None = None
         """The version that the engine samples from; None when the backend does not report versions."""
@@ -148,7 +148,7 @@ class ModelLine:
         number = self.log.newest() + 1 if earlier is None or earlier.number is None else earlier.number
         if start is not None and self.adapter.capabilities().versions:
             # Make the backend's next job start there, whatever the backend has done meanwhile.
-            check_way_back(self._backend, self.adapter.capabilities(), start.number, self.log.last())
+            check_start_version(self._backend, self.adapter.capabilities(), start.number, self.log.last())
             await self.adapter.restore(start)
         await self.adapter.count_from(number - 1)
         await self.log.add_job(name, data.model_copy(update={"number": number}))
@@ -173,9 +173,9 @@ class ModelLine:
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Return the status of a job, and record its end."""
-        return await self.noted(ref, self.remembered(ref, await self.adapter.status(ref)))
+        return await self.record_job_end(ref, self.status_after_loss(ref, await self.adapter.status(ref)))
 
-    def remembered(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
+    def status_after_loss(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
         """Return the status, or completed if the backend has lost a job whose weights were adopted.
 
         This happens after a kill between the adoption and the record of the epoch.
@@ -206,13 +206,13 @@ class ModelLine:
                 raise
             late = f"job {ref.run_id} ({ref.backend}) is not done after {seconds:g} s"
             status = await self._cancel(ref, late, error)
-        status = self.remembered(ref, status)
+        status = self.status_after_loss(ref, status)
         if not status.status.is_final:
             raise TrainingError(
                 f"job {ref.run_id} ({ref.backend}): wait_until_complete came back while it is "
                 f"'{status.status}'"
             )
-        require_completed(ref, await self.noted(ref, status))
+        require_completed(ref, await self.record_job_end(ref, status))
         if status.message:
             self._say_once(status.message)
         return status
@@ -302,7 +302,7 @@ class ModelLine:
     def _backend(self) -> str:
         return f"'{self.adapter.adapter_config.type_name}'"
 
-    async def noted(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
+    async def record_job_end(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
         """Record the end of a job, and return its status.
 
         The tokens that the backend reports replace the ledger's estimate. The version number of a job that

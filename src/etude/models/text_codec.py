@@ -14,7 +14,7 @@ from typing import Any
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall, RequestError
 from etude.core.message import Tool
-from etude.models.grammar import FORM, Grammars, json_rule, lark_of, quoted, without
+from etude.models.grammar import FORM, Grammars, json_rule, lark_grammar_from, lark_literal, lark_without
 from etude.models.probe import CallForm
 from etude.models.template import ChatTemplate
 from etude.models.weights import loading
@@ -23,7 +23,7 @@ _DIGITS_TOGETHER = re.compile(r"Ġ?\d\d|Ġ\d")
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class TextCodec:
     """Converts a model's text to tokens and back, without its weights."""
 
     tokenizer: Any
@@ -38,7 +38,7 @@ class Speech:
     """Compiles the constraints on the model's answers."""
 
     @classmethod
-    def of(cls, tokenizer: Any, config: Any, generation: Any) -> Speech:
+    def of(cls, tokenizer: Any, config: Any, generation: Any) -> TextCodec:
         """Create from a model's tokenizer, config and optional generation config. Raises as `load` does."""
         text = config.get_text_config()
         # Added tokens do not count: some models come with one that never appears in a text.
@@ -54,7 +54,7 @@ class Speech:
         return cls(tokenizer, template, ends, context, size, grammars)
 
     @classmethod
-    def load(cls, source: str | Path) -> Speech:
+    def load(cls, source: str | Path) -> TextCodec:
         """Load the tokenizer and config of a causal LM, without its weights.
 
         Raises RequestError if there is no such model or it cannot be used for chat.
@@ -108,7 +108,7 @@ def _stop_ids(tokenizer: Any, *sources: Any) -> frozenset[int]:
 _EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")
 
 
-def sampling_of(request: ChatRequest, template: ChatTemplate) -> Sampling:
+def constrained_sampling(request: ChatRequest, template: ChatTemplate) -> Sampling:
     """Return a request's sampling parameters, with the constraint that its tools and tool choice imply.
 
     Raises ImpossibleCall if the model's syntax of tool calls cannot be constrained.
@@ -169,7 +169,7 @@ def _grammar_of(request: ChatRequest, template: ChatTemplate, form: CallForm) ->
         )
     rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
     for number, tool in enumerate(tools):
-        called, between = quoted(tool["function"]["name"]), _literals(form.between, added)
+        called, between = lark_literal(tool["function"]["name"]), _literals(form.between, added)
         # llguidance ignores schema features that it does not support, unless the tool is strict.
         schema = {"type": "object", **(tool["function"].get("parameters") or {})}
         arguments = json_rule(schema, "tools", lenient=not _is_strict(tool))
@@ -186,7 +186,7 @@ def _grammar_of(request: ChatRequest, template: ChatTemplate, form: CallForm) ->
         raise ImpossibleCall(
             "a grammar cannot be kept beside tools; send the request without tools", param=FORM
         )
-    answer = lark_of(own).removeprefix("start: ")
+    answer = lark_grammar_from(own).removeprefix("start: ")
     return "\n".join([f"start: calls | answer\nanswer: {answer}", *rules])
 
 
@@ -200,7 +200,7 @@ def _text(prefix: str, added: Mapping[str, int], param: str) -> str:
             "told from text; use tool_choice auto without strict, or required",
             param=param,
         )
-    return without(sign)
+    return lark_without(sign)
 
 
 def _literals(text: str, added: Mapping[str, int]) -> str:
@@ -208,4 +208,4 @@ def _literals(text: str, added: Mapping[str, int]) -> str:
     pattern = "|".join(map(re.escape, sorted(added, key=len, reverse=True))) or "(?!)"
     parts = enumerate(re.split(f"({pattern})", text))
     # Added tokens are at odd positions.
-    return " ".join(f"<[{added[part]}]>" if at % 2 else quoted(part) for at, part in parts if part)
+    return " ".join(f"<[{added[part]}]>" if at % 2 else lark_literal(part) for at, part in parts if part)

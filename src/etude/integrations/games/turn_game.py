@@ -125,7 +125,7 @@ class EnvironmentFailed(EpisodeError):
     """A failure of an environment: it raised, took too long, or gave an invalid observation or reward."""
 
 
-async def in_time(what: str, fn: Callable[[], T], seconds: float) -> T:
+async def call_with_timeout(what: str, fn: Callable[[], T], seconds: float) -> T:
     """Run `fn` in a thread. Raises EnvironmentFailed about `what` if it raises or exceeds `seconds`."""
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -139,7 +139,7 @@ async def in_time(what: str, fn: Callable[[], T], seconds: float) -> T:
         raise EnvironmentFailed(f"{what} failed: {where_raised(error)}") from error
 
 
-class Guest(Generic[EnvT]):
+class Threaded(Generic[EnvT]):
     """An environment of another library. Calls run in threads, one at a time."""
 
     def __init__(
@@ -157,16 +157,16 @@ class Guest(Generic[EnvT]):
             with self._lock, self._around():
                 return fn(self.env)
 
-        return await in_time(f"{self.name}: {what}", locked, self._seconds)
+        return await call_with_timeout(f"{self.name}: {what}", locked, self._seconds)
 
 
 @asynccontextmanager
-async def opened(
+async def open_game(
     name: str,
     make: Callable[[], EnvT],
     seconds: float,
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> AsyncIterator[Guest[EnvT]]:
+) -> AsyncIterator[Threaded[EnvT]]:
     """Open an environment, and always close it. The context `around` wraps each call into it."""
 
     def begin() -> EnvT:
@@ -177,7 +177,7 @@ async def opened(
         if callable(method := getattr(env, "close", None)):
             method()
 
-    guest = Guest(name, await in_time(f"{name}: making it", begin, seconds), seconds, around)
+    guest = Threaded(name, await call_with_timeout(f"{name}: making it", begin, seconds), seconds, around)
     try:
         yield guest
     except BaseException:
@@ -191,7 +191,7 @@ async def opened(
 _global_random = threading.Lock()
 
 
-class OwnRandom:
+class IsolatedRandom:
     """A separate random stream for code that draws from Python's global random generator.
 
     Only one such call at a time runs in the whole process.
@@ -237,7 +237,7 @@ class Player:
 
 
 @dataclass
-class Course:
+class GameResult:
     """The results of a game so far: turns, invalid answers, and the rewards of each seat."""
 
     game: str

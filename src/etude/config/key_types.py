@@ -29,7 +29,7 @@ LISTS = (list, tuple, set, frozenset)
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class KeyType:
     """The type of a key, with its bounds, references and default."""
 
     annotation: Any
@@ -37,33 +37,33 @@ class Slot:
     default: Any = None
 
     @classmethod
-    def of(cls, field: FieldInfo) -> Slot:
+    def of(cls, field: FieldInfo) -> KeyType:
         """Return the slot of a model's field."""
         return cls(field.annotation, tuple(field.metadata), field.default)
 
-    def arms(self) -> list[Slot]:
+    def arms(self) -> list[KeyType]:
         """Return the members of a union except None, or the slot itself. `Annotated` is unwrapped."""
         if get_origin(self.annotation) is Annotated:
             annotation, *marks = get_args(self.annotation)
             inner = [
                 item for mark in marks for item in (mark.metadata if isinstance(mark, FieldInfo) else [mark])
             ]
-            return Slot(annotation, (*self.metadata, *inner)).arms()
+            return KeyType(annotation, (*self.metadata, *inner)).arms()
         if get_origin(self.annotation) in (Union, types.UnionType):
-            members = (Slot(member, self.metadata) for member in get_args(self.annotation))
+            members = (KeyType(member, self.metadata) for member in get_args(self.annotation))
             return [arm for member in members if member.annotation is not type(None) for arm in member.arms()]
         return [self]
 
-    def below(self, key: str | int) -> Iterator[Slot]:
+    def below(self, key: str | int) -> Iterator[KeyType]:
         """Yield the slots that a key of a mapping, or a position in a list, may have."""
         for arm in self.arms():
             arguments = get_args(arm.annotation)
             if isinstance(key, str) and key in arm.fields():
-                yield Slot.of(arm.annotation.model_fields[arm.fields()[key]])
+                yield KeyType.of(arm.annotation.model_fields[arm.fields()[key]])
             elif arm.holds(Mapping) and len(arguments) == 2:
-                yield Slot(arguments[1])
+                yield KeyType(arguments[1])
             elif arm.holds(*LISTS) and arguments and isinstance(key, int):
-                yield Slot(arguments[0])
+                yield KeyType(arguments[0])
 
     def fields(self) -> dict[str, str]:
         """Return a model's field names: from the name in the file to the name in the class."""
@@ -79,23 +79,23 @@ class Slot:
         return isinstance(origin, type) and issubclass(origin, classes)
 
 
-def slot_at(model: type[BaseModel], path: KeyPath) -> Slot | None:
+def slot_at(model: type[BaseModel], path: KeyPath) -> KeyType | None:
     """Return the slot that a path leads to, or None if there is no such key."""
-    slot: Slot | None = Slot(model)
+    slot: KeyType | None = KeyType(model)
     for key in path:
         slot = next(slot.below(key), None) if slot else None
     return slot
 
 
-def walk(value: Any, slot: Slot, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Slot, Any]]:
+def walk(value: Any, slot: KeyType, path: KeyPath = ()) -> Iterator[tuple[KeyPath, KeyType, Any]]:
     """Yield a part of a config and everything in it, each with its path in the file and its slot.
 
     Parts of a component have the slots of the component's class, where the config only knows the base class.
     """
     yield path, slot, value
     if isinstance(value, BaseModel):
-        for key, name in Slot(type(value)).fields().items():
-            field = Slot.of(type(value).model_fields[name])
+        for key, name in KeyType(type(value)).fields().items():
+            field = KeyType.of(type(value).model_fields[name])
             yield from walk(getattr(value, name), field, (*path, key))
     elif isinstance(value, Mapping | list | tuple):
         items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -104,7 +104,7 @@ def walk(value: Any, slot: Slot, path: KeyPath = ()) -> Iterator[tuple[KeyPath, 
                 yield from walk(item, below, (*path, key))
 
 
-def keys_of(slot: Slot | None) -> list[str]:
+def keys_of(slot: KeyType | None) -> list[str]:
     """Return the keys that a mapping in this slot may have; none if any key is allowed."""
     return [key for arm in (slot.arms() if slot else ()) for key in arm.fields()]
 
@@ -118,12 +118,12 @@ def names_of(model: type[BaseModel]) -> set[str]:
     return names
 
 
-def models_in(slot: Slot) -> list[type[BaseModel]]:
+def models_in(slot: KeyType) -> list[type[BaseModel]]:
     """Return the models that a slot accepts."""
     return [arm.annotation for arm in slot.arms() if arm.holds(BaseModel)]
 
 
-def unknown_keys(slot: Slot, data: Any) -> Iterator[KeyPath]:
+def unknown_keys(slot: KeyType, data: Any) -> Iterator[KeyPath]:
     """Yield keys that pydantic would drop silently, as it does in models that do not set `extra`."""
     for path, own, value in walk(data, slot):
         silent = [model for model in models_in(own) if "extra" not in model.model_config]
@@ -132,7 +132,7 @@ def unknown_keys(slot: Slot, data: Any) -> Iterator[KeyPath]:
             yield from ((*path, key) for key in keys if next(own.below(key), None) is None)
 
 
-def truths_for_numbers(slot: Slot, data: Any) -> Iterator[tuple[KeyPath, Slot]]:
+def bools_for_numbers(slot: KeyType, data: Any) -> Iterator[tuple[KeyPath, KeyType]]:
     """Yield each number's slot that holds `true` or `false`, which pydantic would convert to 1 and 0."""
     for path, own, value in walk(data, slot):
         kinds = [arm.annotation for arm in own.arms()] if isinstance(value, bool) else []
@@ -171,7 +171,7 @@ _BOUNDS = {
 _LONGEST = 60
 
 
-def describe(slot: Slot) -> str:
+def describe(slot: KeyType) -> str:
     """Return the slot in words: `an integer >= 1`, `a list of texts`, `one of 'a', 'b'`."""
     arms = slot.arms()
     words = " or ".join(dict.fromkeys(map(_word, arms)))
@@ -198,7 +198,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _word(arm: Slot) -> str:
+def _word(arm: KeyType) -> str:
     annotation = arm.annotation
     if annotation in _WORDS:
         return _WORDS[annotation]
@@ -208,7 +208,10 @@ def _word(arm: Slot) -> str:
         return _one_of(member.value for member in annotation)
     if arm.holds(*LISTS):
         items = [
-            item for argument in get_args(annotation) if argument is not ... for item in Slot(argument).arms()
+            item
+            for argument in get_args(annotation)
+            if argument is not ...
+            for item in KeyType(argument).arms()
         ]
         return f"a list of {_PLURALS.get(items[0].annotation, describe(items[0]))}" if items else "a list"
     if arm.holds(Mapping, BaseModel):
@@ -222,15 +225,17 @@ def _one_of(values: Iterable[Any]) -> str:
     return listed[0] if len(listed) == 1 else f"one of {', '.join(listed)}"
 
 
-def slot_in(config: BaseModel, path: KeyPath) -> Slot | None:
+def slot_in(config: BaseModel, path: KeyPath) -> KeyType | None:
     """Return the slot of a key in a config, by its components' classes; None without such a key."""
-    slots = walk(config, Slot(type(config)))
+    slots = walk(config, KeyType(type(config)))
     return next((slot for inside, slot, _ in slots if dotted(inside) == dotted(path)), None)
 
 
 def changeable_keys(config: BaseModel) -> list[str]:
     """Return all keys that a resumed run may change, as people type them."""
-    return [dotted(path) for path, slot, _ in walk(config, Slot(type(config))) if CHANGEABLE in slot.metadata]
+    return [
+        dotted(path) for path, slot, _ in walk(config, KeyType(type(config))) if CHANGEABLE in slot.metadata
+    ]
 
 
 @cache
@@ -293,9 +298,9 @@ class Problems:
         for path in paths:
             self._note((*prefix, *path), _unknown_key(model, path, prefix))
 
-    def add_truths(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
+    def add_bools(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
         """Add each `true` and `false` in `data`, which is at `prefix`, where a number is expected."""
-        for path, slot in truths_for_numbers(Slot(model), data):
+        for path, slot in bools_for_numbers(KeyType(model), data):
             self.add((*prefix, *path), f"expected {describe(slot)}, found {shown(dig(data, path))}")
 
     def add_validation(
@@ -345,7 +350,7 @@ class Problems:
         errors[0].args = ("\n".join(map(str, errors)),)
         return errors[0]
 
-    def _shown(self, path: KeyPath, value: Any, slot: Slot | None) -> str:
+    def _shown(self, path: KeyPath, value: Any, slot: KeyType | None) -> str:
         if path in self.references:
             return f"what {self.references[path]} stands for"
         is_secret = any(is_secret_name(str(key)) for key in path[-2:])

@@ -20,10 +20,10 @@ from etude.backends.capabilities import (
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.component import ComponentConfig
 from etude.config.finetuning import FinetuneConfig
-from etude.core.edge import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError
-from etude.core.implementations import WrongReturnError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.return_checks import WrongReturnError
 from etude.jobs.folders import JobNameTakenError
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.interface import Trainer
@@ -61,7 +61,7 @@ class RecordedBuilder(RecordedPart):
     async def finalize(self, run_id: str, *args: Any, **kwargs: Any) -> TrajectoryCollection:
         """Return the builder's collection."""
         collection: TrajectoryCollection = await self._part.finalize(run_id, *args, **kwargs)
-        self._books.built(collection, self._part.facts(run_id))
+        self._books.record_collection(collection, self._part.facts(run_id))
         return collection
 
 
@@ -145,7 +145,7 @@ class RecordedAdapter(RecordedPart):
         if not books.follows:
             return await ask()
         recorded, (epoch, _) = books.record.ended(ref), books.begun.get(ref.run_id, (None, 0.0))
-        status = books.line.remembered(ref, await ask()) if recorded is None else recorded
+        status = books.line.status_after_loss(ref, await ask()) if recorded is None else recorded
         if epoch is None or not status.status.is_final or status.status is TrainingStatusEnum.NOT_FOUND:
             return status
         books.over.add(epoch)
@@ -157,7 +157,7 @@ class RecordedAdapter(RecordedPart):
                     books.failure = error
                     raise
                 books.trained(epoch, entry.metrics)
-            await books.line.noted(ref, status)
+            await books.line.record_job_end(ref, status)
         if log.status(ref) is None:
             await log.add_status(ref, status)
         return status
@@ -243,7 +243,7 @@ class RecordedTrainer:
         for name in books.begun:
             submission = books.record.log.submission_of(name)
             if submission is not None and books.record.ended(submission.ref) is None:
-                status = await self.adapter.status(submission.ref)
+                status = await RecordedAdapter(self.adapter, books).status(submission.ref)
                 if not status.status.is_final:
                     raise TrainingError(
                         f"the trainer returned while job {name} is '{status.status}'. Await "

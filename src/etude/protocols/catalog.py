@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from etude.core.errors import RequestError, alternatives
-from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, scale_named, sign
+from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, find_scale, sign
 from etude.protocols.protocol import Outcome, Protocol, Role, Round, Stance, Turn
 
 VERIFIER = "verifier"
@@ -285,7 +285,7 @@ def _proof(
     all channels, under one header each if there are several. It may decide from round `min_rounds` on,
     counted from 1, and must in the last. Raises RequestError for rounds that do not fit.
     """
-    scale = scale_named(terms.verifier_decision_spectrum)
+    scale = find_scale(terms.verifier_decision_spectrum)
     everywhere = tuple(dict.fromkeys(channels.values()))
     headers = tuple(f"Question for {_LABELS[prover]}:" for prover in channels) if len(everywhere) > 1 else ()
 

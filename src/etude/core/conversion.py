@@ -17,7 +17,7 @@ from pydantic import Field, GetPydanticSchema, InstanceOf, computed_field
 from etude.core.call import Sampling
 from etude.core.data_model import DataModel
 from etude.core.errors import RequestError, TrainingError
-from etude.core.message import Message, OpenAIMessage, Tool, message_key, text_of
+from etude.core.message import Message, OpenAIMessage, Tool, message_key, message_text
 from etude.core.sample import Kind, Pair, Sample, SampleOrPair, Turn, shared_length
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Method, Trajectory
 
@@ -57,7 +57,7 @@ class TrajectoryCollection(DataModel):
         """The groups as trajectories, converted on first use. They then replace the samples and pairs, so
         that changes to them count."""
         if not all(isinstance(unit, Trajectory) for group in self.groups for unit in group):
-            self.groups = [[*map(trajectory_of, group)] for group in self.groups]
+            self.groups = [[*map(to_trajectory, group)] for group in self.groups]
         return cast("list[list[Trajectory]]", self.groups)
 
     @trajectories.setter
@@ -84,7 +84,7 @@ class Encoder:
     """Tokenises a finished conversation, with a mask of the tokens that the assistant would have sampled."""
 
 
-def trajectory_of(unit: TrainingUnit) -> Trajectory:
+def to_trajectory(unit: TrainingUnit) -> Trajectory:
     """Return a sample or a pair as a trajectory. The reward of a pair is the difference of the two."""
     if isinstance(unit, Trajectory):
         return unit
@@ -108,7 +108,7 @@ def trajectory_of(unit: TrainingUnit) -> Trajectory:
     )
 
 
-def units_of(
+def learning_units(
     unit: TrainingUnit, kind: Kind, encoder: Encoder | None = None, *, needs_logprobs: bool = True
 ) -> list[SampleOrPair]:
     """Return the sample or pairs that a learner takes; a unit that has all its tokens is returned unchanged.
@@ -118,9 +118,9 @@ def units_of(
     """
     if not isinstance(unit, Trajectory) and _is_whole(unit, kind, needs_logprobs):
         return [unit]
-    trajectory = trajectory_of(unit)
+    trajectory = to_trajectory(unit)
     if kind != "pairs":
-        return [sample_of(trajectory, encoder, needs_logprobs=needs_logprobs)]
+        return [to_sample(trajectory, encoder, needs_logprobs=needs_logprobs)]
     pairs: list[SampleOrPair] = []
     for item in trajectory.episode:
         if not isinstance(item, DPOItem):
@@ -139,7 +139,7 @@ def _is_whole(unit: SampleOrPair, kind: Kind, needs_logprobs: bool) -> bool:
     )
 
 
-def sample_of(
+def to_sample(
     trajectory: Trajectory, encoder: Encoder | None = None, *, needs_logprobs: bool = True
 ) -> Sample:
     """Return a trajectory as a sample with tokens. Raises TrainingError if tokens are missing."""
@@ -151,7 +151,7 @@ def sample_of(
             items.append(item)
     write = None if encoder is None else encoder.transcript
     if write is not None and items and all(item.replaced and item.context_ids is None for item in items):
-        messages = [message_of(item) for item in trajectory.episode if isinstance(item, EpisodeItem)]
+        messages = [item_message(item) for item in trajectory.episode if isinstance(item, EpisodeItem)]
         try:
             ids, sampled = write(messages, trajectory.tools or ())
         except RequestError as error:
@@ -183,7 +183,7 @@ def sample_of(
         raise TrainingError(f"episode {trajectory.episode_id or '?'} has {error}") from None
 
 
-def message_of(item: EpisodeItem) -> Message:
+def item_message(item: EpisodeItem) -> Message:
     """Return an item as a message. An assistant message that is context gets the `weight` 0."""
     facts = item.metadata or {}
     extras = {key: facts[key] for key in _KEPT if facts.get(key) is not None and key != "function_call"}
@@ -235,7 +235,7 @@ def _item_of(turn: Turn, tokens: dict[str, Any], message: Message, *, has_ids: b
     facts = {"call": turn.call, "function": turn.function} | _extras(message)
     return EpisodeItem(
         role=EpisodeItemRole.ASSISTANT,
-        content=text_of(message),
+        content=message_text(message),
         replaced=turn.replaced,
         sampling=turn.sampling,
         model_version=turn.model_version,
@@ -249,7 +249,7 @@ def _given(message: Message) -> EpisodeItem:
     """Return a prompt message as an item. An assistant message that the agent wrote counts as given."""
     role = _ROLES.get(str(message.get("role")), EpisodeItemRole.OTHER)
     spoken: dict[str, Any] = {"logprobs": (), "given": True} if role is EpisodeItemRole.ASSISTANT else {}
-    return EpisodeItem(role=role, content=text_of(message), metadata=_extras(message) or None, **spoken)
+    return EpisodeItem(role=role, content=message_text(message), metadata=_extras(message) or None, **spoken)
 
 
 def _extras(message: Message) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def thinking_key(message: Message) -> tuple[str, str]:
 
 def _flat(message: Message) -> OpenAIMessage:
     """Return the message with its content as text. Parts that are not text are dropped."""
-    flat = {"content": text_of(message)} if isinstance(message.get("content"), list) else {}
+    flat = {"content": message_text(message)} if isinstance(message.get("content"), list) else {}
     return OpenAIMessage.model_validate(message | flat)
 
 
@@ -312,7 +312,7 @@ def _response(messages: Sequence[Message]) -> str:
 def written(message: Message) -> str:
     """Return the text of a message, or its tool calls as JSON if it has no text."""
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    return text_of(message) or (json.dumps(calls, ensure_ascii=False) if calls else "")
+    return message_text(message) or (json.dumps(calls, ensure_ascii=False) if calls else "")
 
 
 def _pair_of(item: DPOItem, tools: Sequence[Tool], encoder: Encoder | None, needs_logprobs: bool) -> Pair:

@@ -29,7 +29,7 @@ from etude.learner.tree_attention import AttentionSpec, attend, attending
 from etude.models.architecture import SLIDING, layer_kinds, text_config
 
 
-def layers_of(model: Any) -> list[torch.nn.Module]:
+def checkpointable_layers(model: Any) -> list[torch.nn.Module]:
     """Return the layers that can be computed again. Raises RequestError if the model does not name them."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -44,9 +44,9 @@ def layers_of(model: Any) -> list[torch.nn.Module]:
 
 
 @contextmanager
-def checkpointed(model: Any) -> Iterator[None]:
+def checkpointing_layers(model: Any) -> Iterator[None]:
     """Within the block, forward passes keep only the values between layers. Raises RequestError."""
-    layers, config = layers_of(model), text_config(model)
+    layers, config = checkpointable_layers(model), text_config(model)
     for layer in layers:
         layer.forward = partial(_again, config, layer.forward)
     try:
@@ -57,7 +57,7 @@ def checkpointed(model: Any) -> Iterator[None]:
 
 
 def is_checkpointed(layer: Any) -> bool:
-    """Return whether a layer is wrapped by `checkpointed`, and by nothing else."""
+    """Return whether a layer is wrapped by `checkpointing_layers`, and by nothing else."""
     forward = vars(layer).get("forward")
     known = isinstance(forward, partial) and forward.func is _again
     return known and getattr(forward.args[1], "__func__", None) is type(layer).forward

@@ -15,7 +15,7 @@ from etude.core.keys import fold
 from etude.core.message import Message
 from etude.protocols.decision import VERDICTS, Verdict
 from etude.protocols.protocol import Protocol, Round, Turn, resolve
-from etude.protocols.scenario import Act, Malformed, Scenario, answer_for, log_of
+from etude.protocols.scenario import Malformed, ParsedAnswer, Scenario, agent_log, answer_for
 from etude.protocols.tree import EpisodeTree, Node, Rejected
 
 _TOLERANCE = 1e-9
@@ -104,12 +104,12 @@ class FinalAnswer:
 
     call: int
     text: str
-    act: Act | Malformed
+    act: ParsedAnswer | Malformed
     truncated: bool = False
     rejected: tuple[Rejected, ...] = ()
 
 
-class Answers(typing.Protocol):
+class AnswerSource(typing.Protocol):
     """A source of answers for the turns of a play: the agents' models, or a script."""
 
     async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
@@ -126,7 +126,7 @@ class Play:
     protocol: Protocol
     scenario: Scenario
     example: Example
-    answers: Answers
+    answers: AnswerSource
     key: int
     """The seed for the play's draws: the schedule, the stance and the order of channels."""
     widths: Widths = field(default_factory=Widths)
@@ -155,14 +155,14 @@ class Play:
             questions = list[Question]()
             for path in paths:
                 for turn in turns:
-                    log = log_of(protocol, path, turn.agent, number, stance=self._stance, key=self.key)
+                    log = agent_log(protocol, path, turn.agent, number, stance=self._stance, key=self.key)
                     question = Question(turn, self.scenario.render(self.example, log, turn.agent, turn))
                     questions += [question] * self.widths.at(turn.agent, number)
             if not questions:
                 break
             answers = iter(await self.answers.ask(questions))
             grown = [branch for path in paths for branch in self._branches(path, number, turns, answers)]
-            paths = [path for path in (self._paid(path, number, turns) for path in grown) if path]
+            paths = [path for path in (self._add_rewards(path, number, turns) for path in grown) if path]
         return EpisodeTree(
             protocol=protocol.name,
             agents=tuple(protocol.agents),
@@ -199,7 +199,7 @@ class Play:
         return branches
 
     def _add_node(self, path: tuple[Node, ...], number: int, turn: Turn, answer: FinalAnswer) -> Node:
-        act = answer.act if isinstance(answer.act, Act) else Act()
+        act = answer.act if isinstance(answer.act, ParsedAnswer) else ParsedAnswer()
         node = Node(
             id=len(self._nodes),
             parent=path[-1].id if path else None,
@@ -217,7 +217,7 @@ class Play:
         self._nodes.append(node)
         return node
 
-    def _paid(self, path: tuple[Node, ...], number: int, turns: Round) -> tuple[Node, ...]:
+    def _add_rewards(self, path: tuple[Node, ...], number: int, turns: Round) -> tuple[Node, ...]:
         """Add the round's rewards to the last node. Return the path, or an empty one if the play is over."""
         protocol, last = self.protocol, number == len(self._schedule) - 1
         outcome = resolve(protocol, turns, path, self._truth, self._stance, last=last)

@@ -33,7 +33,7 @@ def shown_epochs(facts: RunFacts) -> str | None:
     return f"{facts.epochs_done}/{facts.num_epochs or '?'}"
 
 
-def shown_ends(facts: RunFacts) -> list[str | None]:
+def first_and_last_reward(facts: RunFacts) -> list[str | None]:
     """Return the first and last reward, from validations or else from epochs, which the text then says.
 
     An evaluation has only the last.
@@ -71,7 +71,7 @@ def imported_lines(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def side_by_side(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
+def comparison_rows(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
     """Return rows that compare runs: the reward and each evaluator, before and after training."""
     columns = [_columns(run) for run in facts]
     labels = list(dict.fromkeys(label for column in columns for label in column))
