@@ -22,7 +22,7 @@ from etude.core.episode import Example, call_counts
 from etude.core.keys import generator
 from etude.inference.embedded import EmbeddedEngine
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
-from etude.protocols import Act, find_protocol
+from etude.protocols import Move, find_protocol
 from etude.protocols.branching import FinalAnswer, Play, Question
 from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
@@ -165,9 +165,9 @@ class Honest:
             return "accept" if animals else "reject"
         return "horse" if question.turn.agent == "prover0" else next(iter(animals), "horse")
 
-    def act(self, text: str, question: Question) -> Act:
+    def act(self, text: str, question: Question) -> Move:
         act = self.words.Words().parse(text, question.turn)
-        assert isinstance(act, Act)
+        assert isinstance(act, Move)
         return act
 
 

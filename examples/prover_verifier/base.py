@@ -24,7 +24,7 @@ from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, conversation_texts
-from etude.protocols import Act, find_protocol
+from etude.protocols import Move, find_protocol
 from etude.protocols.branching import FinalAnswer, Play, Question
 
 from task import LINES, PROTOCOLS, VERIFIER, HiddenBug
@@ -60,7 +60,7 @@ class Agents:
         text = self._text(question)
         self.transcripts[question.turn.agent] = [*question.prompt, {"role": "assistant", "content": text}]
         act = SCENARIO.parse(text, question.turn)
-        assert isinstance(act, Act)
+        assert isinstance(act, Move)
         return FinalAnswer(0, text, act)
 
     def _text(self, question: Question) -> str:

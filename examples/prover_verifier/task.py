@@ -12,7 +12,7 @@ from typing import Any
 
 from etude.core.episode import Example
 from etude.core.message import Message
-from etude.protocols import Act, Line, Log, Malformed, Scenario, Turn, Verdict
+from etude.protocols import Log, LogEntry, Malformed, Move, Scenario, Turn, Verdict
 
 LINES = 8
 VERIFIER = "verifier"
@@ -51,20 +51,20 @@ class HiddenBug(Scenario):
         asked = "speak" if not is_verifier else "judge" if turn.decide == "must" else "look"
         return [*messages, _user(heard, asked)]
 
-    def parse(self, text: str, turn: Turn) -> Act | Malformed:
+    def parse(self, text: str, turn: Turn) -> Move | Malformed:
         """A verdict where the verifier must give one, otherwise the number of a line."""
         if turn.decide == "must":
             value = turn.scale.read(text)
-            return Malformed("no verdict") if value is None else Act(decision=value)
+            return Malformed("no verdict") if value is None else Move(decision=value)
         if not self._line.fullmatch(text):
             return Malformed("not the number of a line")
-        return Act(dict.fromkeys(turn.writes, text))
+        return Move(dict.fromkeys(turn.writes, text))
 
     def truth(self, example: Example) -> Verdict:
         """1 when there is a bug."""
         return 1 if example.inputs["bug"] else 0
 
-    def _heard(self, log: Log, line: Line) -> str:
+    def _heard(self, log: Log, line: LogEntry) -> str:
         said = line.text or "nothing"
         return f"looked {said}" if line.agent == VERIFIER else f"{_side(log, line.agent)} says {said}"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
-from etude.protocols import Act, Log, Malformed, Scenario, Turn, Verdict
+from etude.protocols import Log, Malformed, Move, Scenario, Turn, Verdict
 from etude.protocols.decision import ACCEPT, REJECT
 
 TRAIN, HELD_OUT, WORDS = 1024, 256, 3
@@ -47,13 +47,13 @@ class Words(Scenario):
             return judge([line.text if line.text in words else "nothing" for line in log.lines])
         return name(words, log.stance)
 
-    def parse(self, text: str, turn: Turn) -> Act | Malformed:
+    def parse(self, text: str, turn: Turn) -> Move | Malformed:
         """A verdict where the verifier must give one, otherwise a word."""
         if turn.decide == "must":
             value = turn.scale.read(text)
-            return Malformed("no verdict") if value is None else Act(decision=value)
+            return Malformed("no verdict") if value is None else Move(decision=value)
         word = text.strip()
-        return Act(dict.fromkeys(turn.writes, word)) if word else Malformed("no word")
+        return Move(dict.fromkeys(turn.writes, word)) if word else Malformed("no word")
 
     def truth(self, example: Example) -> Verdict:
         """1 when there is an animal."""

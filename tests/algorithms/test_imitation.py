@@ -19,7 +19,7 @@ from etude.core.errors import ConfigError, RequestError
 from etude.inference.openai_compatible import OpenAiEngine
 from etude.inference.openai_config import OpenAiLlmConfig
 from etude.learner.tree_passes import sample_logprobs
-from etude.protocols import SCALES, Act, adp, nip
+from etude.protocols import SCALES, Move, adp, nip
 from etude.protocols.scenario import parse_answer
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
@@ -109,8 +109,8 @@ class JsonVerdicts(Labelled):
 
     def parse(self, text, turn):
         if turn.decide == "no":
-            return Act(dict.fromkeys(turn.writes, text))
-        return Act(decision=2.0 * json.loads(text)["right"] - 1)
+            return Move(dict.fromkeys(turn.writes, text))
+        return Move(decision=2.0 * json.loads(text)["right"] - 1)
 
     def write_decision(self, verdict, turn):
         return json.dumps({"right": verdict})

@@ -24,7 +24,7 @@ from etude.core.errors import BackendError, RequestError
 from etude.groups import (
     DryRun,
     Frozen,
-    ModelLine,
+    ModelJobs,
     ModelSettings,
     OpenAiSharedModelGroup,
     Step,
@@ -126,7 +126,7 @@ class Setting:
         backend = LmServerAdapter(
             config, connect(config, llm, needs_key=False), LanguageModelClient(url), "tiny"
         )
-        line = ModelLine(name, "policy", backend, OpenAiEngine(llm), kept)
+        line = ModelJobs(name, "policy", backend, OpenAiEngine(llm), kept)
         agents = agents_of_model(
             adp(), dict.fromkeys(adp().agents, "policy"), "policy", name, ModelSettings("tiny", **settings)
         )

@@ -15,7 +15,7 @@ from etude.groups import (
     DryRun,
     Frozen,
     GroupAgent,
-    ModelLine,
+    ModelJobs,
     ModelSettings,
     OpenAiSharedModelGroup,
     OpenAiSharedModelGroupState,
@@ -64,7 +64,7 @@ class Made:
             folder / "backend", capabilities=Capabilities(versions=True, from_base=True)
         )
         self.engine = Engine()
-        line = ModelLine("pair", "policy", self.adapter, self.engine, journal)
+        line = ModelJobs("pair", "policy", self.adapter, self.engine, journal)
         shared = ModelSettings(BASE, **settings)
         agents = (
             [GroupAgent("agent", shared, "pair")]

@@ -15,7 +15,7 @@ from etude.core.errors import TrainingError
 from etude.jobs import training as job_memory
 from etude.jobs.folders import StateFolders
 from etude.jobs.training import Interrupted, JobData, JobTraining, TooLittleMemory
-from etude.learner import packed
+from etude.learner import tree_passes
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.memory import ModelNumbers
 from etude.learner.optimiser import Schedule, plan_steps
@@ -260,7 +260,7 @@ def test_layers_are_computed_twice_where_memory_would_not_be_enough_otherwise(tm
 def test_what_sequences_share_is_found_out_once_a_step_where_memory_is_ample(tmp_path, monkeypatch):
     listener, trees = Listener(), []
     _, job = training(tmp_path, listener)
-    monkeypatch.setattr(packed, "token_tree", lambda ids: trees.append(1) or token_tree(ids))
+    monkeypatch.setattr(tree_passes, "token_tree", lambda ids: trees.append(1) or token_tree(ids))
     job.run(threading.Event())
     assert len(trees) == len(listener.steps)
 

@@ -295,7 +295,7 @@ def test_sizes_do_not_compile_it_anew():
 
 def test_where_it_does_not_run_models_are_trained_padded_and_it_is_said_why(monkeypatch):
     of, batch = fresh_policy(), batch_of(forest(1, 30))
-    monkeypatch.setattr("etude.learner.learner.why_not_trees", lambda model: tree_refusal(model, "flex"))
+    monkeypatch.setattr("etude.learner.learner.tree_refusal", lambda model: tree_refusal(model, "flex"))
     learner = Learner(of, LearnerOptions(learning_rate=0.0))
     train(learner, batch, Grpo())
     assert "FlexAttention does not run here" in learner.note

@@ -9,7 +9,7 @@ import pytest
 from etude.core.call import ChatRequest, Completion
 from etude.core.episode import Example
 from etude.core.errors import EngineError, EpisodeError, RequestError
-from etude.protocols import Act, EpisodeTree, Malformed, adp, debate, merlin_arthur, nip, play, solo_verifier
+from etude.protocols import EpisodeTree, Malformed, Move, adp, debate, merlin_arthur, nip, play, solo_verifier
 from etude.store.journal import Journal
 from tests.protocols.games import Labelled, agent_of, example, play_record, play_tree, scripted, shape
 from tests.support import ScriptedEngine
@@ -80,11 +80,11 @@ async def test_an_engine_that_fails_fails_the_episode_when_the_other_calls_are_k
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
-        (Act({"secret": "psst"}), "write on 'secret' out of turn"),
-        (Act(decision=1.5), "a decision of 1.5, outside"),
+        (Move({"secret": "psst"}), "write on 'secret' out of turn"),
+        (Move(decision=1.5), "a decision of 1.5, outside"),
     ],
 )
-async def test_a_scenario_that_parses_wrong_is_told(journal: Journal, act: Act, reason: str) -> None:
+async def test_a_scenario_that_parses_wrong_is_told(journal: Journal, act: Move, reason: str) -> None:
     class Wrong(Labelled):
         def parse(self, text, turn):
             return act
@@ -109,7 +109,7 @@ async def test_a_scenario_needs_no_base_class(journal: Journal) -> None:
             return [{"role": "user", "content": f"{agent}, round {log.round}"}]
 
         def parse(self, text: str, turn):
-            return Act(decision=float(text)) if turn.decide != "no" else Malformed("never")
+            return Move(decision=float(text)) if turn.decide != "no" else Malformed("never")
 
         def truth(self, example: Example) -> int:
             return 1

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.errors import RequestError
-from etude.protocols import SCALES, Act, Malformed, Outcome, Protocol, Role, Turn
+from etude.protocols import SCALES, Malformed, Move, Outcome, Protocol, Role, Turn
 from etude.protocols.scenario import parse_answer
 
 ROLES = {"judge": Role("verifier", may_decide=True), "ann": Role("prover"), "bob": Role("prover")}
@@ -207,14 +207,14 @@ BOTH = Turn("verifier", ("a", "b"), "may", headers=("To Ann:", "To Bob:"))
 )
 def test_a_decision_stands_on_a_line_of_its_own(text: str) -> None:
     for turn in (MAY, MUST, BOTH):
-        assert parse_answer(text, turn) == Act(decision=1.0)
+        assert parse_answer(text, turn) == Move(decision=1.0)
 
 
 @given(st.text(max_size=60))
 def test_a_turn_that_may_not_decide_never_does(text: str) -> None:
     for said in (text, f"Decision: accept{text}", f"{text}\nDecision: reject"):
         act = parse_answer(said, SPEAK)
-        assert act == (Act({"main": said.strip()}) if said.strip() else Malformed("an empty answer"))
+        assert act == (Move({"main": said.strip()}) if said.strip() else Malformed("an empty answer"))
 
 
 @given(st.text(max_size=60))
@@ -242,6 +242,6 @@ def test_what_cannot_be_used_says_why(text: str, turn: Turn, reason: str) -> Non
 
 
 def test_several_channels_have_a_part_each_in_any_order() -> None:
-    expected = Act({"a": "hello\nthere", "b": "and you"})
+    expected = Move({"a": "hello\nthere", "b": "and you"})
     assert parse_answer("To Ann: hello\nthere\nTo Bob: and you", BOTH) == expected
     assert parse_answer("Well.\n**to bob:** and you\n**To Ann:**\nhello\nthere ", BOTH) == expected

@@ -23,7 +23,7 @@ from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.core.keys import generator
 from etude.core.message import Message
-from etude.protocols import SCALES, Act, Protocol, Role, Turn, Verdict, play
+from etude.protocols import SCALES, Move, Protocol, Role, Turn, Verdict, play
 from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.decision import VERDICTS
 from etude.protocols.scenario import Log, agent_log
@@ -140,7 +140,7 @@ def test_each_scale_is_explained_and_answers_that_follow_it_are_read(scale: Any)
     turn = Turn("verifier", (), "must", scale)
     for text, value in scale.options:
         assert numbers or f"`Decision: {text}`" in said
-        assert SCENARIO.parse(f"Decision: {text}", turn) == Act({}, value)
+        assert SCENARIO.parse(f"Decision: {text}", turn) == Move({}, value)
     assert said in system_of(PROTOCOLS["nip"](verifier_decision_spectrum=scale.name), "verifier")
 
 

@@ -21,7 +21,7 @@ from etude.protocols.protocol import Turn as Turn
 from etude.protocols.scenario import Log as Log
 from etude.protocols.scenario import LogEntry as LogEntry
 from etude.protocols.scenario import Malformed as Malformed
-from etude.protocols.scenario import ParsedAnswer as ParsedAnswer
+from etude.protocols.scenario import Move as Move
 from etude.protocols.scenario import Scenario as Scenario
 from etude.protocols.scenario import dialogue as dialogue
 from etude.protocols.tree import EpisodeTree as EpisodeTree

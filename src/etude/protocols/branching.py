@@ -15,7 +15,7 @@ from etude.core.keys import fold
 from etude.core.message import Message
 from etude.protocols.decision import VERDICTS, Verdict
 from etude.protocols.protocol import Protocol, Round, Turn, resolve
-from etude.protocols.scenario import Malformed, ParsedAnswer, Scenario, agent_log, answer_for
+from etude.protocols.scenario import Malformed, Move, Scenario, agent_log, answer_for
 from etude.protocols.tree import EpisodeTree, Node, Rejected
 
 _TOLERANCE = 1e-9
@@ -104,7 +104,7 @@ class FinalAnswer:
 
     call: int
     text: str
-    act: ParsedAnswer | Malformed
+    act: Move | Malformed
     truncated: bool = False
     rejected: tuple[Rejected, ...] = ()
 
@@ -199,7 +199,7 @@ class Play:
         return branches
 
     def _add_node(self, path: tuple[Node, ...], number: int, turn: Turn, answer: FinalAnswer) -> Node:
-        act = answer.act if isinstance(answer.act, ParsedAnswer) else ParsedAnswer()
+        act = answer.act if isinstance(answer.act, Move) else Move()
         node = Node(
             id=len(self._nodes),
             parent=path[-1].id if path else None,

@@ -125,7 +125,7 @@ def _shown(log: Log, agent: str, line: LogEntry) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedAnswer:
+class Move:
     """A well-formed answer."""
 
     messages: Mapping[str, str] = field(default_factory=dict)
@@ -149,7 +149,7 @@ _DECISION = re.compile(
 _SHOWN = 40
 
 
-def parse_answer(text: str, turn: Turn) -> ParsedAnswer | Malformed:
+def parse_answer(text: str, turn: Turn) -> Move | Malformed:
     """Parse an answer in the usual format: `Decision: …` on a separate line, or else a message.
 
     Only a turn that may decide can decide, so that a prover may quote a decision. The rest of an answer
@@ -165,13 +165,13 @@ def parse_answer(text: str, turn: Turn) -> ParsedAnswer | Malformed:
             return Malformed(f"the decision {unknown[:_SHOWN]!r} is none of: {_texts(turn)}")
         if len(set(values.values())) > 1:
             return Malformed(f"several decisions: {', '.join(text[:_SHOWN] for text in values)}")
-        return ParsedAnswer(decision=values[decisions[0]])
+        return Move(decision=values[decisions[0]])
     if turn.decide == "must":
         return Malformed(f"no decision in a turn that must decide; it is written 'Decision: {_texts(turn)}'")
     if not answer:
         return Malformed("an empty answer")
     if len(turn.writes) == 1:
-        return ParsedAnswer({turn.writes[0]: answer})
+        return Move({turn.writes[0]: answer})
     # Each part runs from its header to the next header.
     headings: list[re.Match[str]] = []
     for _, header in turn.parts:
@@ -185,7 +185,7 @@ def parse_answer(text: str, turn: Turn) -> ParsedAnswer | Malformed:
         messages[channel] = answer[heading.end() : next(end for end in ends if end > heading.start())].strip()
         if not messages[channel]:
             return Malformed(f"nothing after '{header}'")
-    return ParsedAnswer(messages)
+    return Move(messages)
 
 
 def _texts(turn: Turn) -> str:
@@ -214,7 +214,7 @@ class Scenario(typing.Protocol):
         """Return the right verdict: 0 for reject, 1 for accept."""
         ...
 
-    def parse(self, text: str, turn: Turn) -> ParsedAnswer | Malformed:
+    def parse(self, text: str, turn: Turn) -> Move | Malformed:
         """Return the messages and decision of an answer, or the reason why it cannot be used."""
         return parse_answer(text, turn)
 
@@ -240,6 +240,6 @@ def answer_for(scenario: Scenario, turn: Turn, verdict: Verdict) -> str | None:
             act = scenario.parse(text, turn)
         except Exception:  # noqa: BLE001  the user's code may raise on what is not in its format; the next is
             continue
-        if isinstance(act, ParsedAnswer) and act.decision is not None and act.decision * sign(verdict) > 0:
+        if isinstance(act, Move) and act.decision is not None and act.decision * sign(verdict) > 0:
             return text
     return None

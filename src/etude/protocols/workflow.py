@@ -28,7 +28,7 @@ from etude.protocols.branching import FinalAnswer, Play, Question, Width, Widths
 from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.decision import decision_code
 from etude.protocols.protocol import Protocol, Turn
-from etude.protocols.scenario import Malformed, ParsedAnswer, Scenario
+from etude.protocols.scenario import Malformed, Move, Scenario
 from etude.protocols.tree import EpisodeTree, Rejected
 from etude.rewards.evaluator import scored
 from etude.rollout.collector import Collector, EpisodeJob, Limits
@@ -180,7 +180,7 @@ class _Asker:
         with self._episode.function(agent):
             return call, await self._episode.chat(question.prompt, model=self._models.get(agent), **sampling)
 
-    def _act(self, text: str, turn: Turn) -> ParsedAnswer | Malformed:
+    def _act(self, text: str, turn: Turn) -> Move | Malformed:
         act = self._workflow.scenario.parse(text, turn)
         if isinstance(act, Malformed):
             return act
