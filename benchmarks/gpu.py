@@ -622,7 +622,7 @@ def main() -> None:
     if arguments.small:
         torch.set_num_threads(1)
     scale, device = (SMALL, torch.device("cpu")) if arguments.small else (FULL, torch.device("cuda"))
-    # On standard error with `--json` too: whoever is stopped half-way has seen half of the figures.
+    # On standard error with `--json` too: a run that is stopped half-way has shown half of the figures.
     found = measure(scale, device, arguments, progress)
     if arguments.json:
         print_json(found)

@@ -312,7 +312,7 @@ class Wire(asyncio.Transport):
 
 
 async def connect(loop: VirtualLoop, path: str, to_server: Carry, to_client: Carry) -> Any:
-    """A connection with whoever listens at a path: reader and writer of the client's end, and its wire."""
+    """A connection with a listener at a path: reader and writer of the client's end, and its wire."""
     served = loop.servers[path]()
     reader = asyncio.StreamReader(loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)

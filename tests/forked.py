@@ -226,7 +226,7 @@ def _make_tables() -> None:
 def _watch(connection: socket.socket) -> NoReturn:
     """Fork a command, and say its process id and then its exit code.
 
-    It does not outlive whoever asked for it.
+    It does not outlive its client.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)

@@ -1,4 +1,4 @@
-"""A run in which alarms ring: whoever trains it, and also when it is killed and resumed."""
+"""A run in which alarms ring, with any trainer, also when it is killed and resumed."""
 
 from __future__ import annotations
 

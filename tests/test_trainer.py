@@ -261,7 +261,7 @@ async def test_an_own_curriculum_takes_the_place_of_the_shipped_one(run):
     assert trainer.get_curriculum_state()["seen"] == 2
 
 
-async def test_included_groups_are_a_set_for_whoever_adds_to_it_and_a_list_in_the_files(run):
+async def test_included_groups_are_a_set_in_python_and_a_list_in_the_files(run):
     class Remembers(EpochTrainer):
         def apply_curriculum_learning(self, trajectory_collection, epoch):
             self._curriculum_state["included_groups"].add(f"epoch {epoch}")

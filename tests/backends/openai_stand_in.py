@@ -309,7 +309,7 @@ class StandIn:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print the error, unless whoever asked was killed meanwhile."""
+        """Print the error, unless the client was killed meanwhile."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 

@@ -258,7 +258,7 @@ async def test_what_a_failed_call_was_charged_counts():
     assert account.settled[0][3:] == (Usage(6, 1), 0)
 
 
-async def test_opponents_are_opponents_whoever_calls_them():
+async def test_opponents_are_opponents_for_every_caller():
     account = Account()
     with asking_for("agent", "train/1/t1/0"):
         await MeteredEngine("older", Engine(), account, LLMS).complete(REQUEST)

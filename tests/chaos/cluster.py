@@ -194,7 +194,7 @@ class _Operator:
         return None if first is None else float(first)
 
     def tails(self) -> str:
-        """The ends of the logs, for whoever asks why nothing happens."""
+        """The ends of the logs, to show why nothing happens."""
         logs = [self._head_log, *sorted((path_of(self.folder) / "runners").glob("*.log"))]
         texts = [f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs if log.exists()]
         return "\n".join([f"head: {'running' if self.is_running else self.exit_code}", *texts])
@@ -215,7 +215,7 @@ class _Killed:
         self.kills = self._failures = 0
 
     def play(self, parts: tuple[str, ...], most: int) -> None:
-        """Kill parts of the run until it has ended, and at most so many."""
+        """Kill parts of the run until it has ended, up to a limit."""
         with self._operator.started():
             self._await_commit(0.0, "start")
             while not self._is_over():

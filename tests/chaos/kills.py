@@ -19,7 +19,7 @@ _KILLS_OF_A_RUN = 5
 
 
 def kill_at_every_operation(scene: Scene) -> Figures:
-    """A run for each operation of the one that nobody disturbed, or some, killed there and gone on with."""
+    """A run for each operation of the one that nobody disturbed, or some, killed there and resumed."""
     run, every, note = scene.short_run, _EVERY[scene.quick], scene.note
     outcome, number = Outcome(), 1
     operations = run.operations.stat().st_size

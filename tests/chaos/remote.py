@@ -125,7 +125,7 @@ class Ends:
 
     runs: int = 0
     stops: int = 0
-    """Times that one stopped with the cause, and was gone on with."""
+    """Times that one stopped with the cause, and was resumed."""
     committed: Counter[str] = field(default_factory=Counter)
     doubled: list[str] = field(default_factory=list)
     unequal: list[str] = field(default_factory=list)
@@ -177,7 +177,7 @@ class _Played:
         return dict(_kept(folder))
 
     def run(self, kind: Kind, number: int) -> None:
-        """One run, gone on with after each stop."""
+        """One run, resumed after each stop."""
         place = f"{kind.name}, run {number}"
         api = FaultyApi(kind.api(), _SHARE, f"{self._scene.seed} {number}", ("temporary", "slow", "refused"))
         folder, environment = self._project(kind, str(number), api)

@@ -42,7 +42,7 @@ class Outcome:
     doubled: list[str] = field(default_factory=list)
     """Calls, files and jobs that were paid twice."""
     refused: int = 0
-    """Runs that were not gone on with, with an error that says so."""
+    """Runs that were not resumed, with an error that says so."""
     recovered: int = 0
     """Runs that went back to a version that was whole, said so, and ended as they should."""
     failures: list[str] = field(default_factory=list)
@@ -119,7 +119,7 @@ class ShortRun:
 
     @property
     def command(self) -> Sequence[str]:
-        """How the run is gone on with, or begun."""
+        """How the run is resumed, or begun."""
         is_there = (self.path / "config.yml").exists() and (self.path / "run.db").exists()
         return RESUME if is_there else TRAIN
 
@@ -203,7 +203,7 @@ def _project(folder: Path) -> Path:
 class Paid(StandIn):
     """Answers follow from requests alone, so that every run gets the same; what is made has its time.
 
-    Outlives the run, as the API does: whoever is killed finds there what was made.
+    Outlives the run, as the API does: a killed run finds there what was made.
     """
 
     def __init__(self) -> None:

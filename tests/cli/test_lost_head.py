@@ -1,4 +1,4 @@
-"""A run whose machine is lost: killed at any moment, its folder gone, gone on with from its storage."""
+"""A run whose machine is lost: killed at any moment, its folder gone, resumed from its storage."""
 
 from __future__ import annotations
 

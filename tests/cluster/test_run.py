@@ -1,4 +1,4 @@
-"""Runs on a cluster, killed and gone on with: learners on its nodes, and episodes played on several."""
+"""Runs on a cluster, killed and resumed: learners on its nodes, and episodes played on several."""
 
 from __future__ import annotations
 

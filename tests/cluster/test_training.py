@@ -1,4 +1,4 @@
-"""Jobs of a server that processes on several nodes train: the same models, and the same whoever is killed."""
+"""Jobs of a server that processes on several nodes train: the same models, whichever process is killed."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ async def test_a_component_is_built_once_and_closed_in_reverse_order(traced: Any
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_whoever_asks_meanwhile_gets_the_same(traced: Any, at_once: bool):
+async def test_two_that_ask_at_once_get_the_same(traced: Any, at_once: bool):
     config, events = traced(at_once, a=["c", "d"], b=["d", "c"], c=["e"], d=["e"], e=[])
     async with Builder(config) as builder:
         assert await asyncio.gather(*map(builder.get_evaluator, "abab")) == ["a", "b", "a", "b"]

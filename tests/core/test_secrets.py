@@ -63,7 +63,7 @@ def test_a_short_secret_is_found_as_a_word():
         ("basic arithmetic, bearer bonds, 12:30, a@b.org", "basic arithmetic, bearer bonds, 12:30, a@b.org"),
     ],
 )
-def test_well_known_forms_are_masked_whoever_wrote_them(text: str, shown: str):
+def test_well_known_forms_are_masked_in_every_text(text: str, shown: str):
     assert masked(text) == shown
 
 

@@ -1,4 +1,4 @@
-"""A model that a server trained, fetched by whoever has its address alone."""
+"""A model that a server trained, fetched by its address alone."""
 
 from __future__ import annotations
 

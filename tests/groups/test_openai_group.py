@@ -498,7 +498,7 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
     assert isinstance(group, SharedModelGroup)
     assert (group.num_epochs, group.rl_learning_rate, group.lora_alpha) == (3, 1e-4, 24)
     assert (group.max_message_rounds, group.model_name, group.is_trainable) == (5, "tiny", True)
-    # An agent's id is its place in the protocol, whoever else is in the group.
+    # An agent's id is its place in the protocol, whatever others are in the group.
     names = list(protocol.agents)
     assert list(group.agent_ids_and_names()) == [(names.index("verifier"), "verifier")]
     assert group.agent_wholes["verifier"].may_decide

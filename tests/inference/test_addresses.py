@@ -120,7 +120,7 @@ async def test_a_killed_address_moves_its_own_episodes_and_is_used_again_when_it
     assert f"{lost.url} can be used again" in caplog.text
     newcomers = [f"new {number}" for number in range(6)]
     assert lost.url in (await homes(engine, newcomers)).values()
-    assert await homes(engine) == after, "whoever moved stays where its prefix is cached now"
+    assert await homes(engine) == after, "a conversation that moved stays where its prefix is cached now"
 
 
 @pytest.mark.parametrize(

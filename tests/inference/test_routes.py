@@ -43,7 +43,7 @@ def test_a_lost_address_moves_its_own_conversations_and_no_others(count, convers
         name for name, url in before.items() if url == gone.url
     }
     gone.is_aside = False
-    assert homes(routes, conversations) == after, "whoever moved stays"
+    assert homes(routes, conversations) == after, "a conversation that moved stays"
 
 
 def watched(count: int, reasons: dict[str, str | None]) -> Routes:

@@ -52,7 +52,7 @@ def prefixes(monkeypatch):
         return plan
 
     for user in (single_tokens, decoders):
-        monkeypatch.setattr(user, "plan_of", seeing)
+        monkeypatch.setattr(user, "plan_reading", seeing)
     return seen
 
 
@@ -178,7 +178,7 @@ def test_a_prefix_is_shared_beside_prompts_that_are_read_and_where_slots_are_not
         plans.append(plan_reading(*args))
         return plans[-1]
 
-    monkeypatch.setattr(decoders, "plan_of", seeing)
+    monkeypatch.setattr(decoders, "plan_reading", seeing)
     monkeypatch.setattr(module, "_RUN", 2**16)
     rows.append(LiveRow("other", [*range(20, 60)], Sampling(), uniforms(9)))
     decoder.step(rows[::-1])

@@ -1,4 +1,4 @@
-"""The job engine: its steps, what an interruption, a kill and a cancel leave, and what is gone on with."""
+"""The job engine: its steps, what an interruption, a kill and a cancel leave, and what is resumed."""
 
 from __future__ import annotations
 

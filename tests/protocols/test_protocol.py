@@ -20,7 +20,7 @@ END = (Turn("judge", decide="must"),)
 
 
 def pay(outcome: Outcome) -> dict[str, float]:
-    """One for whoever hears `accept`, and a little for each idle turn."""
+    """One for those who hear `accept`, and a little for each idle turn."""
     if outcome.decision is None:
         return {"judge": 0.25} if outcome.decider == "judge" else {}
     return {

@@ -106,7 +106,7 @@ async def linked(folder: Path, answer: Any) -> AsyncIterator[RunnerLink]:
         await asyncio.gather(*serving)
 
 
-async def test_whoever_waits_is_told_that_the_other_end_is_gone(tmp_path: Path):
+async def test_a_waiting_call_is_told_that_the_other_end_is_gone(tmp_path: Path):
     begun = asyncio.Event()
 
     async def answer(method: str, parameters: dict[str, Any], note: Notify) -> Any:

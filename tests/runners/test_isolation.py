@@ -139,7 +139,7 @@ async def test_an_agent_that_cannot_be_built_there_ends_the_run_with_the_reason(
 ):
     config = config_with(isolation="process", runners=1)
     misspelt = {"workflow": "tests.runners.fragile:paly", "llms": {}}
-    monkeypatch.setattr(pool, "shipped", lambda config, **options: misspelt)
+    monkeypatch.setattr(pool, "config_to_json", lambda config, **options: misspelt)
     with pytest.raises(EtudeError, match=r"has no 'paly'; did you mean 'tests.runners.fragile:play'"):
         await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))
 

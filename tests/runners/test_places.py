@@ -114,7 +114,7 @@ async def test_a_place_whose_runner_starts_is_given_to_nobody_until_it_has():
     assert guests.seated == {"a": 1, "b": 2, "c": 1}
 
 
-async def test_whoever_waits_for_a_runner_that_cannot_be_started_gets_the_reason():
+async def test_episodes_that_wait_for_a_runner_get_the_reason_why_there_is_none():
     places = RunnerSlots(1, 1)
     [place] = places
 

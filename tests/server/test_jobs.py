@@ -1,4 +1,4 @@
-"""Jobs of a server, paused and gone on with, as the official client asks for it."""
+"""Jobs of a server, paused and resumed, as the official client asks for it."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_prompt_that_goes_on_with_a_chat_is_of_it():
     assert lengths(call(QUESTION), later) == [2]
     assert lengths(call(QUESTION, trace="a"), call(QUESTION, ANSWER, MORE, trace="b")) == [2]
     assert lengths(call(QUESTION, answer="Bye"), later) == [1, 1]
-    assert lengths(call(QUESTION), later, later) == [2, 1], "it is gone on with once"
+    assert lengths(call(QUESTION), later, later) == [2, 1], "it is resumed once"
 
 
 def test_the_times_decide_on_the_order_where_all_are_known():

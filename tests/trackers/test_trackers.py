@@ -1,4 +1,4 @@
-"""The promises of every tracker, whoever wrote it: nothing is lost, and nobody waits for it."""
+"""The promises of every tracker: nothing is lost, and nobody waits for it."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def doctor(
         if not as_json:
             show_findings(findings, {}, as_json)
             shown = len(findings.items)
-            say("… a tiny model is trained, killed half-way and gone on with")
+            say("… a tiny model is trained, killed half-way and resumed")
         try_loop(findings)
     is_well = not findings.of("error")
     show_findings(Findings(findings.items[shown:]), {"well": is_well}, as_json)

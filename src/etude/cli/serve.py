@@ -85,10 +85,8 @@ def serve(
 
     folder = local_path(model)
     options["name"] = name or (model if folder is None else folder.resolve().name)
-    options |= {
-        "api_key": read_env_key(api_key_env),
-        "log_level": logging.getLevelName(logging.root.level).lower(),
-    }
+    options["log_level"] = logging.getLevelName(logging.root.level).lower()
+    options["api_key"] = read_env_key(api_key_env)
     settings = server_settings(**options, max_file=max_file_mb * 2**20)
     require_safe(settings)
     locate(settings.model)

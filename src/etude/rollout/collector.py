@@ -118,15 +118,14 @@ class Collector:
     async def settle(self) -> None:
         """Wait for the answers to calls under way, which are paid for, and let no new calls begin.
 
-        Call it before stopping the run. A resumed run does not ask again for these answers.
+        Call it before stopping a collection. A resumed run does not ask again for these answers. New calls
+        may begin once a collection has ended: until then, its episodes are not all cancelled.
         """
-        waiting, deadline = object(), time.monotonic() + _SETTLE_SECONDS
-        self._models.settling.add(waiting)
-        try:
-            while self._models.under_way and time.monotonic() < deadline:  # noqa: ASYNC110  in threads too
-                await asyncio.sleep(0.02)
-        finally:
-            self._models.settling.discard(waiting)
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        if self._collections:
+            self._models.settling.add(self)
+        while self._models.under_way and time.monotonic() < deadline:  # noqa: ASYNC110  in threads too
+            await asyncio.sleep(0.02)
 
     async def collect(self, jobs: Iterable[EpisodeJob]) -> AsyncGenerator[EpisodeRecord]:
         """Run the jobs, and yield each episode when it is finished and journalled.
@@ -163,6 +162,7 @@ class Collector:
                 await asyncio.gather(*workers, return_exceptions=True)
             finally:
                 # Even when cancelled a second time, while the workers stop.
+                self._models.settling.clear()
                 self._collections -= 1
                 if not self._collections:
                     await self.close()

@@ -73,7 +73,7 @@ def test_a_killed_run_goes_on_when_the_same_command_is_typed_again(project):
     assert summary(run)["epochs_trained"] == 4
     again = project.finetune("-o", "finetuning.num_epochs", "1")
     assert again.returncode == 0, again.stdout
-    assert len(project.runs) == 2, "a run that is finished is not gone on with"
+    assert len(project.runs) == 2, "a run that is finished is not resumed"
 
 
 def _wait_for_calls(project, process):

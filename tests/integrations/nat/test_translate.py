@@ -132,12 +132,12 @@ def test_the_same_command_finds_the_run_that_it_left(tmp_path):
     config = etude_config(Toolkit(), asked(tmp_path))
     assert unfinished_run(config) is None
     with run_of(config) as run:
-        assert unfinished_run(config) is None, "a run in use is not gone on with"
+        assert unfinished_run(config) is None, "a run in use is not resumed"
     assert unfinished_run(config) == run.path
     with run_of(etude_config(Toolkit(), asked(tmp_path, num_epochs=7))) as longer:
         assert longer.path == run.path
     (run.path / "summary.json").write_text("{}")
-    assert unfinished_run(config) is None, "a run that is over is not gone on with"
+    assert unfinished_run(config) is None, "a run that is over is not resumed"
 
 
 LLMS = {

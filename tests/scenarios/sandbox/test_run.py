@@ -322,7 +322,7 @@ async def test_a_cancelled_run_leaves_no_process():
     assert children() == others
 
 
-def test_a_program_dies_with_whoever_started_it():
+def test_a_program_dies_with_its_parent():
     script = (
         "import asyncio\nfrom etude.scenarios.sandbox.run import run_program\n"
         "asyncio.run(run_program('import time; time.sleep(1000)'))"
