@@ -68,9 +68,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 69_954,
+    "lines of source": 69_952,
     "modules": 345,
-    "lines of tests": 57_871,
+    "lines of tests": 57_870,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -152,10 +152,8 @@ async def test_groups_are_all_episodes_of_an_example_that_have_an_output(journal
             raise ValueError("no idea")
         return await agent(example, episode)
 
-    rank = Rank()
-    output = await evaluation(journal, {"rank": rank}, workflow=one_fails).run(
-        EXAMPLES, phase="train/1", generations=3
-    )
+    run = evaluation(journal, {"rank": (rank := Rank())}, workflow=one_fails)
+    output = await run.run(EXAMPLES, phase="train/1", generations=3)
     assert sorted(rank.groups) == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 2]]
     assert scores(output, "rank") == [0, 1, 2, 0, None, 1, 0, 1, 2, 0, 1, 2]
 
@@ -194,18 +192,22 @@ async def test_calls_under_way_when_a_run_stops_by_itself_are_answered_and_not_p
             failed.set()
             raise out
         await failed.wait()
-        await until(lambda: journal.get("resumed", False) or bool(collector._models.settling))
         paid.append(request.messages[-1]["content"])
+        await until(lambda: journal.get("resumed", False) or bool(collector._models.settling))
         return await complete(request)
 
     async def asks_twice(example: Example, episode: Any) -> str:
-        return (
-            await agent(example, episode) + (await episode.chat([{"role": "user", "content": "more"}])).text
-        )
+        first = await agent(example, episode)
+        return first + (await episode.chat([{"role": "user", "content": "more"}])).text
+
+    async def settle() -> None:
+        await Collector.settle(collector)
+        await asyncio.sleep(0.2)  # A busy event loop stops episodes that much later.
 
     engine.complete = answer  # type: ignore[method-assign]
     run = evaluation(journal, {"even": even}, workflow=asks_twice, engine=engine, error_budget=0.0)
     collector = run._collector
+    collector.settle = settle  # type: ignore[method-assign]
     with pytest.raises((ErrorBudgetExceeded, ModelOut)):
         await run.run(EXAMPLES, phase="eval")
     assert sorted(paid) == ["q1 0", "q2 0", "q3 0"], "and no call was begun meanwhile"
@@ -279,11 +281,9 @@ async def test_a_hopeless_run_is_stopped_early(journal: Journal) -> None:
         ran.append(episode.id)
         raise ValueError("no idea")
 
-    examples = [Example(f"q{n}") for n in range(1000)]
+    run = evaluation(journal, {"even": even}, workflow=broken, error_budget=0.1)
     with pytest.raises(ErrorBudgetExceeded):
-        await evaluation(journal, {"even": even}, workflow=broken, error_budget=0.1).run(
-            examples, phase="eval"
-        )
+        await run.run([Example(f"q{n}") for n in range(1000)], phase="eval")
     assert len(ran) < 300
 
 
@@ -301,9 +301,8 @@ async def test_an_interrupted_run_goes_on_where_it_was(journal: Journal) -> None
             enough.set()
 
     examples = [Example(f"q{n}", {}, n) for n in range(60)]
-    first = asyncio.create_task(
-        evaluation(journal, {"judge": judge}, engine=engine).run(examples, phase="eval", on_score=count)
-    )
+    run = evaluation(journal, {"judge": judge}, engine=engine)
+    first = asyncio.create_task(run.run(examples, phase="eval", on_score=count))
     await enough.wait()
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
