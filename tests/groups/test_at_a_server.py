@@ -204,7 +204,7 @@ async def test_after_going_back_the_next_job_starts_from_there(setting, plays, f
     group.set_state(state)
     if prepare is not None:
         await getattr(group, prepare)()
-        assert group.line.engine.version == 1
+        assert group.jobs.engine.version == 1
     ref = await group.create_supervised_fine_tune_job({"prover": [plays[2]]})
     assert setting.job(ref).model == first.location
     await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
@@ -349,7 +349,7 @@ async def test_a_group_goes_on_from_a_state_of_neural_interactive_proofs(setting
     group = setting.group("nip", "nip")
     group.set_state(state)
     await group.eval()
-    assert (group.model_name, group.line.engine.version) == (name, 1)
+    assert (group.model_name, group.jobs.engine.version) == (name, 1)
     assert await group.get_fine_tune_job_status() == "succeeded"
     assert (await group.switch_to_next_model()).location == name
     ref = await group.create_supervised_fine_tune_job({"prover": [plays[1]]})
@@ -378,7 +378,7 @@ async def test_a_job_under_way_in_such_a_state_is_switched_to(setting, server, p
 
 async def test_a_line_of_another_model_is_an_error_that_names_both(setting, plays, pair):
     group = setting.group(name="line")
-    group.line.model = "polcy"
+    group.jobs.model = "polcy"
     for create in (
         group.create_supervised_fine_tune_job({"prover": plays}),
         group.create_grpo_fine_tune_job({"prover": plays}),

@@ -130,7 +130,7 @@ async def test_a_group_that_starts_from_scratch_starts_each_job_from_the_base(ma
     await trained(made, plays)
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     assert (await made.adapter.current_version()).number == 0
-    last = made.group.line.log.job(made.group.get_state().fine_tune_job_id)
+    last = made.group.jobs.log.job(made.group.get_state().fine_tune_job_id)
     assert last.parent == 0
 
 
@@ -141,7 +141,7 @@ async def test_the_state_survives_the_process(make, plays):
     await again.group.wait_for_ready()
     assert again.group.get_state() == made.group.get_state()
     assert (again.engine.version, again.group.model_name) == (1, "weights-1")
-    assert await again.group.switch_to_next_model() == made.group.line.version
+    assert await again.group.switch_to_next_model() == made.group.jobs.version
 
 
 async def test_a_switch_that_was_killed_half_way_is_made_whole(make, plays, monkeypatch):
@@ -153,7 +153,7 @@ async def test_a_switch_that_was_killed_half_way_is_made_whole(make, plays, monk
     async def killed(state):
         raise Interrupted
 
-    monkeypatch.setattr(made.group.line.log, "put_state", killed)
+    monkeypatch.setattr(made.group.jobs.log, "put_state", killed)
     with pytest.raises(Interrupted):
         await made.group.switch_to_next_model()
     again = made.again()
@@ -193,9 +193,9 @@ async def test_a_job_of_the_same_data_is_the_same_job_until_it_fails(make, plays
         return found.model_copy(update={"status": TrainingStatusEnum.FAILED, "message": "out of memory"})
 
     made.adapter.status = failed
-    assert made.group.line.log.newest() == 1
+    assert made.group.jobs.log.newest() == 1
     assert await made.group.get_fine_tune_job_status() == "failed"
-    assert made.group.line.log.newest() == 0
+    assert made.group.jobs.log.newest() == 0
     assert await made.group.fine_tune_job_failed()
     assert await made.group.get_fine_tune_job_error_repr() == "out of memory"
     with pytest.raises(TrainingError, match="ended as 'failed': out of memory"):
@@ -428,7 +428,7 @@ async def test_a_backend_that_gives_a_number_twice_is_found_out(make, plays):
     with pytest.raises(TrainingError, match=r"made version 2 .*, and that number belongs to what job"):
         await made.group.switch_to_next_model()
     assert made.group.lineage() == entries
-    assert made.group.line.version.number == 1
+    assert made.group.jobs.version.number == 1
 
 
 async def test_a_backend_without_a_way_back_says_so(tmp_path, journal, plays):
@@ -494,7 +494,7 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
     settings = ModelSettings("tiny", num_epochs=3, rl_learning_rate=1e-4, lora_rank=16, lora_alpha_scale=1.5)
     protocol = nip(max_message_rounds=5)
     agents = agents_of_model(protocol, {"prover": "other", "verifier": "policy"}, "policy", "pair", settings)
-    group = OpenAiSharedModelGroup("pair", agents, make().group.line, protocol)
+    group = OpenAiSharedModelGroup("pair", agents, make().group.jobs, protocol)
     assert isinstance(group, SharedModelGroup)
     assert (group.num_epochs, group.rl_learning_rate, group.lora_alpha) == (3, 1e-4, 24)
     assert (group.max_message_rounds, group.model_name, group.is_trainable) == (5, "tiny", True)
@@ -519,11 +519,11 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
 def test_agents_of_a_group_must_agree(make, agents, message):
     made = [GroupAgent(name, ModelSettings(BASE, **settings), "pair") for name, settings in agents]
     with pytest.raises(RequestError, match=message):
-        OpenAiSharedModelGroup("pair", iter(made), make().group.line)
+        OpenAiSharedModelGroup("pair", iter(made), make().group.jobs)
 
 
 def test_an_agent_belongs_to_one_group(make):
-    line = make().group.line
+    line = make().group.jobs
     OpenAiSharedModelGroup("alone", [GroupAgent("alone", ModelSettings(BASE))], line)
     with pytest.raises(RequestError, match="agent 'a' belongs to the group 'a', not to 'pair'"):
         OpenAiSharedModelGroup("pair", [GroupAgent("a", ModelSettings(BASE))], line)

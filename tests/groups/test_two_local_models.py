@@ -39,11 +39,11 @@ class Model:
         self.engine = EmbeddedEngine(self.policy)
         config = LocalAdapterConfig(learning_rate=0.05, passes=3)
         self.adapter = LocalAdapter(config, self.policy, folder / name, self.seed)
-        self.line = ModelJobs(name, "policy", self.adapter, self.engine, journal, rules=JobRules(**rules))
+        self.jobs = ModelJobs(name, "policy", self.adapter, self.engine, journal, rules=JobRules(**rules))
 
     async def begin(self, version=None):
         await self.adapter.initialize(FinetuneConfig())
-        await self.line.take_up(version)
+        await self.jobs.take_up(version)
 
     def data(self, job):
         """One answer to imitate."""
@@ -79,11 +79,11 @@ async def models(tokenizer, tmp_path):
 
 async def train(models, job):
     """One job for each at the same time; all adopt when all are done."""
-    refs = [await model.line.submit(model.data(job)) for model in models]
+    refs = [await model.jobs.submit(model.data(job)) for model in models]
     pairs = list(zip(models, refs, strict=True))
-    statuses = await asyncio.gather(*(model.line.wait(ref, 60, 1) for model, ref in pairs))
+    statuses = await asyncio.gather(*(model.jobs.wait(ref, 60, 1) for model, ref in pairs))
     for (model, ref), status in zip(pairs, statuses, strict=True):
-        await model.line.adopt(ref, status)
+        await model.jobs.adopt(ref, status)
 
 
 async def test_both_are_trained_at_once_and_each_samples_from_its_own_weights(models, tmp_path):
@@ -100,17 +100,17 @@ async def test_deleting_versions_of_one_leaves_the_others_alone(models, tmp_path
     await train(models, "a")
     await train(models, "b")
     prover, verifier = models
-    await prover.line.adapter.prune([prover.line.version])
+    await prover.jobs.adapter.prune([prover.jobs.version])
     assert [path.name for path in (tmp_path / "checkpoints" / "prover").glob("v*")] == ["v2"]
-    await verifier.line.sample_from(verifier.line.log.entries()[0].version)
+    await verifier.jobs.sample_from(verifier.jobs.log.entries()[0].version)
     assert verifier.engine.version == 1
 
 
 async def test_a_job_of_one_is_not_known_to_the_other(models):
     prover, verifier = models
-    ref = await prover.line.submit(prover.data("only-mine"))
-    await prover.line.wait(ref, 60, 1)
-    assert not await verifier.line.is_known(ref)
+    ref = await prover.jobs.submit(prover.data("only-mine"))
+    await prover.jobs.wait(ref, 60, 1)
+    assert not await verifier.jobs.is_known(ref)
 
 
 async def test_jobs_from_the_base_model_start_there_and_count_on(tokenizer, tmp_path):
@@ -119,7 +119,7 @@ async def test_jobs_from_the_base_model_start_there_and_count_on(tokenizer, tmp_
         await model.begin()
         await train([model], "a")
         await train([model], "b")
-        first, second = model.line.log.entries()
+        first, second = model.jobs.log.entries()
         assert (first.version.number, second.version.number) == (1, 2)
         assert (first.data.parent, second.data.parent) == (0, 0)
         # From the same weights, with the same data, the same comes out.
@@ -138,7 +138,7 @@ async def test_a_group_that_goes_back_trains_from_there(models, tmp_path, tokeni
 
     def group_of(model):
         agents = [GroupAgent("prover", ModelSettings("tiny"), "prover")]
-        return OpenAiSharedModelGroup("prover", agents, model.line, adp())
+        return OpenAiSharedModelGroup("prover", agents, model.jobs, adp())
 
     async def trained(group, number):
         await group.create_supervised_fine_tune_job({"prover": [records[number]]})
@@ -150,7 +150,7 @@ async def test_a_group_that_goes_back_trains_from_there(models, tmp_path, tokeni
     state = group.get_state_dict()
     second = await trained(group, 1)
     if fresh:
-        model = Model("prover", tokenizer, tmp_path / "checkpoints", model.line.log._journal)
+        model = Model("prover", tokenizer, tmp_path / "checkpoints", model.jobs.log._journal)
         await model.adapter.initialize(FinetuneConfig())
         group = group_of(model)
     group.set_state(state)
@@ -167,7 +167,7 @@ async def test_a_group_trains_its_model_in_this_process_by_every_method(models, 
     model = models[0]
     settings = ModelSettings("tiny")
     agents = [GroupAgent(name, settings, "prover") for name in ("prover", "verifier")]
-    group = OpenAiSharedModelGroup("prover", agents, model.line, adp())
+    group = OpenAiSharedModelGroup("prover", agents, model.jobs, adp())
     await group.wait_for_ready()
     with Journal(tmp_path / "plays.db") as journal:
         short = {agent: {"max_tokens": 4} for agent in adp().agents}
@@ -196,7 +196,7 @@ async def test_a_group_trains_its_model_in_this_process_by_every_method(models, 
 async def test_groups_of_equal_rewards_are_skipped_and_no_job_fails(models, tmp_path):
     model = models[0]
     agents = [GroupAgent(name, ModelSettings("tiny"), "prover") for name in ("prover", "verifier")]
-    group = OpenAiSharedModelGroup("prover", agents, model.line, adp())
+    group = OpenAiSharedModelGroup("prover", agents, model.jobs, adp())
     await group.wait_for_ready()
     with Journal(tmp_path / "plays.db") as journal:
         play = {
@@ -214,4 +214,4 @@ async def test_groups_of_equal_rewards_are_skipped_and_no_job_fails(models, tmp_
     assert await group.get_fine_tune_job_status() == "not_found"
     assert not await group.fine_tune_job_failed()
     await group.wait_for_fine_tune_job()
-    assert await group.switch_to_next_model() == model.line.version
+    assert await group.switch_to_next_model() == model.jobs.version

@@ -265,7 +265,7 @@ def _require_model(agent: str, answers: Sequence[Call], model: str) -> None:
     models = list(dict.fromkeys(call.model for call in answers))
     if model not in models:
         raise RequestError(
-            f"the group's line is of the model '{model}', and agent '{agent}' answered with "
+            f"the group's jobs are of the model '{model}', and agent '{agent}' answered with "
             f"{', '.join(repr(other) for other in models)} in these episodes: `ModelJobs` takes the name "
             "that calls are recorded under, the entry of `llms`"
         )

@@ -152,11 +152,11 @@ class LineageLog:
         await self._journal.forget(f"{self._prefix}base")
 
     async def add_base(self, version: ModelVersion) -> None:
-        """Store the weights that the line starts with."""
+        """Store the weights that training starts with."""
         await self._journal.put(f"{self._prefix}base", version.model_dump(mode="json"))
 
     def base(self) -> ModelVersion | None:
-        """Return the weights that the line started with."""
+        """Return the weights that training started with."""
         return self._read("base", ModelVersion)
 
     async def put_state(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The version line of a model, and the jobs that make its next version."""
+"""The versions of a model, and the jobs that make the next one."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ModelJobs:
         watchdog: Watchdog | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        """Create the line. `name` is unique in the run, and `model` is the entry of `llms` for `engine`.
+        """Create it. `name` is unique in the run, and `model` is the entry of `llms` for `engine`.
 
         `ledger` counts the cost of jobs.
         """

@@ -29,7 +29,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
     @property
     def training_client_type(self) -> ClientType:
         """The kind of backend that jobs go to: OpenAI, a language-model server, another adapter, or none."""
-        adapter = self.line.adapter
+        adapter = self.jobs.adapter
         if isinstance(adapter, LmServerAdapter):
             return "lm_server"
         if isinstance(adapter, OpenAiJobs):
@@ -39,30 +39,30 @@ class OpenAiSharedModelGroup(SharedModelGroup):
     @property
     def language_model_client(self) -> LanguageModelClient:
         """The client that controls the server's engine. Raises CapabilityError if there is no server."""
-        if not isinstance(self.line.adapter, LmServerAdapter):
+        if not isinstance(self.jobs.adapter, LmServerAdapter):
             raise CapabilityError(f"group '{self.group_name}' does not train at a language-model server")
-        return self.line.adapter.server
+        return self.jobs.adapter.server
 
     @cached_property
     def openai_client(self) -> AsyncOpenAI:
         """The client of the OpenAI API: the adapter's, or one with the key from the environment."""
-        if isinstance(self.line.adapter, OpenAiJobs):
-            return self.line.adapter.client
+        if isinstance(self.jobs.adapter, OpenAiJobs):
+            return self.jobs.adapter.client
         from openai import AsyncOpenAI
 
         return AsyncOpenAI()
 
     async def train(self) -> None:
         """Unload the engine of the language-model server, if its adapter sets `free_engine`."""
-        adapter = self.line.adapter
+        adapter = self.jobs.adapter
         trains = self.is_trainable and not self.settings.dry_run
         if trains and isinstance(adapter, LmServerAdapter) and adapter.adapter_config.free_engine:
             await adapter.put_engine_away()
 
     async def eval(self) -> None:
         """Make the engine sample from the current model."""
-        if isinstance(self.line.adapter, LmServerAdapter):
-            await self.line.adapter.bring_engine_back()
+        if isinstance(self.jobs.adapter, LmServerAdapter):
+            await self.jobs.adapter.bring_engine_back()
         await super().eval()
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
@@ -70,8 +70,8 @@ class OpenAiSharedModelGroup(SharedModelGroup):
 
         Raises TimeoutError after `timeout` seconds, ServerVersionError for another major version.
         """
-        if isinstance(self.line.adapter, LmServerAdapter):
-            await self.line.adapter.server.wait_for_ready(timeout)
+        if isinstance(self.jobs.adapter, LmServerAdapter):
+            await self.jobs.adapter.server.wait_for_ready(timeout)
             await self._take_up()
         else:
             await super().wait_for_ready(timeout)
@@ -86,11 +86,11 @@ class OpenAiSharedModelGroup(SharedModelGroup):
 
     async def _make_fine_tune_api_call_openai(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
         """Make the job at OpenAI. Raises CapabilityError for a method that the API does not support."""
-        return await self.line.submit(fine_tune_dataset)
+        return await self.jobs.submit(fine_tune_dataset)
 
     async def _make_fine_tune_api_call_lm_server(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
         """Make the job at the language-model server."""
-        return await self.line.submit(fine_tune_dataset)
+        return await self.jobs.submit(fine_tune_dataset)
 
     async def _get_openai_fine_tune_job(self) -> FineTuningJob:
         """Return the job as the OpenAI API reports it. Raises TrainingJobNotFoundClientError."""
@@ -101,7 +101,7 @@ class OpenAiSharedModelGroup(SharedModelGroup):
         return await self._fine_tune_job("lm_server")
 
     async def _fine_tune_job(self, client: ClientType) -> FineTuningJob:
-        ref, adapter = self._state.fine_tune_job, self.line.adapter
+        ref, adapter = self._state.fine_tune_job, self.jobs.adapter
         if ref is None:
             raise TrainingJobNotFoundClientError(None)
         if not isinstance(adapter, OpenAiJobs) or self.training_client_type != client:

@@ -64,12 +64,12 @@ class SharedModelGroup:
         self,
         group_name: str,
         agent_wholes: Iterable[GroupAgent],
-        line: ModelJobs,
+        jobs: ModelJobs,
         protocol: Protocol | None = None,
     ) -> None:
-        """Create the group. `line` is the model with its engine and adapter.
+        """Create the group. `jobs` is the model with its engine and adapter.
 
-        The agents' settings replace the line's rules. `protocol` is the protocol that they play, if any.
+        The agents' settings replace the rules of `jobs`. `protocol` is the protocol that they play, if any.
         Raises RequestError for agents of another group, not in the protocol, or with different settings.
         Raises CapabilityError for hyperparameters that the adapter does not support.
         """
@@ -81,16 +81,16 @@ class SharedModelGroup:
             if protocol is not None and name not in protocol.agents:
                 known = ", ".join(protocol.agents)
                 raise RequestError(f"protocol '{protocol.name}' has no agent '{name}'; agents: {known}")
-        self.line = line
+        self.jobs = jobs
         settings = self.settings
-        line.rules = JobRules(
+        jobs.rules = JobRules(
             frozen=settings.freeze_agent,
             dry_run=settings.dry_run,
             min_rows=settings.min_rows,
             from_scratch=settings.fine_tune_from_scratch,
         )
         if not settings.freeze_agent:
-            line.use_hyperparameters(settings.hyperparameters)
+            jobs.use_hyperparameters(settings.hyperparameters)
         self._state = SharedModelGroupState()
         self._is_given = False
         """Whether the state was passed to `set_state` and does not come from the journal."""
@@ -101,7 +101,7 @@ class SharedModelGroup:
     @property
     def is_trainable(self) -> bool:
         """Whether the model can be trained: it is not frozen, and the adapter supports a method."""
-        return not self.settings.freeze_agent and bool(self.line.adapter.capabilities().methods)
+        return not self.settings.freeze_agent and bool(self.jobs.adapter.capabilities().methods)
 
     @property
     def model_name(self) -> str:
@@ -157,7 +157,7 @@ class SharedModelGroup:
         for name in guess_replaced_rollouts:
             if not self.agent_wholes[name].may_decide:
                 raise RequestError(f"agent '{name}' is no verifier: it has no guess that could be replaced")
-        data = supervised_data(rollouts_per_agent, guess_replaced_rollouts, self.line.model)
+        data = supervised_data(rollouts_per_agent, guess_replaced_rollouts, self.jobs.model)
         return await self._make_fine_tune_api_call(data, "supervised", job_name)
 
     async def create_dpo_fine_tune_job(
@@ -171,7 +171,7 @@ class SharedModelGroup:
         Raises RequestError if the steps of a pair answer different prompts.
         """
         self._require_own(positive_examples_per_agent)
-        data = dpo_data(positive_examples_per_agent, negative_examples_per_agent, self.line.model)
+        data = dpo_data(positive_examples_per_agent, negative_examples_per_agent, self.jobs.model)
         return await self._make_fine_tune_api_call(data, "dpo", job_name)
 
     async def create_grpo_fine_tune_job(
@@ -185,14 +185,14 @@ class SharedModelGroup:
         `rewards` maps episode ids to rewards. By default, the agent's reward in the play is taken.
         """
         self._require_own(rollouts_per_agent)
-        data = grpo_data(rollouts_per_agent, rewards, self.line.model)
+        data = grpo_data(rollouts_per_agent, rewards, self.jobs.model)
         return await self._make_fine_tune_api_call(data, "grpo", job_name)
 
     async def get_fine_tune_job_status(self) -> JobStatus:
         """Return the status of the last job; `not_found` if there is none or the backend has lost it."""
         await self._take_up()
         ref = self._state.fine_tune_job
-        return "not_found" if ref is None else _STATUSES[(await self.line.status(ref)).status]
+        return "not_found" if ref is None else _STATUSES[(await self.jobs.status(ref)).status]
 
     async def fine_tune_job_failed(self) -> bool:
         """Return whether the last job failed, was cancelled or is lost, and should be made again."""
@@ -207,7 +207,7 @@ class SharedModelGroup:
             return self._last.reason
         if ref is None:
             return str(TrainingJobNotFoundClientError(None))
-        return (await self.line.status(ref)).message or ""
+        return (await self.jobs.status(ref)).message or ""
 
     async def wait_for_fine_tune_job(self, timeout: float = 86400.0, poll_interval: float = 10.0) -> None:  # noqa: ASYNC109
         """Wait until the last job is completed. Return at once if there is no job.
@@ -216,7 +216,7 @@ class SharedModelGroup:
         """
         await self._take_up()
         if self._state.fine_tune_job is not None:
-            await self.line.wait(self._state.fine_tune_job, timeout, poll_interval)
+            await self.jobs.wait(self._state.fine_tune_job, timeout, poll_interval)
 
     async def switch_to_next_model(self) -> ModelVersion | None:
         """Sample from the weights that the last job made, and return the current version.
@@ -225,26 +225,26 @@ class SharedModelGroup:
         TrainingError if the job did not succeed or made no new weights.
         """
         await self._take_up()
-        ref, now = self._state.fine_tune_job, self.line.version
+        ref, now = self._state.fine_tune_job, self.jobs.version
         if isinstance(self._last, Skipped):
             return now
         if ref is None:
             raise TrainingJobNotFoundClientError(None)
-        entry = None if now is None else self.line.log.entry(now.number)
+        entry = None if now is None else self.jobs.log.entry(now.number)
         if entry is not None and entry.job.run_id == ref.run_id:
             return now
-        status = await self.line.status(ref)
+        status = await self.jobs.status(ref)
         require_completed(ref, status)
-        made, is_hosted = status.version, isinstance(self.line.adapter, OpenAiJobs)
+        made, is_hosted = status.version, isinstance(self.jobs.adapter, OpenAiJobs)
         # After `set_state` with the job's model, the engine already samples from it.
         if not is_hosted or made is None or now is None or made.location != now.location:
-            await self.line.adopt(ref, status)
-        await self._keep(self._state.model_copy(update={"version": self.line.version}))
-        return self.line.version
+            await self.jobs.adopt(ref, status)
+        await self._keep(self._state.model_copy(update={"version": self.jobs.version}))
+        return self.jobs.version
 
     def lineage(self) -> list[LineageEntry]:
         """Return the versions after the base, oldest first, each with its job, data and metrics."""
-        return self.line.log.entries()
+        return self.jobs.log.entries()
 
     def get_state(self) -> SharedModelGroupState:
         """Return the group's current state."""
@@ -263,9 +263,9 @@ class SharedModelGroup:
         """
         state = read_state(checkpoint)
         if isinstance(state, HostedState):
-            state = from_hosted_state(state, self.settings.model_name, self.line)
+            state = from_hosted_state(state, self.settings.model_name, self.jobs)
         version = state.version
-        known = None if version is None else self.line.log.entry(version.number)
+        known = None if version is None else self.jobs.log.entry(version.number)
         if version is not None and known is not None and known.version.digest != version.digest:
             raise RequestError(
                 f"version {version.number} of group '{self.group_name}' is {known.version.location}, and in "
@@ -281,14 +281,14 @@ class SharedModelGroup:
         """Prepare for sampling: make the engine sample from the current model."""
         await self._take_up()
         if self._state.version is not None:
-            await self.line.sample_from(self._state.version)
+            await self.jobs.sample_from(self._state.version)
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
         """Wait until the backend is healthy, then apply the given state, or the journal's.
 
         Logs a warning while it waits. Raises TimeoutError after `timeout` seconds.
         """
-        adapter, who = self.line.adapter, f"group '{self.group_name}'"
+        adapter, who = self.jobs.adapter, f"group '{self.group_name}'"
         backend = f"the training backend '{adapter.adapter_config.type_name}'"
         try:
             async with asyncio.timeout(timeout) as limit:
@@ -312,22 +312,22 @@ class SharedModelGroup:
         """Apply the given state, or the journal's, once."""
         if self._is_taken_up:
             return
-        kept = self.line.log.state()
+        kept = self.jobs.log.state()
         if kept is not None and not self._is_given:
             self._state = SharedModelGroupState.model_validate(kept)
             self._last = self._state.fine_tune_job
-        begin = self.line.log.base() if self._is_given else None
-        await self.line.take_up(self._state.version or begin)
-        self._state = self._state.model_copy(update={"version": self.line.version})
+        begin = self.jobs.log.base() if self._is_given else None
+        await self.jobs.take_up(self._state.version or begin)
+        self._state = self._state.model_copy(update={"version": self.jobs.version})
         if self._is_given:
             version = self._state.version
-            if version is not None and version.number and self.line.log.entry(version.number) is None:
+            if version is not None and version.number and self.jobs.log.entry(version.number) is None:
                 # The version was made elsewhere. Add it to the lineage, so that its number stays taken.
-                backend = self.line.adapter.adapter_config.type_name
+                backend = self.jobs.adapter.adapter_config.type_name
                 made_by = TrainingJobRef(run_id=version.location, backend=backend)
-                await self.line.log.add(LineageEntry(version=version, job=made_by))
+                await self.jobs.log.add(LineageEntry(version=version, job=made_by))
             # A job that was made elsewhere has no version number yet, and gets one when it is done.
-            await self.line.adapter.count_from(self.line.log.newest())
+            await self.jobs.adapter.count_from(self.jobs.log.newest())
             await self._keep(self._state)
         self._is_given, self._is_taken_up = False, True
 
@@ -342,7 +342,7 @@ class SharedModelGroup:
     ) -> JobResult:
         """Submit the data set as a job, or return why there is none."""
         data = TrajectoryCollection(trajectories=fine_tune_dataset, run_id=job_name or "", method=method)
-        result: JobResult | None = self.line.reason_to_skip(len(data))
+        result: JobResult | None = self.jobs.reason_to_skip(len(data))
         if result is None:
             await self._take_up()
             data = data.model_copy(update={"run_id": await self._attempt(job_name or self._name_of(data))})
@@ -354,11 +354,11 @@ class SharedModelGroup:
 
     async def _submit(self, data: TrajectoryCollection) -> JobResult:
         """Submit the job to the backend."""
-        return await self.line.submit(data)
+        return await self.jobs.submit(data)
 
     def _name_of(self, data: TrajectoryCollection) -> str:
         """Return the default name of a job, which is different for different content."""
-        start = None if self.settings.fine_tune_from_scratch else self.line.version
+        start = None if self.settings.fine_tune_from_scratch else self.jobs.version
         content = content_hash([data_hash(data), self.settings.hyperparameters.given()])
         return f"{self.group_name}-from-v{0 if start is None else start.number}-{content[:12]}"
 
@@ -375,7 +375,7 @@ class SharedModelGroup:
 
     async def _keep(self, state: SharedModelGroupState) -> None:
         """Journal the state, then make it the group's state."""
-        await self.line.log.put_state(state.model_dump(mode="json"))
+        await self.jobs.log.put_state(state.model_dump(mode="json"))
         self._state = state
 
 

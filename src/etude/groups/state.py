@@ -91,12 +91,12 @@ def read_state(checkpoint: object) -> SharedModelGroupState | HostedState:
         raise RequestError(f"the group's state has a wrong '{where}': {first['msg']}") from error
 
 
-def from_hosted_state(state: HostedState, base: str, line: ModelJobs) -> SharedModelGroupState:
+def from_hosted_state(state: HostedState, base: str, jobs: ModelJobs) -> SharedModelGroupState:
     """Convert the state to Etude's. The version's number comes from the lineage, or is the next free one.
 
-    `base` is the base model. Raises RequestError if the line's adapter does not use a fine-tuning API.
+    `base` is the base model. Raises RequestError if the adapter of `jobs` does not use a fine-tuning API.
     """
-    adapter, job, model = line.adapter, None, state.fine_tuned_model_name
+    adapter, job, model = jobs.adapter, None, state.fine_tuned_model_name
     if not isinstance(adapter, OpenAiJobs):
         raise RequestError(
             f"the state names a job and a model of a fine-tuning API, and the group trains through "
@@ -107,6 +107,6 @@ def from_hosted_state(state: HostedState, base: str, line: ModelJobs) -> SharedM
         job = TrainingJobRef(run_id=name, backend=adapter.backend, metadata={"job_id": name})
     if model is None or model == base:
         return SharedModelGroupState(fine_tune_job=job)
-    noted = [entry.version for entry in line.log.entries() if entry.version.location == model]
-    new = hosted_version(line.log.newest() + 1, name or "", model)
+    noted = [entry.version for entry in jobs.log.entries() if entry.version.location == model]
+    new = hosted_version(jobs.log.newest() + 1, name or "", model)
     return SharedModelGroupState(fine_tune_job=job, version=noted[-1] if noted else new)

@@ -63,7 +63,7 @@ class Bookkeeper:
         self.follows = follows
         self.record = Record(runtime, config)
         warn = partial(runtime.progress.message, warning=True)
-        self.line = ModelJobs(
+        self.model = ModelJobs(
             runtime.target or runtime.target_model,
             runtime.target_model,
             adapter,
@@ -129,7 +129,7 @@ class Bookkeeper:
             kind = self.adapter.adapter_config.type_name or type(self.adapter).__name__
             why = f" ({self.adapter.unhealthy_because})" if self.adapter.unhealthy_because else ""
             raise TrainingError(f"the training backend '{kind}' is not healthy; nothing was sampled yet{why}")
-        await self.line.take_up(last_version(self.record.history))
+        await self.model.take_up(last_version(self.record.history))
         if (start := self.record.history.start) is not None:
             await self.adapter.begin_from(start)
         await self.record.log.retry_last_failure()
@@ -194,7 +194,7 @@ class Bookkeeper:
         self._provenance.check(
             collection,
             self.collections.of(epoch).model_versions,
-            self.line.version,
+            self.model.version,
             versions_made(self.record.history),
             int(self.config.collect_ahead),
             epoch,
@@ -214,7 +214,7 @@ class Bookkeeper:
     async def sampled_from(self, epoch: int) -> ModelVersion | None:
         """Return the weights that the epoch's episodes are sampled from: those at the first call."""
         again = self._is_collected_again(epoch)
-        return await self.record.log.sampled_from(epoch, self.line.version, again=again)
+        return await self.record.log.sampled_from(epoch, self.model.version, again=again)
 
     def _is_collected_again(self, epoch: int) -> bool:
         """Return whether the model went back after `collect_ahead` had collected for the epoch."""
@@ -276,7 +276,7 @@ class Bookkeeper:
         Raises TrainingError when the weights are not new.
         """
         submission = self.record.log.submission_of(ref.run_id)
-        version = await self.line.adopt(ref, status)
+        version = await self.model.adopt(ref, status)
         if version is not None and any(past.differs(version) for past in self.record.history.recoveries):
             self._progress.message(
                 f"version {version.number} was made again, and is not to the bit what it was: a validation "
@@ -329,7 +329,7 @@ class Bookkeeper:
 
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
         self._targeted.epoch_over(is_empty="skipped" in outcome and not self.record.history.trained)
-        entry = await self.record.add_epoch(epoch, metrics, version=self.line.version, **outcome)
+        entry = await self.record.add_epoch(epoch, metrics, version=self.model.version, **outcome)
         self._let_go(epoch)
         await self._go_back(entry)
         return entry
@@ -342,7 +342,7 @@ class Bookkeeper:
         """Have the model go back if an alarm has decided that. A resumed run starts there."""
         if entry.back_to is None:
             return
-        await self.line.go_back(entry.back_to)
+        await self.model.go_back(entry.back_to)
         # Drop the data of the next epoch, which has this number when counted from 0.
         self._let_go(entry.epoch)
         self._provenance.went_back()
@@ -353,7 +353,7 @@ class Bookkeeper:
     async def record_warm_up(self, entry: WarmUpEntry) -> None:
         """Record that the warm-up is over. Training begins with its weights."""
         if entry.version is not None:
-            await self.line.log.add_base(entry.version)
+            await self.model.log.add_base(entry.version)
             await self.adapter.begin_from(entry.version)
         await self.record.add_warm_up(entry)
 
@@ -362,9 +362,9 @@ class Bookkeeper:
         if self.record.is_validated(epoch):
             return
         metrics = self.record.with_name(metrics)
-        entry = await self.record.add_validation(epoch, metrics, version=self.line.version)
+        entry = await self.record.add_validation(epoch, metrics, version=self.model.version)
         self._progress.validated(epoch, entry.metrics)
-        version, best = self.line.version, best_version(self.record.history)
+        version, best = self.model.version, best_version(self.record.history)
         if version is not None and best is not None and version.number == best.number:
             await self.adapter.keep(version)
         self.record.report()

@@ -228,7 +228,7 @@ async def recover(books: Bookkeeper) -> None:
     log, adapter, run = books.record.log, books.adapter, books.runtime.run
     way = await recovery_point(books.record.history, log.warm_up_jobs(), adapter.damage)
     if way is None:
-        lineage, epochs = books.line.log, books.record.history.epochs
+        lineage, epochs = books.model.log, books.record.history.epochs
         adopted, recorded = lineage.entry(lineage.last()), last_version(books.record.history)
         known = 0 if recorded is None else recorded.number
         if adopted and adopted.version.number > known and await adapter.damage(adopted.version):
@@ -275,7 +275,7 @@ async def _go_back(books: Bookkeeper, way: RecoveryPoint) -> Recovery:
 
     The epochs are forgotten last, so that a run killed before that goes back again.
     """
-    journal, log, lineage = books.runtime.run.journal, books.record.log, books.line.log
+    journal, log, lineage = books.runtime.run.journal, books.record.log, books.model.log
     history = books.record.history
     later = [entry for entry in history.epochs if entry.epoch > way.epoch]
     made = {entry.version.number: entry.version for entry in later if entry.version is not None}

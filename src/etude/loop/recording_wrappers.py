@@ -95,13 +95,13 @@ class RecordedAdapter(RecordedPart):
     ) -> TrainingJobRef | Skipped:
         books, log = self._books, self._books.record.log
         known = log.submission(epoch, job)
-        if known is not None and (books.record.ended(known.ref) or await books.line.is_known(known.ref)):
+        if known is not None and (books.record.ended(known.ref) or await books.model.is_known(known.ref)):
             return known.ref
         books.check(collection, epoch)
 
         async def start() -> TrainingJobRef | Skipped:
             name = books.job_name(epoch, job)
-            return await books.line.submit(collection.model_copy(update={"run_id": name}))
+            return await books.model.submit(collection.model_copy(update={"run_id": name}))
 
         try:
             ref = await start()
@@ -145,7 +145,7 @@ class RecordedAdapter(RecordedPart):
         if not books.follows:
             return await ask()
         recorded, (epoch, _) = books.record.ended(ref), books.begun.get(ref.run_id, (None, 0.0))
-        status = books.line.status_after_loss(ref, await ask()) if recorded is None else recorded
+        status = books.model.status_after_loss(ref, await ask()) if recorded is None else recorded
         if epoch is None or not status.status.is_final or status.status is TrainingStatusEnum.NOT_FOUND:
             return status
         books.over.add(epoch)
@@ -157,7 +157,7 @@ class RecordedAdapter(RecordedPart):
                     books.failure = error
                     raise
                 books.trained(epoch, entry.metrics)
-            await books.line.record_job_end(ref, status)
+            await books.model.record_job_end(ref, status)
         if log.status(ref) is None:
             await log.add_status(ref, status)
         return status

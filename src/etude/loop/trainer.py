@@ -224,7 +224,7 @@ class EpochTrainer(Trainer):
         books, start = self.bookkeeper, self.history.start
         meta = {"epoch": epoch, "run_id": run_id, "begins_from": 0 if start is None else start.number}
         submitted = books.record.log.submission(epoch)
-        if submitted is not None and await books.line.is_known(submitted.ref):
+        if submitted is not None and await books.model.is_known(submitted.ref):
             self._take_curriculum_state(submitted.curriculum_state)
             self._prepared[epoch] = submitted.ref
             books.begun[submitted.ref.run_id] = (epoch, time.monotonic())
@@ -245,7 +245,7 @@ class EpochTrainer(Trainer):
         self._refs[epoch] = ref
         books, config = self.bookkeeper, self.config
         async with forget_job_on_failure(partial(books.record.log.forget_submission, epoch)):
-            return await books.line.wait(ref, config.job_timeout, config.poll_interval)
+            return await books.model.wait(ref, config.job_timeout, config.poll_interval)
 
     async def finish_epoch(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         """Adopt the weights of the job, and record the epoch."""
@@ -262,7 +262,7 @@ class EpochTrainer(Trainer):
             self.runtime.progress.phase("validating", len(self.runtime.validation_examples))
             with collecting_for("warm-up", 0):
                 metrics = await self.run_validation_evaluation(0, past.run_id)
-            entry = await record.add_base(record.with_name(metrics), books.line.version)
+            entry = await record.add_base(record.with_name(metrics), books.model.version)
             self.runtime.progress.validated(0, entry.metrics)
 
     async def validate(self, epoch: int) -> None:
@@ -281,7 +281,7 @@ class EpochTrainer(Trainer):
             if self.run_config.collect_ahead:
                 # The next epoch's episodes are from the version before the last, and may show it as the best.
                 kept += [entry.version for entry in self.history.trained[-2:] if entry.version is not None]
-            await self.bookkeeper.line.adapter.prune(kept)
+            await self.bookkeeper.model.adapter.prune(kept)
         for pool in self.bookkeeper.opponents:
             await pool.close_unused(pool.members())
 

@@ -46,23 +46,23 @@ class WarmUp:
 
     def __init__(self, books: Bookkeeper) -> None:
         self._books = books
-        self._line, self._log, self._runtime = books.line, books.record.log, books.runtime
+        self._model, self._log, self._runtime = books.model, books.record.log, books.runtime
         self._jobs = self._log.warm_up_jobs()
 
     async def run(self) -> None:
         """Run the remaining stages."""
-        line, rules, started = self._line, self._line.rules, time.monotonic()
+        model, rules, started = self._model, self._model.rules, time.monotonic()
         self._runtime.progress.phase("warming up")
-        line.rules = replace(rules, frozen=False, from_scratch=False)
+        model.rules = replace(rules, frozen=False, from_scratch=False)
         try:
             if self._jobs and (version := self._jobs[-1].version) is not None:
-                await line.adapter.restore(version)
-                await line.sample_from(version)
+                await model.adapter.restore(version)
+                await model.sample_from(version)
             for number, stage in enumerate(self._books.config.warm_ups):
                 await self._imitate(number, stage)
         finally:
-            line.rules = rules
-            line.use_hyperparameters(JobHyperparameters())
+            model.rules = rules
+            model.use_hyperparameters(JobHyperparameters())
         last = self._jobs[-1]
         entry = WarmUpEntry(
             steps=sum(job.steps for job in self._jobs),
@@ -79,7 +79,7 @@ class WarmUp:
             return
         books = self._books
         transcripts = read_transcripts(stage.transcripts, self._runtime.examples, books.config.seed)
-        self._line.use_hyperparameters(
+        self._model.use_hyperparameters(
             JobHyperparameters(num_epochs=1, learning_rate=stage.learning_rate, batch_size=stage.batch_size)
         )
         done = sum(job.steps for job in own)
@@ -91,7 +91,7 @@ class WarmUp:
             self._jobs.append(job)
             await self._log.add_warm_up_job(len(self._jobs), job)
             if job.version is not None:
-                await self._line.adapter.prune([job.version])
+                await self._model.adapter.prune([job.version])
             if not job.is_over:
                 say(f"warm-up: {done} of {stage.max_steps} steps at most, {shown(job.metrics)}")
             else:
@@ -129,24 +129,24 @@ class WarmUp:
             steps=steps,
             status=status,
             metrics=finite(measured),
-            version=self._line.version,
+            version=self._model.version,
             is_over=is_over,
         )
 
     async def _train(self, groups: list[list[Sample]]) -> TrainingJobStatus:
         """Train and adopt one job. If it fails, a resumed run makes it again under another name."""
-        line, record = self._line, self._books.record
+        model, record = self._model, self._books.record
         whose = "" if record.target is None else f".{record.target}"
         attempt = self._log.warm_up_attempts()
         retry = f"-retry-{attempt}" if attempt else ""
         name = f"{record.history.run_id}-warm-up-{len(self._jobs) + 1}{whose}{retry}"
         collection = TrajectoryCollection(trajectories=groups, run_id=name, method="supervised")
-        ref = await line.submit(collection)
+        ref = await model.submit(collection)
         if isinstance(ref, Skipped):
             raise TrainingError(f"the warm-up cannot begin: {ref.reason}")
         async with forget_job_on_failure(self._log.warm_up_failed):
-            status = await line.wait(ref, _JOB_TIMEOUT, _POLL)
-            await line.adopt(ref, status)
+            status = await model.wait(ref, _JOB_TIMEOUT, _POLL)
+            await model.adopt(ref, status)
         return status
 
     async def _reward(self, stage: WarmUpConfig, wanted: float) -> dict[str, Any]:
