@@ -20,7 +20,7 @@ from etude.core.message import Message
 
 def one_quick(first: Any, *others: Any) -> list[Any]:
     """Values of a parameter: `first` in every run of the tests, the others among the slow ones."""
-    rows = [value if isinstance(value, tuple) else (value,) for value in others]
+    rows = (each if isinstance(each, tuple) else (each,) for each in others)
     return [first, *(pytest.param(*row, marks=pytest.mark.slow) for row in rows)]
 
 

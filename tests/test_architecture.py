@@ -68,7 +68,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 69_952,
+    "lines of source": 69_951,
     "modules": 345,
     "lines of tests": 57_870,
     "benchmark files": 15,

@@ -126,6 +126,7 @@ def test_what_a_config_cannot_say_is_told_when_it_is_read(keys: dict[str, Any], 
         ({"scenario": "wordgame:Half"}, "has no method 'parse'; it needs render, parse, truth, stance"),
         ({"policies": {"prover": "weak"}}, "no model for the agent 'verifier'"),
         ({"sampling": {"prover": {"temprature": 1}}}, "'temprature' is not a sampling parameter"),
+        ({"sampling": {"prover": {"top_k": 5}}}, "'top_k' is not one of"),
         ({"widths": 10}, "can take 110 calls, and eval.general.max_calls is 60"),
     ],
 )

@@ -41,6 +41,7 @@ from etude.wire.sampling import change_sampling
 
 RETRIES = 3
 """The default number of retries for a malformed answer."""
+_OF_A_CALL = {"temperature", "top_p", "max_tokens", "stop", "seed"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,8 +83,10 @@ class ProtocolWorkflow:
             raise RequestError(f"retries must be at least 0, found {self.retries}")
         if hasattr(self.scenario, "check_protocol"):
             self.scenario.check_protocol(self.protocol)
-        for changes in self.sampling.values():
+        for agent, changes in self.sampling.items():
             change_sampling(Sampling(), changes)
+            if unknown := changes.keys() - _OF_A_CALL:
+                raise RequestError(f"sampling of '{agent}': '{min(unknown)}' is not one of {_OF_A_CALL}")
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
         """Play once. Raises as `Play` does, and RequestError if `episode.widths` names unknown agents."""

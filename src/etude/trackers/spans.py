@@ -77,7 +77,7 @@ class EpisodeSpans:
                 facts["error.type"] = "evaluator_failed"
             if self.content and row.get("reasoning"):
                 facts["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
-            yield Event("gen_ai.evaluation.result", facts, _nanoseconds(times[f"{episode}/score/{name}"]))
+            yield Event("gen_ai.evaluation.result", facts, round(times[f"{episode}/score/{name}"] * 1e9))
 
     def _of_call(self, call: Call) -> _Told:
         entry, completion = self.models.get(call.model) or {}, call.completion
@@ -135,18 +135,14 @@ class EpisodeSpans:
             events=events,
             kind=SpanKind.CLIENT if name.startswith("chat ") else SpanKind.INTERNAL,
             status=status,
-            start_time=_nanoseconds(began),
-            end_time=_nanoseconds(ended),
+            start_time=round(began * 1e9),
+            end_time=round(ended * 1e9),
         )
 
     def _number(self, place: str, size: int) -> int:
         """Return the id of a span or a trace, which is always the same for the same subject of a run."""
         digest = hashlib.blake2b(f"{self.token}/{place}".encode(), digest_size=size).digest()
         return int.from_bytes(digest) or 1
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
 
 
 def _parts(messages: Sequence[Mapping[str, Any]]) -> str:
