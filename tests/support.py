@@ -20,8 +20,8 @@ from etude.core.message import Message
 
 def one_quick(first: Any, *others: Any) -> list[Any]:
     """Values of a parameter: `first` in every run of the tests, the others among the slow ones."""
-    rows = (each if isinstance(each, tuple) else (each,) for each in others)
-    return [first, *(pytest.param(*row, marks=pytest.mark.slow) for row in rows)]
+    tuples = [each if isinstance(each, tuple) else (each,) for each in others]
+    return [first, *(pytest.param(*each, marks=pytest.mark.slow) for each in tuples)]
 
 
 def is_alive(pid: int) -> bool:

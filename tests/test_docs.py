@@ -275,8 +275,8 @@ def test_every_promise_is_shown_by_tests_that_there_are():
             assert not name or name in defined, f"{file} has no {name}"
 
 
-REFERENCE = (Path(__file__).parent / "reference_names.txt").read_text(encoding="utf-8").split()
-"""Names in the pages of the toolkit, of Neural Interactive Proofs and of ART that Etude answers."""
+# Names in the pages of the toolkit, of Neural Interactive Proofs and of ART that Etude answers.
+REFERENCE = (ROOT / "tests" / "reference_names.txt").read_text(encoding="utf-8").split()
 
 
 def test_what_type_checkers_see_is_what_there_is():

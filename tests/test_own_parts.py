@@ -261,8 +261,7 @@ async def test_an_epoch_that_submits_nothing_is_skipped_with_the_reason(run):
 
 
 async def test_a_trainer_that_does_not_ask_after_its_job(run):
-    """It is an error while the job runs; the weights of one that is over are adopted all the same."""
-
+    # It is an error while the job runs; the weights of one that is over are adopted all the same.
     class Hasty(guide.GuideTrainer):
         async def run(self, num_epochs):
             ref = await self.run_epoch(0, "x")
