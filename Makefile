@@ -1,7 +1,7 @@
 # Everything runs in .venv, which is made when it is first needed. Another Python: make PYTHON=python3.12 …
 
 PYTHON ?= python3
-# On 2 cores three took 7 min 21 s and 8 min 4 s, two 8 min 6 s.
+# On two slow cores three take 8 min 26 s.
 WORKERS ?= 3
 ARGS ?=
 

@@ -22,7 +22,7 @@ settings.load_profile("etude")
 # The width of the terminal that tests are started from is that of none of the programs under test.
 os.environ.pop("COLUMNS", None)
 
-# Whoever starts a program in the background may have it ignore Ctrl-C, and its children inherit that:
+# A program that is started in the background may ignore Ctrl-C, and its children inherit that:
 # tests that press Ctrl-C on a child would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

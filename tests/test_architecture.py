@@ -300,7 +300,7 @@ def test_docstrings_say_the_thing_itself():
         for folder in folders
         for path in folder.rglob("*.py")
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if re.search(r'^\s*r?"""(What|See)\b|whoev[e]r|of its[e]lf|gone on wit[h]', line)
+        if re.search(r'^\s*r?"""(What|See)\b|[Ww]hoev[e]r|of its[e]lf|gone on wit[h]', line)
     )
 
 

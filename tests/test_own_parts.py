@@ -1,4 +1,4 @@
-"""Whoever wrote the parts: fresh episodes, checked data, journalled epochs, nothing done twice."""
+"""Parts that users wrote: fresh episodes, checked data, journalled epochs, nothing done twice."""
 
 from __future__ import annotations
 

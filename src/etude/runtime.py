@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.backup.copies import back_up_during
+from etude.backup.copies import back_up
 from etude.budget.ledger import Ledger, within_budget
 from etude.budget.meter import MeteredEngine
 from etude.config.builder import Builder
@@ -77,7 +77,7 @@ async def open_runtime(
     progress = counts = RunCounts(progress or Progress())
     async with AsyncExitStack() as exits:
         # Opened first and closed last, so that the final backup has everything the other parts write.
-        await exits.enter_async_context(back_up_during(config.storage, run, progress))
+        await exits.enter_async_context(back_up(config.storage, run, progress))
         builder = await exits.enter_async_context(Builder(config, run))
         ledger = Ledger(run.journal, config)
         builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)

@@ -334,7 +334,7 @@ def _handler(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
             length = int(self.headers.get("content-length", 0))
             content = self.rfile.read(length)
             if len(content) < length:
-                return  # Whoever asked was killed meanwhile.
+                return  # The client was killed meanwhile.
             url = f"http://{self.headers['host']}{self.path}"
             request = httpx.Request(self.command, url, headers=dict(self.headers), content=content)
             try:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from etude.backup.address import Address, probe
-from etude.backup.copies import Copies, TakenOver, back_up_during, restore_run
+from etude.backup.copies import Copies, TakenOver, back_up, restore_run
 from etude.config.schema import StorageConfig
 from etude.core.errors import RequestError, StoreError
 from etude.store.run_folder import RunFolder
@@ -58,7 +58,7 @@ def status(run: RunFolder) -> dict[str, Any]:
 
 
 async def test_a_run_is_copied_while_it_goes_on_and_at_its_end(run, tmp_path):
-    async with back_up_during(faulty(), run, watcher := Watcher()):
+    async with back_up(faulty(), run, watcher := Watcher()):
         await run.journal.put("k/first", 1)
         await until(lambda: f"{PLACE}/run.tar.gz" in Faulty.store)
         assert entries(restore_run(PLACE, tmp_path / "meanwhile", {}).run)["k/first"] == 1
@@ -100,7 +100,7 @@ async def test_journal_and_files_of_a_copy_belong_together(run, tmp_path):
     ids=["away", "full"],
 )
 async def test_a_storage_that_fails_for_a_while_is_told_once_and_used_again(run, tmp_path, error):
-    async with back_up_during(faulty(), run, watcher := Watcher()):
+    async with back_up(faulty(), run, watcher := Watcher()):
         await run.journal.put("k", 1)
         await until((run.path / "storage.json").exists)
         await until(lambda: status(run).get("copied_at") is not None)
@@ -117,7 +117,7 @@ async def test_a_storage_that_fails_for_a_while_is_told_once_and_used_again(run,
 
 async def test_a_storage_that_hangs_holds_a_run_up_no_longer_than_it_says(run):
     async with asyncio.timeout(30):
-        async with back_up_during(faulty(patience=0.2), run, watcher := Watcher()):
+        async with back_up(faulty(patience=0.2), run, watcher := Watcher()):
             await run.journal.put("k", 1)
             Faulty.hangs = True
     assert "did not answer within 0.2 s" in watcher.warnings[0]
@@ -126,7 +126,7 @@ async def test_a_storage_that_hangs_holds_a_run_up_no_longer_than_it_says(run):
 async def test_a_run_that_cannot_be_copied_at_its_beginning_is_not_begun(run):
     Faulty.error = PermissionError(errno.EACCES, "denied")
     with pytest.raises(RequestError, match=r"denied.*credentials.*or begin without: -o storage=null"):
-        async with back_up_during(faulty(), run, Watcher()):
+        async with back_up(faulty(), run, Watcher()):
             pass
 
 
@@ -149,7 +149,7 @@ async def test_a_folder_whose_run_was_taken_over_copies_nothing_more(run, tmp_pa
         with pytest.raises(TakenOver, match="another folder goes on with this run: process"):
             older.copy()
         with pytest.raises(TakenOver):
-            async with back_up_during(faulty(), run, Watcher()):
+            async with back_up(faulty(), run, Watcher()):
                 pass
     assert entries(restore_run(PLACE, tmp_path / "again", {}).run)["k"] == "new"
 

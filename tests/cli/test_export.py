@@ -30,7 +30,7 @@ def test_a_model_is_a_folder_that_transformers_loads(trained):
     told = json.loads(shown.stdout)
     assert told["version"] == 2
     assert "model.safetensors" in told["files"]
-    # Whoever may read one of them may read all.
+    # A user who may read one of them may read all.
     assert len({file.stat().st_mode for file in Path("mine").iterdir()}) == 1
     assert AutoTokenizer.from_pretrained("mine").chat_template
     assert AutoModelForCausalLM.from_pretrained("mine").config.vocab_size

@@ -212,7 +212,7 @@ async def test_after_going_back_the_next_job_starts_from_there(setting, plays, f
     assert third.number == 3
     assert group.lineage()[:2] == entries
     assert [entry.data.parent for entry in group.lineage()] == [0, 1, 1]
-    # Whoever comes later goes on from there, and not from what was left.
+    # A later process continues from there, and not from what was left.
     later = setting.group(name=name)
     await later.wait_for_ready()
     assert later.model_name == third.location

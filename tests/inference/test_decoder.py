@@ -219,9 +219,8 @@ def test_a_deterministic_recomputing_decoder_gives_the_same_bits_whatever_the_co
     of = RECOMPUTED["mamba"]()
 
     def mine(company):
-        rows = [
-            LiveRow(str(n), list(range(10, 13 + n % 5)), Sampling(), uniforms(n)) for n in range(company + 1)
-        ]
+        prompts = (list(range(10, 13 + n % 5)) for n in range(company + 1))
+        rows = [LiveRow(str(n), ids, Sampling(), uniforms(n)) for n, ids in enumerate(prompts)]
         run(make_decoder(of, slots=8, deterministic=True), rows, {row: len(row.ids) + 5 for row in rows})
         return rows[0].ids, rows[0].logprobs
 

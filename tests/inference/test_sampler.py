@@ -20,9 +20,8 @@ DRAWS = 20_000
 
 def sample(logits_BV, samplings, uniform):
     """Token ids [B] and their logprobs [B]."""
-    rows = [
-        LiveRow("", [1], wanted, iter([number])) for wanted, number in zip(samplings, uniform, strict=True)
-    ]
+    drawn = zip(samplings, uniform, strict=True)
+    rows = [LiveRow("", [1], wanted, iter([number])) for wanted, number in drawn]
     append_samples(rows, logits_BV)
     return torch.tensor([row.ids[-1] for row in rows]), torch.tensor([row.logprobs[-1] for row in rows])
 

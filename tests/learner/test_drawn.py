@@ -220,11 +220,8 @@ def choices(dtype: torch.dtype):
 
 def temperatures() -> list[Adjustment | None]:
     """Of the model's own distributions, and of hotter and colder ones."""
-    return [
-        None,
-        Adjustment(Sampling(temperature=0.5)),
-        Adjustment(Sampling(temperature=1.7, max_tokens=3)),
-    ] * 8
+    changed = Sampling(temperature=0.5), Sampling(temperature=1.7, max_tokens=3)
+    return [None, *map(Adjustment, changed)] * 8
 
 
 def gradient(head: Head, hidden, weight, targets, shapes, entropies):

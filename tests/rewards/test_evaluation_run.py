@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -114,9 +115,8 @@ async def test_failed_episodes_have_no_score_but_a_reason_and_are_counted(journa
             pass_time(600.0)
         return await failing(example, episode)
 
-    run = evaluation(
-        journal, {"even": even, "rank": Rank()}, workflow=late_last, error_budget=1.0, timeout=3600.0
-    )
+    evaluators = {"even": even, "rank": Rank()}
+    run = evaluation(journal, evaluators, workflow=late_last, error_budget=1.0, timeout=3600.0)
     output = await run.run(EXAMPLES, phase="eval")
     assert output.workflow_interrupted
     assert output.failures == {"raised": 1, "no_output": 1, "timeout": 1}
@@ -140,9 +140,8 @@ async def test_at_most_so_many_evaluations_run_at_once(journal: Journal) -> None
         running -= 1
         return 1.0
 
-    await evaluation(journal, {"a": counts, "b": counts}, max_concurrency=2).run(
-        EXAMPLES, phase="eval", generations=3
-    )
+    run = evaluation(journal, {"a": counts, "b": counts}, max_concurrency=2)
+    await run.run(EXAMPLES, phase="eval", generations=3)
     assert most == 2
 
 
@@ -184,7 +183,7 @@ async def test_calls_under_way_when_a_run_stops_by_itself_are_answered_and_not_p
     journal: Journal, out: Exception
 ) -> None:
     engine, failed = echo(), asyncio.Event()
-    complete, paid = engine.complete, []
+    complete, paid, left = engine.complete, list[str](), list[int]()
 
     async def answer(request: ChatRequest) -> Any:
         if request.messages[-1]["content"] == "q0 0" and not failed.is_set():
@@ -200,17 +199,23 @@ async def test_calls_under_way_when_a_run_stops_by_itself_are_answered_and_not_p
         first = await agent(example, episode)
         return first + (await episode.chat([{"role": "user", "content": "more"}])).text
 
-    async def settle() -> None:
-        await Collector.settle(collector)
-        await asyncio.sleep(0.2)  # A busy event loop stops episodes that much later.
+    @asynccontextmanager
+    async def settling() -> AsyncIterator[None]:
+        async with Collector.settling(collector):
+            await asyncio.sleep(0.2)  # A busy event loop stops episodes that much later.
+            try:
+                yield
+            finally:
+                left.append(len(collector.playing))
 
     engine.complete = answer  # type: ignore[method-assign]
     run = evaluation(journal, {"even": even}, workflow=asks_twice, engine=engine, error_budget=0.0)
     collector = run._collector
-    collector.settle = settle  # type: ignore[method-assign]
+    collector.settling = settling  # type: ignore[method-assign]
     with pytest.raises((ErrorBudgetExceeded, ModelOut)):
         await run.run(EXAMPLES, phase="eval")
     assert sorted(paid) == ["q1 0", "q2 0", "q3 0"], "and no call was begun meanwhile"
+    assert left and not any(left), "nor before all episodes were cancelled"
     await journal.put("resumed", True)
     output = await run.run(EXAMPLES, phase="eval")
     assert scores(output, "even") == [1.0, 0.0, 1.0, 0.0]

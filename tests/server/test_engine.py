@@ -96,7 +96,7 @@ def test_the_engine_makes_way_for_jobs_and_comes_back_by_itself(model: Path, tmp
         wait_for_step(client, job.id, 1)
         with running.http() as http:
             assert http.get("/engine/status").json()["status"] == "stopped"
-            # Whoever asks to start it has no say while a job trains.
+            # A request to start it changes nothing while a job trains.
             assert http.post("/engine/start").json()["status"] == "stopped"
         done = wait(client, job.id)
         assert done.fine_tuned_model is not None

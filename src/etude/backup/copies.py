@@ -214,9 +214,7 @@ _LONGEST_SECONDS = 3600.0
 
 
 @asynccontextmanager
-async def back_up_during(
-    config: StorageConfig | None, run: RunFolder, progress: Progress
-) -> AsyncIterator[None]:
+async def back_up(config: StorageConfig | None, run: RunFolder, progress: Progress) -> AsyncIterator[None]:
     """Copy the run every `interval` seconds during the block, and at its end. Does nothing without a config.
 
     Raises RequestError if a new run cannot be copied, TakenOver if another folder has taken the run over.

@@ -110,7 +110,7 @@ def export(
 
         repository = Repository(push, public)
         repository.require()  # Check before the work begins.
-    _export_model(path, version, wish, repository, as_json)
+    _export(path, version, wish, repository, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,7 @@ class _Options:
         return Conversion(find_converter(self.llama_cpp), self.outtype) if self.gguf else None
 
 
-def _export_model(
-    run: Path, version: str, wish: _Options, repository: Repository | None, as_json: bool
-) -> None:
+def _export(run: Path, version: str, wish: _Options, repository: Repository | None, as_json: bool) -> None:
     from etude.export.model import export_model
     from etude.lost_versions import version_on_disk
     from etude.store.facts import read_histories

@@ -1,4 +1,4 @@
-"""Slots: the types of config keys, with their nesting, accepted values and descriptions in words.
+"""The types of config keys, with their nesting, accepted values and descriptions in words.
 
 `Problems` collects all errors of a config and reports them together.
 """

@@ -6,8 +6,8 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -187,11 +187,11 @@ class ScoreCollector:
         keep_episodes: bool = True,
         on_episode: OnEpisode | None = None,
         on_score: OnScore | None = None,
-        settle: Callable[[], Awaitable[None]] | None = None,
+        settling: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         """`order` has the example's id and the generation of each episode, in the order of the results.
 
-        `settle` is awaited before too many failures end the run.
+        `settling` is entered before too many failures end the run, and left when no episode is played.
         """
         self._order = order
         self._group_sizes = Counter(example_id for example_id, _ in order)
@@ -200,7 +200,7 @@ class ScoreCollector:
         self._keep_episodes = keep_episodes
         self._on_episode = on_episode
         self._on_score = on_score
-        self._settle = settle
+        self._settling = settling
         self._waiting: dict[str, list[tuple[EpisodeRecord, EvalInputItem, Scores]]] = {}
         self._done: dict[tuple[str, int], tuple[EvalInputItem, Scores]] = {}
         self._calls: Counter[str] = Counter()
@@ -220,15 +220,14 @@ class ScoreCollector:
                     await self._take(record)
                 self._retries.add(count.causes, count.waited)
             except ErrorBudgetExceeded:
-                if self._settle is not None:
-                    await self._settle()
+                await stop.enter_async_context(self._settling())
                 raise
             finally:
                 slots.release()
 
         failure: BaseException | None = None
         try:
-            async with asyncio.TaskGroup() as tasks, aclosing(records):
+            async with AsyncExitStack() as stop, asyncio.TaskGroup() as tasks, aclosing(records):
                 async for record in records:
                     await slots.acquire()
                     tasks.create_task(take(record))

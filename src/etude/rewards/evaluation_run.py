@@ -75,7 +75,7 @@ class EvaluationRun(Evaluation):
             keep_episodes=request.keep_episodes,
             on_episode=request.on_episode,
             on_score=request.on_score,
-            settle=self._collector.settle,
+            settling=self._collector.settling,
         )
         try:
             async with self._journal.beginning(f"{phase}/"):

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -115,17 +116,20 @@ class Collector:
             waiting[model].append(now - since)
         return {model: (len(ages), max(ages)) for model, ages in waiting.items()}
 
-    async def settle(self) -> None:
-        """Wait for the answers to calls under way, which are paid for, and let no new calls begin.
+    @asynccontextmanager
+    async def settling(self) -> AsyncIterator[None]:
+        """Wait for the answers to calls under way, which are paid for. No call begins before the block ends.
 
-        Call it before stopping a collection. A resumed run does not ask again for these answers. New calls
-        may begin once a collection has ended: until then, its episodes are not all cancelled.
+        Enter it before you stop a collection, and leave it when its episodes are cancelled.
         """
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        if self._collections:
-            self._models.settling.add(self)
-        while self._models.under_way and time.monotonic() < deadline:  # noqa: ASYNC110  in threads too
-            await asyncio.sleep(0.02)
+        waiting, deadline = object(), time.monotonic() + _SETTLE_SECONDS
+        self._models.settling.add(waiting)
+        try:
+            while self._models.under_way and time.monotonic() < deadline:  # noqa: ASYNC110  in threads too
+                await asyncio.sleep(0.02)
+            yield
+        finally:
+            self._models.settling.discard(waiting)
 
     async def collect(self, jobs: Iterable[EpisodeJob]) -> AsyncGenerator[EpisodeRecord]:
         """Run the jobs, and yield each episode when it is finished and journalled.
@@ -141,6 +145,7 @@ class Collector:
             self.limits.max_concurrency
         )
         self._collections += 1
+        stop = AsyncExitStack()
         workers = [
             asyncio.ensure_future(self._work(waiting, finished)) for _ in range(self.limits.max_concurrency)
         ]
@@ -151,7 +156,7 @@ class Collector:
                 if outcome is None:
                     working -= 1
                 elif isinstance(outcome, BaseException):
-                    await self.settle()
+                    await stop.enter_async_context(self.settling())
                     raise outcome
                 else:
                     yield outcome
@@ -162,7 +167,7 @@ class Collector:
                 await asyncio.gather(*workers, return_exceptions=True)
             finally:
                 # Even when cancelled a second time, while the workers stop.
-                self._models.settling.clear()
+                await stop.aclose()
                 self._collections -= 1
                 if not self._collections:
                     await self.close()

@@ -50,7 +50,7 @@ class Models:
     under_way: dict[object, tuple[str, float]] = field(default_factory=dict, compare=False)
     """Calls waiting for an answer: the model, and the start time by the monotonic clock."""
     settling: set[object] = field(default_factory=set, compare=False)
-    """Not empty while a collection waits for these answers, and then stops. Meanwhile no call begins."""
+    """The collections that wait for these answers, and then stop. Meanwhile no call begins."""
 
     def __post_init__(self) -> None:
         """Raise RequestError if there are no models, or the default is not one of them."""
