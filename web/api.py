@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from textwrap import fill
 
@@ -57,15 +58,16 @@ def _has_keys(cls: type) -> bool:
 
 
 def _entry(name: str, module: str) -> Iterator[str]:
-    """A heading, the signature of a function, the docstring, and the members of a class."""
+    """A heading, the signature of a function or constructor, the docstring, and the members of a class."""
     value, parsed = getattr(importlib.import_module(module), name), _parsed(module)
     shown = parsed.members.get(f"{name}_async", parsed[name])
     yield f"### {name}"
     if name in TAUGHT:
         yield f"In `{module}`."
-    if isinstance(shown, griffe.Function):
-        signature = fill(str(shown.signature(name=name)), 100, subsequent_indent="    ")
-        yield f"```python\n{signature}\n```"
+    called = shown.members.get("__init__") if isinstance(shown, griffe.Class) else shown
+    if isinstance(called, griffe.Function):
+        signature = str(called.signature(name=name)).removesuffix(" -> None")
+        yield f"```python\n{fill(signature, 100, subsequent_indent='    ')}\n```"
     if shown.docstring is None:  # The object itself has one, as a decorator does.
         yield value.__doc__
     for part in shown.docstring.parse("google") if shown.docstring else []:
@@ -88,9 +90,12 @@ def _members(shown: griffe.Class, cls: type) -> Iterator[str]:
             signature = "async " * ("async" in member.labels) + str(member.signature())
             is_shown = bool(text)
         else:
-            annotation = getattr(member, "annotation", None)
+            annotation, value = getattr(member, "annotation", None), getattr(member, "value", None)
+            is_field = bool(annotation) or issubclass(cls, Enum)
             signature = f"{name}: {annotation}" if annotation else name
-            is_shown = bool(text or annotation) and not (_has_keys(cls) and "property" not in member.labels)
+            if is_field and "class-attribute" in member.labels and value:
+                signature += "" if str(value).lower().startswith("field(") else f" = {value}"
+            is_shown = (bool(text) or is_field) and not (_has_keys(cls) and "property" not in member.labels)
         if is_shown and not name.startswith("_") and name not in inherited:
             yield f"- `{signature}`" + (f": {' '.join(text.split())}" if text else "")
 
