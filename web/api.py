@@ -67,7 +67,7 @@ def _entry(name: str, module: str) -> Iterator[str]:
     called = shown.members.get("__init__") if isinstance(shown, griffe.Class) else shown
     if isinstance(called, griffe.Function):
         signature = str(called.signature(name=name)).removesuffix(" -> None")
-        yield f"```python\n{fill(signature, 100, subsequent_indent='    ')}\n```"
+        yield f"```python\n{fill(signature, 90, subsequent_indent='    ')}\n```"
     if shown.docstring is None:  # The object itself has one, as a decorator does.
         yield value.__doc__
     for part in shown.docstring.parse("google") if shown.docstring else []:
