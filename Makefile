@@ -28,8 +28,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs site size newcomer bench clean
 
+# Workers with a thread for each core would wait for each other: the real model took seven times the CPU time.
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 # Twice the time of tests that are Python and not torch: for test-all alone.
 COVERAGE = --cov --cov-fail-under=90
 
