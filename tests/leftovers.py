@@ -14,7 +14,7 @@ from tests import forked
 
 _MARK = "ETUDE_TESTS"
 """A variable that all processes inherit which are started in one process of the tests."""
-_SECONDS = 5.0
+_SECONDS = 20.0
 """For processes to end that were told to."""
 _TRACKER = "multiprocessing.resource_tracker"
 """Python's own, which ends after this process."""
