@@ -16,8 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-from pydantic import Field
-
 from etude.budget.bill import Bill, BillEntry, bill_of, total
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
@@ -26,6 +24,7 @@ from etude.config.import_path import import_object
 from etude.config.registry import config_factory, register_tracker
 from etude.core.errors import EtudeError, MissingExtraError, RequestError, first_line
 from etude.core.history import EpochEntry, entry_sort_key
+from etude.loop.arguments import Live
 from etude.store.facts import SUMMARY
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
@@ -241,12 +240,8 @@ class FunctionTrackerConfig(TrackerConfig, name="function"):
         return self.function
 
 
-class LiveTrackerConfig(TrackerConfig, name="live"):
+class LiveTrackerConfig(Live, TrackerConfig, name="live"):
     """A function that a program gave as a Python object."""
-
-    name: str
-    """The name of the function."""
-    value: Any = Field(default=None, exclude=True, repr=False)
 
     def destination(self) -> str:
         return self.name

@@ -1,27 +1,45 @@
-"""An episode as spans in OpenTelemetry's semantic conventions for generative AI, v0.1.0.
+"""The OpenTelemetry tracker: episodes as OTLP spans, sent when their epoch or validation is over.
 
-Spans have the times of the recorded events. A span's ids follow from its subject, so a span that is sent
-twice is the same one. Attributes that the conventions lack are named `etude.…`.
+Spans follow OpenTelemetry's semantic conventions for generative AI, v0.1.0, and have the times of the
+recorded events. A span's ids follow from its subject, so a span that is sent twice is the same one.
+Attributes that the conventions lack are named `etude.…`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, ToolUse
+from etude.core.errors import EtudeError
 from etude.core.secrets import masked, masked_data
-from etude.store.episodes import episode_scores
+from etude.store.episodes import EVALUATION, episode_scores, iter_episodes
 from etude.store.journal import Journal
+from etude.store.log import histories
+from etude.store.run_folder import RunFolder
+from etude.trackers.record import RunRecord, State, TrackedRun
 
+_AT_ONCE = 512
+"""Spans in one request."""
+_PARTS = {
+    "warm_up": "warm-up",
+    "epoch": "train/{epoch}",
+    "validation": "validation/{epoch}",
+    "evaluation": EVALUATION,
+}
+"""The beginning of the ids of a record's episodes, by the kind of the record."""
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
 """Fields of a request that are sent if they are set."""
 
@@ -29,19 +47,54 @@ _Told: TypeAlias = tuple[str, dict[str, Any], tuple[str, str] | None]
 """The name of a span, its attributes, and the kind and text of its error."""
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeSpans:
-    """A maker of spans for the episodes of one run."""
+class OtelTracker:
+    """A tracker that sends the spans of episodes."""
 
-    token: str
-    """Identifies the run among all others."""
-    models: Mapping[str, Any]
-    """The entries of `llms`."""
-    resource: Resource
-    content: bool
-    """Whether spans have messages, arguments and results. Secrets are masked."""
+    _run: TrackedRun
+    _resource: Resource
+    _exporter: OTLPSpanExporter | None = None
 
-    def of(self, journal: Journal, episode: EpisodeRecord) -> Iterator[ReadableSpan]:
+    def __init__(self, endpoint: str | None, content: bool) -> None:
+        """With `content`, spans have messages, arguments and results, in which secrets are masked."""
+        self._endpoint = endpoint
+        self._content = content
+
+    def open(self, run: TrackedRun) -> str:
+        """Make a client of the collector. Nothing is sent yet."""
+        endpoint = None if self._endpoint is None else f"{self._endpoint.rstrip('/')}/v1/traces"
+        self._run, self._exporter = run, OTLPSpanExporter(endpoint)
+        code = {f"etude.{name}": text for name, text in run.code.items()}
+        service = os.environ.get("OTEL_SERVICE_NAME", "etude")
+        self._resource = Resource.create({"service.name": service, "etude.run": run.name, **code})
+        return ""
+
+    def send(self, record: RunRecord) -> None:
+        """Send the spans of the record's episodes. Raises EtudeError."""
+        assert self._exporter is not None, "a tracker is opened before it is sent records"
+        with RunFolder.read(self._run.folder) as run:
+            spans = self._of_record(run.journal, record)
+            while batch := [*islice(spans, _AT_ONCE)]:
+                if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
+                    raise EtudeError(
+                        "the collector has not taken spans; is it there, and does it take OTLP over HTTP?"
+                    )
+
+    def close(self, state: State) -> None:
+        """Close the client."""
+        if self._exporter is not None:
+            self._exporter.shutdown()
+            self._exporter = None
+
+    def _of_record(self, journal: Journal, record: RunRecord) -> Iterator[ReadableSpan]:
+        # Several models may train on the same episodes, which are sent once.
+        first = next(iter(histories(journal, "")))
+        part = _PARTS.get(record.kind, "").format(epoch=record.step)
+        if part and (record.kind == "warm_up" or record.target in (None, first)):
+            for episode in iter_episodes(journal, part):
+                if re.match(rf"{part}(?!\d)", episode.id):
+                    yield from self._spans(journal, episode)
+
+    def _spans(self, journal: Journal, episode: EpisodeRecord) -> Iterator[ReadableSpan]:
         """Yield the spans of a finished episode: its own span first, then its calls and tools."""
         ended = journal.times(episode.id)[episode.id]
         # An episode that is played again has other spans.
@@ -75,12 +128,12 @@ class EpisodeSpans:
                 facts["gen_ai.evaluation.score.value"] = row["score"]
             if row.get("error") is not None:
                 facts["error.type"] = "evaluator_failed"
-            if self.content and row.get("reasoning"):
+            if self._content and row.get("reasoning"):
                 facts["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
             yield Event("gen_ai.evaluation.result", facts, round(times[f"{episode}/score/{name}"] * 1e9))
 
     def _of_call(self, call: Call) -> _Told:
-        entry, completion = self.models.get(call.model) or {}, call.completion
+        entry, completion = (self._run.config.get("llms") or {}).get(call.model) or {}, call.completion
         model = str(entry.get("model") or entry.get("model_name") or call.model)
         asked = {f"gen_ai.request.{name}": getattr(call.request.sampling, name) for name in _SAMPLING}
         about: dict[str, Any] = {
@@ -92,7 +145,7 @@ class EpisodeSpans:
             "etude.function": call.function,
             "etude.retries": call.retries,
         }
-        if self.content:
+        if self._content:
             about["gen_ai.input.messages"] = _parts(call.request.messages)
         if completion is None:
             return f"chat {model}", about, ("call_failed", call.error or "")
@@ -103,13 +156,13 @@ class EpisodeSpans:
         }
         if not call.logged:
             about["etude.model_version"] = completion.model_version
-        if self.content:
+        if self._content:
             about["gen_ai.output.messages"] = _parts([completion.message])
         return f"chat {model}", about, None
 
     def _of_tool(self, use: ToolUse) -> _Told:
         about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": use.name}
-        if self.content:
+        if self._content:
             about["gen_ai.tool.call.arguments"] = _json(use.arguments)
             about["gen_ai.tool.call.result"] = masked(use.result)
         return f"execute_tool {use.name}", about, None if use.outcome == "ok" else (use.outcome, use.outcome)
@@ -130,7 +183,7 @@ class EpisodeSpans:
                 trace, self._number(f"span {place}", 8), False, TraceFlags(TraceFlags.SAMPLED)
             ),
             parent=above,
-            resource=self.resource,
+            resource=self._resource,
             attributes=attributes,
             events=events,
             kind=SpanKind.CLIENT if name.startswith("chat ") else SpanKind.INTERNAL,
@@ -141,7 +194,7 @@ class EpisodeSpans:
 
     def _number(self, place: str, size: int) -> int:
         """Return the id of a span or a trace, which is always the same for the same subject of a run."""
-        digest = hashlib.blake2b(f"{self.token}/{place}".encode(), digest_size=size).digest()
+        digest = hashlib.blake2b(f"{self._run.token}/{place}".encode(), digest_size=size).digest()
         return int.from_bytes(digest) or 1
 
 
