@@ -55,7 +55,13 @@ class NatWorkflowConfig(WorkflowConfig, name="nat"):
                 "this run was begun by `nat finetune`: type that command again, and it goes on; in a config "
                 "of Etude's, `workflow.config_file` names the toolkit's"
             )
-        return _read(self.config_file)
+        from nat.runtime.loader import load_config
+
+        try:
+            return load_config(self.config_file)
+        except (OSError, ValueError) as error:
+            problem = f"{self.config_file} cannot be read as a config of the toolkit: {error}"
+            raise RequestError(problem) from error
 
 
 @dataclass(frozen=True)
@@ -97,15 +103,6 @@ async def agent_of(builder: Builder) -> NatAgent:
     if not isinstance(workflow, NatWorkflow) or workflow.agent is None:
         raise RequestError("the evaluators and datasets of `_type: nat` need the workflow `_type: nat`")
     return workflow.agent
-
-
-def _read(path: Path) -> Any:
-    from nat.runtime.loader import load_config
-
-    try:
-        return load_config(path)
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{path} cannot be read as a config of the toolkit: {error}") from error
 
 
 class NatDatasetConfig(DatasetConfig, name="nat"):
