@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 from etude.config.schema import MetricsConfig
-from etude.core.errors import MissingExtraError, RequestError
+from etude.core.errors import RequestError, require_extra
 from etude.store.status import ModelStatus, RunStatus
 
 Values: TypeAlias = Callable[[RunStatus], float | Mapping[Any, float]]
@@ -93,8 +92,7 @@ def serve_metrics(config: MetricsConfig | None) -> Iterator[MetricsServer | None
     if config is None:
         yield None
         return
-    if find_spec("prometheus_client") is None:
-        raise MissingExtraError("metrics for Prometheus", "metrics")
+    require_extra("prometheus_client", "metrics for Prometheus", "metrics")
     from prometheus_client import CollectorRegistry, start_http_server
 
     server, registry = MetricsServer(), CollectorRegistry()

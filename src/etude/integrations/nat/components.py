@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from pydantic import PrivateAttr
 
 from etude.config.component import DatasetConfig, EvaluatorConfig, WorkflowConfig
 from etude.config.registry import register_dataset, register_evaluator, register_workflow
-from etude.core.errors import MissingExtraError, RequestError
+from etude.core.errors import RequestError, require_extra
 from etude.core.interfaces import Evaluator
 from etude.rollout.workflow import Workflow
 
@@ -74,9 +73,7 @@ class NatWorkflow(Workflow):
 @register_workflow(config_type=NatWorkflowConfig)
 async def nat_workflow(config: NatWorkflowConfig, builder: Builder) -> AsyncIterator[NatWorkflow]:
     """Build the toolkit's workflow. Raises MissingExtraError without the toolkit."""
-    for name in ("nat", "nat.plugins", "nat.plugins.eval"):
-        if find_spec(name) is None:
-            raise MissingExtraError("a workflow of the NeMo Agent Toolkit", "nat")
+    require_extra("nat.plugins.eval", "a workflow of the NeMo Agent Toolkit", "nat")
     from etude.integrations.nat.agent import open_agent
     from etude.integrations.nat.transport import Steps
 
