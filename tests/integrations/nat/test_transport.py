@@ -49,8 +49,7 @@ async def test_episodes_that_run_at_once_with_one_client_are_kept_apart(tmp_path
     with Journal(tmp_path / "run.db") as journal:
         records = await collect(workflow, journal, engine=repeating(), work=jobs(8))
     for record in records:
-        name = record.example.id
-        assert record.output == [f"{name}, please", f"{name} again"]
+        assert record.output == [f"{record.example.id}, please", f"{record.example.id} again"]
         assert {call.request.messages[0]["content"] for call in record.calls} == set(record.output)
 
 
@@ -80,8 +79,7 @@ async def test_a_thread_may_wait_for_its_answer(tmp_path):
 
     with Journal(tmp_path / "run.db") as journal:
         record = await collect_one(workflow, journal, engine=repeating())
-    assert record.output == "hi"
-    assert [call.function for call in record.calls] == ["tool"]
+    assert (record.output, [call.function for call in record.calls]) == ("hi", ["tool"])
 
 
 async def test_the_trained_model_is_for_episodes_alone():
