@@ -288,17 +288,19 @@ class LoggedDataset:
             hint = "; import the log with --hold-out 0.2" if part == "held_out" else ""
             raise DatasetError(f"{self.run.path} has no chats of the part '{part}'{hint}")
         chosen = [*examples.values()][: self.config.limit]
-        return chosen if part == "held_out" else [self._logged(each, names[each.id]) for each in chosen]
-
-    def _logged(self, example: Example, names: list[str]) -> LoggedExample:
-        return LoggedExample(
-            example.id,
-            example.inputs,
-            example.expected,
-            episodes=len(names),
-            read=partial(self._read, names),
-            origin=self.run.name,
-        )
+        if part == "held_out":
+            return chosen
+        return [
+            LoggedExample(
+                each.id,
+                each.inputs,
+                each.expected,
+                episodes=len(names[each.id]),
+                read=partial(self._read, names[each.id]),
+                origin=self.run.name,
+            )
+            for each in chosen
+        ]
 
     def _read(self, names: list[str], number: int) -> EpisodeRecord:
         record = read_episode(self.run.journal, names[number])
