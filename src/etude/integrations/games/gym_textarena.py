@@ -101,10 +101,7 @@ class GymGame:
         seed, options = _beginning(example, config.id)
         async with open_game(config.id, self.make, config.call_timeout) as guest:
             read = reader_of(config.action, getattr(guest.env, "action_space", None))
-            shown = await guest.call(
-                "reset()", lambda env: self._shown(env, env.reset(seed=seed, options=options)[0])
-            )
-            over = False
+            shown, over = await guest.call("reset()", lambda env: self._reset(env, seed, options)), False
             while not over and course.turns < config.max_turns:
                 text = await player.answer(episode, shown)
                 course.turns += 1
@@ -121,6 +118,10 @@ class GymGame:
         if config.step_rewards:
             episode.step_reward(-course.rewards[WORKFLOW], "part of the reward already")
         return course.record(episode, config.invalid_penalty)
+
+    def _reset(self, env: Any, seed: int | None, options: Any) -> str:
+        observation, _ = env.reset(seed=seed, options=options)
+        return self._shown(env, observation)
 
     def _stepped(self, action: Any, env: Any) -> tuple[str, Any, bool]:
         observation, reward, terminated, truncated, _ = env.step(action)
