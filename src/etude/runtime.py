@@ -24,7 +24,8 @@ from etude.runners.pool import Cluster, open_runner
 from etude.runners.shipping import build_collector, build_evaluators, target_model
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import keep_config
-from etude.telemetry.status import Parts, RunCounts, publish_status
+from etude.telemetry.counts import RunCounts
+from etude.telemetry.status import Parts, publish_status
 from etude.telemetry.watchdog import Watchdog
 
 Report = Callable[[History, Path, bool], None]

@@ -75,7 +75,7 @@ def small_example(tmp_path, monkeypatch):
     source.mkdir(parents=True)
     for name, text in (("agent.py", AGENT), ("base.py", BASE), ("config.yml", CONFIG)):
         (source / name).write_text(text)
-    monkeypatch.setattr("etude.demo.demo.examples_folder", lambda: source.parent)
+    monkeypatch.setattr("etude.demo.examples_folder", lambda: source.parent)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -142,7 +142,7 @@ def is_whole(told):
 def test_a_model_that_is_there_is_measured_at_three_points(short, tmp_path, monkeypatch):
     texts = (FILES / "tickets" / "train.jsonl.txt").read_text()
     build_policy(build_tokenizer([texts]), 0, TinyShape(max_context=2048)).export(tmp_path / "tiny")
-    monkeypatch.setattr("etude.demo.demo.packaged_folder", lambda: tmp_path / "tiny")
+    monkeypatch.setattr("etude.demo.packaged_folder", lambda: tmp_path / "tiny")
     monkeypatch.chdir(tmp_path)
     shown = etude("demo", "--real")
     assert shown.exit_code == 0, shown.stderr

@@ -2,7 +2,7 @@
 
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import EpisodeRecord, Example, Failure
-from etude.demo.demo import episode_lines
+from etude.demo import episode_lines
 from tests.support import tool_call
 
 

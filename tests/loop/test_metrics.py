@@ -20,8 +20,8 @@ from etude.loop.metrics import (
     validation_metrics,
 )
 from etude.loop.targets import SharedProgress
-from etude.report.progress import ProgressSums
 from etude.store.figures import summarize
+from etude.telemetry.counts import ProgressSums
 from tests.report.histories import history
 
 

@@ -130,7 +130,7 @@ def test_the_report_draws_now_and_then_and_at_the_end(tmp_path):
 
 
 def test_without_matplotlib_a_run_goes_on_and_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("etude.report.files.find_spec", lambda name: None)
+    monkeypatch.setattr("etude.core.errors.find_spec", lambda name: None)
     messages = []
     report = RunReport(tell=messages.append)
     report(history([0.1]), tmp_path)

@@ -12,7 +12,7 @@ from etude.cli.console import emit, next_step, say, shown_path, table, unused_fo
 from etude.core.stats import shown_mean
 
 if TYPE_CHECKING:
-    from etude.demo.demo import DemoReport
+    from etude.demo import DemoReport
 Method = Literal["grpo", "dpo", "expert_iteration"]
 
 
@@ -38,7 +38,7 @@ def demo(
     """
     if real:
         refuse("--real, where one task is learnt by GRPO", task=task, method=method)
-    from etude.demo.demo import PRETRAINED, TASKS, run_demo
+    from etude.demo import PRETRAINED, TASKS, run_demo
     from etude.models.source import PACKAGED
     from etude.report.progress import progress_for
 

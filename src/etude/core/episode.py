@@ -3,15 +3,15 @@
 The record is the finished value. A workflow receives the live object, `etude.rollout.Episode`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Literal, Protocol
 
-from etude.core.call import NO_USAGE, Call, Usage
+from etude.core.call import NO_USAGE, Call, Usage, continues
 from etude.core.data_model import text_id
-from etude.core.message import Tool
+from etude.core.message import Message, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +170,28 @@ class EpisodeRecord:
         """The sum of tokens over all answered calls."""
         answers = (call.completion for call in self.calls if call.completion is not None)
         return reduce(Usage.plus, (answer.usage for answer in answers), NO_USAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class AddedCall:
+    """A call with the messages that its prompt adds to those of the call that it continues."""
+
+    call: Call
+    messages: tuple[Message, ...]
+    continues: int | None
+    """The index of the continued call, unless it is the one before."""
+
+
+def in_order(record: EpisodeRecord) -> Iterator[AddedCall | Event]:
+    """Yield the calls of an episode, each followed by the events before the next."""
+    yield from (event for event in record.events if event.after_call < 0)
+    for position, call in enumerate(record.calls):
+        before, messages = record.calls[:position], call.request.messages
+        earlier = next((other for other in reversed(before) if continues(messages, other)), None)
+        known = 0 if earlier is None else len(earlier.request.messages) + 1
+        other = None if earlier is None or earlier is before[-1] else earlier.index
+        yield AddedCall(call, tuple(messages[known:]), other)
+        yield from (event for event in record.events if event.after_call == call.index)
 
 
 def recorded_score(record: EpisodeRecord, name: str, agent: str | None = None) -> Event | None:

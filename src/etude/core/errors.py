@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -80,6 +81,16 @@ class MissingExtraError(RequestError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs the extra '{extra}'. Install it: {install_command(extra)}")
+
+
+def require_extra(module: str, what: str, extra: str) -> None:
+    """Raise MissingExtraError if a module is not installed."""
+    try:
+        is_there = find_spec(module) is not None
+    except ModuleNotFoundError:  # A package above it is not installed.
+        is_there = False
+    if not is_there:
+        raise MissingExtraError(what, extra)
 
 
 class CapabilityError(RequestError):

@@ -21,10 +21,9 @@ from etude.config.builder import Builder
 from etude.config.finetuning import RewardFunctionConfig
 from etude.config.load import parse_config
 from etude.config.schema import Config
-from etude.core.call import Call, continues
 from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
-from etude.core.episode import WORKFLOW, EpisodeRecord, Event
+from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
 from etude.core.errors import CapabilityError, RequestError
 from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
 from etude.core.json_text import read_json
@@ -60,9 +59,6 @@ class PhaseTrajectories:
 
     phase: str
     collection: TrajectoryCollection
-    target_functions: tuple[str, ...]
-    target_model: str | None
-    """The model whose calls the trajectories contain."""
     target: str | None = None
     """The target's name, if a run trains several models."""
 
@@ -92,8 +88,7 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
                 await trajectory_builder.initialize(finetuning)
                 await trajectory_builder.start_run(run_id=name, meta=meta)
                 collection = await trajectory_builder.finalize(run_id=name, meta=meta)
-                functions = tuple(finetuning.target_functions)
-                yield PhaseTrajectories(phases[0], collection, functions, finetuning.target_model, target)
+                yield PhaseTrajectories(phases[0], collection, target)
             await trajectory_builder.cleanup()
 
 
@@ -288,20 +283,11 @@ def _conversation(record: EpisodeRecord) -> dict[str, Any]:
         "example": example.id,
         "inputs": jsonable(dict(example.inputs)),
         "expected": jsonable(example.expected),
-        "turns": _turns(record),
+        "turns": [_event(each) if isinstance(each, Event) else _call(each) for each in in_order(record)],
     }
     if record.failure is not None:
         return shown | {"failure": f"{record.failure.kind}: {record.failure.reason}"}
     return shown | {"output": jsonable(record.output)}
-
-
-def _turns(record: EpisodeRecord) -> list[dict[str, Any]]:
-    """Return the calls, each followed by the events before the next."""
-    turns = [_event(event) for event in record.events if event.after_call < 0]
-    for position, call in enumerate(record.calls):
-        turns.append(_call(call, record.calls[:position]))
-        turns += [_event(event) for event in record.events if event.after_call == call.index]
-    return turns
 
 
 def _event(event: Event) -> dict[str, Any]:
@@ -316,16 +302,13 @@ def _event(event: Event) -> dict[str, Any]:
     return named | whose | value | ({"reason": event.text} if event.text else {})
 
 
-def _call(call: Call, before: Sequence[Call]) -> dict[str, Any]:
-    """Return a call with the messages that its prompt adds to the call it continues."""
+def _call(added: AddedCall) -> dict[str, Any]:
+    call, completion = added.call, added.call.completion
     function = {} if call.function == WORKFLOW else {"function": call.function}
     shown: dict[str, Any] = {"call": call.index, **function, "model": call.model}
-    messages, completion = call.request.messages, call.completion
-    earlier = next((other for other in reversed(before) if continues(messages, other)), None)
-    if earlier is not None and earlier is not before[-1]:
-        shown["continues"] = earlier.index
-    known = 0 if earlier is None else len(earlier.request.messages) + 1
-    shown["prompt"] = [_message(message) for message in messages[known:]]
+    if added.continues is not None:
+        shown["continues"] = added.continues
+    shown["prompt"] = [_message(message) for message in added.messages]
     shown |= {} if completion is None else _message(completion.message)
     if call.error is not None:
         shown["error"] = call.error

@@ -112,26 +112,21 @@ def inputs_read(fn: Callable[..., Any]) -> list[InputRead]:
         return []
     parameters = [each.arg for each in (*body.args.posonlyargs, *body.args.args)]
     example = next(iter(parameters[int(is_object or inspect.ismethod(called)) :]), "")
-    reader = _Reader(f"{example}.inputs")
+    ast.increment_lineno(body, first - 1)
+    reader = _Reader(f"{example}.inputs", plain.__code__.co_filename)
     for statement in body.body:
         reader.visit(statement)
-    where = plain.__code__.co_filename, first - 1
-    return [
-        InputRead(name, f"{where[0]}:{where[1] + line}", is_certain)
-        for name, line, is_certain in reader.reads
-        if name not in reader.tried
-    ]
+    return [read for read in reader.reads if read.name not in reader.tried]
 
 
 class _Reader(ast.NodeVisitor):
     """A visitor of a function body, in which the inputs have a given name."""
 
-    def __init__(self, inputs: str) -> None:
-        self.reads: list[tuple[str, int, bool]] = []
-        """The name, the line, and whether every call reaches it."""
+    def __init__(self, inputs: str, file: str) -> None:
+        self.reads: list[InputRead] = []
         self.tried: set[str] = set()
         """Names that the code tests for or sets."""
-        self._inputs = inputs
+        self._inputs, self._file = inputs, file
         self._is_certain = True
 
     def visit(self, node: ast.AST) -> None:
@@ -142,7 +137,7 @@ class _Reader(ast.NodeVisitor):
         match node:
             case ast.Subscript(value, ast.Constant(str(name)), ctx) if self._are_inputs(value):
                 if isinstance(ctx, ast.Load):
-                    self.reads.append((name, node.lineno, self._is_certain))
+                    self.reads.append(InputRead(name, f"{self._file}:{node.lineno}", self._is_certain))
                 else:
                     self.tried.add(name)
             case ast.Compare(ast.Constant(str(name)), _, others) if any(map(self._are_inputs, others)):

@@ -14,13 +14,12 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 from etude.core.data_model import finite
-from etude.core.errors import MissingExtraError
+from etude.core.errors import MissingExtraError, require_extra
 from etude.core.history import Entry, EpochEntry, History
 from etude.core.secrets import masked
 from etude.store.figures import with_rewards
@@ -139,8 +138,7 @@ def render_reward_plot(history: History) -> bytes:
     The x axis counts the epochs that the weights had trained for. So the episodes of an epoch share their
     place with the validation before it. Raises MissingExtraError without matplotlib.
     """
-    if find_spec("matplotlib") is None:
-        raise MissingExtraError("drawing the plot of the rewards", "plots")
+    require_extra("matplotlib", "drawing the plot of the rewards", "plots")
     # Only drawing needs these imports. Without pyplot there is no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

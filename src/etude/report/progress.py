@@ -1,11 +1,11 @@
-"""The progress of a run: its events, summed up and shown as lines, as JSON, or live on a terminal."""
+"""Displays of a run's progress: as lines, as JSON, or live on a terminal."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self, TextIO
 
 from rich.console import Console, RenderableType
@@ -15,7 +15,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from etude.budget.ledger import shown_usd
 from etude.core.data_model import finite
 from etude.core.distribution import Distribution
 from etude.core.episode import EpisodeRecord
@@ -24,102 +23,12 @@ from etude.core.history import Score, ValidationEntry
 from etude.core.interfaces import Progress
 from etude.core.stats import shown_seconds
 from etude.store.figures import failed_counts
-
-
-class ProgressSums(Progress):
-    """The sums of a run's events so far. Displays are subclasses that show them."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.started = clock()
-        self.run_id = ""
-        self.facts: dict[str, Any] = {}
-        self.epoch: int | None = None
-        """Counts from 1; None before the first epoch."""
-        self.num_epochs = 0
-        ProgressSums.phase(self, "starting")
-        self.rewards: dict[str, list[float]] = {}
-        """The average reward of each epoch's episodes, by target. The key is "" if one model is trained."""
-        self.validations: dict[str, list[Mapping[str, Any]]] = {}
-        """The metrics of validations, by target."""
-        self.skips = 0
-        self.skip_reason = ""
-        """Why the last epoch was skipped. Repeated reasons are shortened."""
-        self._skip_said = ""
-        self.spending = ""
-        """The amount spent, if the run has a budget or costs money."""
-
-    def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
-        self.run_id, self.num_epochs, self.facts = run_id, num_epochs, dict(facts)
-
-    def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        self.epoch, self.num_epochs = epoch, num_epochs
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        self.phase_name, self.phase_total = name, total
-        self.phase_started = self.clock()
-        self.episodes = self.failures = self.tokens = 0
-        self.scores: list[float] = []
-
-    def episode_finished(self, episode: EpisodeRecord) -> None:
-        self.episodes += 1
-        self.failures += episode.failure is not None
-        self.tokens += episode.usage.completion_tokens
-
-    def scored(self, item: EvalOutputItem) -> None:
-        if item.is_scored and item.score is not None:
-            self.scores.append(item.score)
-
-    def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        if metrics.get("avg_reward") is not None:
-            self.rewards.setdefault(str(metrics.get("target") or ""), []).append(float(metrics["avg_reward"]))
-
-    def skipped(self, epoch: int, reason: str) -> None:
-        self.skips += 1
-        self.skip_reason = "as before" if reason == self._skip_said else reason
-        self._skip_said = reason
-
-    def spent(self, figures: Mapping[str, Any]) -> None:
-        self.spending = shown_spending(figures)
-
-    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        self.validations.setdefault(str(metrics.get("target") or ""), []).append(metrics)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the display was made."""
-        return self.clock() - self.started
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Sampled tokens of the phase's finished episodes, per second of the phase."""
-        return self.tokens / max(self.clock() - self.phase_started, 1e-6)
-
-    @property
-    def reward_so_far(self) -> float | None:
-        """The average of the phase's scores, or else of the last epoch's episodes."""
-        if self.scores:
-            return sum(self.scores) / len(self.scores)
-        return next((rewards[-1] for rewards in self.rewards.values()), None)
+from etude.telemetry.counts import ProgressSums
 
 
 def target_suffix(metrics: Mapping[str, Any]) -> str:
     """Return the target's name after a space, if there are several targets."""
     return f" {metrics['target']}" if metrics.get("target") else ""
-
-
-def shown_spending(figures: Mapping[str, Any]) -> str:
-    """Return the money spent and the used part of each limit; empty without either."""
-    limits = [
-        f"{key.removeprefix('budget.')} {_shown(used)} of {_shown(most)}"
-        for key, (used, most) in figures["limits"].items()
-    ]
-    costs = figures["usd"] > 0 and "budget.usd" not in figures["limits"]
-    return ", ".join([shown_usd(figures["usd"])] * costs + limits)
-
-
-def _shown(amount: float) -> str:
-    return f"{amount:,.0f}" if amount >= 1000 else f"{amount:.4g}"
 
 
 def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:
@@ -312,7 +221,7 @@ class LiveProgress(ProgressSums):
         if self.phase_total:
             left.append(f"  {self.episodes}/{self.phase_total} episodes")
         right = Text()
-        for count, name in ((self.skips, "skipped"), (self.failures, "failed")):
+        for count, name in ((self.totals.skipped, "skipped"), (self.failures, "failed")):
             right.append(f"{count} {name} · " if count else "", style="yellow")
         right.append(f"{self.tokens_per_second:,.0f} tokens/s · " if self.tokens else "", style="dim")
         right.append(shown_seconds(self.elapsed), style="dim")
@@ -322,8 +231,8 @@ class LiveProgress(ProgressSums):
             rows.add_row(ProgressBar(total=self.phase_total, completed=self.episodes))
         reward = self.reward_so_far
         text = Text.assemble("reward ", ("–" if reward is None else f"{reward:.3f}", "bold green"))
-        for target, rewards in self.rewards.items():
-            text.append(f"  {target or 'last epoch'} {rewards[-1]:.3f}", style="green")
+        for target, average in self.rewards.items():
+            text.append(f"  {target or 'last epoch'} {average:.3f}", style="green")
         rows.add_row(text)
         if self.spending:
             rows.add_row(Text.assemble("spent ", (self.spending, "bold")))

@@ -10,13 +10,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from etude.config.schema import MetricsConfig
-from etude.core.episode import EpisodeRecord
 from etude.core.errors import StoreError
-from etude.core.evaluation import EvalOutputItem
-from etude.core.interfaces import Engine, Progress
+from etude.core.interfaces import Engine
 from etude.core.secrets import masked
 from etude.rollout.collector import Collector
 from etude.runners.pool import RunnerPool
@@ -29,84 +26,11 @@ from etude.store.status import (
     RunnerStatus,
     RunStatus,
     Team,
-    Totals,
     Wait,
     running_teams,
 )
+from etude.telemetry.counts import RunCounts
 from etude.telemetry.prometheus import MetricsServer, serve_metrics
-
-
-class RunCounts(Progress):
-    """The counts of a run's events. Each event is passed on to the display."""
-
-    def __init__(self, display: Progress) -> None:
-        self.display = display
-        # Nothing is counted in these events.
-        self.message = display.message  # type: ignore[method-assign]
-        self.alarm = display.alarm  # type: ignore[method-assign]
-        self.finished = display.finished  # type: ignore[method-assign]
-        self.spent = display.spent  # type: ignore[method-assign]
-        self.epoch: int | None = None
-        self.num_epochs = 0
-        self.phase_name = "starting"
-        self.expected: int | None = None
-        """Episodes expected in this phase."""
-        self.phase_since = time.monotonic()
-        self.episodes = 0
-        """Episodes that ended in this phase."""
-        self.rewards: dict[str, float] = {}
-        """The mean reward of the last epoch's episodes, by target. The key is "" if one model is trained."""
-        self.validation: dict[str, float] = {}
-        self.totals = Totals()
-
-    def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
-        self.num_epochs = num_epochs
-        self.display.run_started(run_id, num_epochs, facts)
-
-    def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        self.epoch, self.num_epochs = epoch, num_epochs
-        self.display.epoch_started(epoch, num_epochs)
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        self.phase_name, self.expected = name, total
-        self.phase_since = time.monotonic()
-        self.episodes = 0
-        self.display.phase(name, total)
-
-    def episode_finished(self, episode: EpisodeRecord) -> None:
-        self.episodes += 1
-        totals, usage = self.totals, episode.usage
-        totals.finished += 1
-        totals.failed += episode.failure is not None
-        totals.calls += len(episode.calls)
-        totals.prompt_tokens += usage.prompt_tokens
-        totals.completion_tokens += usage.completion_tokens
-        self.display.episode_finished(episode)
-
-    def scored(self, item: EvalOutputItem) -> None:
-        if item.is_scored and item.score is not None:
-            self.totals.scores += 1
-            self.totals.score_sum += item.score
-        self.display.scored(item)
-
-    def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        self.totals.trained += 1
-        _note_reward(self.rewards, metrics)
-        self.display.trained(epoch, metrics)
-
-    def skipped(self, epoch: int, reason: str) -> None:
-        self.totals.skipped += 1
-        self.display.skipped(epoch, reason)
-
-    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        _note_reward(self.validation, metrics)
-        self.display.validated(epoch, metrics)
-
-
-def _note_reward(rewards: dict[str, float], metrics: Mapping[str, Any]) -> None:
-    if metrics.get("avg_reward") is not None:
-        rewards[str(metrics.get("target") or "")] = float(metrics["avg_reward"])
-
 
 _SECONDS = 1.0
 _MOST_TIME = 0.02
@@ -176,7 +100,7 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
     """Return the current status of the run. `since` is the start of its process, in Unix seconds."""
     counts, pool = parts.counts, parts.pool
     begun = parts.collector.playing if pool is None else pool.playing
-    unfinished = None if counts.expected is None else max(0, counts.expected - counts.episodes)
+    unfinished = None if counts.phase_total is None else max(0, counts.phase_total - counts.episodes)
     runners = [
         RunnerStatus(
             number=place.number,
@@ -196,16 +120,20 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
         at=time.time(),
         since=since,
         phase=counts.phase_name,
-        phase_seconds=time.monotonic() - counts.phase_since,
+        phase_seconds=time.monotonic() - counts.phase_started,
         epoch=counts.epoch,
         num_epochs=counts.num_epochs,
-        expected=counts.expected,
+        expected=counts.phase_total,
         finished=counts.episodes,
         playing=len(begun),
         waiting=None if unfinished is None else max(0, unfinished - len(begun)),
         totals=counts.totals.model_copy(),
         rewards=dict(counts.rewards),
-        validation=dict(counts.validation),
+        validation={
+            target: known[-1]
+            for target, validations in counts.validations.items()
+            if (known := [each["avg_reward"] for each in validations if each.get("avg_reward") is not None])
+        },
         runners=runners,
         learners=learners,
         models=models,
@@ -268,7 +196,7 @@ def _waits(
         what = f"{_number(len(begun), 'episode')} in which no model is asked: agents, tools, evaluators"
         waits.append(Wait(what=what, seconds=now - min(begun.values())))
     if not begun and not waits and counts.phase_name not in _COLLECTING:
-        waits.append(Wait(what=counts.phase_name, seconds=now - counts.phase_since))
+        waits.append(Wait(what=counts.phase_name, seconds=now - counts.phase_started))
     if journal.waiting:
         what = f"the disk, for {_number(journal.waiting, 'entry', 'entries')}"
         waits.append(Wait(what=what, seconds=journal.waiting_seconds))

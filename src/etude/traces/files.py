@@ -3,10 +3,10 @@
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from etude.config.data_files import MOST_VALUES, json_value, read_parquet
 from etude.core.errors import DatasetError
@@ -66,51 +66,30 @@ def read_log_rows(path: Path) -> Iterator[Row]:
 
 def _json(path: Path) -> Iterator[Row]:
     """Yield one row per line, or the rows of one value over many lines: a list of rows, or a row."""
-    with _opened(path) as file:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip(_BLANK))
-        first, second = next(lines, None), next(lines, None)
-        if first is None:
+        begin = [*islice(lines, 2)]
+        rows = [_row(path, *line) for line in begin]
+        broken = [isinstance(value, RowError) for _, value in rows]
+        if broken[:1] == [True] and (begin[0][1].strip() in (b"[", b"{") or broken[1:] != [False]):
+            file.seek(0)
+            try:
+                yield from _items(str(path), json_value(file.read(), path))
+            except DatasetError as error:
+                raise DatasetError(f"{error}; mend it, or write a row a line") from error
             return
-        number, line = first[0], first[1].removeprefix(_MARK)
-        value = _value_of(line)
-        if value is None and (line.strip() in (b"[", b"{") or second is None or not _value_of(second[1])):
-            yield from _whole(path)
-            return
-        if value is None:
-            yield _line(path, number, line)
-        else:
-            yield from _items(f"{path}:{number}", value)
-        yield from (_line(path, *each) for each in chain(() if second is None else (second,), lines))
+        # The first line may be a list of all rows.
+        yield from (row for where, value in rows[:1] for row in _items(where, value))
+        yield from rows[1:]
+        yield from (_row(path, *line) for line in lines)
 
 
-def _opened(path: Path) -> IO[bytes]:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
-
-
-def _value_of(line: bytes) -> Any:
-    """Return the value of a line, or None if it is no JSON."""
-    try:
-        return read_json(line, most_values=MOST_VALUES)
-    except JsonError:
-        return None
-
-
-def _line(path: Path, number: int, line: bytes) -> Row:
+def _row(path: Path, number: int, line: bytes) -> Row:
     where = f"{path}:{number}"
     try:
-        return where, read_json(line, most_values=MOST_VALUES)
+        return where, read_json(line.removeprefix(_MARK), most_values=MOST_VALUES)
     except JsonError as error:
         return where, RowError(where, f"broken JSON: {error.problem}")
-
-
-def _whole(path: Path) -> Iterator[Row]:
-    with _opened(path) as file:
-        text = file.read()
-    try:
-        value = json_value(text, path)
-    except DatasetError as error:
-        raise DatasetError(f"{error}; mend it, or write a row a line") from error
-    yield from _items(str(path), value)
 
 
 def _items(where: str, value: Any) -> Iterator[Row]:

@@ -87,40 +87,32 @@ class Log:
         calls = [*self._calls.items()]
         if all(call.began for _, call in calls):
             calls.sort(key=lambda named: named[1].began)
-        threads = _Threads()
-        by_call = {name: threads.chat_of(call) for name, call in calls}
+        by_trace: dict[str, Chat] = {}
+        by_call: dict[str, Chat] = {}
+        open_chats: dict[bytes, Chat] = {}
+        """The chats that may go on, by everything said in them."""
+        for name, call in calls:
+            spoken = call.messages if call.answer is None else (*call.messages, call.answer)
+            digests = [] if call.is_whole else _digests(call.session, spoken)
+            chat = by_trace.get(call.trace) if call.trace else None
+            if chat is None:
+                # The last digest includes the call's own answer.
+                earlier = digests[:-1] if call.answer is not None else digests
+                found = (open_chats.pop(digest, None) for digest in reversed(earlier))
+                chat = next((each for each in found if each is not None), None) or Chat()
+            if call.trace:
+                by_trace[call.trace] = chat
+            if call.answer is not None and digests:
+                open_chats[digests[-1]] = chat
+            chat.calls.append(call)
+            by_call[name] = chat
         for score in self._scores:
-            chat = by_call.get(score.call) or threads.by_trace.get(score.trace)
+            chat = by_call.get(score.call) or by_trace.get(score.trace)
             if chat is None:
                 self._leave_out(score.where, f"feedback '{score.name}' on a call that is not in the log")
             else:
                 chat.scores.append(score)
         return list({id(chat): chat for chat in by_call.values()}.values())
-
-
-class _Threads:
-    """The chats so far, by trace, and by everything said in them."""
-
-    def __init__(self) -> None:
-        self.by_trace: dict[str, Chat] = {}
-        self._open: dict[bytes, Chat] = {}
-
-    def chat_of(self, call: LoggedCall) -> Chat:
-        """Return the chat that a call belongs to."""
-        chat = self.by_trace.get(call.trace) if call.trace else None
-        spoken = call.messages if call.answer is None else (*call.messages, call.answer)
-        digests = [] if call.is_whole else _digests(call.session, spoken)
-        if chat is None:
-            # The last digest includes the call's own answer.
-            earlier = digests[:-1] if call.answer is not None else digests
-            chats = (self._open.pop(digest, None) for digest in reversed(earlier))
-            chat = next((each for each in chats if each is not None), None) or Chat()
-        if call.trace:
-            self.by_trace[call.trace] = chat
-        if call.answer is not None and digests:
-            self._open[digests[-1]] = chat
-        chat.calls.append(call)
-        return chat
 
 
 def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
@@ -296,17 +288,19 @@ class LoggedDataset:
             hint = "; import the log with --hold-out 0.2" if part == "held_out" else ""
             raise DatasetError(f"{self.run.path} has no chats of the part '{part}'{hint}")
         chosen = [*examples.values()][: self.config.limit]
-        return chosen if part == "held_out" else [self._logged(each, names[each.id]) for each in chosen]
-
-    def _logged(self, example: Example, names: list[str]) -> LoggedExample:
-        return LoggedExample(
-            example.id,
-            example.inputs,
-            example.expected,
-            episodes=len(names),
-            read=partial(self._read, names),
-            origin=self.run.name,
-        )
+        if part == "held_out":
+            return chosen
+        return [
+            LoggedExample(
+                each.id,
+                each.inputs,
+                each.expected,
+                episodes=len(names[each.id]),
+                read=partial(self._read, names[each.id]),
+                origin=self.run.name,
+            )
+            for each in chosen
+        ]
 
     def _read(self, names: list[str], number: int) -> EpisodeRecord:
         record = read_episode(self.run.journal, names[number])

@@ -12,11 +12,8 @@ import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
-
-from pydantic import Field
 
 from etude.budget.bill import Bill, BillEntry, bill_of, total
 from etude.config.builder import Builder
@@ -24,8 +21,9 @@ from etude.config.component import TrackerConfig
 from etude.config.document import leaves
 from etude.config.import_path import import_object
 from etude.config.registry import config_factory, register_tracker
-from etude.core.errors import EtudeError, MissingExtraError, RequestError, first_line
+from etude.core.errors import EtudeError, RequestError, first_line
 from etude.core.history import EpochEntry, entry_sort_key
+from etude.loop.arguments import Live
 from etude.store.facts import SUMMARY
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
@@ -119,16 +117,6 @@ class Tracker(Protocol):
 
     def close(self, state: State) -> None:
         """End this process's part. Another process may open the tracker again."""
-
-
-def require_package(module: str, extra: str) -> None:
-    """Raise MissingExtraError if a module is not installed."""
-    try:
-        is_there = find_spec(module) is not None
-    except ModuleNotFoundError:
-        is_there = False
-    if not is_there:
-        raise MissingExtraError(f"the tracker '{extra}'", extra)
 
 
 def require_server(url: str) -> None:
@@ -241,12 +229,8 @@ class FunctionTrackerConfig(TrackerConfig, name="function"):
         return self.function
 
 
-class LiveTrackerConfig(TrackerConfig, name="live"):
+class LiveTrackerConfig(Live, TrackerConfig, name="live"):
     """A function that a program gave as a Python object."""
-
-    name: str
-    """The name of the function."""
-    value: Any = Field(default=None, exclude=True, repr=False)
 
     def destination(self) -> str:
         return self.name

@@ -1,4 +1,4 @@
-"""The trackers for MLflow, TensorBoard, Trackio, and Weights & Biases."""
+"""The trackers for MLflow, OpenTelemetry, TensorBoard, Trackio, and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import field_validator
 
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
-from etude.core.errors import EtudeError
+from etude.core.errors import EtudeError, require_extra
 from etude.store.files import private_folder
 from etude.trackers.record import (
     SECONDS_TO_ANSWER,
@@ -23,7 +23,6 @@ from etude.trackers.record import (
     State,
     TrackedRun,
     Tracker,
-    require_package,
     require_server,
 )
 
@@ -113,6 +112,22 @@ class MlflowTracker(_ServiceTracker):
 
     def _end(self, held: Any, state: State) -> None:
         held.set_terminated(self._id, _STATUS[state])
+
+
+class OtelConfig(TrackerConfig, name="otel"):
+    """Spans of episodes and everything in them, for any collector that takes OTLP over HTTP.
+
+    Headers, timeout and service name come from OpenTelemetry's own variables: OTEL_EXPORTER_OTLP_HEADERS,
+    OTEL_EXPORTER_OTLP_TIMEOUT and OTEL_SERVICE_NAME.
+    """
+
+    endpoint: str | None = None
+    """The collector. By default OTEL_EXPORTER_OTLP_ENDPOINT, or else `http://localhost:4318`."""
+    content: bool = False
+    """Set it to true to send messages, arguments and results too. Secrets in them are masked."""
+
+    def destination(self) -> str:
+        return self.endpoint or ""
 
 
 class TensorBoardConfig(TrackerConfig, name="tensorboard"):
@@ -207,10 +222,11 @@ class TrackioTracker(_ServiceTracker):
     def send(self, record: RunRecord) -> None:
         """Log the record, and wait until it is in the local store."""
         import trackio
+        from trackio.sqlite_storage import SQLiteStorage
 
         self._held.log({**record.logged(trackio), _KEY: record.key}, step=record.step)
-        until = time.monotonic() + _SECONDS_TO_STORE
-        while record.key not in self._stored():
+        until, place = time.monotonic() + _SECONDS_TO_STORE, (self._config.project, self._held.name)
+        while all(log.get(_KEY) != record.key for log in SQLiteStorage.get_logs(*place)):
             if time.monotonic() > until:
                 raise EtudeError(f"Trackio has not stored what it was given in {_SECONDS_TO_STORE:g} s")
             time.sleep(0.05)
@@ -218,12 +234,6 @@ class TrackioTracker(_ServiceTracker):
     def _end(self, held: Any, state: State) -> None:
         with redirect_stdout(sys.stderr):
             held.finish()
-
-    def _stored(self) -> set[str]:
-        from trackio.sqlite_storage import SQLiteStorage
-
-        logs = SQLiteStorage.get_logs(self._config.project, self._held.name)
-        return {str(log.get(_KEY)) for log in logs}
 
 
 class WandbConfig(TrackerConfig, name="wandb"):
@@ -287,10 +297,19 @@ class WandbTracker(_ServiceTracker):
         held.finish(exit_code=int(state != "finished"))
 
 
+@register_tracker(config_type=OtelConfig)
+async def otel(config: OtelConfig, builder: Builder) -> AsyncIterator[Tracker]:
+    """Build the tracker. Raises MissingExtraError."""
+    require_extra("opentelemetry.exporter.otlp.proto.http", "the tracker 'otel'", "otel")
+    from etude.trackers.otel import OtelTracker
+
+    yield OtelTracker(config.endpoint, config.content)
+
+
 def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker]) -> None:
     async def made(config: TrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
         """Build the tracker. Raises MissingExtraError."""
-        require_package(config.type_name, config.type_name)
+        require_extra(config.type_name, f"the tracker '{config.type_name}'", config.type_name)
         yield tracker(config)
 
     register_tracker(config_type=config_type)(made)

@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from etude.algorithms.episodes import is_play
-from etude.core.call import Call, continues
-from etude.core.episode import WORKFLOW, EpisodeRecord, Event
+from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
 from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
 from etude.core.message import Message, is_text, message_text
@@ -168,24 +167,19 @@ class Turn:
 
 def turns_of(record: EpisodeRecord) -> list[Turn]:
     """Return the turns of an episode. A call that continues an earlier one adds only its new messages."""
-    turns = [_event(event) for event in record.events if event.after_call < 0]
-    for position, call in enumerate(record.calls):
-        turns += _call(call, record.calls[:position])
-        turns += [_event(event) for event in record.events if event.after_call == call.index]
+    turns: list[Turn] = []
+    for each in in_order(record):
+        turns += [_event(each)] if isinstance(each, Event) else _call(each)
     if record.failure is not None:
         turns.append(Turn("failure", record.failure.kind, record.failure.reason, is_bad=True))
     return turns
 
 
-def _call(call: Call, before: Sequence[Call]) -> Iterator[Turn]:
-    messages = call.request.messages
-    earlier = next((other for other in reversed(before) if continues(messages, other)), None)
-    known = 0 if earlier is None else len(earlier.request.messages) + 1
-    for message in messages[known:]:
+def _call(added: AddedCall) -> Iterator[Turn]:
+    call = added.call
+    for message in added.messages:
         yield _said(message, str(message.get("role")))
-    marks = []
-    if earlier is not None and earlier is not before[-1]:
-        marks.append(f"goes on from call {earlier.index}")
+    marks = [] if added.continues is None else [f"goes on from call {added.continues}"]
     who = call.model if call.function == WORKFLOW else call.function
     if call.completion is None:
         yield Turn(
@@ -206,16 +200,11 @@ def _call(call: Call, before: Sequence[Call]) -> Iterator[Turn]:
 def _said(message: Message, who: str, call: int | None = None, marks: Sequence[str] = ()) -> Turn:
     content = message.get("content")
     text = message_text(message) if is_text(message) else str(jsonable(content))
-    tools = tuple(map(_tool_call, message.get("tool_calls") or ()))
+    functions = (wire.get("function") or {} for wire in message.get("tool_calls") or ())
+    tools = tuple({"name": str(each.get("name")), "arguments": each.get("arguments")} for each in functions)
     role = str(message.get("role") or "other")
     thinking = str(message.get("reasoning_content") or "")
     return Turn(role, who, text, thinking, tools, call, tuple(marks))
-
-
-def _tool_call(wire: Any) -> Mapping[str, Any]:
-    function = wire.get("function") if isinstance(wire, Mapping) else None
-    function = function if isinstance(function, Mapping) else {}
-    return {"name": str(function.get("name")), "arguments": function.get("arguments")}
 
 
 def _event(event: Event) -> Turn:

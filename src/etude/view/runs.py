@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -161,6 +160,8 @@ def _rows(history: History, phases: Mapping[int, str]) -> list[dict[str, Any]]:
 Value: TypeAlias = float | None
 Bounds: TypeAlias = tuple[Value, Value, Value]
 """A number and its interval; each may be unknown."""
+Source: TypeAlias = str | Callable[[EpochEntry], Any]
+"""The dotted path of a metric, or a function that returns a number for an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ class Chart:
 
     title: str
     x: list[int]
-    lines: list[Curve] = field(default_factory=list)
+    lines: list[Curve]
     note: str = ""
 
     @property
@@ -200,28 +201,21 @@ class Chart:
 
 def charts_of(history: History) -> dict[str, list[Chart]]:
     """Return the charts by group, without charts that have only zeros."""
-    groups: dict[str, list[Chart | None]] = {
-        "Rewards": [_measured(history, name) for name in (None, *_evaluators(history))],
+    names = dict.fromkeys(name for entry in history.entries for name in entry.metrics.get("evaluators") or {})
+    # A single evaluator is the reward.
+    evaluators = names if len(names) > 1 else ()
+    groups: dict[str, list[Chart]] = {
+        "Rewards": [_measured(history, name) for name in (None, *evaluators)],
         "Learning": [_metric(history, *each) for each in _LEARNING],
         "Sampling": [_metric(history, *each) for each in _SAMPLING],
         "Failures": _failures(history),
         "Speed": [_metric(history, *each) for each in _SPEED],
     }
-    drawn = {name: [chart for chart in charts if chart is not None] for name, charts in groups.items()}
+    drawn = {
+        name: [chart for chart in charts if any(value for line in chart.lines for value in line.values)]
+        for name, charts in groups.items()
+    }
     return {name: charts for name, charts in drawn.items() if charts}
-
-
-def _metric_reader(*path: str) -> Callable[[EpochEntry], Value]:
-    """Return a reader of a metric. A custom adapter may give any value, and only numbers are drawn."""
-
-    def number(entry: EpochEntry) -> Value:
-        value = dig(entry.metrics, path)
-        return float(value) if isinstance(value, int | float) else None
-
-    return number
-
-
-_trained = partial(_metric_reader, "training")
 
 
 def _share(name: str, of: str) -> Callable[[EpochEntry], Value]:
@@ -241,44 +235,45 @@ def _staleness(entry: EpochEntry) -> Value:
     return float(max(0.0, entry.version.number - 1 - sampled))
 
 
-_LEARNING: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
-    ("loss", _trained("loss"), "of the job's steps, on average"),
-    ("KL to the reference", _trained("reference_kl"), "nats per token"),
-    ("KL to the sampler", _trained("sampled_kl"), "nats per token, over the job's steps"),
-    (
-        "mismatch",
-        _trained("mismatch_kl"),
-        "learner against engine before the first step; nats per token",
-    ),
-    ("entropy in training", _trained("entropy"), "nats per token"),
-    ("clipped share", _trained("clip_fraction"), "of the trained tokens"),
-    ("gradient norm", _trained("grad_norm"), "before clipping"),
-    ("learning rate", _trained("learning_rate"), ""),
-    ("accuracy", _trained("accuracy"), "of preferences"),
+_LEARNING: tuple[tuple[str, Source, str], ...] = (
+    ("loss", "training.loss", "of the job's steps, on average"),
+    ("KL to the reference", "training.reference_kl", "nats per token"),
+    ("KL to the sampler", "training.sampled_kl", "nats per token, over the job's steps"),
+    ("mismatch", "training.mismatch_kl", "learner against engine before the first step; nats per token"),
+    ("entropy in training", "training.entropy", "nats per token"),
+    ("clipped share", "training.clip_fraction", "of the trained tokens"),
+    ("gradient norm", "training.grad_norm", "before clipping"),
+    ("learning rate", "training.learning_rate", ""),
+    ("accuracy", "training.accuracy", "of preferences"),
 )
-_SAMPLING: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
-    ("entropy", _metric_reader("sampled_entropy"), "nats per sampled token"),
-    ("length of answers", _metric_reader("answer_tokens"), "tokens"),
+_SAMPLING: tuple[tuple[str, Source, str], ...] = (
+    ("entropy", "sampled_entropy", "nats per sampled token"),
+    ("length of answers", "answer_tokens", "tokens"),
     ("cut off", lambda entry: cut_off_share(entry.metrics.get("calls") or {}), "share of the answers"),
-    ("repeated", _metric_reader("repeated_share"), "share of the outputs that a sibling has too"),
+    ("repeated", "repeated_share", "share of the outputs that a sibling has too"),
     ("drift", _share("drifted", "branches"), "share of the branches that a template began"),
     ("staleness", _staleness, "updates between the weights that sampled and those that learned"),
-    ("trained on", _metric_reader("filtered_trajectories"), "trajectories"),
+    ("trained on", "filtered_trajectories", "trajectories"),
 )
-_SPEED: tuple[tuple[str, Callable[[EpochEntry], Value], str], ...] = (
+_SPEED: tuple[tuple[str, Source, str], ...] = (
     ("sampled tokens per second", _share("completion_tokens", "collecting_seconds"), ""),
-    ("trained tokens per second", _trained("tokens_per_s"), ""),
-    ("seconds of collecting", _metric_reader("collecting_seconds"), ""),
-    ("seconds of training", _metric_reader("training_seconds"), ""),
+    ("trained tokens per second", "training.tokens_per_s", ""),
+    ("seconds of collecting", "collecting_seconds", ""),
+    ("seconds of training", "training_seconds", ""),
 )
 
 
-def _metric(history: History, title: str, value: Callable[[EpochEntry], Value], note: str) -> Chart | None:
-    line = _line(title, _epochs(history), {entry.epoch: value(entry) for entry in history.epochs})
-    return _chart(title, _epochs(history), [line], note)
+def _metric(history: History, title: str, source: Source, note: str) -> Chart:
+    def value(entry: EpochEntry) -> Value:
+        found = source(entry) if callable(source) else dig(entry.metrics, tuple(source.split(".")))
+        # A custom adapter may give any value, and only numbers are drawn.
+        return float(found) if isinstance(found, int | float) else None
+
+    values = {entry.epoch: value(entry) for entry in history.epochs}
+    return _chart(history, title, {title: values}, note)
 
 
-def _measured(history: History, evaluator: str | None) -> Chart | None:
+def _measured(history: History, evaluator: str | None) -> Chart:
     """Chart the scores of an evaluator, or the rewards if it is None.
 
     Training episodes stand at the epochs that their weights had trained for, like validations.
@@ -291,44 +286,37 @@ def _measured(history: History, evaluator: str | None) -> Chart | None:
     x = _epochs(history)
     of_epochs = {entry.epoch - 1: bounds(entry) for entry in history.epochs if not entry.resting}
     of_validations = {entry.epoch: bounds(entry) for entry in history.validations}
-    lines = [_banded("training", x, of_epochs, is_dotted=bool(of_validations))]
-    lines.append(_banded("validation", x, of_validations))
-    return _chart(evaluator or "reward", x, lines, "with 95 % intervals")
+    lines = []
+    for label, known in (("training", of_epochs), ("validation", of_validations)):
+        columns = zip(*(known.get(epoch, (None, None, None)) for epoch in x), strict=True)
+        values, low, high = map(list, columns)
+        has_ends = any(value is not None for value in low)
+        if any(value is not None for value in values):
+            is_dotted = label == "training" and bool(of_validations)
+            lines.append(
+                Curve(label, values, low if has_ends else None, high if has_ends else None, is_dotted)
+            )
+    return Chart(evaluator or "reward", x, lines, "with 95 % intervals")
 
 
-def _failures(history: History) -> list[Chart | None]:
-    x = _epochs(history)
+def _failures(history: History) -> list[Chart]:
     counts = {entry.epoch: entry.metrics.get("failures") or {} for entry in history.epochs}
     kinds = sorted({kind for each in counts.values() for kind in each})
-    lines = [_line(kind, x, {epoch: each.get(kind, 0) for epoch, each in counts.items()}) for kind in kinds]
+    by_kind = {kind: {epoch: each.get(kind, 0) for epoch, each in counts.items()} for kind in kinds}
     retried = {entry.epoch: (entry.metrics.get("calls") or {}).get("retries") for entry in history.epochs}
     return [
-        _chart("failures by cause", x, lines, "episodes, and scores"),
-        _chart("calls made again", x, [_line("retries", x, retried)], ""),
+        _chart(history, "failures by cause", by_kind, "episodes, and scores"),
+        _chart(history, "calls made again", {"retries": retried}, ""),
     ]
-
-
-def _evaluators(history: History) -> list[str]:
-    """Return the evaluators, or none if the reward is the only one."""
-    found = (name for entry in history.entries for name in entry.metrics.get("evaluators") or {})
-    names = list(dict.fromkeys(found))
-    return names if len(names) > 1 else []
 
 
 def _epochs(history: History) -> list[int]:
     return list(range(max((entry.epoch for entry in history.entries), default=0) + 1))
 
 
-def _line(label: str, x: Sequence[int], values: Mapping[int, Value]) -> Curve:
-    return Curve(label, [values.get(epoch) for epoch in x])
-
-
-def _banded(label: str, x: Sequence[int], bounds: Mapping[int, Bounds], *, is_dotted: bool = False) -> Curve:
-    values, low, high = ([bounds.get(epoch, (None, None, None))[part] for epoch in x] for part in range(3))
-    has_bounds = any(value is not None for value in low)
-    return Curve(label, values, low if has_bounds else None, high if has_bounds else None, is_dotted)
-
-
-def _chart(title: str, x: list[int], lines: Sequence[Curve], note: str) -> Chart | None:
-    drawn = [line for line in lines if any(value is not None for value in line.values)]
-    return Chart(title, x, drawn, note) if any(value for line in drawn for value in line.values) else None
+def _chart(history: History, title: str, lines: Mapping[str, Mapping[int, Value]], note: str) -> Chart:
+    """Return a chart of lines, each with its known values by epoch."""
+    x = _epochs(history)
+    drawn = {label: [values.get(epoch) for epoch in x] for label, values in lines.items()}
+    known = {label: column for label, column in drawn.items() if any(each is not None for each in column)}
+    return Chart(title, x, [Curve(label, column) for label, column in known.items()], note)

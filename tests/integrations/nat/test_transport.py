@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 
 import httpx
 import pytest
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
-from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, langchain_model, speaking_as
+from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, langchain_model
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, jobs
 from tests.support import ScriptedEngine
 
 MODEL = "policy"
+SPEAKER = ContextVar("the episode that runs", default=None)
 
 
 def asking(function="<workflow>"):
     """A client that was made before there was any episode."""
-    http = httpx.AsyncClient(transport=EpisodeTransport(MODEL, lambda: function))
+    http = httpx.AsyncClient(transport=EpisodeTransport(MODEL, lambda: (SPEAKER.get(), function)))
     return AsyncOpenAI(api_key=API_KEY, base_url=BASE_URL, max_retries=0, http_client=http)
 
 
 def blocking():
-    http = httpx.Client(transport=EpisodeTransport(MODEL, lambda: "tool"))
+    http = httpx.Client(transport=EpisodeTransport(MODEL, lambda: (SPEAKER.get(), "tool")))
     return OpenAI(api_key=API_KEY, base_url=BASE_URL, max_retries=0, http_client=http)
 
 
@@ -39,16 +41,15 @@ async def test_episodes_that_run_at_once_with_one_client_are_kept_apart(tmp_path
     client = asking()
 
     async def workflow(example, episode):
-        with speaking_as(episode):
-            first = asyncio.create_task(client.chat.completions.create(**question(f"{example.id}, please")))
-            second = await client.chat.completions.create(**question(f"{example.id} again"))
-            return [(await first).choices[0].message.content, second.choices[0].message.content]
+        SPEAKER.set(episode)
+        first = asyncio.create_task(client.chat.completions.create(**question(f"{example.id}, please")))
+        second = await client.chat.completions.create(**question(f"{example.id} again"))
+        return [(await first).choices[0].message.content, second.choices[0].message.content]
 
     with Journal(tmp_path / "run.db") as journal:
         records = await collect(workflow, journal, engine=repeating(), work=jobs(8))
     for record in records:
-        name = record.example.id
-        assert record.output == [f"{name}, please", f"{name} again"]
+        assert record.output == [f"{record.example.id}, please", f"{record.example.id} again"]
         assert {call.request.messages[0]["content"] for call in record.calls} == set(record.output)
 
 
@@ -56,11 +57,11 @@ async def test_an_agent_that_streams_has_the_usage_of_its_calls(tmp_path):
     pytest.importorskip("langchain_openai")
 
     async def workflow(example, episode):
-        with speaking_as(episode):
-            return [chunk.usage_metadata async for chunk in model.astream("hi there")]
+        SPEAKER.set(episode)
+        return [chunk.usage_metadata async for chunk in model.astream("hi there")]
 
     with Journal(tmp_path / "run.db") as journal:
-        async with langchain_model(MODEL, lambda: "agent") as model:
+        async with langchain_model(MODEL, lambda: (SPEAKER.get(), "agent")) as model:
             record = await collect_one(workflow, journal, engine=repeating())
     [usage] = [usage for usage in record.output if usage]
     made = record.calls[0].completion.usage
@@ -72,14 +73,13 @@ async def test_a_thread_may_wait_for_its_answer(tmp_path):
     client = blocking()
 
     async def workflow(example, episode):
-        with speaking_as(episode):
-            said = await asyncio.to_thread(client.chat.completions.create, **question("hi"))
-            return said.choices[0].message.content
+        SPEAKER.set(episode)
+        said = await asyncio.to_thread(client.chat.completions.create, **question("hi"))
+        return said.choices[0].message.content
 
     with Journal(tmp_path / "run.db") as journal:
         record = await collect_one(workflow, journal, engine=repeating())
-    assert record.output == "hi"
-    assert [call.function for call in record.calls] == ["tool"]
+    assert (record.output, [call.function for call in record.calls]) == ("hi", ["tool"])
 
 
 async def test_the_trained_model_is_for_episodes_alone():

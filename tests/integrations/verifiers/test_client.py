@@ -26,9 +26,9 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def client_of(episode: Episode) -> Any:
-    from etude.integrations.verifiers.play import EpisodeCalls, EpisodeClientConfig
+    from etude.integrations.verifiers.play import EpisodeCalls, EpisodeClient
 
-    return EpisodeClientConfig.of(EpisodeCalls(episode)).client("agent")
+    return EpisodeClient(EpisodeCalls(episode), "agent")
 
 
 def dialect_of(path: str) -> Any:

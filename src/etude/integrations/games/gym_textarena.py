@@ -28,7 +28,6 @@ from etude.integrations.games.turn_game import (
     GameResult,
     IsolatedRandom,
     Player,
-    Threaded,
     named_function,
     open_game,
     unknown,
@@ -106,31 +105,25 @@ class GymGame:
             while not over and course.turns < config.max_turns:
                 text = await player.answer(episode, shown)
                 course.turns += 1
-                shown, over = await self._step(guest, read, text, course, episode)
+                try:
+                    action = read(text)
+                except ValueError as error:
+                    course.invalid[WORKFLOW] += 1
+                    shown = f"That is no action: {error}"
+                    continue
+                shown, reward, over = await guest.call("step()", partial(self._stepped, action))
+                earned = course.earn(WORKFLOW, reward)
+                if config.step_rewards:
+                    episode.step_reward(earned)
         if config.step_rewards:
             episode.step_reward(-course.rewards[WORKFLOW], "part of the reward already")
         return course.record(episode, config.invalid_penalty)
-
-    async def _step(
-        self, guest: Threaded[Any], read: Reader, text: str, course: GameResult, episode: Episode
-    ) -> tuple[str, bool]:
-        """Take one step. Return the next text for the model, and whether the game is over."""
-        try:
-            action = read(text)
-        except ValueError as error:
-            course.invalid[WORKFLOW] += 1
-            return f"That is no action: {error}", False
-        shown, reward, over = await guest.call("step()", lambda env: self._stepped(env, action))
-        earned = course.earn(WORKFLOW, reward)
-        if self.config.step_rewards:
-            episode.step_reward(earned)
-        return shown, over
 
     def _reset(self, env: Any, seed: int | None, options: Any) -> str:
         observation, _ = env.reset(seed=seed, options=options)
         return self._shown(env, observation)
 
-    def _stepped(self, env: Any, action: Any) -> tuple[str, Any, bool]:
+    def _stepped(self, action: Any, env: Any) -> tuple[str, Any, bool]:
         observation, reward, terminated, truncated, _ = env.step(action)
         return self._shown(env, observation), reward, bool(terminated or truncated)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import importlib
 import math
 import random
 import threading
@@ -19,7 +19,7 @@ from etude.config.component import CHANGEABLE, Supplies, WorkflowConfig
 from etude.config.import_path import import_object, where_raised
 from etude.core.data_model import kind_of, number
 from etude.core.episode import Example
-from etude.core.errors import EpisodeError, MissingExtraError, RequestError, alternatives
+from etude.core.errors import EpisodeError, RequestError, alternatives, require_extra
 from etude.core.message import Message
 from etude.core.threads import call_in_thread
 from etude.rollout.episode import Episode
@@ -49,8 +49,7 @@ class SizesConfig(WorkflowConfig):
     @classmethod
     def library(cls, module: str | None = None) -> Any:
         """Import the library, or a module of it. Raises MissingExtraError if it is not installed."""
-        if importlib.util.find_spec(cls.package) is None:
-            raise MissingExtraError(f"`_type: {cls.type_name}`", cls.extra)
+        require_extra(cls.package, f"`_type: {cls.type_name}`", cls.extra)
         return importlib.import_module(module or cls.package)
 
     def datasets(self, kind: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -19,12 +19,12 @@ from nat.data_models.llm import LLMBaseConfig
 from nat.data_models.user_info import BasicUserInfo, UserInfo
 from nat.plugins.eval.runtime.builder import WorkflowEvalBuilder
 from nat.runtime.session import SessionManager
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, PrivateAttr, SecretStr
 from pydantic_core import to_jsonable_python
 
 from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError
-from etude.integrations.nat.transport import Steps, langchain_model, speaking_as
+from etude.integrations.nat.transport import Steps, langchain_model
 from etude.rollout.episode import Episode
 
 
@@ -32,11 +32,25 @@ class EtudeModelConfig(LLMBaseConfig, name="etude_model"):
     """The model that replaces the trained entry of `llms` while episodes run. Not for config files."""
 
     model_name: str = Field(description="The entry of `llms`.")
+    _episodes: dict[str | None, Episode] = PrivateAttr(default_factory=dict)
 
+    @contextlib.contextmanager
+    def answering(self, episode: Episode) -> Iterator[str]:
+        """Yield the id of a conversation of the toolkit, and record its calls in `episode`."""
+        conversation = str(uuid4())
+        self._episodes[conversation] = episode
+        try:
+            yield conversation
+        finally:
+            del self._episodes[conversation]
 
-def function_name() -> str:
-    """Return the toolkit's name of the running function. It is `<workflow>` for the agent itself."""
-    return str(Context.get().active_function.function_name)
+    def running(self) -> tuple[Episode | None, str]:
+        """Return the episode of the toolkit's current conversation, and the name of the running function.
+
+        The name is `<workflow>` for the agent itself.
+        """
+        context = Context.get()
+        return self._episodes.get(context.conversation_id), str(context.active_function.function_name)
 
 
 @register_llm_provider(config_type=EtudeModelConfig)
@@ -48,7 +62,7 @@ async def etude_model(config: EtudeModelConfig, _builder: Builder) -> AsyncItera
 @register_llm_client(config_type=EtudeModelConfig, wrapper_type=LLMFrameworkEnum.LANGCHAIN)
 async def etude_langchain(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[Any]:
     """Provide the trained model to LangChain and LangGraph."""
-    async with langchain_model(config.model_name, function_name) as model:
+    async with langchain_model(config.model_name, config.running) as model:
         yield model
 
 
@@ -77,11 +91,17 @@ class NatAgent:
     """A built workflow of the toolkit, with its config, builder and session manager."""
 
     def __init__(
-        self, config: Config, builder: WorkflowEvalBuilder, sessions: SessionManager, result_json_path: str
+        self,
+        config: Config,
+        model: EtudeModelConfig,
+        builder: WorkflowEvalBuilder,
+        sessions: SessionManager,
+        result_json_path: str,
     ) -> None:
         """Create the agent. Raises RequestError if `result_json_path` is not a JSON path."""
         self.config = config
         self.builder = builder
+        self._model = model
         self._sessions = sessions
         from jsonpath_ng import parse
         from jsonpath_ng.exceptions import JSONPathError
@@ -98,10 +118,10 @@ class NatAgent:
     async def run(self, example: Example, episode: Episode) -> Any:
         """Run the workflow on an example, and return its output as in the toolkit's evaluations."""
         name = f"{_USER}-{uuid4()}" if self.config.eval.general.per_input_user_id else _USER
-        user = UserInfo(basic_user=BasicUserInfo(username=name, password=SecretStr(_USER)))
-        with speaking_as(episode):
+        user = str(UserInfo(basic_user=BasicUserInfo(username=name, password=SecretStr(_USER))).get_user_id())
+        with self._model.answering(episode) as conversation:
             async with (
-                self._sessions.session(user_id=str(user.get_user_id())) as session,
+                self._sessions.session(user_id=user, conversation_id=conversation) as session,
                 session.run(example.inputs["question"]) as runner,
             ):
                 if not session.workflow.has_single_output:
@@ -136,7 +156,7 @@ async def open_agent(config: Config, model: str, result_json_path: str = "$") ->
         # The collector limits the concurrency.
         sessions = await SessionManager.create(config=config, shared_builder=builder, max_concurrency=0)
         try:
-            yield NatAgent(config, builder, sessions, result_json_path)
+            yield NatAgent(config, config.llms[model], builder, sessions, result_json_path)
         finally:
             await sessions.shutdown()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from pydantic import PrivateAttr
 
 from etude.config.component import DatasetConfig, EvaluatorConfig, WorkflowConfig
 from etude.config.registry import register_dataset, register_evaluator, register_workflow
-from etude.core.errors import MissingExtraError, RequestError
+from etude.core.errors import RequestError, require_extra
 from etude.core.interfaces import Evaluator
 from etude.rollout.workflow import Workflow
 
@@ -55,7 +54,13 @@ class NatWorkflowConfig(WorkflowConfig, name="nat"):
                 "this run was begun by `nat finetune`: type that command again, and it goes on; in a config "
                 "of Etude's, `workflow.config_file` names the toolkit's"
             )
-        return _read(self.config_file)
+        from nat.runtime.loader import load_config
+
+        try:
+            return load_config(self.config_file)
+        except (OSError, ValueError) as error:
+            problem = f"{self.config_file} cannot be read as a config of the toolkit: {error}"
+            raise RequestError(problem) from error
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,7 @@ class NatWorkflow(Workflow):
 @register_workflow(config_type=NatWorkflowConfig)
 async def nat_workflow(config: NatWorkflowConfig, builder: Builder) -> AsyncIterator[NatWorkflow]:
     """Build the toolkit's workflow. Raises MissingExtraError without the toolkit."""
-    for name in ("nat", "nat.plugins", "nat.plugins.eval"):
-        if find_spec(name) is None:
-            raise MissingExtraError("a workflow of the NeMo Agent Toolkit", "nat")
+    require_extra("nat.plugins.eval", "a workflow of the NeMo Agent Toolkit", "nat")
     from etude.integrations.nat.agent import open_agent
     from etude.integrations.nat.transport import Steps
 
@@ -97,15 +100,6 @@ async def agent_of(builder: Builder) -> NatAgent:
     if not isinstance(workflow, NatWorkflow) or workflow.agent is None:
         raise RequestError("the evaluators and datasets of `_type: nat` need the workflow `_type: nat`")
     return workflow.agent
-
-
-def _read(path: Path) -> Any:
-    from nat.runtime.loader import load_config
-
-    try:
-        return load_config(path)
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{path} cannot be read as a config of the toolkit: {error}") from error
 
 
 class NatDatasetConfig(DatasetConfig, name="nat"):

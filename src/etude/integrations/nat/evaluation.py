@@ -130,8 +130,10 @@ class NatEvaluator(Evaluator):
             raise RequestError(f"there is no evaluator '{name}'; there are: {', '.join(known) or 'none'}")
         self._agent = agent
         self._name = name
-        self._evaluator: Any = agent.builder.get_evaluator(name)
-        if self._function("evaluate_atif_fn") is None and self._function("evaluate_fn") is None:
+        evaluator: Any = agent.builder.get_evaluator(name)
+        self._atif: Any = getattr(evaluator, "evaluate_atif_fn", None)
+        self._plain: Any = getattr(evaluator, "evaluate_fn", None)
+        if self._atif is None and self._plain is None:
             raise RequestError(f"the evaluator '{name}' has no function to evaluate with")
 
     async def evaluate_item(self, item: EvalInputItem) -> evaluation.EvalOutputItem:
@@ -164,23 +166,18 @@ class NatEvaluator(Evaluator):
 
     async def _evaluate(self, item: NatItem) -> Any:
         batch = EvalInput(eval_input_items=[item])
-        atif, plain = self._function("evaluate_atif_fn"), self._function("evaluate_fn")
-        if atif is not None:
-            outputs = await atif(EvalAtifAdapter().build_samples(batch))
-        elif isinstance(owner := getattr(plain, "__self__", None), BaseEvaluator):
+        if self._atif is not None:
+            outputs = await self._atif(EvalAtifAdapter().build_samples(batch))
+        elif isinstance(owner := getattr(self._plain, "__self__", None), BaseEvaluator):
             # `evaluate` would draw a progress bar for every episode, and hide exceptions.
             return await owner.evaluate_item(item)
         else:
-            result = plain(batch) if plain else None
+            result = self._plain(batch)
             outputs = await result if inspect.isawaitable(result) else result
         items = getattr(outputs, "eval_output_items", [])
         if len(items) != 1:
             raise EpisodeError(f"the evaluator '{self._name}' gave {len(items)} scores for one episode")
         return items[0]
-
-    def _function(self, name: str) -> Any:
-        function = getattr(self._evaluator, name, None)
-        return function if callable(function) else None
 
 
 class RecordedTrajectory(Trajectory):

@@ -48,7 +48,6 @@ from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport
 from etude.report.progress import LineProgress
 from etude.runtime import open_runtime
-from etude.store.run_folder import RunFolder
 
 PartT = TypeVar("PartT")
 
@@ -255,20 +254,18 @@ class EtudeTrainer(Trainer):
                 raise EtudeError("the trainer was not initialized; call initialize(run_config) first")
             async with AsyncExitStack() as stack:
                 run = stack.enter_context(run_of(self._config))
-                self._etude = await self._assembled(self._config, run, stack)
-                self._open = stack.pop_all()
+                logger.info("the run folder is %s", run.path)
+                opened = open_runtime(
+                    self._config, run, progress=LineProgress(LogStream()), report=RunReport()
+                )
+                etude = await assemble_trainer(await stack.enter_async_context(opened))
+                assert isinstance(etude, RecordedTrainer)  # The toolkit trains one model.
+                stack.push_async_callback(etude.cleanup)
+                await etude.initialize(run_config=self._config.finetuning)
+                self.trajectory_builder.bind(etude.trajectory_builder)
+                self.trainer_adapter.bind(etude.trainer_adapter)
+                self._etude, self._open = etude, stack.pop_all()
         return self._etude
-
-    async def _assembled(self, config: Config, run: RunFolder, stack: AsyncExitStack) -> RecordedTrainer:
-        logger.info("the run folder is %s", run.path)
-        opened = open_runtime(config, run, progress=LineProgress(LogStream()), report=RunReport())
-        etude = await assemble_trainer(await stack.enter_async_context(opened))
-        assert isinstance(etude, RecordedTrainer)  # The toolkit trains one model.
-        stack.push_async_callback(etude.cleanup)
-        await etude.initialize(run_config=config.finetuning)
-        self.trajectory_builder.bind(etude.trajectory_builder)
-        self.trainer_adapter.bind(etude.trainer_adapter)
-        return etude
 
 
 def _register(register: Callable[..., Any], config_type: type, part: Callable[[Any], Any]) -> None:

@@ -1,14 +1,12 @@
 """The transport that records an agent's requests in its episode, and the store for the agent's steps.
 
-The agent is built once, and one HTTP client serves all of its episodes. A context variable holds the
-episode of each request.
+The agent is built once, and one HTTP client serves all of its episodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -26,48 +24,34 @@ if TYPE_CHECKING:
 BASE_URL = "http://recorded.invalid/v1"
 API_KEY = "recorded"
 
-FunctionName = Callable[[], str]
-"""A function that returns the name of the agent's running function."""
-
-_speaker: ContextVar[Episode] = ContextVar("etude_nat_speaker")
-
-
-@contextmanager
-def speaking_as(episode: Episode) -> Iterator[None]:
-    """Assign all requests inside the context to `episode`, including requests from its threads and tasks."""
-    before = _speaker.set(episode)
-    try:
-        yield
-    finally:
-        _speaker.reset(before)
+Running = Callable[[], tuple[Episode | None, str]]
+"""A function that returns the running episode, None outside of one, and the agent's running function."""
 
 
 class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
-    """An HTTP transport that passes each request to the current episode. It opens no socket.
+    """An HTTP transport that passes each request to the running episode. It opens no socket.
 
     It serves asyncio clients, and blocking clients in threads that an episode has started.
     """
 
-    def __init__(self, model: str, function_name: FunctionName) -> None:
+    def __init__(self, model: str, running: Running) -> None:
         """Create the transport. `model` is the entry of `llms` that answers."""
         self._model = model
-        self._function_name = function_name
+        self._running = running
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the recorded answer, or an error response outside of an episode."""
-        episode = _speaker.get(None)
+        episode, request.headers[FUNCTION_HEADER] = self._running()
         if episode is None:
             return _nobody(request, self._model)
-        request.headers[FUNCTION_HEADER] = self._function_name()
         recording = RecordingTransport(lambda body: episode.answer(body, self._model), episode.said)
         return await recording.handle_async_request(request)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Return the answer as `handle_async_request` does. Raises EpisodeError on the event loop."""
-        episode = _speaker.get(None)
+        episode, request.headers[FUNCTION_HEADER] = self._running()
         if episode is None:
             return _nobody(request, self._model)
-        request.headers[FUNCTION_HEADER] = self._function_name()
         recording = BlockingRecordingTransport(
             lambda body: episode.answer(body, self._model), episode.loop.wait, episode.said
         )
@@ -75,12 +59,12 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
 
 @asynccontextmanager
-async def langchain_model(model: str, function_name: FunctionName) -> AsyncIterator[BaseChatModel]:
+async def langchain_model(model: str, running: Running) -> AsyncIterator[BaseChatModel]:
     """Open LangChain's chat model for all episodes. The model's config sets the sampling parameters."""
     from langchain_openai import ChatOpenAI
 
     # The clients have no timeout, because the engine and the episode have their own limits.
-    transport = EpisodeTransport(model, function_name)
+    transport = EpisodeTransport(model, running)
     asynchronous = httpx.AsyncClient(transport=transport, timeout=None)
     blocking = httpx.Client(transport=transport, timeout=None)
     async with asynchronous:

@@ -12,7 +12,6 @@ import tempfile
 import traceback
 from argparse import Namespace
 from collections.abc import Mapping
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -25,32 +24,7 @@ from etude.integrations.verifiers import CHAT
 
 __all__ = ["ChatHarness"]
 
-_ARGUMENTS: ContextVar[Namespace] = ContextVar("arguments of the chat program")
-_PLAIN = {
-    "bash": False,
-    "edit": False,
-    "search": False,
-    "serper_key": "",
-    "compaction": False,
-    "summarize_at_tokens": None,
-}
-"""The program's arguments that the `null` harness does not pass."""
-
-
-def _program() -> dict[str, Any]:
-    """Execute the program's source, and return its namespace. `parse_args` returns a segment's arguments."""
-    names: dict[str, Any] = {"__name__": "etude_chat_program"}
-    exec(compile(CHAT_PROGRAM_SOURCE, "verifiers' chat program", "exec"), names)
-    names["parse_args"] = _ARGUMENTS.get
-    # The program only talks to this process, where Etude retries calls itself. Reading the certificates
-    # would take longer than everything else.
-    names["AsyncOpenAI"] = partial(names["AsyncOpenAI"], max_retries=0)
-    client = names["DefaultAsyncHttpxClient"]
-    names["DefaultAsyncHttpxClient"] = lambda verify: client(verify=False)
-    return names
-
-
-_PROGRAM = _program()
+_PROGRAM = compile(CHAT_PROGRAM_SOURCE, "verifiers' chat program", "exec")
 
 
 def install() -> None:
@@ -83,30 +57,42 @@ class ChatHarness(NullHarness):
     ) -> Any:
         """Run one segment, and return the program's result."""
         system, prompt = self.resolve_prompt(data)
+        messages_file = ""
+        if prompt and not isinstance(prompt, str):
+            # The program deletes the file.
+            with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+                json.dump([message_to_wire(message) for message in prompt], file)
+            messages_file = file.name
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         arguments = Namespace(
-            **_PLAIN,
+            # The `null` harness does not pass these.
+            bash=False,
+            edit=False,
+            search=False,
+            serper_key="",
+            compaction=False,
+            summarize_at_tokens=None,
             base_url=endpoint,
             api_key=secret,
             model=ctx.model,
             system_prompt=system or "",
             prompt=prompt if isinstance(prompt, str) else "",
-            initial_messages_file="" if isinstance(prompt, str) or not prompt else _written(prompt),
+            initial_messages_file=messages_file,
             mcp_config=json.dumps({"mcpServers": servers}) if servers else "",
             tool_interception_url=tool_interception_url or "",
         )
-        _ARGUMENTS.set(arguments)
+        program: dict[str, Any] = {"__name__": "etude_chat_program"}
+        exec(_PROGRAM, program)  # Each segment gets a namespace of its own, in under a millisecond.
+        program["parse_args"] = lambda: arguments
+        # The program only talks to this process, where Etude retries calls itself. Reading the certificates
+        # would take longer than everything else.
+        program["AsyncOpenAI"] = partial(program["AsyncOpenAI"], max_retries=0)
+        client = program["DefaultAsyncHttpxClient"]
+        program["DefaultAsyncHttpxClient"] = lambda verify: client(verify=False)
         try:
-            await _PROGRAM["main"]()
+            await program["main"]()
         except SystemExit as error:
             return vf.ProgramResult(int(error.code or 0), "", traceback.format_exc())
         except Exception:  # noqa: BLE001  a script would end with exit code 1
             return vf.ProgramResult(1, "", traceback.format_exc())
         return vf.ProgramResult(0, "", "")
-
-
-def _written(messages: Any) -> str:
-    """Write the messages to a file, which the program deletes. Return its name."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
-        json.dump([message_to_wire(message) for message in messages], file)
-        return file.name

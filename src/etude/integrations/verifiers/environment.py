@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from etude.config.import_path import note_user_module, where_raised
 from etude.core.episode import Example
-from etude.core.errors import DatasetError, MissingExtraError, RequestError
+from etude.core.errors import DatasetError, MissingExtraError, RequestError, require_extra
 from etude.integrations.verifiers import CHAT
 
 Block = str | Mapping[str, Any]
@@ -32,8 +32,7 @@ SHIPPED = {"textarena": "ta", "openenv": "openenv", "harbor": "harbor"}
 
 def require_verifiers() -> None:
     """Raise MissingExtraError if verifiers is not installed."""
-    if importlib.util.find_spec("verifiers") is None:
-        raise MissingExtraError("an environment of verifiers", "verifiers")
+    require_extra("verifiers", "an environment of verifiers", "verifiers")
 
 
 def read_block(block: Block) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import verifiers.v1 as vf
-from pydantic import PrivateAttr
+from pydantic import Field
 from pydantic_core import from_json, to_json
 from verifiers.v1.clients.client import RelayReply
 from verifiers.v1.errors import model_error
@@ -70,19 +70,8 @@ class EpisodeClientConfig(vf.EvalClientConfig):
 
     base_url: str = NOWHERE
     api_key_var: str = NO_KEY
-    _calls: EpisodeCalls | None = PrivateAttr(default=None)
-
-    @classmethod
-    def of(cls, calls: EpisodeCalls) -> EpisodeClientConfig:
-        """Create the client config of an episode."""
-        made = cls()
-        made._calls = calls
-        return made
-
-    def client(self, agent: str) -> EpisodeClient:
-        """Create the client of an agent in the episode."""
-        assert self._calls is not None, "an EpisodeClientConfig is made by `of`"
-        return EpisodeClient(self._calls, agent)
+    calls: Any = Field(exclude=True, repr=False)
+    """The `EpisodeCalls` of the episode."""
 
 
 class EpisodeClient(vf.Client):
@@ -146,7 +135,7 @@ class RecordingServer(InterceptionServer):
         secrets: tuple[str, str] = super().register(session)
         config = session.ctx.client
         if isinstance(config, EpisodeClientConfig):
-            session.client = config.client(session.trace.agent.name)
+            session.client = EpisodeClient(config.calls, session.trace.agent.name)
         return secrets
 
 
@@ -239,7 +228,7 @@ class VerifiersWorkflow:
         task = self.tasks.of(example)
         await self._servers.start()
         calls = EpisodeCalls(episode)
-        context = vf.ModelContext(model=DEFAULT_MODEL, client=EpisodeClientConfig.of(calls))
+        context = vf.ModelContext(model=DEFAULT_MODEL, client=EpisodeClientConfig(calls=calls))
         try:
             played = await self.env.run_episode(task, context)
         except Exception as error:

@@ -1,4 +1,7 @@
-"""The demo: from nothing to a trained agent, with the functions that any run uses."""
+"""The demo: a tiny model is made, learns a task, and is measured before and after.
+
+It uses the functions that any run uses.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ from etude.store.run_folder import RunFolder
 from etude.store.versions import LAST, RunVersion, choose_version
 from etude.verbs import train_in
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parent
 
 TASKS = {
     "calculator": "learns to use a calculator: a question, a tool call, the result, the answer",
