@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from tests.cli.projects import change, etude, events, finished, local_project, scripted_project
 from tests.cli.test_demo import small_example  # noqa: F401
@@ -113,6 +114,16 @@ def test_after_a_look_at_a_damaged_run(project):
         config.write("seed: 1\n")
     assert last_line(etude("runs", "show", "r")) == "etude runs check runs/r"
     assert "config.yml is" in etude("runs", "check", "runs/r").stderr
+
+
+def test_after_the_skill_was_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "wrote my_agent/agent.py" in works(etude("skill"))
+    text = Path(".claude/skills/etude/SKILL.md").read_text(encoding="utf-8")
+    front = yaml.safe_load(text.split("---")[1])
+    assert front["name"] == "etude" and len(front["description"]) < 1024 and text.count("\n") <= 120
+    assert etude("skill").exit_code == 2, "a skill that somebody has changed stays"
+    assert Path(json.loads(etude("skill", "--to", "x", "--json").stdout)["file"]).read_text("utf-8") == text
 
 
 def test_where_nothing_is(small_example):  # noqa: F811
