@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONST
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs size newcomer bench clean
+.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs size package newcomer bench clean
 
 # Programs under test share compiled modules, whatever the environment says: compiling them anew takes each 1.3 s.
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
@@ -76,6 +76,9 @@ docs: $(DEV) ## Write the generated pages of docs/ anew
 size: ## Lines and modules of source, lines of tests, benchmark files, config keys
 	$(PYTHON) -m tests.size
 
+package: $(DEV) ## Build wheel and sdist into dist/, and try the wheel in a fresh environment
+	tests/package.sh
+
 newcomer: ## From git clone to a model that answers better, in an environment of its own (ARGS=tickets)
 	tests/newcomer.sh $(ARGS)
 
@@ -87,7 +90,7 @@ bench: $(DEV) ## Run the benchmarks (ARGS=--quick)
 	$(BIN)/python benchmarks/learning.py $(ARGS)
 
 clean: ## Remove the environment and what tools left behind
-	rm -rf .venv .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf .venv .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov dist
 
 # With the releases that were tested, unless there are no constraints; pyproject.toml has the ranges.
 $(LOCAL): pyproject.toml constraints.txt | $(BIN)/python
