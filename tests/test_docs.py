@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 import typer
 import yaml
 from pydantic import ValidationError
+from web.api import render_api
 
 import etude
 from etude.cli.app import app
@@ -178,9 +179,10 @@ def run(command: list[str], folder: Path, where: str) -> None:
     assert result.returncode == 0, f"{where}: {command[-1]}\n{result.stdout}\n{result.stderr}"
 
 
-def test_the_config_reference_is_up_to_date():
-    written = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
-    assert written == render_reference(), "docs/config.md is out of date; type: make docs"
+@pytest.mark.parametrize(("page", "render"), [("config.md", render_reference), ("api.md", render_api)])
+def test_a_generated_page_is_up_to_date(page: str, render: Callable[[], str]):
+    written = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert written == render(), f"docs/{page} is out of date; type: make docs"
 
 
 def test_commands_that_are_shown_exist_with_their_options():
@@ -196,11 +198,8 @@ def test_commands_that_are_shown_exist_with_their_options():
             if words[1] in ("COMMAND", "--help", "--version"):
                 continue
             name = next((" ".join(words[:n]) for n in (3, 2) if " ".join(words[:n]) in known), None)
-            own = (
-                {option for each in known[name].params for option in each.opts + each.secondary_opts}
-                if name
-                else set()
-            )
+            parameters = known[name].params if name else []
+            own = {option for each in parameters for option in each.opts + each.secondary_opts}
             of_all = {"--help", "--version", "--debug", "--log-level"}
             options = {word.partition("=")[0] for word in words if word.startswith("--")}
             if name is None or options - own - of_all:
@@ -214,11 +213,8 @@ PAGE_OF = {"trackers": "operating.md", "trainer_adapters": "backends.md", "traje
 @pytest.mark.parametrize(("kind", "page"), PAGE_OF.items())
 def test_a_page_names_every_type_that_ships(kind: Kind, page: str):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    shipped = {
-        name for name in names(kind) if lookup(kind, name).config_type.__module__.startswith("etude.")
-    } - {
-        "live"  # Of a program's own objects.
-    }
+    shipped = {name for name in names(kind) if lookup(kind, name).config_type.__module__.startswith("etude.")}
+    shipped -= {"live"}  # Of a program's own objects.
     assert {name for name in shipped if not re.search(rf"\b{re.escape(name)}\b", text)} == set()
 
 

@@ -18,6 +18,7 @@ WEB = Path(__file__).parent
 ROOT = WEB.parent
 VIEW = "src/etude/view/static/vendor"
 TESTS = "tests/view/vendor"
+SITE = "docs/vendor"
 FILES = {
     "htmx.org/dist/htmx.min.js": f"{VIEW}/htmx.min.js",
     "htmx.org/LICENSE": f"{VIEW}/htmx.LICENSE",
@@ -26,6 +27,8 @@ FILES = {
     "uplot/LICENSE": f"{VIEW}/uPlot.LICENSE",
     "axe-core/axe.min.js": f"{TESTS}/axe.min.js",
     "axe-core/LICENSE": f"{TESTS}/axe.LICENSE",
+    "iframe-worker/shim/index.js": f"{SITE}/iframe-worker.js",
+    "iframe-worker/LICENSE": f"{SITE}/iframe-worker.LICENSE",
 }
 """Files of packages, and where they go in the repository."""
 

@@ -50,6 +50,8 @@ _FOLLOWED = 0.15
 """How often a kill is followed by another before anything has recovered."""
 _MOST_FAILURES = 5
 """Ends of a run's head that nobody asked for, and times that it hung."""
+_IN_A_ROW = 2
+"""Kills in a row without a checkpoint of the job of learners: a third would fail it, as promised."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,10 @@ class _Operator:
             return None  # There is no journal yet.
         return None if first is None else float(first)
 
+    def checkpoints(self) -> list[Path]:
+        """Those of the job that learners train."""
+        return sorted(path_of(self.folder).glob("learners/**/job-*/step-*"))
+
     def tails(self) -> str:
         """The ends of the logs, to show why nothing happens."""
         logs = [self._head_log, *sorted((path_of(self.folder) / "runners").glob("*.log"))]
@@ -212,7 +218,8 @@ class _Killed:
 
     def __init__(self, operator: _Operator, bag: list[str], choice: random.Random, ends: _Ends) -> None:
         self._operator, self._bag, self._choice, self._ends = operator, bag, choice, ends
-        self.kills = self._failures = 0
+        self.kills = self._failures = self._in_a_row = 0
+        self._checkpoints = list[Path]()
 
     def play(self, parts: tuple[str, ...], most: int) -> None:
         """Kill parts of the run until it has ended, up to a limit."""
@@ -235,6 +242,8 @@ class _Killed:
             if not self._bag:
                 self._bag += self._choice.sample(parts, len(parts))
             part = self._bag.pop()
+            if "learner" in parts:
+                self._await_checkpoint()
             end = time.monotonic() + _TARGET_SECONDS
             # Learners are there while a job trains.
             while not (repair := self._operator.kill(part)):
@@ -253,6 +262,16 @@ class _Killed:
         if killed:
             recovery = self._await_commit(first, " and ".join(killed))
             self._ends.recoveries += [] if recovery is None else [recovery]
+
+    def _await_checkpoint(self) -> None:
+        """Wait where one more kill would fail the job, until it has another checkpoint."""
+        end = time.monotonic() + _COMMIT_SECONDS
+        while (found := self._operator.checkpoints()) == self._checkpoints and self._in_a_row == _IN_A_ROW:
+            if not self._operator.is_running or time.monotonic() > end:
+                break
+            time.sleep(_LOOK_SECONDS)
+        self._in_a_row = 1 if found != self._checkpoints else self._in_a_row + 1
+        self._checkpoints = found
 
     def _await_commit(self, moment: float, what: str) -> float | None:
         """Seconds from a moment to the next commit; None where the run ends without another one.

@@ -85,10 +85,8 @@ def test_after_a_run_that_trained_on_nothing(project):
     change(project / "config.yml", eval__evaluators={"correct": "agent:correct"})
     shown = etude("train", "config.yml", "--name", "r")
     assert shown.exit_code == 1
-    line = "etude episodes runs/r --phase train/2"
-    assert (
-        last_line(shown) == last_line(etude("resume", "r")) == last_line(etude("runs", "show", "r")) == line
-    )
+    lines = {last_line(each) for each in (shown, etude("resume", "r"), etude("runs", "show", "r"))}
+    assert lines == {"etude episodes runs/r --phase train/2"}
     assert "episodes of train/2" in works(shown)
 
 
@@ -190,17 +188,15 @@ def test_help_loads_nothing_heavy(argument):
     assert not loaded_after(f"{start}\ntry: main()\nexcept SystemExit: pass") & HEAVY
 
 
-NAME = "a-long-name-of-a-run-that-nobody-would-like-to-type-again-项目"
-
-
 def test_in_a_pipe_each_row_is_a_line(project, monkeypatch):
+    name = "a-long-name-of-a-run-that-nobody-would-like-to-type-again-项目"
     monkeypatch.setenv("COLUMNS", "")
-    assert etude("train", "config.yml", "--name", NAME).exit_code == 0
+    assert etude("train", "config.yml", "--name", name).exit_code == 0
     listed = etude("runs", "list").stdout.splitlines()
-    (row,) = [line for line in listed if NAME in line and "next: " not in line]
+    (row,) = [line for line in listed if name in line and "next: " not in line]
     assert "train" in row and "finished" in row and "2/2" in row
-    jobs = etude("jobs", NAME).stdout.splitlines()
-    assert sum("completed" in line and f"{NAME}-epoch-" in line for line in jobs) == 2
+    jobs = etude("jobs", name).stdout.splitlines()
+    assert sum("completed" in line and f"{name}-epoch-" in line for line in jobs) == 2
 
 
 def test_the_link_that_is_printed_opens_the_run(project):
