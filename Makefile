@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs site size newcomer bench clean
+.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs site size package audit newcomer bench clean
 
 # Workers with a thread for each core would wait for each other: the real model took seven times the CPU time.
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
@@ -90,6 +90,16 @@ site: $(DEV) ## Build the site of docs/ into site/; a link or an anchor that lea
 size: ## Lines and modules of source, lines of tests, benchmark files, config keys
 	$(PYTHON) -m tests.size
 
+package: $(DEV) ## Build wheel and sdist into dist/, and try the wheel in a fresh environment
+	tests/package.sh
+
+# Strict: a database that does not know a package, or cannot be reached, is no clean bill.
+audit: | $(BIN)/python ## Look the releases of constraints.txt up for known weaknesses, and write an SBOM: sbom.json
+	$(BIN)/python -m venv $(VENV)/audit
+	$(VENV)/audit/bin/pip install --quiet pip-audit
+	$(VENV)/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip \
+	  --format cyclonedx-json --output sbom.json
+
 newcomer: ## From git clone to a model that answers better, in an environment of its own (ARGS=tickets)
 	tests/newcomer.sh $(ARGS)
 
@@ -102,7 +112,7 @@ bench: $(DEV) ## Run the benchmarks (ARGS=--quick)
 
 clean: ## Remove the environment and what tools left behind
 	rm -rf .venv .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov \
-	  .cache build/docs site
+	  .cache build/docs site dist sbom.json
 
 # With the releases that were tested, unless there are no constraints; pyproject.toml has the ranges.
 $(LOCAL): pyproject.toml constraints.txt | $(BIN)/uv

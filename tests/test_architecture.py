@@ -235,7 +235,7 @@ def test_only_what_runs_or_trains_models_here_imports_torch_at_its_top():
     ],
 )
 def test_importing_etude_is_light(statement: str, needs: set[str]):
-    assert _loaded_after(statement) & SLOW_TO_IMPORT == needs
+    assert loaded_after(statement) & SLOW_TO_IMPORT == needs
 
 
 def test_nothing_needs_torch_before_a_model_is_loaded_here():
@@ -248,10 +248,10 @@ def test_nothing_needs_torch_before_a_model_is_loaded_here():
         if not name.startswith("etude.integrations.art.serving")  # A part of the server.
     )
     assert "etude.components" in others and "etude.cli.app" in others
-    assert not _loaded_after(f"import {', '.join(others)}") & HEAVY
+    assert not loaded_after(f"import {', '.join(others)}") & HEAVY
 
 
-def _loaded_after(statement: str) -> set[str]:
+def loaded_after(statement: str) -> set[str]:
     """The top-level packages that a new process has loaded after a statement."""
     script = f"{statement}\nimport sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

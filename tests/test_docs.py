@@ -37,6 +37,7 @@ PAGES = sorted(
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("benchmarks/*.md"),
         *ROOT.glob("examples/**/*.md"),
+        *ROOT.glob("src/etude/cli/*.md"),
     ]
 )
 

@@ -99,9 +99,8 @@ def test_all_that_is_wrong_is_found_in_one_go(local):
 
 def test_held_out_examples_must_be_held_out(project):
     (project / "validation.jsonl").write_text(rows(60, "t"))
-    assert (
-        "8 of 60 examples are also trained on" in details(checked("config.yml")[0], "warning")["validation"]
-    )
+    warnings = details(checked("config.yml")[0], "warning")
+    assert "8 of 60 examples are also trained on" in warnings["validation"]
 
 
 def test_examples_that_do_not_fit_into_the_model(local):

@@ -73,9 +73,7 @@ def test_trajectories_as_lines(project):
     told = json.loads(etude("export", "r", "--trajectories", "t.jsonl", "--json").stdout)
     rows = events((project / "t.jsonl").read_text())
     assert told["rows"] == len(rows)
-    history = [
-        json.loads(line) for line in (project / "runs/r/training_metrics.jsonl").read_text().splitlines()
-    ]
+    history = events((project / "runs/r/training_metrics.jsonl").read_text())
     assert len(rows) == sum(epoch["filtered_trajectories"] for epoch in history)
     row = rows[0]
     assert (row["run"], row["phase"], row["method"]) == ("r", "train/1", "grpo")

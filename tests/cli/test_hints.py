@@ -9,18 +9,17 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
+import yaml
 
-from etude.cli.app import app
 from tests.cli.projects import change, etude, events, finished, local_project, scripted_project
 from tests.cli.test_demo import small_example  # noqa: F401
 from tests.forked import program
+from tests.test_architecture import loaded_after
 
 EQUAL = """
 import etude
@@ -86,10 +85,8 @@ def test_after_a_run_that_trained_on_nothing(project):
     change(project / "config.yml", eval__evaluators={"correct": "agent:correct"})
     shown = etude("train", "config.yml", "--name", "r")
     assert shown.exit_code == 1
-    line = "etude episodes runs/r --phase train/2"
-    assert (
-        last_line(shown) == last_line(etude("resume", "r")) == last_line(etude("runs", "show", "r")) == line
-    )
+    lines = {last_line(each) for each in (shown, etude("resume", "r"), etude("runs", "show", "r"))}
+    assert lines == {"etude episodes runs/r --phase train/2"}
     assert "episodes of train/2" in works(shown)
 
 
@@ -115,6 +112,16 @@ def test_after_a_look_at_a_damaged_run(project):
         config.write("seed: 1\n")
     assert last_line(etude("runs", "show", "r")) == "etude runs check runs/r"
     assert "config.yml is" in etude("runs", "check", "runs/r").stderr
+
+
+def test_after_the_skill_was_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "wrote my_agent/agent.py" in works(etude("skill"))
+    text = Path(".claude/skills/etude/SKILL.md").read_text(encoding="utf-8")
+    front = yaml.safe_load(text.split("---")[1])
+    assert front["name"] == "etude" and len(front["description"]) < 1024 and text.count("\n") <= 120
+    assert etude("skill").exit_code == 2, "a skill that somebody has changed stays"
+    assert Path(json.loads(etude("skill", "--to", "x", "--json").stdout)["file"]).read_text("utf-8") == text
 
 
 def test_where_nothing_is(small_example):  # noqa: F811
@@ -172,72 +179,24 @@ def test_hard_names_and_folders_elsewhere(tmp_path, monkeypatch, base, kind):
     pasted(last_line(etude("check", f"./-{HARD}.yml")), project)
 
 
-COMMANDS = [
-    *("init", "demo", "check", "doctor", "train", "resume", "evaluate"),
-    *("runs", "jobs", "episodes", "export"),
-]
-
 HEAVY = {"torch", "transformers", "numpy", "openai", "pydantic", "matplotlib", "sqlalchemy", "rich", "yaml"}
-
-
-def loaded_after(*arguments: str) -> set[str]:
-    """The top-level packages that a new process has loaded after a command."""
-    script = (
-        "import sys; sys.argv = ['etude', *sys.argv[1:]]\n"
-        "from etude.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "print('loaded:', *{name.partition('.')[0] for name in sys.modules})"
-    )
-    command = [sys.executable, "-c", script, *arguments]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return set(output.rpartition("loaded:")[2].split())
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_help_loads_nothing_heavy(argument):
-    assert sorted(loaded_after(argument) & HEAVY) == []
+    start = f"import sys; sys.argv = ['etude', '{argument}']; from etude.cli import main"
+    assert not loaded_after(f"{start}\ntry: main()\nexcept SystemExit: pass") & HEAVY
 
 
-def test_help_lists_every_command():
-    shown = etude("--help").stdout
-    assert all(f"\n  {command} " in shown for command in COMMANDS)
-
-
-NAME = "a-long-name-of-a-run-that-nobody-would-like-to-type-again-项目"
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A project with a run in it."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        scripted_project(folder)
-        assert etude("train", "config.yml", "--name", NAME).exit_code == 0
-    return folder
-
-
-@pytest.fixture
-def run(trained, tmp_path, monkeypatch):
-    """The current folder, with a copy of that project."""
-    monkeypatch.chdir(shutil.copytree(trained, tmp_path / "copy"))
-    return tmp_path / "copy"
-
-
-def shown_at(columns, *arguments):
-    """The lines of a command's output where a terminal has so many columns."""
-    done = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, arguments)
-    assert done.exit_code == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_in_a_pipe_each_row_is_a_line(run):
-    listed = shown_at("", "runs", "list")
-    (row,) = [line for line in listed if NAME in line and "next: " not in line]
+def test_in_a_pipe_each_row_is_a_line(project, monkeypatch):
+    name = "a-long-name-of-a-run-that-nobody-would-like-to-type-again-项目"
+    monkeypatch.setenv("COLUMNS", "")
+    assert etude("train", "config.yml", "--name", name).exit_code == 0
+    listed = etude("runs", "list").stdout.splitlines()
+    (row,) = [line for line in listed if name in line and "next: " not in line]
     assert "train" in row and "finished" in row and "2/2" in row
-    jobs = shown_at("", "jobs", NAME)
-    assert sum("completed" in line and f"{NAME}-epoch-" in line for line in jobs) == 2
+    jobs = etude("jobs", name).stdout.splitlines()
+    assert sum("completed" in line and f"{name}-epoch-" in line for line in jobs) == 2
 
 
 def test_the_link_that_is_printed_opens_the_run(project):

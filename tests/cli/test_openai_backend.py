@@ -193,10 +193,8 @@ def test_grpo_goes_through_the_server_and_back(served, server):
     assert job["method"]["type"] == "grpo"
     groups = [row["trajectories"] for row in server.rows("ftjob-0")]
     assert {len(group) for group in groups} == {4}
-    assert {tuple(one["turns"][0]["token_ids"]) for group in groups for one in group} == {
-        (*b"yes", 2),
-        (*b"no", 2),
-    }
+    sampled = {tuple(one["turns"][0]["token_ids"]) for group in groups for one in group}
+    assert sampled == {(*b"yes", 2), (*b"no", 2)}
     summary = json.loads(Path("runs/r/summary.json").read_text())
     assert summary["last_version"]["location"] == job["fine_tuned_model"]
     assert server.sampled[-1] == job["fine_tuned_model"], "validation is by what was trained"

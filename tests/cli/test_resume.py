@@ -285,10 +285,7 @@ def failing(project, monkeypatch):
 
 
 def failures(project) -> dict[str, int]:
-    epochs = [
-        json.loads(line) for line in (project / "runs/r/training_metrics.jsonl").read_text().splitlines()
-    ]
-    return epochs[-1]["failures"]
+    return events((project / "runs/r/training_metrics.jsonl").read_text())[-1]["failures"]
 
 
 def played(project) -> list[str]:

@@ -114,7 +114,7 @@ def etude(
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(init.init, demo.demo, check.check, doctor.doctor, train.train, train.resume, evaluate.evaluate),
     *(episodes.episodes, runs.jobs, report.report, export.export, import_traces.import_traces),
-    *(serve.serve, view.view),
+    *(serve.serve, view.view, init.skill),
 )
 for _command in _COMMANDS:
     app.command()(report_errors(_command))

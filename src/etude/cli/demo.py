@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from etude.cli import hints
 from etude.cli.command import AsJson, OnCluster, on_cluster, on_error, option, refuse, run_async
 from etude.cli.console import emit, next_step, say, shown_path, table, unused_folder
-from etude.core.stats import shown_mean
 
 if TYPE_CHECKING:
     from etude.demo import DemoReport
 Method = Literal["grpo", "dpo", "expert_iteration"]
-
-
 Task = Literal["calculator", "tictactoe", "sort", "extraction"]
 
 
@@ -44,11 +41,9 @@ def demo(
 
     learned, method = PRETRAINED if real else task or "calculator", method or "grpo"
     folder = (out or unused_folder(Path(f"demo-{'real' if real else learned}"), "-")).absolute()
-    if not as_json and real:
-        say(f"{PACKAGED} learns to read customers' messages into the fields of a ticket.")
-    elif not as_json:
-        say(f"A tiny model, made from scratch on this machine, {TASKS[learned]}.")
     if not as_json:
+        pretrained = f"{PACKAGED} learns to read customers' messages into the fields of a ticket."
+        say(pretrained if real else f"A tiny model, made from scratch on this machine, {TASKS[learned]}.")
         say(f"Everything is written to {shown_path(folder)}.\n")
     kind = ["--real"] if real else ["--task", learned, "--method", method]
 
@@ -66,17 +61,15 @@ def demo(
 
 
 def _show(report: DemoReport) -> None:
+    from etude.core.history import Score
+
     stages = {"before": report.before, "after demonstrations": report.demonstrated, "after": report.after}
     stages["after, greedy"] = report.greedy
     measured = {when: stage["scores"] for when, stage in stages.items() if stage is not None}
     rows = []
     for name, last in report.after["scores"].items():
         label = f"{name} (reward)" if name == report.after["reward"] else name
-        all_scores = (scores[name] for scores in measured.values())
-        means = (
-            "none" if own["mean"] is None else shown_mean(own["mean"], own["low"], own["high"])
-            for own in all_scores
-        )
+        means = (Score.model_validate(scores[name]).interval for scores in measured.values())
         rows.append((label, *means, last["n"]))
     say()
     title = "mean and 95 % interval over held-out episodes, at temperature 1"

@@ -141,6 +141,7 @@ def _export(run: Path, version: str, wish: _Options, repository: Repository | No
     from etude.lost_versions import version_on_disk
     from etude.store.facts import read_histories
     from etude.store.figures import collapse_in
+    from etude.store.stored_config import needs_program
 
     with version_on_disk(run, version, warn) as wanted:
         folder = (wish.out or run / "export" / f"v{wanted.number}{wish.suffix}").absolute()
@@ -162,7 +163,8 @@ def _export(run: Path, version: str, wish: _Options, repository: Repository | No
     if as_json:
         emit(facts)
     elif not wish.suffix and wanted.target is None:
-        next_step(hints.evaluate_exported(run, folder))
+        again = hints.command("evaluate", run / "config.yml", "--model", folder)
+        next_step(hints.new_project(shown_path(folder)) if needs_program(run) else again)
     elif wanted.run == run:
         # The exported folder is no model that the config could use instead of its own.
         next_step(hints.evaluate_version(run, str(wanted).removeprefix(f"{run.name}:")))

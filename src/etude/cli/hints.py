@@ -47,15 +47,6 @@ def evaluate_version(run: Path, version: str | None = None) -> str:
     return command("evaluate", run / "config.yml", "--model", model)
 
 
-def evaluate_exported(run: Path, folder: Path) -> str:
-    """Return the command that evaluates an exported model, or a new project if only a program can."""
-    from etude.store.stored_config import needs_program
-
-    if needs_program(run):
-        return new_project(shown_path(folder))
-    return command("evaluate", run / "config.yml", "--model", folder)
-
-
 def after_run(run: Path, facts: RunFacts | None = None, histories: Histories | None = None) -> str:
     """Return the next command for a stored run in any state. Raises StoreError if it cannot be read.
 

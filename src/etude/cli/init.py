@@ -1,4 +1,4 @@
-"""`etude init FOLDER`: write a project to start from."""
+"""`etude init FOLDER` and `etude skill`: write a project to start from, and a guide for coding agents."""
 
 from __future__ import annotations
 
@@ -52,3 +52,19 @@ def init(
             origin += f"; where the hub does not answer, {made}" if made.is_dir() else ""
         say(f"model {chosen}: {origin}; choose another with --model")
     next_step(f"cd {shlex.quote(shown_path(folder))} && {hints.command('check', 'config.yml')}")
+
+
+def skill(
+    to: Annotated[Path, option("The folder for SKILL.md.", show_default=True)] = Path(".claude/skills/etude"),
+    as_json: AsJson = False,
+) -> None:
+    """Write a skill by which a coding agent sets up, trains and diagnoses runs."""
+    from etude.store.files import write_new_files
+
+    text = Path(__file__).with_name("skill.md").read_text(encoding="utf-8")
+    (written,) = write_new_files(to, {"SKILL.md": text})
+    if as_json:
+        emit({"file": str(written.absolute())})
+        return
+    say(f"wrote {shown_path(written)}")
+    next_step(hints.new_project())

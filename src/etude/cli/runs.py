@@ -186,8 +186,7 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
         )
         for job in submitted
     ]
-    columns = ("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message")
-    table(columns, rows)
+    table(("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message"), rows)
     stopped = submitted[-1].status == INTERRUPTED
     next_step(hints.after_run(path) if stopped else hints.show(path))
 
@@ -207,9 +206,8 @@ def _show_facts(facts: RunFacts) -> None:
         at, failures, fault = (facts.storage.get(key) for key in ("copied_at", "failures", "last_error"))
         since = "never" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
         text = f"{facts.storage['address']}, last backed up: {since}"
-        text += (f"; failures: {failures}" if failures else "") + (
-            f"; it fails now: {fault}" if fault else ""
-        )
+        text += f"; failures: {failures}" if failures else ""
+        text += f"; it fails now: {fault}" if fault else ""
         say_wrapped(f"storage         {text}")
     if facts.state == "unreadable":
         return
