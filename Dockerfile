@@ -1,13 +1,14 @@
 # `etude serve` on a CPU. It asks for a key, and keeps models in /models and its store in /data:
 #
-#   docker build --tag etude .
+#   docker build --tag etude --build-arg TORCH_INDEX=… .
 #   docker run --init --publish 127.0.0.1:8000:8000 --env SERVER_KEY --volume models:/models --volume data:/data etude MODEL
 FROM python:3.11-slim AS build
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# PyTorch's index of builds for CPUs (--build-arg TORCH_INDEX=…). Without it comes one with CUDA, several GB.
+ARG TORCH_INDEX
 WORKDIR /build
 COPY constraints.txt ./
 RUN python -m venv /opt/etude && \
-    /opt/etude/bin/pip install --no-cache-dir --constraint constraints.txt --index-url "$TORCH_INDEX" torch
+    /opt/etude/bin/pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY pyproject.toml README.md LICENSE ./
 COPY examples examples
 COPY src src

@@ -2,7 +2,7 @@
 # A newcomer's way, in a fresh environment: from `git clone` to a pretrained model that answers better.
 # Usage: tests/newcomer.sh [TASK]     a task of `etude init --task`, `larger` by default
 # It fails where a step does, and where training makes nothing better. Where pip would take torch with CUDA, several
-# GB, name PyTorch's index of builds for CPUs: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# GB, name PyTorch's index of builds for CPUs in PIP_EXTRA_INDEX_URL (PyTorch, Get started, has its address).
 set -euo pipefail
 
 task=${1:-larger}
