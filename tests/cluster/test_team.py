@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from etude.cluster.launch import SHARED_FILE, RayConfig, RayTeams, TeamMember, find_room
+from etude.cluster.launch import SHARED_FILE, RayConfig, RayTeams, TeamMember, find_room, require_ray
 from etude.core.errors import RequestError, StoreError
 from etude.models.weights import load_tensors
 from etude.store.run_folder import RunLock
@@ -80,7 +80,7 @@ def test_an_address_where_nothing_is(tmp_path: Path) -> None:
 
 def test_the_address_of_rays_client_is_refused() -> None:
     with pytest.raises(RequestError, match="ray start --address"):
-        launcher("ray://10.0.0.1:10001")
+        require_ray("ray://10.0.0.1:10001")
 
 
 @pytest.mark.parametrize("problem", ["another folder", "no locks", None])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import sys
 from pathlib import Path
 
@@ -109,18 +108,6 @@ async def test_a_key_is_void_when_its_episode_is_over(journal: Journal) -> None:
 
     records = await collect(play, journal, work=jobs(2), limits=Limits(max_calls=None))
     assert [record.output for record in records] == ["done", "refused"], records[1].failure
-
-
-async def test_a_port_in_use_ends_the_run_with_one_sentence(journal: Journal) -> None:
-    async def play(example, episode):
-        return episode.endpoint.base_url
-
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(RequestError, match=f"port {port} on 127.0.0.1 is in use"):
-            await collect(play, journal, endpoint_port=port)
 
 
 async def test_the_responses_api_records_calls_that_go_on_from_each_other(journal: Journal) -> None:

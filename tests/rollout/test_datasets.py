@@ -18,8 +18,8 @@ from etude.rollout.datasets import (
     JsonlDatasetConfig,
     ParquetDatasetConfig,
     PythonDatasetConfig,
+    RowsConfig,
     SeedsConfig,
-    load_examples,
 )
 from tests.rollout.running import write
 
@@ -27,6 +27,7 @@ ROWS = [
     {"id": "a", "question": "1+1?", "answer": "2"},
     {"id": "b", "question": "2+2?", "answer": "4"},
 ]
+load_examples = RowsConfig.examples
 EXAMPLES = [Example("a", {"question": "1+1?"}, "2"), Example("b", {"question": "2+2?"}, "4")]
 
 

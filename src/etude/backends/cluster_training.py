@@ -10,6 +10,7 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from etude.algorithms.algorithm import Algorithm
@@ -22,7 +23,7 @@ from etude.backends.local_job import (
     learner_options,
     training_error,
 )
-from etude.cluster.launch import HeadLost, TeamMember
+from etude.cluster.launch import TeamMember
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
@@ -35,15 +36,15 @@ from etude.inference.programs import Child, Command, LocalLauncher
 from etude.jobs.folders import StateFolders, data_hash
 from etude.jobs.training import (
     PEER_SECONDS,
-    Interrupted,
     JobListener,
+    do_part,
     loading_options,
     stop_events,
     units_of_collection,
 )
 from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.optimiser import Step
-from etude.learner.team import PeerLost, Team, join_team
+from etude.learner.team import Team, join_team
 from etude.models.device import dtype_name
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import local_path
@@ -227,36 +228,24 @@ class _Reporter(JobListener):
         self._seat.call("tell", step=step.number, of=step.of, metrics=dict(metrics))
 
 
-def learn(folder: Path, seat: TeamMember) -> bool:
-    """Do this process's part of the job in `folder`. Return whether it is done.
+def _learn(folder: Path, seat: TeamMember) -> None:
+    seat.require_shared()
+    order = JobSpec.model_validate_json((folder / ORDER).read_text(encoding="utf-8"))
+    if data_hash(order.collection) != order.content.data:
+        raise StoreError(f"{folder} has other data than the run has written there")
+    with join_team(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
+        lock = seat.lock(team)
+        try:
+            _train(order, folder, team, seat)
+        finally:
+            lock.release()
 
-    A failure that a retry would repeat is reported to the run. Raises PeerLost and HeadLost.
-    """
-    try:
-        seat.require_shared()
-        order = JobSpec.model_validate_json((folder / ORDER).read_text(encoding="utf-8"))
-        if data_hash(order.collection) != order.content.data:
-            raise StoreError(f"{folder} has other data than the run has written there")
-        with join_team(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
-            lock = seat.lock(team)
-            try:
-                _train(order, folder, team, seat)
-            finally:
-                lock.release()
-        return True
-    except (Interrupted, TrainingCanceled) as reason:
-        _LOG.warning("job in %s: %s", folder, type(reason).__name__)
-        return True
-    except (PeerLost, HeadLost):
-        raise
-    except EtudeError as error:
-        seat.call("tell", failure=str(error))
-    except RuntimeError as error:
-        seat.call("tell", failure=str(training_error(error)))
-    except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
-        _LOG.exception("job in %s", folder)
-        seat.call("tell", failure=f"training failed: {error_words(error)}")
-    return False
+
+def _fail(seat: TeamMember, error: Exception) -> None:
+    if isinstance(error, RuntimeError):
+        error = training_error(error)
+    words = str(error) if isinstance(error, EtudeError) else f"training failed: {error_words(error)}"
+    seat.call("tell", failure=words)
 
 
 def _train(order: JobSpec, folder: Path, team: Team, seat: TeamMember) -> None:
@@ -302,9 +291,4 @@ def main(seat: TeamMember, folder: str) -> int:
     """Run the part of the process at `seat`. Return the exit code."""
     set_up_process()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        return 0 if learn(Path(folder), seat) else 1
-    except (PeerLost, HeadLost) as error:
-        # The job resumes from its last checkpoint, with new processes.
-        _LOG.error("job in %s: %s", folder, error)
-        return 1
+    return 0 if do_part(folder, partial(_learn, Path(folder), seat), partial(_fail, seat)) else 1

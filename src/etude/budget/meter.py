@@ -18,7 +18,7 @@ from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.return_checks import checked
 from etude.inference.local import OpponentsConfig
-from etude.wire.retries import ContextValue, counting_charges
+from etude.wire.retries import ContextValue, counting_retries
 
 Role: TypeAlias = Literal["agent", "user", "judge", "teacher", "opponent", "other"]
 
@@ -150,7 +150,7 @@ class MeteredEngine(Engine):
         number = await account.hold(name, most) if account.bounds_calls else None
         usage, version = NO_USAGE, 0
         try:
-            with counting_charges() as lost:
+            with counting_retries() as lost:
                 try:
                     result, usage, version = await call()
                 finally:

@@ -81,38 +81,32 @@ def serve(
     options |= {key: tuple(given or ()) for key, given in {"algorithms": algorithms, **lists}.items()}
     _require_extras()
     from etude.models.source import local_path, locate
-    from etude.server.settings import require_safe, server_settings
+    from etude.server.settings import server_settings
 
     folder = local_path(model)
     options["name"] = name or (model if folder is None else folder.resolve().name)
     options["log_level"] = logging.getLevelName(logging.root.level).lower()
     options["api_key"] = read_env_key(api_key_env)
     settings = server_settings(**options, max_file=max_file_mb * 2**20)
-    require_safe(settings)
     locate(settings.model)
     _say_placements(settings)
     # Imported last, because it loads torch: errors in the options appear without that wait.
     from etude.server.serve import serve as run
 
-    run(settings, lambda address: _say_ready(settings.name, address))
-
-
-def _say_ready(name: str, address: str) -> None:
-    say(f"serving {name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it.")
+    text = "serving {name} at {address}/v1; {address}/docs lists what it answers. Ctrl-C stops it."
+    run(settings, lambda address: say(text.format(name=settings.name, address=address)))
 
 
 def _say_placements(settings: ServerSettings) -> None:
     """Print whether there is room for the job processes now. Raises RequestError without a cluster."""
     from concurrent.futures import ThreadPoolExecutor
-    from functools import partial
 
     if settings.cluster is None:
         return
     code, on_gpus = (Path.cwd() if settings.algorithms else None), settings.device != "cpu"
     # In the main thread, Ray would take over SIGTERM.
     with ThreadPoolExecutor(1) as thread:
-        look = partial(settings.cluster.check, code, on_gpus=on_gpus)
-        placements = thread.submit(look).result()
+        placements = thread.submit(settings.cluster.check, code, on_gpus=on_gpus).result()
     for placement in placements:
         mark = "✓" if placement.is_ready else "!"
         warn(f"{mark} {placement.what}: {placement.detail}")

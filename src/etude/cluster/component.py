@@ -21,7 +21,6 @@ from etude.runners.pool import Cluster
 if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.config.component import ClusterConfig
-    from etude.config.schema import Config
 
 
 @register_cluster(config_type=RayConfig)

@@ -312,10 +312,6 @@ class RayTeams(BaseModel, frozen=True):
     code: Path | None = None
     """The current folder of the processes, with the user's modules."""
 
-    def model_post_init(self, context: Any) -> None:
-        """Check the address. Raises MissingExtraError, RequestError."""
-        require_ray(self.config.address)
-
     def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
         """Return the command that starts the processes once, when the cluster has room for all of them."""
         asked = {"module": module, "arguments": tuple(arguments), "processes": processes, "folder": folder}

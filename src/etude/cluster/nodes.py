@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,6 @@ class RayChild(Child):
 
     async def _follow(self) -> ProcessEnd:
         """Write the program's output to the log while it runs. Returns how it ended."""
-        import ray
-
         await self.started
         ending: asyncio.Future[ProcessEnd] = asyncio.ensure_future(self._actor.ended.remote())
         try:
@@ -112,10 +110,8 @@ class RayChild(Child):
             end = ending.result()
         finally:
             ending.cancel()
-        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            async with asyncio.timeout(_LOST_SECONDS):
-                await self._fetch()
-                await self._actor.end.remote(0.0)
+        await self._try(self._fetch, _LOST_SECONDS)
+        await self._try(lambda: self._actor.end.remote(0.0), _LOST_SECONDS)
         return end
 
     async def _wait(self, following: asyncio.Future[ProcessEnd]) -> ProcessEnd:
@@ -160,16 +156,12 @@ class RayChild(Child):
 
     async def end(self, seconds: float) -> None:
         if not self._end.done():
-            await self._asked("end", seconds, within=seconds + _ANSWER_SECONDS)
+            await self._try(lambda: self._actor.end.remote(seconds), seconds + _ANSWER_SECONDS)
         self.kill()
         await self.ended()
 
     async def catch_up(self) -> None:
-        import ray
-
-        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                await self._fetch()
+        await self._try(self._fetch, _ANSWER_SECONDS)
 
     async def send_folder(self, folder: Path) -> str:
         """Send a folder's files to the program's node. Returns their path there."""
@@ -184,15 +176,15 @@ class RayChild(Child):
             raise EngineError(f"{folder.name} cannot be sent to {self.node}: {first_line(error)}") from error
 
     async def drop_folder(self, name: str) -> None:
-        await self._asked("drop_folder", name)
+        await self._try(lambda: self._actor.drop_folder.remote(name), _ANSWER_SECONDS)
 
-    async def _asked(self, method: str, argument: Any, within: float = _ANSWER_SECONDS) -> None:
-        """Call a method of the actor, and ignore its loss."""
+    async def _try(self, work: Callable[[], Awaitable[Any]], seconds: float) -> None:
+        """Do work that needs the actor for at most these `seconds`, and ignore its loss."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            async with asyncio.timeout(within):
-                await getattr(self._actor, method).remote(argument)
+            async with asyncio.timeout(seconds):
+                await work()
 
 
 class RayLauncher(Launcher):

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from etude.core.secrets import masked
@@ -192,6 +193,16 @@ class BackendError(EtudeError):
         super().__init__(message)
         self.temporary = temporary
         """Whether a later retry may succeed."""
+
+
+E = TypeVar("E", bound=EtudeError)
+
+
+def find_class(name: str, kind: type[E]) -> type[E] | None:
+    """Return the class of this name among `kind` and all its subclasses, custom engines' included."""
+    if kind.__name__ == name:
+        return kind
+    return next(filter(None, (find_class(name, each) for each in kind.__subclasses__())), None)
 
 
 _SHOWN_CHARACTERS = 20_000

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
+import inspect
 import os
 import threading
 from collections.abc import Callable
@@ -78,6 +80,20 @@ def _new_thread() -> SimpleQueue[Callable[[], None]]:
 
     threading.Thread(target=work, name="etude-user-code", daemon=True).start()
     return queue
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Return whether a callable is a coroutine function, decorated or not, or has one as its `__call__`."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    call = getattr(fn, "__call__", None)  # noqa: B004  the called method itself is needed
+    return inspect.iscoroutinefunction(inspect.unwrap(fn)) or inspect.iscoroutinefunction(call)
+
+
+async def call_any(fn: Callable[..., Any]) -> Any:
+    """Return the result of a function without arguments: of an async one here, else of one in a thread."""
+    result = fn() if is_async(fn) else await call_in_thread(fn)
+    return await result if inspect.isawaitable(result) else result
 
 
 async def call_off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

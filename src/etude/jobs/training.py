@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from threading import Event
 from typing import TypeAlias
 
@@ -26,12 +28,14 @@ from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.memory import ModelNumbers, fits
 from etude.learner.objective import Objective, Unit, has_gradient, is_trained, trained_tokens
 from etude.learner.optimiser import Step, plan_steps
-from etude.learner.team import Team
+from etude.learner.team import PeerLost, Team
 from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 from etude.models.weights import digest
+
+_LOG = logging.getLogger("etude.jobs")
 
 
 class TooLittleMemory(TrainingError):
@@ -132,7 +136,7 @@ class JobData:
     def plan(self) -> list[Step]:
         """Return the steps of the job. Raises TrainingError if there is nothing to learn from."""
         counts = has_gradient if self.objective.skips_idle else is_trained
-        if not any(map(counts, flat(self.rows))):
+        if not any(map(counts, chain.from_iterable(self.rows))):
             raise TrainingError(
                 "there is nothing to learn from: no token has both a weight and an advantage, as where all "
                 "rewards of a group are the same"
@@ -142,7 +146,7 @@ class JobData:
 
     def units(self, step: Step) -> list[Unit]:
         """Return the units of a step, except those without a trained token."""
-        return [unit for unit in flat(self.rows[row] for row in step.rows) if is_trained(unit)]
+        return [unit for row in step.rows for unit in self.rows[row] if is_trained(unit)]
 
     def largest(self, steps: Sequence[Step]) -> list[Unit]:
         """Return the units of the step with the most tokens."""
@@ -153,11 +157,13 @@ class JobData:
         """Return further metrics after a step: `valid_loss` at the end of an epoch."""
         if not (self.validation and step.ends_epoch):
             return {}
-        return {"valid_loss": learner.evaluate([*flat(self.validation)], self.objective)["loss"]}
+        return {
+            "valid_loss": learner.evaluate([*chain.from_iterable(self.validation)], self.objective)["loss"]
+        }
 
     def trained(self, training: JobTraining) -> int:
         """Return the number of trained tokens of all steps."""
-        return sum(trained_tokens(flat(self.rows[row] for row in step.rows)) for step in training.steps)
+        return sum(trained_tokens(self.rows[row]) for step in training.steps for row in step.rows)
 
 
 class JobTraining:
@@ -192,7 +198,9 @@ class JobTraining:
         self.steps = data.plan()
         self.history: list[dict[str, float]] = []
         """The metrics of the taken steps."""
-        learner.begin_training([*flat(data.rows)] if len(self.steps) > 1 else (), data.objective)
+        learner.begin_training(
+            [*chain.from_iterable(data.rows)] if len(self.steps) > 1 else (), data.objective
+        )
         if checkpoints is not None:
             self._go_on_from(checkpoints)
 
@@ -226,17 +234,15 @@ class JobTraining:
             if self._team.leads:
                 self._listener.stepped(step, metrics)
             interrupted = self._team.any(stopping is not None and stopping.is_set())
-            if interrupted or self._is_checkpoint(step):
+            is_due = step.number % self._checkpoint_steps == 0 and (
+                self._keeps_epochs or step.number < step.of
+            )
+            if interrupted or is_due or (step.ends_epoch and self._keeps_epochs):
                 self._checkpoint(step, metrics)
             if interrupted:
                 raise Interrupted
         self._learner.end_training()
         return mean_metrics(self.history)
-
-    def _is_checkpoint(self, step: Step) -> bool:
-        if step.ends_epoch and self._keeps_epochs:
-            return True
-        return step.number % self._checkpoint_steps == 0 and (self._keeps_epochs or step.number < step.of)
 
     def _take(self, step: Step, canceled: Event) -> dict[str, float]:
         try:
@@ -273,11 +279,6 @@ def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     means = {name: sum(metrics.get(name, 0.0) for metrics in steps) / len(steps) for name in sorted(names)}
     first = steps[0].get("sampled_kl")
     return means if first is None else {**means, "mismatch_kl": first}
-
-
-def flat(rows: Iterable[Row]) -> Iterable[Unit]:
-    """Yield the units of all rows."""
-    return (unit for row in rows for unit in row)
 
 
 def units_of_collection(
@@ -325,6 +326,30 @@ def loading_options(team: Team, device: str, dtype: str) -> dict[str, str]:
         return {"device": device, "dtype": dtype}
     # The whole model need not fit on a device that will hold only a part of it.
     return {"device": "cpu", "dtype": dtype_name(choose_dtype(dtype, chosen, 0))}
+
+
+def do_part(job: str, work: Callable[[], None], fail: Callable[[Exception], None]) -> bool:
+    """Do this process's part of a job. Return whether it is done, or was asked to stop.
+
+    `fail` reports an error that another attempt would repeat. After the loss of a peer or of the head, new
+    processes resume the job from its last checkpoint.
+    """
+    try:
+        try:
+            work()
+            return True
+        except (PeerLost, HeadLost):
+            raise
+        except (Interrupted, TrainingCanceled) as reason:
+            _LOG.warning("job %s: %s", job, type(reason).__name__)
+            return True
+        except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
+            if not isinstance(error, EtudeError):
+                _LOG.exception("job %s", job)
+            fail(error)
+    except (PeerLost, HeadLost) as error:
+        _LOG.error("job %s: %s", job, error)
+    return False
 
 
 @contextmanager

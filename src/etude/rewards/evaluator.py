@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar, overload
 
 from pydantic import Field, FiniteFloat
@@ -26,7 +27,7 @@ from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, 
 from etude.core.interfaces import Evaluator
 from etude.core.secrets import masked, masked_data
 from etude.core.stats import Bounds
-from etude.core.threads import call_in_thread
+from etude.core.threads import call_any
 from etude.store.jsonable import jsonable
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -139,16 +140,10 @@ class FunctionEvaluator(Evaluator):
         self.fn = fn
         self._arguments = dict(arguments or {})
         self._takes_episode = _takes_episode(fn, self._arguments)
-        self._is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
-            getattr(fn, "__call__", None)  # noqa: B004 - an object with an async `__call__`
-        )
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         given = (_example_of(item), item.output_obj, *([item.episode] if self._takes_episode else []))
-        if self._is_async:
-            return scored(item, await self.fn(*given, **self._arguments), self.bounds)
-        result = await call_in_thread(lambda: self.fn(*given, **self._arguments))
-        return scored(item, await result if inspect.isawaitable(result) else result, self.bounds)
+        return scored(item, await call_any(partial(self.fn, *given, **self._arguments)), self.bounds)
 
 
 def as_evaluator(candidate: Any) -> Evaluator:

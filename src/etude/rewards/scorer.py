@@ -25,7 +25,6 @@ Scores = dict[str, EvalOutputItem]
 """The scores of one episode, by evaluator."""
 
 _TIMES = ("began", "seconds")
-_NO_TIMES: Mapping[str, float] = {}
 
 
 class Scorer:
@@ -135,12 +134,10 @@ class Scorer:
                 outputs = await evaluate(evaluator, items, self._timeout)
             times = {"began": began, "seconds": time.perf_counter() - clock}
         pairs = zip(items, outputs, strict=True)
-        await _together([self._keep(item, name, out, times) for item, out in pairs])
+        await _together([self._keep(item, name, out, **times) for item, out in pairs])
         return outputs
 
-    async def _keep(
-        self, item: EvalInputItem, name: str, output: EvalOutputItem, times: Mapping[str, float] = _NO_TIMES
-    ) -> None:
+    async def _keep(self, item: EvalInputItem, name: str, output: EvalOutputItem, **times: float) -> None:
         """Store a score. `times` has the start (`began`) and the `seconds` of the evaluator, if it ran."""
         data: dict[str, Any] = {"score": output.score, "reasoning": output.reasoning, "error": output.error}
         data |= {"bounds": output.bounds} if output.bounds else {}

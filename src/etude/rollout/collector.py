@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from etude.core.call import Sampling
 from etude.core.episode import EpisodeRecord, Example, LoggedExample, ToolSet
-from etude.core.errors import RequestError
 from etude.core.interfaces import Engine
 from etude.rollout.episode import Episode
 from etude.rollout.recorder import Models, Recorder
@@ -28,7 +27,7 @@ _SETTLE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for episodes. Raises RequestError for a limit that allows nothing."""
+    """Limits for episodes."""
 
     max_concurrency: int = 8
     """Episodes that run at the same time."""
@@ -36,12 +35,6 @@ class Limits:
     """Seconds per episode. A workflow's own timeout overrides it."""
     max_calls: int | None = 1000
     """Model calls per episode."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_concurrency", "timeout", "max_calls"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise RequestError(f"{name} must be more than 0, found {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +79,13 @@ class Collector:
         default_model: str | None = None,
         template_options: Mapping[str, Mapping[str, Any]] | None = None,
         tools: Mapping[str, ToolSet] | None = None,
-        endpoint_port: int = 0,
         runner: Runner | None = None,
     ) -> None:
         """Set up a collection of episodes, played by `runner` if given, else here.
 
         `sampling` and `template_options` are the models' defaults, `default_model` answers calls that name no
-        model. `tools` are for `episode.tools`, by name. `endpoint_port` is for `episode.endpoint`; 0 takes a
-        free port. Raises RequestError if the workflow or the models do not fit.
+        model. `tools` are for `episode.tools`, by name. Raises RequestError if the workflow or the models do
+        not fit.
         """
         workflow.check(complete=True)
         self.workflow = workflow
@@ -104,7 +96,7 @@ class Collector:
         self._models = Models(models, sampling or {}, default_model, template_options or {})
         self._journal = journal
         self._seed = seed
-        self._server = EndpointServer(port=endpoint_port)
+        self._server = EndpointServer()
         self._collections = 0
         self.playing: dict[str, float] = {}
         """The episodes played here, and their start times by the monotonic clock."""
@@ -137,8 +129,7 @@ class Collector:
         A job is taken from the iterable only when there is room for it, and episodes wait for their consumer,
         so memory stays flat. Failed episodes are yielded too: a failure is data. Leaving the loop early or
         cancelling stops the episodes under way, but keeps their calls for the next run. Use
-        `contextlib.aclosing` when you break out. Raises StoreError if the journal cannot be written,
-        RequestError if the endpoint's port is in use.
+        `contextlib.aclosing` when you break out. Raises StoreError if the journal cannot be written.
         """
         waiting = iter(jobs)
         finished: asyncio.Queue[EpisodeRecord | BaseException | None] = asyncio.Queue(

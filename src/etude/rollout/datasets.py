@@ -78,10 +78,6 @@ class RowsConfig(DatasetConfig):
         return examples[: self.limit]
 
 
-load_examples = RowsConfig.examples
-"""Return the examples that a config describes."""
-
-
 class FileDatasetConfig(RowsConfig):
     """A dataset in one file."""
 

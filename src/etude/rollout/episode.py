@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from etude.core.call import Delta
 from etude.core.data_model import number
 from etude.core.episode import Event, Example, ToolSet
-from etude.core.errors import EpisodeError, RequestError
+from etude.core.errors import EpisodeError
 from etude.core.evaluation import LARGEST_SCORE, is_score
 from etude.core.interfaces import innermost
 from etude.core.keys import generator
@@ -150,17 +150,12 @@ class Episode:
     def endpoint(self) -> Endpoint:
         """The base URL and key of the recorded models, for code in another process.
 
-        The server listens on this machine only, and refuses the key when the episode is over. Raises
-        RequestError if its port is in use.
+        The server listens on this machine only, and refuses the key when the episode is over.
         """
         if not self.loop.is_here:
             return self.loop.wait(_endpoint_of(self))
         if self._endpoint is None:
-            try:
-                self._endpoint = self._server.open(self.answer, self.said, self.readers)
-            except RequestError as error:
-                self._recorder.fatal = error
-                raise
+            self._endpoint = self._server.open(self.answer, self.said, self.readers)
         return self._endpoint
 
     @property
@@ -346,7 +341,7 @@ class SyncEpisode:
     def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> Iterator[SyncTools]:
         """Open tools with `with episode.tools("search") as tools:`; their calls wait for results."""
         with self.loop.enter_blocking(self._episode.tools(*sets)) as tools:
-            yield SyncTools(tools, self.loop.wait)
+            yield SyncTools(tools, self.loop)
 
     @property
     def endpoint(self) -> Endpoint:

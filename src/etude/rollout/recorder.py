@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,11 +18,9 @@ from etude.core.episode import SIMULATED_USER
 from etude.core.errors import EpisodeError, EtudeError, ModelOut, RequestError, StoreError, error_words
 from etude.core.interfaces import Engine, end_conversation, innermost
 from etude.core.keys import fold
-from etude.core.message import Message, Tool
 from etude.store.encode import encode_call, shared_messages
 from etude.store.episodes import CallReader, call_key
 from etude.store.journal import Json, Steps
-from etude.wire.bodies import as_message
 from etude.wire.dialect import ChatBody
 from etude.wire.retries import counting_retries
 from etude.wire.sampling import change_sampling
@@ -32,7 +30,7 @@ _PARENT_CANDIDATES = 8
 """The number of recent calls among which a new call's predecessor is looked for."""
 _IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
 """Fields of `Sampling` that are hashed even at their defaults."""
-_FREE_FORM = ["auto", True, {}, None, 0, None]
+_USUAL = ["auto", True, {}, None, 0, None]
 """Most requests' tool choice, parallel calls, template options, prompt and logprobs. Only other values are
 hashed."""
 _JSON = json.JSONEncoder(default=asdict)
@@ -47,8 +45,8 @@ class Models:
     default: str | None = None
     template_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Each model's default variables of the chat template."""
-    under_way: dict[object, tuple[str, float]] = field(default_factory=dict, compare=False)
-    """Calls waiting for an answer: the model, and the start time by the monotonic clock."""
+    under_way: dict[tuple[Recorder, int], tuple[str, float]] = field(default_factory=dict, compare=False)
+    """Calls without an answer yet, by recorder and index: the model, and the start by the monotonic clock."""
     settling: set[object] = field(default_factory=set, compare=False)
     """The collections that wait for these answers, and then stop. Meanwhile no call begins."""
 
@@ -123,7 +121,6 @@ class Recorder:
         """The names of the calls in the journal, by index."""
         self._reader = CallReader(journal, episode_id)
         self._closed = False
-        self._under_way: dict[int, float] = {}
         self._longest = 0.0
         self.fatal: EtudeError | None = None
         """Set when the run cannot continue, however the agent handles the error."""
@@ -139,7 +136,9 @@ class Recorder:
 
     def longest_call(self) -> float:
         """Return the seconds of the slowest call so far, including calls under way."""
-        return max([self._longest, *(time.monotonic() - begun for begun in self._under_way.values())])
+        under_way = self.models.under_way.items()
+        starts = (start for (recorder, _), (_, start) in under_way if recorder is self)
+        return max([self._longest, *(time.monotonic() - start for start in starts)])
 
     def close(self) -> None:
         """Refuse further calls, and leave calls under way out of the record."""
@@ -165,36 +164,24 @@ class Recorder:
         """
         await self._admit()
         model = self.models.choose(model)
-        prompt, top, prompt_top = asked.prompt, asked.top_logprobs, asked.prompt_logprobs
-        messages = asked.messages if prompt is None else as_message(prompt)
         chosen = self._sampling(model, asked.sampling, asked.choice)
         options = {**self.models.template_options.get(model, {}), **asked.template_options}
-        form = [asked.tool_choice, asked.parallel_tool_calls, options, prompt, top, prompt_top]
-        digest = _digest(model, messages, asked.tools, chosen, form)
+        request = replace(asked, template_options=options).as_request(chosen)
+        digest = _digest(model, request)
         count = self._asked.get(digest, 0)
         self._asked[digest] = count + 1
         name = f"{digest}/{count}"
-        request = ChatRequest(
-            messages,
-            asked.tools,
-            chosen,
-            fold(self._seed, self.episode_id, name) if chosen.seed is None else chosen.seed,
-            self.episode_id,
-            tool_choice=asked.tool_choice,
-            parallel_tool_calls=asked.parallel_tool_calls,
-            template_options=options,
-            prompt=prompt,
-            top_logprobs=top,
-            prompt_logprobs=prompt_top,
-        )
+        key = fold(self._seed, self.episode_id, name) if chosen.seed is None else chosen.seed
+        request = replace(request, key=key, conversation=self.episode_id)
         index = len(self._calls)
         self._calls.append(None)
-        self._under_way[index] = time.monotonic()
+        self.models.under_way[self, index] = model, time.monotonic()
         try:
             listener = None if on_delta is None else partial(on_delta, name)
             call = await self._make(name, Call(index, function, model, request), listener)
         finally:
-            self._longest = max(self._longest, time.monotonic() - self._under_way.pop(index))
+            _, start = self.models.under_way.pop((self, index))
+            self._longest = max(self._longest, time.monotonic() - start)
         if not self._closed:
             self._calls[index] = call
             self.names[index] = name
@@ -279,14 +266,9 @@ class Recorder:
         )
         if earlier or on_delta is not None:
             request = replace(request, earlier=earlier, on_delta=on_delta)
-        waiting = object()
-        self.models.under_way[waiting] = model, time.monotonic()
         role: Role = "user" if asked.function == SIMULATED_USER else "agent"
-        try:
-            with asking_for(role, self.episode_id):
-                return await self.models.engines[model].complete(request)
-        finally:
-            del self.models.under_way[waiting]
+        with asking_for(role, self.episode_id):
+            return await self.models.engines[model].complete(request)
 
     def _parent(self, call: Call) -> tuple[str, Call] | None:
         """Return the recent call that shares the most messages with this one, and its name."""
@@ -302,24 +284,17 @@ class Recorder:
         return best
 
 
-def _digest(
-    model: str,
-    messages: tuple[Message, ...],
-    tools: tuple[Tool, ...],
-    sampling: Sampling,
-    form: Sequence[Any],
-) -> str:
-    """Hash everything that can change the answer, to 16 hexadecimal digits.
-
-    `form` has tool choice, parallel calls, template options, prompt, and the two numbers of logprobs.
-    """
+def _digest(model: str, request: ChatRequest) -> str:
+    """Hash everything that can change the answer, to 16 hexadecimal digits."""
+    sampling, prompt = request.sampling, request.prompt
+    top, prompt_top = request.top_logprobs, request.prompt_logprobs
     chosen: list[Any] = [getattr(sampling, name) for name in _IN_EVERY_DIGEST]
     rest = {name: value for name, value in sampling.changed().items() if name not in _IN_EVERY_DIGEST}
-    parts: list[Any] = [model, messages, tools, [*chosen, rest] if rest else chosen]
-    if form != _FREE_FORM:
-        *usual, prompt, top_logprobs, prompt_logprobs = form
-        parts += usual
-        parts += [prompt, top_logprobs] if prompt is not None or top_logprobs else []
-        parts += [] if prompt_logprobs is None else ["prompt", prompt_logprobs]
+    parts: list[Any] = [model, request.messages, request.tools, [*chosen, rest] if rest else chosen]
+    form = [request.tool_choice, request.parallel_tool_calls, request.template_options]
+    if [*form, prompt, top, prompt_top] != _USUAL:
+        parts += form
+        parts += [prompt, top] if prompt is not None or top else []
+        parts += [] if prompt_top is None else ["prompt", prompt_top]
     text = _JSON.encode(parts)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -120,7 +120,6 @@ class PythonFunction:
             inner = inner.func
         self.name: str = getattr(inner, "__name__", type(inner).__name__)
         routine = inner if inspect.isroutine(inner) else type(inner).__call__
-        self.is_async = inspect.iscoroutinefunction(inspect.unwrap(routine))
         try:
             binding: Any = _binding(self.name, fn, inspect.unwrap(routine))
             self._adapter = TypeAdapter(binding)

@@ -13,7 +13,14 @@ from typing import Any
 from etude.core import threads
 from etude.core.data_model import kind_of
 from etude.core.episode import Failure
-from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, error_words
+from etude.core.errors import (
+    EngineError,
+    EnvironmentAway,
+    ImpossibleCall,
+    ToolError,
+    error_words,
+    find_class,
+)
 from etude.core.threads import call_in_thread
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.reply import Reply
@@ -137,14 +144,7 @@ def _call_error(error: BaseException) -> type[EngineError] | None:
         return type(error)
     headers = getattr(getattr(error, "response", None), "headers", None)
     name = headers.get(ERROR_HEADER) if isinstance(headers, Mapping) else None
-    return next((kind for kind in _with_subclasses(EngineError) if kind.__name__ == name), None)
-
-
-def _with_subclasses(kind: type[EngineError]) -> Iterator[type[EngineError]]:
-    """Yield the class and all its subclasses, including custom engines' classes."""
-    yield kind
-    for derived in kind.__subclasses__():
-        yield from _with_subclasses(derived)
+    return find_class(name, EngineError) if isinstance(name, str) else None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import json
 import time
 from collections import Counter, defaultdict
@@ -22,7 +21,7 @@ from etude.core.errors import RequestError, ToolError, alternatives, error_words
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
 from etude.core.secrets import masked
-from etude.core.threads import call_in_thread
+from etude.core.threads import call_any
 from etude.rollout.episode_loop import EpisodeLoop
 from etude.rollout.reply import PythonFunction, ToolCall
 from etude.store.episodes import tool_key
@@ -57,12 +56,8 @@ class FunctionTools:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a function with arguments that fit its annotations."""
-        function = self._functions[name]
         try:
-            made = function.call(arguments)
-            value = await (made() if function.is_async else call_in_thread(made))
-            if inspect.isawaitable(value):
-                value = await value
+            value = await call_any(self._functions[name].call(arguments))
             text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
         except ValidationError as error:
             problems = "; ".join(
@@ -303,16 +298,14 @@ async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
 class SyncTools:
     """A plain function's open tools: their calls wait for the results."""
 
-    def __init__(self, tools: Tools, wait: Callable[[Any], Any]) -> None:
-        self._tools, self._wait = tools, wait
+    def __init__(self, tools: Tools, loop: EpisodeLoop) -> None:
+        self._tools, self._loop = tools, loop
         self.schemas = tools.schemas
 
     def call(self, call: ToolCall) -> Message:
         """Call a tool as the model asked. Returns the message with its result."""
-        message: Message = self._wait(self._tools.call(call))
-        return message
+        return self._loop.wait(self._tools.call(call))
 
     def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Call several tools at the same time. Returns their messages in the order of the calls."""
-        messages: list[Message] = self._wait(self._tools.call_all(calls))
-        return messages
+        return self._loop.wait(self._tools.call_all(calls))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar, cast, overload
 
@@ -17,6 +17,8 @@ from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_workflow
 from etude.core.episode import WORKFLOW, ToolSet
 from etude.core.errors import RequestError
+from etude.core.threads import is_async
+from etude.wire.retries import ContextValue
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
@@ -74,8 +76,7 @@ class Workflow:
     @functools.cached_property
     def is_async(self) -> bool:
         """Whether the function is a coroutine function."""
-        call = getattr(self.fn, "__call__", None)  # noqa: B004  the called method itself is needed
-        return inspect.iscoroutinefunction(inspect.unwrap(self.fn)) or inspect.iscoroutinefunction(call)
+        return is_async(self.fn)
 
     @property
     def where(self) -> str:
@@ -149,18 +150,11 @@ def _name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 
-class FunctionScope:
+class FunctionScope(ContextValue[str]):
     """Attributes model calls made inside to the named function, with `with` or `async with`."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._tokens: list[Token[str]] = []
-
-    def __enter__(self) -> None:
-        self._tokens.append(current_function.set(self._name))
-
-    def __exit__(self, *error: object) -> None:
-        current_function.reset(self._tokens.pop())
+        super().__init__(current_function, name)
 
     async def __aenter__(self) -> None:
         self.__enter__()

@@ -9,7 +9,6 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from typing import Any, TypeAlias
 
 from etude.budget.ledger import Ledger
@@ -284,6 +283,11 @@ class RunnerSlot:
             return "ready"
         return "starting" if self.starting is not None else "closed" if self.is_closed else "idle"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether further episodes may get it, if it has room."""
+        return not (self.is_closed or self.is_exclusive or self.starting)
+
 
 _Waiting: TypeAlias = "deque[asyncio.Future[RunnerSlot]]"
 
@@ -291,16 +295,12 @@ _Waiting: TypeAlias = "deque[asyncio.Future[RunnerSlot]]"
 class RunnerSlots:
     """Places for a bounded number of episodes each. Each gets the emptiest place, or a place for itself.
 
-    Waiting episodes are woken in turn, and only when there is a place. So an episode costs the same with any
-    number of runners and of waiting episodes.
+    Waiting episodes are woken in turn, and only when there is a place.
     """
 
     def __init__(self, count: int, episodes_each: int) -> None:
         self._all = tuple(RunnerSlot(number) for number in range(1, count + 1))
-        self._by_load: list[dict[RunnerSlot, None]] = [{} for _ in range(episodes_each + 1)]
-        """The open, shared places by their number of episodes."""
-        self._by_load[0] = dict.fromkeys(self._all)
-        self._exclusive = 0
+        self._episodes_each = episodes_each
         self._waiting: _Waiting = deque()
         self._waiting_alone: _Waiting = deque()
 
@@ -331,15 +331,9 @@ class RunnerSlots:
         finally:
             self._leave(place)
 
-    def close(self, place: RunnerSlot) -> None:
-        """Stop giving out this place."""
-        place.is_closed = True
-        self._by_load[place.episodes].pop(place, None)
-
     def hold(self, place: RunnerSlot, starting: asyncio.Task[None]) -> None:
         """Hold back this place while its runner starts. On failure, raise its error in all waiters."""
         place.starting = starting
-        self._by_load[place.episodes].pop(place, None)
         starting.add_done_callback(lambda task: self._offer(place, task))
 
     def _offer(self, place: RunnerSlot, started: asyncio.Task[None]) -> None:
@@ -348,46 +342,33 @@ class RunnerSlots:
             for waiter in (*self._waiting, *self._waiting_alone):
                 if not waiter.done():
                     waiter.set_exception(error)
-        if not place.is_exclusive:
-            self._list(place)
         self._share_out()
-
-    def _list(self, place: RunnerSlot) -> None:
-        if not place.is_closed and place.starting is None:
-            self._by_load[place.episodes][place] = None
 
     def _share_out(self) -> None:
         """Give places to the longest waiting episodes, as long as there are places."""
-        while _first(self._waiting_alone) and self._by_load[0]:
-            self._give(self._waiting_alone.popleft(), next(iter(self._by_load[0])), alone=True)
-        while _first(self._waiting) and (place := self._roomiest()) is not None:
-            self._give(self._waiting.popleft(), place, alone=False)
+        while _first(self._waiting_alone) and (empty := self._emptiest(1)):
+            empty[0].is_exclusive = True
+            self._give(self._waiting_alone.popleft(), empty[0])
+        while _first(self._waiting):
+            places = self._emptiest(self._episodes_each)
+            if self._waiting_alone and not any(place.is_exclusive for place in self._all):
+                del places[:1]  # The emptiest one is kept free for an episode that wants one alone.
+            if not places:
+                return
+            self._give(self._waiting.popleft(), places[0])
 
-    def _roomiest(self) -> RunnerSlot | None:
-        """Return the place with the fewest episodes, if it has room for one more."""
-        places = chain.from_iterable(self._by_load[:-1])
-        if self._waiting_alone and not self._exclusive:
-            next(places, None)  # The emptiest one is kept free for an episode that wants one alone.
-        return next(places, None)
+    def _emptiest(self, most: int) -> list[RunnerSlot]:
+        """Return the open places with fewer than `most` episodes, the emptiest first."""
+        open_ = [place for place in self._all if place.is_open and place.episodes < most]
+        return sorted(open_, key=lambda place: place.episodes)
 
-    def _give(self, waiter: asyncio.Future[RunnerSlot], place: RunnerSlot, *, alone: bool) -> None:
-        del self._by_load[place.episodes][place]
+    def _give(self, waiter: asyncio.Future[RunnerSlot], place: RunnerSlot) -> None:
         place.episodes += 1
-        place.is_exclusive = alone
-        if alone:
-            self._exclusive += 1
-        else:
-            self._list(place)
         waiter.set_result(place)
 
     def _leave(self, place: RunnerSlot) -> None:
-        if place.is_exclusive:
-            place.is_exclusive = False
-            self._exclusive -= 1
-        else:
-            self._by_load[place.episodes].pop(place, None)
         place.episodes -= 1
-        self._list(place)
+        place.is_exclusive = False
         self._share_out()
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter
 
 from etude.core.call import Call, ChatRequest, Completion, Delta
-from etude.core.errors import EtudeError
+from etude.core.errors import EtudeError, find_class
 from etude.inference.programs import Command
 from etude.store.encode import decode_call, encode_call, parent_name
 
@@ -240,11 +240,7 @@ def _error_of(data: dict[str, Any]) -> Exception:
     names, text = data["kinds"], data["text"]
     if (built_in := _BUILT_IN.get(names[0])) is not None:
         return built_in(text)
-    known: list[type[EtudeError]] = [EtudeError]
-    for kind in known:  # The list grows in the loop by the subclasses of its items.
-        known += kind.__subclasses__()
-    kinds = {kind.__name__: kind for kind in known}
-    found = next((kinds[name] for name in names if name in kinds), None)
+    found = next(filter(None, (find_class(name, EtudeError) for name in names)), None)
     if found is None:
         return RuntimeError(f"{names[0]}: {text}")
     error = found.__new__(found)

@@ -198,7 +198,7 @@ class RunnerPool:
         """Continue without a place that has no room. Raises EtudeError if no other runner is alive."""
         if not any(other.runner and other.runner.is_alive for other in self.places):
             raise EtudeError(f"runner {place.number} {how}")
-        self.places.close(place)
+        place.is_closed = True
 
     async def _start(self, place: RunnerSlot) -> RemoteRunner:
         """Start a runner, connect it and build its agent. Raises RunnerDied, and the errors of the build."""

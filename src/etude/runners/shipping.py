@@ -66,7 +66,8 @@ def config_to_json(
                     "eval.general.isolation"
                 )
             replace_at(data, path, None)  # The examples themselves are sent.
-    _double_dollars(data)
+    for path, text in [*strings(data)]:
+        replace_at(data, path, text.replace("$", "$$"))  # It is no reference to the environment.
     if over_network:
         _withhold(config, data, at_head)
     for path, text in config._as_written.items():
@@ -144,16 +145,6 @@ def _is_built_there(path: KeyPath, at_head: Collection[str]) -> bool:
     """Return whether a key belongs to a component that runners build."""
     is_component = any(path[: len(section)] == section for section in _SECTIONS)
     return is_component and not (path[0] == "llms" and path[1] in at_head)
-
-
-def _double_dollars(data: Any) -> None:
-    """Escape text that would be read as a reference to the environment."""
-    items = data.items() if isinstance(data, Mapping) else enumerate(data)
-    for key, value in list(items):
-        if isinstance(value, str) and "$" in value:
-            data[key] = value.replace("$", "$$")
-        elif isinstance(value, dict | list):
-            _double_dollars(value)
 
 
 async def build_collector(

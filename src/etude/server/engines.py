@@ -15,7 +15,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from etude.core.call import ChatRequest, Sampling
+from etude.core.call import Sampling
 from etude.core.errors import EtudeError, RequestError
 from etude.core.keys import fold
 from etude.inference.answer import TokenEngine
@@ -26,7 +26,7 @@ from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
 from etude.store.files import DamagedError
 from etude.wire.answers import AnswerHeader, RecordedCompletion
-from etude.wire.bodies import ChatCompletionBody, CompletionBody, as_message
+from etude.wire.bodies import ChatCompletionBody, CompletionBody
 from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.gateway import Gateway
 from etude.wire.http_server import ApiError
@@ -273,21 +273,9 @@ class Inference:
                 engine.speech.template.rendering.token_bytes,
                 asked.tokens_as_ids,
             )
-            completion = await engine.complete(
-                ChatRequest(
-                    asked.messages if asked.prompt is None else as_message(asked.prompt),
-                    asked.tools,
-                    sampling,
-                    key=fold(seed, "choice", asked.choice) if asked.choice else seed,
-                    tool_choice=asked.tool_choice,
-                    parallel_tool_calls=asked.parallel_tool_calls,
-                    template_options=asked.template_options,
-                    prompt=asked.prompt,
-                    top_logprobs=asked.top_logprobs,
-                    prompt_logprobs=asked.prompt_logprobs,
-                    on_delta=None if asked.on_delta is None else partial(asked.on_delta, heading),
-                )
-            )
+            key = fold(seed, "choice", asked.choice) if asked.choice else seed
+            on_delta = None if asked.on_delta is None else partial(asked.on_delta, heading)
+            completion = await engine.complete(asked.as_request(sampling, key=key, on_delta=on_delta))
         # A prompt with several answers counts once.
         prompt = 0 if asked.choice else completion.usage.prompt_tokens
         self._metrics.count_tokens(prompt, completion.usage.completion_tokens)

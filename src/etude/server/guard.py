@@ -33,9 +33,6 @@ _LOG = logging.getLogger("etude.server")
 
 _RETRY_SECONDS = 5
 
-EXPECTED = (HTTPException, RequestValidationError, EtudeError, DBAPIError)
-"""Expected errors: they are answered, and not raised again as failures of the server."""
-
 
 def not_found(kind: str, name: str, *, param: str, code: str) -> ApiError:
     """Return the error for a missing object."""
@@ -48,7 +45,8 @@ def add_error_handlers(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return api_error(request, error).response(request.url.path)
 
-    for kind in (*EXPECTED, Exception):
+    # Any other Exception is also raised again, as a failure of the server.
+    for kind in (HTTPException, RequestValidationError, EtudeError, DBAPIError, Exception):
         app.add_exception_handler(kind, answer)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
@@ -16,6 +16,7 @@ from etude.core.keys import content_hash
 from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.database import Row, list_object
+from etude.server.extensions import ServerParts
 from etude.server.files import FileStore
 from etude.server.guard import JsonRoute
 from etude.server.hyperparameters import (
@@ -26,15 +27,10 @@ from etude.server.hyperparameters import (
     server_algorithms,
 )
 from etude.server.jobs import JobStore
-from etude.server.models import ModelStore
-from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError
 
 IDEMPOTENCY_FIELD = "idempotency_key"
 """The metadata key for clients that cannot send the header `Idempotency-Key`."""
-
-SameFile = Callable[[str | None, str | None], bool]
-"""Compares the contents of two files, given their ids."""
 
 _Key = Annotated[str, Field(min_length=1, max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
@@ -129,13 +125,13 @@ class JobBody(BaseModel, extra="forbid"):
         files = {"training_file", "validation_file"}
         return content_hash(self.model_dump(mode="json", exclude_none=True, exclude=files))
 
-    def differences(self, job: Mapping[str, Any], same_file: SameFile) -> list[str]:
-        """Return the fields in which this request differs from the one that created `job`, a database row."""
+    def differences(self, job: Row, files: FileStore) -> list[str]:
+        """Return the fields in which this request differs from the one that created the job of a row."""
         fields = {
             "model": self.model == job["model"],
             "method": self.method.type == job["method"],
-            "training_file": same_file(self.training_file, job["training_file"]),
-            "validation_file": same_file(self.validation_file, job["validation_file"]),
+            "training_file": files.are_same(self.training_file, job["training_file"]),
+            "validation_file": files.are_same(self.validation_file, job["validation_file"]),
             "suffix": self.suffix == job["suffix"],
             "metadata": (self.metadata or {}) == job["metadata"],
             "seed": self.seed in (None, job["seed"]),
@@ -207,14 +203,9 @@ def _seconds(time: float | None) -> int | None:
     return None if time is None else int(time)
 
 
-def job_routes(
-    settings: ServerSettings,
-    jobs: JobStore,
-    files: FileStore,
-    models: ModelStore,
-    wake: Callable[[], None],
-) -> APIRouter:
-    """Return the routes for jobs and algorithms. `wake` makes the scheduler look at the queue."""
+def job_routes(parts: ServerParts) -> APIRouter:
+    """Return the routes for jobs and algorithms."""
+    jobs = parts.jobs
     router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"], route_class=JsonRoute)
 
     @router.post("/jobs", summary="Train a model")
@@ -223,12 +214,12 @@ def job_routes(
         key = body.key(idempotency_key)
         row, is_new = jobs.find_by_key(key), False
         if row is None:
-            values = _values(settings, body, files, models)
-            jobs.require_queue_space(settings.waiting_jobs)
+            values = _values(parts, body)
+            jobs.require_queue_space(parts.settings.waiting_jobs)
             row, is_new = jobs.create(values | {"idempotency_key": key, "request_hash": body.hash()})
         if is_new:
-            wake()
-        elif differences := body.differences(row, files.are_same):
+            parts.wake()
+        elif differences := body.differences(row, parts.files):
             message = f"the idempotency key belongs to job {row['id']}, which was created by another request"
             different = f"it differs in {', '.join(differences)}"
             raise ApiError(409, f"{message}: {different}", code="idempotency_key_reused")
@@ -248,7 +239,7 @@ def job_routes(
         """Return the job with its current status."""
         return job_object(jobs.get(job_id))
 
-    _add_changes(router, jobs, wake)
+    _add_changes(router, jobs, parts.wake)
     _add_lists(router, jobs)
     return router
 
@@ -293,22 +284,20 @@ def _add_lists(router: APIRouter, jobs: JobStore) -> None:
         return {"object": "list", "data": sorted(server_algorithms())}
 
 
-def _values(settings: ServerSettings, body: JobBody, files: FileStore, models: ModelStore) -> dict[str, Any]:
+def _values(parts: ServerParts, body: JobBody) -> dict[str, Any]:
     """Return the columns of a new job. Raises ApiError if its parts do not fit together."""
     method = body.method.type
-    model = models.get(body.model)
-    training = _file(files, body.training_file, method, "training_file")
+    model = parts.models.get(body.model)
+    training = _file(parts.files, body.training_file, method, "training_file")
     if body.validation_file is not None:
-        _file(files, body.validation_file, method, "validation_file")
-    asked, is_fine_tuned = body.asked, model.folder is not None
+        _file(parts.files, body.validation_file, method, "validation_file")
+    rows, is_fine_tuned = training["rows"], model.folder is not None
     try:
-        values = resolve_hyperparameters(
-            method, asked, training["rows"], model.lora, fine_tuned=is_fine_tuned
-        )
+        values = resolve_hyperparameters(method, body.asked, rows, model.lora, fine_tuned=is_fine_tuned)
     except ValueError as error:
         param = f"method.{method}.hyperparameters.lora_rank"
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
-    require_feasible(settings, values, rows=training["rows"], place=f"method.{method}.hyperparameters")
+    require_feasible(parts.settings, values, rows=rows, place=f"method.{method}.hyperparameters")
     return {
         **body.model_dump(include={"model", "training_file", "validation_file", "suffix"}),
         "method": method,

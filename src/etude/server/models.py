@@ -28,8 +28,6 @@ from etude.server.guard import not_found
 from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError
 
-OWNER = "etude"
-
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -42,10 +40,6 @@ class ServedModel:
     lora: dict[str, Any] | None = None
     """Rank and scale of its LoRA weights. None if all weights were trained, or none."""
     digest: str = ""
-
-    def as_wire(self) -> dict[str, Any]:
-        """Return the `model` object."""
-        return {"id": self.name, "object": "model", "created": int(self.created), "owned_by": OWNER}
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,20 +212,20 @@ class Scheduler:
             self._woken.clear()
             try:
                 if not taken_up:
-                    await self._take_up_orphans()
+                    for job in await asyncio.to_thread(self._jobs.with_status, "running"):
+                        await self._make_room(job)
+                        self._add(job["id"], self._wait_for_orphan(job["id"]))
                     taken_up = True
                 await self._take_from_queue()
-                await self._bring_engine_back()
+                # The engine is back once no job needs the device.
+                if self._engine_away_for and not self._engine_away_for & self._tasks.keys():
+                    await self._pool.start(JOBS)
+                    self._engine_away_for.clear()
             except Exception:  # noqa: BLE001  a full disk today must not end the queue for good
                 _LOG.exception("the queue of jobs could not be looked at; it will be tried again")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5 * _LOOK_SECONDS):
                     await self._woken.wait()
-
-    async def _take_up_orphans(self) -> None:
-        for job in await asyncio.to_thread(self._jobs.with_status, "running"):
-            await self._make_room(job)
-            self._add(job["id"], self._wait_for_orphan(job["id"]))
 
     async def _take_from_queue(self) -> None:
         for job in await asyncio.to_thread(self._jobs.with_status, "queued"):
@@ -241,12 +241,6 @@ class Scheduler:
         if self._settings.stop_engine_for_jobs or job["metadata"].get(FREE_ENGINE) == "true":
             self._engine_away_for.add(job["id"])
             await self._pool.stop(JOBS)
-
-    async def _bring_engine_back(self) -> None:
-        """Restart the engine once no job needs the device."""
-        if self._engine_away_for and not self._engine_away_for & self._tasks.keys():
-            await self._pool.start(JOBS)
-            self._engine_away_for.clear()
 
     def _add(self, job: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -333,5 +327,5 @@ def launcher_for(settings: ServerSettings) -> TeamLauncher:
 
     # Workers import custom algorithms from the server's current folder.
     code = Path.cwd() if settings.algorithms else None
-    desk, on_gpus = "etude.server.stores:stores_for_order", settings.device != "cpu"
+    desk, on_gpus = "etude.server.stores:open_stores", settings.device != "cpu"
     return RayTeams(config=settings.cluster, desk=desk, on_gpus=on_gpus, code=code)

@@ -31,10 +31,11 @@ from etude.server.jobs import JobStore
 from etude.server.jobs_api import job_routes
 from etude.server.models import ModelStore, weights_routes
 from etude.server.scheduler import Scheduler
-from etude.server.settings import ServerSettings, require_safe, training_processes
+from etude.server.settings import ServerSettings, training_processes
 from etude.store.files import SERVER_DATABASE, delete_left_over, private_folder
 from etude.store.run_folder import RunLock
 from etude.wire.http_server import ApiError, listen, server_config
+from etude.wire.tokens import model_object
 
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 45.0
@@ -49,11 +50,10 @@ class ServeError(EtudeError):
 def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. `on_ready` gets the address once the server answers requests.
 
-    Running requests have `settings.drain` seconds to finish. Raises RequestError for unsafe settings, a port
-    in use or too many training processes. Raises StoreError if the data folder is unusable or in use,
+    Running requests have `settings.drain` seconds to finish. Raises RequestError for a port in use or too
+    many training processes. Raises StoreError if the data folder is unusable or in use,
     ServeError if the server cannot start. A base model that cannot be loaded raises its own EtudeError.
     """
-    require_safe(settings)
     if settings.api_key is not None:
         keep_secret(settings.api_key.get_secret_value())
     load_algorithms(settings.algorithms)
@@ -184,7 +184,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
             lambda model: any(extension.tells_tokens(model) for extension in extensions),
         ),
         file_routes(files),
-        job_routes(settings, jobs, files, models, scheduler.wake),
+        job_routes(parts),
         weights_routes(settings, models),
         _engine_routes(pool),
         _status_routes(metrics, app.version),
@@ -201,12 +201,12 @@ def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRo
     @router.get("", summary="List the models")
     def list_models() -> dict[str, Any]:
         """List the base model, the models and checkpoints of all jobs, and other names for them."""
-        return {"object": "list", "data": [model.as_wire() for model in models.all()]}
+        return {"object": "list", "data": [model_object(model.name, model.created) for model in models.all()]}
 
     @router.get("/{model:path}", summary="Retrieve a model")
     def retrieve_model(model: str) -> dict[str, Any]:
         """Return one model by its name."""
-        return models.get(model).as_wire() | {"id": model}
+        return model_object(model, models.get(model).created)
 
     @router.delete("/{model:path}", summary="Delete a fine-tuned model")
     async def delete_model(model: str) -> dict[str, Any]:

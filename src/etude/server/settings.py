@@ -94,7 +94,10 @@ class WorkerOrder(BaseModel, frozen=True):
 
 
 def server_settings(**given: Any) -> ServerSettings:
-    """Return the checked settings. Raises RequestError that names the wrong option."""
+    """Return the checked settings. Raises RequestError that names the wrong option.
+
+    A server that other machines can reach must have a key.
+    """
     try:
         settings = ServerSettings(**given)
     except ValidationError as error:
@@ -116,11 +119,6 @@ def server_settings(**given: Any) -> ServerSettings:
             "--samplers are placed on the nodes of a cluster, and --vllm-device names devices of this "
             "machine; leave one of them out"
         )
-    return settings
-
-
-def require_safe(settings: ServerSettings) -> None:
-    """Raise RequestError if other machines can reach the server and it has no key, or if its key is empty."""
     if settings.api_key is None and not is_loopback(settings.host):
         raise RequestError(
             f"--host {settings.host} lets other machines in, and there is no API key; put one in an "
@@ -128,6 +126,7 @@ def require_safe(settings: ServerSettings) -> None:
         )
     if settings.api_key is not None and not settings.api_key.get_secret_value().strip():
         raise RequestError("the API key is empty; put one in the variable that --api-key-env names")
+    return settings
 
 
 def training_processes(settings: ServerSettings) -> int:

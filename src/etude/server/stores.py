@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
-
-from sqlalchemy import Engine
 
 from etude.cluster.launch import TeamMember
 from etude.server.database import open_database
@@ -16,7 +13,7 @@ from etude.server.extensions import load_extensions
 from etude.server.files import FileStore
 from etude.server.jobs import JobStore
 from etude.server.models import ModelStore
-from etude.server.settings import ServerSettings, WorkerOrder
+from etude.server.settings import WorkerOrder
 from etude.store.files import SERVER_DATABASE
 
 
@@ -29,40 +26,28 @@ class Stores:
     models: ModelStore
 
 
-def _stores(settings: ServerSettings, database: Engine) -> Stores:
+def open_stores(order: str) -> Stores:
+    """Return the stores for a worker's order, as JSON. They stay open until this process ends.
+
+    Raises StoreError if the database cannot be opened.
+    """
+    settings = WorkerOrder.model_validate_json(order).settings
+    database = open_database(settings.data_dir / SERVER_DATABASE)
     names = [extension.names for extension in load_extensions()]
     models = ModelStore(database, settings.data_dir, settings.name, names)
     return Stores(JobStore(database), FileStore(database, settings.data_dir), models)
 
 
-@contextmanager
-def local_stores(settings: ServerSettings) -> Iterator[Stores]:
-    """Yield the stores of a database on this machine. Raises StoreError if it cannot be opened."""
-    database = open_database(settings.data_dir / SERVER_DATABASE)
-    try:
-        yield _stores(settings, database)
-    finally:
-        database.dispose()
+class _Remote:
+    """A store at the head."""
 
+    def __init__(self, seat: TeamMember, store: str) -> None:
+        self._seat, self._store = seat, store
 
-def stores_for_order(order: str) -> Stores:
-    """Return the stores for a worker's order. They stay open, as no other machine can open the database."""
-    settings = WorkerOrder.model_validate_json(order).settings
-    return _stores(settings, open_database(settings.data_dir / SERVER_DATABASE))
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._seat.call, f"{self._store}.{method}")
 
 
 def remote_stores(seat: TeamMember) -> Stores:
     """Return stores for a process of a cluster: every call goes to the head. Raises HeadLost when used."""
-
-    class Remote:
-        def __init__(self, store: str) -> None:
-            self._store = store
-
-        def __getattr__(self, method: str) -> Callable[..., Any]:
-            return partial(seat.call, f"{self._store}.{method}")
-
-    return Stores(
-        cast("JobStore", Remote("jobs")),
-        cast("FileStore", Remote("files")),
-        cast("ModelStore", Remote("models")),
-    )
+    return Stores(*(cast("Any", _Remote(seat, store)) for store in ("jobs", "files", "models")))

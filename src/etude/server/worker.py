@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -22,26 +23,26 @@ from typing import Any
 from torch import Tensor
 
 from etude.algorithms.algorithm import Algorithm, load_algorithms
-from etude.cluster.launch import HeadLost, TeamMember
+from etude.cluster.launch import TeamMember
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import ModelVersion
 from etude.core.process import set_up_process
 from etude.core.training_rows import ROW_OF
 from etude.jobs.training import (
     PEER_SECONDS,
-    Interrupted,
     JobData,
     JobListener,
     JobTraining,
     TooLittleMemory,
+    do_part,
     loading_options,
     stop_events,
     units_of_rows,
 )
 from etude.jobs.training import Row as UnitRow
-from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
+from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule, Step
-from etude.learner.team import PeerLost, Team, join_team
+from etude.learner.team import Team, join_team
 from etude.models.policy import Policy
 from etude.models.weights import save_tensors
 from etude.report.logs import LogLevel, show_logs
@@ -49,10 +50,10 @@ from etude.server.database import Row
 from etude.server.extensions import load_extensions
 from etude.server.files import read_rows
 from etude.server.hyperparameters import job_algorithm
-from etude.server.jobs import FINAL, JobFolder, model_name
+from etude.server.jobs import FINAL, JobFolder, JobStore, model_name
 from etude.server.models import load_policy_of_job
 from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
-from etude.server.stores import Stores, local_stores, remote_stores
+from etude.server.stores import Stores, open_stores, remote_stores
 from etude.store.files import WEIGHTS_FILE, open_draft, open_private
 from etude.wire.http_server import ApiError
 
@@ -68,56 +69,47 @@ def work(order: WorkerOrder, seat: TeamMember | None = None) -> bool:
 
     `seat` is this process's place in a cluster, if a cluster started it.
     """
-    load_algorithms(order.settings.algorithms)
-    opened = local_stores(order.settings) if seat is None else nullcontext(remote_stores(seat))
     settings = order.settings
+    load_algorithms(settings.algorithms)
+    stores = open_stores(order.model_dump_json()) if seat is None else remote_stores(seat)
     together: AbstractContextManager[Team] = nullcontext(Team())
     if settings.training_processes != 1 or seat is not None:
         together = join_team(settings.device, PEER_SECONDS, shards=settings.shard_training)
+
+    def train() -> None:
+        with together as team:
+            run_order(order, team, stores, seat)
+
+    return do_part(order.job, train, partial(_fail, stores.jobs, order.job))
+
+
+def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: TeamMember | None) -> None:
+    """Train the job, unless another worker does. The result is in the database. Raises as `train_job`."""
+    if seat is None:
+        lock = JobFolder(order.settings.data_dir, order.job).locked(team)
+    else:
+        # A cluster job's launcher holds the lock of the job. Its processes have other locks.
+        seat.require_shared()
+        lock = seat.lock(team)
     try:
-        with together as team, opened as stores:
-            return run_order(order, team, stores, seat)
-    except (PeerLost, HeadLost) as error:
-        # The job resumes from its last checkpoint, with new processes.
-        _LOG.error("job %s: %s", order.job, error)
-        return False
-
-
-def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: TeamMember | None = None) -> bool:
-    """Train the job, unless another worker does. The result is in the database.
-
-    Returns False if the job failed. Raises PeerLost and HeadLost.
-    """
-    jobs, lock = stores.jobs, None
-    try:
-        if seat is None:
-            lock = JobFolder(order.settings.data_dir, order.job).locked(team)
-        else:
-            # A cluster job's launcher holds the lock of the job. Its processes have other locks.
-            seat.require_shared()
-            lock = seat.lock(team)
-        if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
+        if lock is not None and team.any(team.leads and stores.jobs.get(order.job)["status"] == "running"):
             _train(order, team, stores, seat)
-        return True
-    except (Interrupted, TrainingCanceled) as reason:
-        _LOG.warning("job %s: %s", order.job, type(reason).__name__)
-        return True
-    except (PeerLost, HeadLost):
-        raise
-    except ApiError as error:
-        jobs.fail(order.job, str(error.detail), "invalid_request", error.param)
-    except TooLittleMemory as error:
-        jobs.fail(order.job, str(error), "insufficient_memory")
-    except EtudeError as error:
-        jobs.fail(order.job, str(error), "training_failed")
-    except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
-        _LOG.exception("job %s", order.job)
-        first = (str(error).strip() or "no message").splitlines()[0]
-        jobs.fail(order.job, f"{type(error).__name__}: {first}", "training_failed")
     finally:
         if lock is not None:
             lock.release()
-    return False
+
+
+def _fail(jobs: JobStore, job: str, error: Exception) -> None:
+    match error:
+        case ApiError():
+            jobs.fail(job, str(error.detail), "invalid_request", error.param)
+        case TooLittleMemory():
+            jobs.fail(job, str(error), "insufficient_memory")
+        case EtudeError():
+            jobs.fail(job, str(error), "training_failed")
+        case _:
+            first = (str(error).strip() or "no message").splitlines()[0]
+            jobs.fail(job, f"{type(error).__name__}: {first}", "training_failed")
 
 
 def _train(order: WorkerOrder, team: Team, stores: Stores, seat: TeamMember | None) -> None:

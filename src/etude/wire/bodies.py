@@ -203,12 +203,6 @@ def plain_messages(messages: Any) -> tuple[Message, ...]:
     return tuple(map(without_unset, copies))
 
 
-def as_message(prompt: str | Sequence[int]) -> tuple[Message, ...]:
-    """Return a message that represents a prompt without messages in the record of the call."""
-    text = prompt if isinstance(prompt, str) else f"({len(prompt)} token ids)"
-    return ({"role": "user", "content": text},)
-
-
 def without_unset(message: Message) -> Message:
     """Return the message as the model sees it.
 

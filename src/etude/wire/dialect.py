@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from pydantic_core import to_json
 
-from etude.core.call import Completion, Delta
+from etude.core.call import ChatRequest, Completion, Delta, Sampling
 from etude.core.errors import RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool, message_text
@@ -89,6 +89,26 @@ class ChatBody:
             return [self]
         prompts = self.prompts or (None,)
         return [replace(self, prompt=prompt, choice=choice) for prompt in prompts for choice in range(self.n)]
+
+    def as_request(self, sampling: Sampling, **fields: Any) -> ChatRequest:
+        """Return the request to an engine for this one answer.
+
+        For readers of the record, a message represents a prompt without messages.
+        """
+        prompt = self.prompt
+        shown = prompt if isinstance(prompt, str | None) else f"({len(prompt)} token ids)"
+        return ChatRequest(
+            self.messages if prompt is None else ({"role": "user", "content": shown},),
+            self.tools,
+            sampling,
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            template_options=self.template_options,
+            prompt=prompt,
+            top_logprobs=self.top_logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            **fields,
+        )
 
 
 class AnswerMemory:

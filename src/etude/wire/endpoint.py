@@ -11,8 +11,7 @@ from etude.wire.dialect import AnswerMemory
 from etude.wire.tokens import Readers
 
 if TYPE_CHECKING:
-    from starlette.datastructures import Headers
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
     from etude.wire.gateway import Gateway, Handler
     from etude.wire.http_server import BackgroundServer
@@ -52,10 +51,9 @@ class Endpoint:
 class EndpointServer:
     """One HTTP server on the loopback interface; each episode has its own key."""
 
-    def __init__(self, *, port: int = 0) -> None:
-        """Port 0 lets the system choose a free one."""
-        self._port = port
-        self._gateways: dict[str, tuple[str, Gateway]] = {}
+    def __init__(self) -> None:
+        self._gateways: dict[str, Gateway] = {}
+        """By key."""
         self._socket: socket.socket | None = None
         self._server: BackgroundServer | None = None
 
@@ -68,14 +66,14 @@ class EndpointServer:
     def start(self) -> None:
         """Listen, and serve on the running event loop. Connections are accepted when this returns.
 
-        Does nothing if it is already listening. Raises RequestError if the port is in use.
+        Does nothing if it is already listening.
         """
         if self._socket is not None:
             return
-        from etude.wire.http_server import BackgroundServer, listen
+        from etude.wire.http_server import BackgroundServer, RequestChecks, listen
 
-        self._socket = listen(_HOST, self._port)
-        self._server = BackgroundServer(self._application(), self._socket)
+        self._socket = listen(_HOST, 0)
+        self._server = BackgroundServer(RequestChecks(self._record), self._socket)
 
     def open(
         self, handler: Handler, memory: AnswerMemory | None = None, readers: Readers | None = None
@@ -87,13 +85,13 @@ class EndpointServer:
         from etude.wire.gateway import Gateway
 
         self.start()
-        name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        self._gateways[name] = (secret, Gateway(handler, memory, readers))
-        return Endpoint(self.base_url, f"etude-{name}-{secret}")
+        key = f"etude-{secrets.token_urlsafe(32)}"
+        self._gateways[key] = Gateway(handler, memory, readers)
+        return Endpoint(self.base_url, key)
 
     def revoke(self, endpoint: Endpoint) -> None:
         """Refuse the endpoint's key from now on."""
-        self._gateways.pop(endpoint.api_key.split("-")[1], None)
+        self._gateways.pop(endpoint.api_key, None)
 
     async def close(self) -> None:
         """Stop listening and end the requests in progress. A second call does nothing."""
@@ -101,27 +99,15 @@ class EndpointServer:
             await self._server.close()
             self._server = self._socket = None
 
-    def _application(self) -> ASGIApp:
+    async def _record(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as an ASGI application."""
         from starlette.requests import Request
 
-        from etude.wire.http_server import RequestChecks
+        from etude.wire.http_server import ApiError, shown_key
 
-        async def record(scope: Scope, receive: Receive, send: Send) -> None:
-            request = Request(scope, receive)
-            gateway = self._gateway(request.headers)
-            body = await request.body()
-            answer = await gateway.answer(request.method, request.url.path, request.headers, body)
-            await answer.as_starlette()(scope, receive, send)
-
-        return RequestChecks(record)
-
-    def _gateway(self, headers: Headers) -> Gateway:
-        """Return the gateway for a request's key. Raises ApiError for a wrong key."""
-        from etude.wire.http_server import ApiError, is_key, shown_key
-
-        # The name only finds the entry; comparing the secret takes the same time, right or wrong.
-        name, _, secret = shown_key(headers).removeprefix("etude-").partition("-")
-        expected, gateway = self._gateways.get(name, ("", None))
-        if gateway is None or not is_key(secret, expected):
+        request = Request(scope, receive)
+        if (gateway := self._gateways.get(shown_key(request.headers))) is None:
             raise ApiError(401, _WRONG_KEY, code="invalid_api_key")
-        return gateway
+        body = await request.body()
+        answer = await gateway.answer(request.method, request.url.path, request.headers, body)
+        await answer.as_starlette()(scope, receive, send)

@@ -73,9 +73,19 @@ class RetryCount:
 _COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
 
 
-def counting_retries() -> ContextValue[RetryCount]:
-    """Count the retries that are noted in the block and in tasks that it starts."""
-    return ContextValue(_COUNT, RetryCount())
+class counting_retries(ContextValue[RetryCount]):
+    """Count what is noted in the block and in its tasks. An outer count gets all of it but the charges."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_COUNT, RetryCount())
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        note_retries(self._value.causes, self._value.waited)
+        if self._value.model_out is not None:
+            note_model_out(self._value.model_out)
 
 
 def note_retries(causes: Mapping[str, int], waited: float = 0.0) -> None:
@@ -84,16 +94,10 @@ def note_retries(causes: Mapping[str, int], waited: float = 0.0) -> None:
         count.add(causes, waited)
 
 
-class ending_where_a_model_is_out(ContextValue[RetryCount]):
-    """Raise, at the end of the block, a ModelOut that an engine raised in it, even if code there caught it.
-
-    The block shares an outer block's count, and so also raises a ModelOut that was recorded there.
-    """
+class ending_where_a_model_is_out(counting_retries):
+    """Raise, at the end of the block, a ModelOut that an engine raised in it, even if code caught it."""
 
     __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(_COUNT, _COUNT.get() or RetryCount())
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
@@ -107,21 +111,6 @@ def note_model_out(error: ModelOut) -> ModelOut:
     if count := _COUNT.get():
         count.model_out = error
     return error
-
-
-class counting_charges(ContextValue[RetryCount]):
-    """Count the tokens that engines report as lost in the block; an outer count gets everything else."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(_COUNT, RetryCount())
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        note_retries(self._value.causes, self._value.waited)
-        if self._value.model_out is not None:
-            note_model_out(self._value.model_out)
 
 
 def note_charged(usage: Usage) -> None:

@@ -100,6 +100,10 @@ def models_reply(path: str, readers: Readers) -> dict[str, Any] | None:
     return next((model for model in models if model["id"] == name), None)
 
 
+OWNER = "etude"
+"""The owner of every model."""
+
+
 def model_object(name: str, created: float) -> dict[str, Any]:
     """Return OpenAI's `model` object."""
-    return {"id": name, "object": "model", "created": int(created), "owned_by": "etude"}
+    return {"id": name, "object": "model", "created": int(created), "owned_by": OWNER}

@@ -36,9 +36,9 @@ from etude.server.hyperparameters import (
     require_feasible,
     resolve_hyperparameters,
 )
-from etude.server.models import OWNER
 from etude.wire.http_server import ApiError
 from etude.wire.sampling import problems_of
+from etude.wire.tokens import OWNER
 
 _MOST_VALUES = 20_000_000
 """The maximum number of JSON values in a body of trajectories. A token with its logprob has about ten."""
