@@ -37,15 +37,10 @@ from etude.telemetry.prometheus import MetricsServer, serve_metrics
 
 
 class RunCounts(Progress):
-    """The counts of a run's events. Each event is passed on to the display."""
+    """The counts of a run's events."""
 
     def __init__(self, display: Progress) -> None:
         self.display = display
-        # Nothing is counted in these events.
-        self.message = display.message  # type: ignore[method-assign]
-        self.alarm = display.alarm  # type: ignore[method-assign]
-        self.finished = display.finished  # type: ignore[method-assign]
-        self.spent = display.spent  # type: ignore[method-assign]
         self.epoch: int | None = None
         self.num_epochs = 0
         self.phase_name = "starting"
@@ -61,17 +56,17 @@ class RunCounts(Progress):
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         self.num_epochs = num_epochs
-        self.display.run_started(run_id, num_epochs, facts)
+        super().run_started(run_id, num_epochs, facts)
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
         self.epoch, self.num_epochs = epoch, num_epochs
-        self.display.epoch_started(epoch, num_epochs)
+        super().epoch_started(epoch, num_epochs)
 
     def phase(self, name: str, total: int | None = None) -> None:
         self.phase_name, self.expected = name, total
         self.phase_since = time.monotonic()
         self.episodes = 0
-        self.display.phase(name, total)
+        super().phase(name, total)
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
         self.episodes += 1
@@ -81,26 +76,26 @@ class RunCounts(Progress):
         totals.calls += len(episode.calls)
         totals.prompt_tokens += usage.prompt_tokens
         totals.completion_tokens += usage.completion_tokens
-        self.display.episode_finished(episode)
+        super().episode_finished(episode)
 
     def scored(self, item: EvalOutputItem) -> None:
         if item.is_scored and item.score is not None:
             self.totals.scores += 1
             self.totals.score_sum += item.score
-        self.display.scored(item)
+        super().scored(item)
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         self.totals.trained += 1
         _note_reward(self.rewards, metrics)
-        self.display.trained(epoch, metrics)
+        super().trained(epoch, metrics)
 
     def skipped(self, epoch: int, reason: str) -> None:
         self.totals.skipped += 1
-        self.display.skipped(epoch, reason)
+        super().skipped(epoch, reason)
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         _note_reward(self.validation, metrics)
-        self.display.validated(epoch, metrics)
+        super().validated(epoch, metrics)
 
 
 def _note_reward(rewards: dict[str, float], metrics: Mapping[str, Any]) -> None:
