@@ -395,9 +395,9 @@ async def test_what_is_stored_in_one_turn_of_the_event_loop_is_one_commit(
     sizes: list[int] = []
     write = Writer._write
 
-    def noted(self: Writer, batch: list[Any], soon: list[Any]) -> None:
+    def noted(self: Writer, batch: list[Any]) -> None:
         sizes.append(len(batch))
-        write(self, batch, soon)
+        write(self, batch)
 
     monkeypatch.setattr(Writer, "_write", noted)
     with Journal(tmp_path / "run.db") as journal:
