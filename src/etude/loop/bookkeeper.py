@@ -76,8 +76,6 @@ class Bookkeeper:
         self.collections = Collections(
             runtime.evaluation, runtime.target_model, lambda: self.epoch, self._saw, self.label_for
         )
-        self.on_way_back: Callable[[], None] = lambda: None
-        """Called after the model has gone back to an earlier version. Data collected ahead is void then."""
         self._progress = runtime.progress
         self._provenance = Provenance(runtime.target_model)
         self._targeted = TargetWatch(config.target_functions, runtime.target_model, warn, runtime.target)
@@ -164,7 +162,6 @@ class Bookkeeper:
     async def end(self, epoch: int, outcome: object) -> None:
         """End `run_epoch`. If it made no job, record that there was nothing to train on."""
         if epoch in self.jobs:
-            await self.record.flush()
             return
         self.over.add(epoch)
         if self.record.is_done(epoch):
@@ -328,7 +325,6 @@ class Bookkeeper:
         self._targeted.epoch_over(is_empty="skipped" in outcome and not self.record.history.trained)
         made = EpochEntry(epoch=epoch + 1, metrics=metrics, version=self.model.version, **outcome)
         entry = await self.record.add(made)
-        await self.record.flush()
         self._let_go(epoch)
         await self._go_back(entry)
         return entry
@@ -345,7 +341,6 @@ class Bookkeeper:
         # Drop the data of the next epoch, which has this number when counted from 0.
         self._let_go(entry.epoch)
         self._provenance.went_back()
-        self.on_way_back()
         what = f"v{entry.back_to.number}" if entry.back_to.number else "the model that training began with"
         self._progress.message(f"the run has gone back to {what}, and goes on from there", warning=True)
 

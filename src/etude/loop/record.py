@@ -87,7 +87,6 @@ class Record:
         self._runtime = runtime
         self._logged: dict[int, dict[str, Any]] = {}
         """Metrics that arrived for epochs that are not recorded yet."""
-        self._unwritten: set[int] = set()
         self._ringing: list[tuple[Entry, AlarmEvent]] = []
         """Alarms that are recorded, but not reported yet."""
 
@@ -106,22 +105,15 @@ class Record:
         return self.log.status(ref) or next(by_epoch, None)
 
     def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
-        """Take metrics of an epoch (from 0), replacing others with their names. `flush` journals them."""
+        """Take metrics of an epoch (from 0), replacing others with their names."""
         metrics = json_facts(metrics)
         entry = self.history.epoch(epoch + 1)
         if entry is None:
             self._logged[epoch] = {**self._logged.get(epoch, {}), **metrics}
         elif any(entry.metrics.get(key) != value for key, value in metrics.items()):
-            both = {**entry.metrics, **metrics}
-            self.history = self.history.with_entry(entry.model_copy(update={"metrics": both}))
-            self._unwritten.add(entry.epoch)
-
-    async def flush(self) -> None:
-        """Journal the metrics that arrived after their epoch was recorded."""
-        for entry in self.history.epochs:
-            if entry.epoch in self._unwritten:
-                await self.log.add_entry(entry)
-                self._unwritten.discard(entry.epoch)
+            entry = entry.model_copy(update={"metrics": {**entry.metrics, **metrics}})
+            self.history = self.history.with_entry(entry)
+            self.log.replace_entry_soon(entry)
 
     async def add_warm_up(self, entry: WarmUpEntry) -> None:
         """Record the warm-up."""

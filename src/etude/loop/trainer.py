@@ -63,8 +63,11 @@ async def run_epochs(
             for member in members:
                 await member.validate(epoch + 1)
         if is_new:
-            # Now no later epoch has a job. In a resumed run one may, with weights that are not adopted yet.
             for member in members:
+                if member.history.went_back(epoch + 1) is not None:
+                    # What was collected ahead is void.
+                    member.begin_anew()
+                # Now no later epoch has a job. In a resumed run one may, with weights to adopt.
                 await member.prune()
         if (reason := _reason_to_stop(members, epoch)) is not None:
             progress.message(f"stopped after epoch {epoch + 1}: {reason}")
@@ -204,7 +207,6 @@ class EpochTrainer(Trainer):
         self.config = trainer_config
         self._prepared: dict[int, TrainingJobRef | TrajectoryCollection] = {}
         """The existing job of each epoch, or the data to submit."""
-        self._refs: dict[int, TrainingJobRef] = {}
 
     @property
     def history(self) -> History:
@@ -214,8 +216,7 @@ class EpochTrainer(Trainer):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare the components, and continue the run where it was left."""
         await super().initialize(run_config)
-        self.bookkeeper.on_way_back = self._begin_anew
-        self._begin_anew()
+        self.begin_anew()
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Train for `num_epochs` epochs, including the epochs of earlier processes.
@@ -262,7 +263,6 @@ class EpochTrainer(Trainer):
 
     async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
-        self._refs[epoch] = ref
         books, config = self.bookkeeper, self.config
         async with forget_job_on_failure(partial(books.record.log.forget_submission, epoch)):
             return await books.model.wait(ref, config.job_timeout, config.poll_interval)
@@ -293,8 +293,7 @@ class EpochTrainer(Trainer):
             await self.bookkeeper.validated(epoch, metrics)
 
     async def prune(self) -> None:
-        """Delete versions that are not worth keeping and that no opponent plays any more. Then journal what
-        was logged about epochs since they were recorded."""
+        """Delete versions that are not worth keeping and that no opponent plays any more."""
         keep = self.config.keep_checkpoints
         if keep != "all":
             kept = versions_to_keep(self.history, keep)
@@ -305,7 +304,6 @@ class EpochTrainer(Trainer):
             await self.bookkeeper.model.adapter.prune(kept)
         for pool in self.bookkeeper.opponents:
             await pool.close_unused(pool.members())
-        await self.bookkeeper.record.flush()
 
     def reason_to_stop(self, epoch: int) -> str | None:
         """Return why training should end after the epoch, or None."""
@@ -320,10 +318,11 @@ class EpochTrainer(Trainer):
         The builder and the adapter log the same metrics, for the epoch's collection and job.
         """
         self.bookkeeper.trained(epoch, metrics, output_dir)
-        folder, ref = str(self.bookkeeper.record.folder(output_dir)), self._refs.get(epoch)
-        if ref is not None:
-            self.trajectory_builder.log_progress(ref.run_id, metrics, output_dir=folder)
-            self.trainer_adapter.log_progress(ref, metrics, output_dir=folder)
+        record = self.bookkeeper.record
+        folder, submitted = str(record.folder(output_dir)), record.log.submission(epoch)
+        if submitted is not None:
+            self.trajectory_builder.log_progress(submitted.ref.run_id, metrics, output_dir=folder)
+            self.trainer_adapter.log_progress(submitted.ref, metrics, output_dir=folder)
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """Return the summary, epochs and validations of this run. Raises ValueError for another run's id."""
@@ -338,7 +337,7 @@ class EpochTrainer(Trainer):
     async def cleanup(self) -> None:
         """Do nothing: the builder and the adapter are freed around the trainer."""
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
         """Continue from the record, without anything that was prepared beyond it."""
         self._prepared.clear()
         if self.history.epochs:
