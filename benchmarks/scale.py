@@ -496,8 +496,10 @@ class VirtualWriter(Writer):
 
     def _begin(self) -> None:
         batch = self._take()
-        error = self._tried([operation for operation, _ in batch], [])
-        seconds = self._cluster.costs.step * sum(isinstance(operation, Put) for operation, _ in batch)
+        error = self._tried([operation for operation, _ in batch])
+        # What nobody waits for is a short line of the bill.
+        calls = sum(isinstance(operation, Put) and bool(waiters) for operation, waiters in batch)
+        seconds = self._cluster.costs.step * calls
         done = self._cluster.disk.done_at(self._cluster.loop.time(), seconds)
         self._is_busy = True
         self._cluster.loop.call_at(done, self._end, batch, error)

@@ -370,9 +370,8 @@ async def test_with_a_grader_grpo_becomes_reinforcement_fine_tuning_on_the_promp
         ),
         server.client(),
         "o4-mini-2025-04-16",
-        None,
-        examples,
     )
+    adapter.read_examples = examples
     assert "grpo" in adapter.capabilities().methods
     group = [imitated("q", "a"), imitated("q", "b")]
     data = TrajectoryCollection(trajectories=[group] * 10, run_id="r", method="grpo")

@@ -24,11 +24,11 @@ def log_to(path: Path) -> None:
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     write = Writer._write
 
-    def logged(writer: Any, batch: list[Any], soon: Any) -> None:
+    def logged(writer: Any, batch: list[Any]) -> None:
         kept = {each.key: zlib.crc32(each.text.encode()) for each in batch if isinstance(each, Put)}
         gone = [[each.first, _text(each.end)] for each in batch if each and not isinstance(each, Put)]
         os.write(file, f"{json.dumps({'kept': kept, 'gone': gone})}\n".encode())
-        write(writer, batch, soon)
+        write(writer, batch)
         os.write(file, b'"done"\n')
 
     Writer._write = logged  # type: ignore[method-assign]

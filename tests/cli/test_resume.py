@@ -135,15 +135,15 @@ def test_an_evaluation_is_resumed_as_one(project):
 
 def test_weights_that_were_made_and_not_recorded_are_kept_and_taken(local, monkeypatch):
     """Stopped between the adoption of the second epoch's weights and its record: nothing is trained anew."""
-    added = Record.add_epoch
+    added = Record.add
 
-    async def stops(record, epoch, *args, **kwargs):
-        if epoch == 1:
+    async def stops(record, entry):
+        if entry.kind == "epoch" and entry.epoch == 2:
             raise StoreError("the disk is full")
-        return await added(record, epoch, *args, **kwargs)
+        return await added(record, entry)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Record, "add_epoch", stops)
+        patch.setattr(Record, "add", stops)
         assert etude("train", "config.yml", "--name", "r").exit_code == 1
     made = (local / "runs/r/checkpoints/v2/job.json").stat().st_mtime_ns
     assert etude("resume", "r").exit_code == 0

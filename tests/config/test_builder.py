@@ -136,7 +136,7 @@ async def test_every_kind_of_component_is_handed_out(folder: Path):
         assert [made[0].type_name for made in built] == [
             "local", "function", "json", "function", "grpo", "local", "epochs",
         ]  # fmt: skip
-        assert all(made[1] is builder for made in built)
+        assert all(made[1].config is builder.config for made in built)
 
 
 async def test_another_dataset_may_be_a_config_or_a_file(folder: Path):

@@ -142,7 +142,7 @@ async def main():
         for count in range(10**9):
             key = f"{name}/{count}"
             async def fn():
-                journal.put_soon(f"sum/{name}", lambda: {"count": count})
+                journal.put_soon(f"sum/{name}", {"count": count})
                 return count
             await journal.step(key, fn)
             print(key, flush=True)

@@ -277,14 +277,12 @@ async def test_a_write_that_fails_leaves_the_journal_usable(tmp_path: Path) -> N
         assert dict(journal.scan()) == {"a": 1, "b": 2}
 
 
-async def test_of_what_is_stored_soon_the_last_value_is_stored_and_not_after_what_comes_next(
-    tmp_path: Path,
-) -> None:
+async def test_what_is_stored_soon_is_stored_before_what_comes_next(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     with Journal(path) as journal, sqlite3.connect(path, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")
         for number in range(100):
-            journal.put_soon("sum", lambda number=number: {"number": number})  # type: ignore[misc]
+            journal.put_soon("sum", {"number": number})
         storing = asyncio.ensure_future(journal.put("next", 1))
         await asyncio.sleep(0)
         other.execute("COMMIT")
@@ -294,21 +292,19 @@ async def test_of_what_is_stored_soon_the_last_value_is_stored_and_not_after_wha
 
 
 async def test_what_is_stored_soon_needs_nothing_to_come_next(journal: Journal) -> None:
-    journal.put_soon("sum", lambda: {"number": 1})
+    journal.put_soon("sum", {"number": 1})
     async with asyncio.timeout(60):
         while journal.waiting or journal.get("sum") is None:  # noqa: ASYNC110  it is another thread's
             await asyncio.sleep(0.001)
     assert journal.get("sum") == {"number": 1} and not journal.committed, "what it sums up counts"
 
 
-async def test_what_could_not_be_stored_soon_is_told_to_who_stores_next_and_tried_again(
-    tmp_path: Path,
-) -> None:
+async def test_what_could_not_be_stored_soon_is_told_and_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     with Journal(path) as journal, sqlite3.connect(path) as other:
         other.execute("ALTER TABLE steps RENAME TO gone")
         other.commit()
-        journal.put_soon("sum", lambda: {"number": 1})
+        journal.put_soon("sum", {"number": 1})
         with pytest.raises(StoreError, match=r"run\.db: no such table"):
             await journal.flush()
         other.execute("ALTER TABLE gone RENAME TO steps")
@@ -317,12 +313,16 @@ async def test_what_could_not_be_stored_soon_is_told_to_who_stores_next_and_trie
         assert dict(journal.scan()) == {"next": 1, "sum": {"number": 1}}
 
 
-async def test_whatever_fails_while_it_is_stored_nobody_waits_for_ever(journal: Journal) -> None:
+async def test_whatever_fails_while_it_is_stored_nobody_waits_for_ever(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An error that nobody foresaw is told to all who wait, and the thread goes on."""
-    journal.put_soon("sum", lambda: {"number": {1}})  # type: ignore[dict-item]
-    with pytest.raises(StoreError, match=r"run\.db cannot be written: TypeError: Object of type set"):
+    monkeypatch.setattr("etude.store.database.journal_row", None)
+    journal.put_soon("sum", {"number": 0})
+    with pytest.raises(StoreError, match=r"run\.db cannot be written: TypeError: 'NoneType' object"):
         await asyncio.wait_for(journal.flush(), 60)
-    journal.put_soon("sum", lambda: {"number": 1})
+    monkeypatch.undo()
+    journal.put_soon("sum", {"number": 1})
     await asyncio.wait_for(journal.put("next", 1), 60)
     assert dict(journal.scan()) == {"next": 1, "sum": {"number": 1}} and not journal.waiting_seconds
 
@@ -395,9 +395,9 @@ async def test_what_is_stored_in_one_turn_of_the_event_loop_is_one_commit(
     sizes: list[int] = []
     write = Writer._write
 
-    def noted(self: Writer, batch: list[Any], soon: list[Any]) -> None:
+    def noted(self: Writer, batch: list[Any]) -> None:
         sizes.append(len(batch))
-        write(self, batch, soon)
+        write(self, batch)
 
     monkeypatch.setattr(Writer, "_write", noted)
     with Journal(tmp_path / "run.db") as journal:

@@ -27,13 +27,13 @@ from etude.cluster.launch import TeamMember
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
-from etude.core.errors import EtudeError, StoreError, TrainingError, error_words
+from etude.core.errors import EtudeError, TrainingError, error_words
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
 from etude.inference.child_process import TeamLauncher, exit_words, last_lines
 from etude.inference.programs import Child, Command, LocalLauncher
-from etude.jobs.folders import StateFolders, data_hash
+from etude.jobs.folders import StateFolders
 from etude.jobs.training import (
     PEER_SECONDS,
     JobListener,
@@ -231,8 +231,6 @@ class _Reporter(JobListener):
 def _learn(folder: Path, seat: TeamMember) -> None:
     seat.require_shared()
     order = JobSpec.model_validate_json((folder / ORDER).read_text(encoding="utf-8"))
-    if data_hash(order.collection) != order.content.data:
-        raise StoreError(f"{folder} has other data than the run has written there")
     with join_team(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
         lock = seat.lock(team)
         try:

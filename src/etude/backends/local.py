@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from etude.backends.capabilities import LocalAdapterConfig, opponents_of
 from etude.config.registry import register_trainer_adapter
-from etude.core.errors import CapabilityError, RequestError
+from etude.core.errors import CapabilityError
 from etude.core.interfaces import innermost
 from etude.inference.local import LocalLlmConfig, require_local_extra
 from etude.store.files import private_folder
@@ -45,9 +45,7 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
     from etude.backends.local_adapter import LocalAdapter
     from etude.inference.embedded import EmbeddedEngine
 
-    target = builder.config.finetuning.target_model
-    if target is None:
-        raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
+    target = str(builder.config.finetuning.target_model)
     engine = innermost(await builder.get_llm(target))
     if not isinstance(engine, EmbeddedEngine):
         kind = builder.config.llms[target].type_name

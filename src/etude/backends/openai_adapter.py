@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -20,8 +20,6 @@ from etude.core.job import Skipped, TrainingJobRef
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Method, Trajectory
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from etude.config.builder import Builder
 
 
@@ -52,19 +50,9 @@ class OpenAiAdapter(OpenAiJobs):
 
     adapter_config: OpenAiAdapterConfig
 
-    def __init__(
-        self,
-        adapter_config: OpenAiAdapterConfig,
-        client: AsyncOpenAI,
-        model: str,
-        log: Path | None = None,
-        examples: Examples | None = None,
-        run_key: str | None = None,
-    ) -> None:
-        """As OpenAiJobs. A grader compares answers with `examples`."""
-        super().__init__(adapter_config, client, model, log, run_key)
-        self._read_examples = examples
-        self._examples: Mapping[str, Example] = {}
+    read_examples: Examples | None = None
+    """Reads the examples whose expected answers a grader compares with."""
+    _examples: Mapping[str, Example] = MappingProxyType({})
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         await super().initialize(run_config)
@@ -79,8 +67,8 @@ class OpenAiAdapter(OpenAiJobs):
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Upload the rows and create a job."""
-        if trajectories.method == "grpo" and not self._examples and self._read_examples is not None:
-            self._examples = await self._read_examples()
+        if trajectories.method == "grpo" and not self._examples and self.read_examples is not None:
+            self._examples = await self.read_examples()
         return await super().submit(trajectories)
 
     def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
@@ -123,7 +111,9 @@ async def openai(config: OpenAiAdapterConfig, builder: Builder) -> AsyncIterator
     log = None if builder.run is None else builder.run.path / "openai_jobs.jsonl"
     client = connect(config, llm, needs_key=True)
     try:
-        yield OpenAiAdapter(config, client, llm.model_name, log, examples, await run_key(builder))
+        adapter = OpenAiAdapter(config, client, llm.model_name, log, await run_key(builder))
+        adapter.read_examples = examples
+        yield adapter
     finally:
         await client.close()
 

@@ -151,9 +151,7 @@ def response_problem(answer: httpx.Response) -> str | None:
 
 def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
     """Return the target model's config. Raises CapabilityError if it is not behind an OpenAI-style API."""
-    target = builder.config.finetuning.target_model
-    if target is None:
-        raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
+    target = str(builder.config.finetuning.target_model)
     llm = builder.config.llms[target]
     if not isinstance(llm, OpenAiLlmConfig):
         raise CapabilityError(

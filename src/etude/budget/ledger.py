@@ -266,8 +266,7 @@ class Ledger:
     def store_time(self) -> None:
         """Store the run's working time."""
         self._stored_at = self._clock()
-        seconds = self._at_work()
-        self._journal.put_soon(TIME_STEP, lambda: {"seconds": seconds})
+        self._journal.put_soon(TIME_STEP, {"seconds": self._at_work()})
 
     def figures(self) -> dict[str, Any]:
         """Return the sums and the limits, for displays."""
@@ -313,7 +312,7 @@ class Ledger:
         before = self._lines.get(line.key, _NOTHING)
         self._lines[line.key] = line
         self._use(line, before)
-        self._journal.put_soon(line.key, line.stored)
+        self._journal.put_soon(line.key, line.stored())
 
     def _use(self, line: BillEntry, before: BillEntry) -> None:
         for limit in self.limits:

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from copy import copy
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 from etude.config import registry
@@ -24,9 +24,6 @@ from etude.core.episode import ToolSet, ToolSource
 from etude.core.errors import EtudeError, RequestError, alternatives
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
 from etude.core.keys import content_hash
-
-_in_the_making: ContextVar[str | None] = ContextVar("etude_in_the_making", default=None)
-"""The component whose generator is running in this task."""
 
 
 class Builder:
@@ -52,6 +49,8 @@ class Builder:
         self._components: dict[str, Any] = {f"llms.{name}": each for name, each in (given or {}).items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._needs: defaultdict[str, set[str]] = defaultdict(set)
+        self._user: str | None = None
+        """The component that this builder was handed to, which needs what it gets from it."""
 
     async def __aenter__(self) -> Builder:
         await self._exits.__aenter__()
@@ -156,27 +155,29 @@ class Builder:
 
         Raises RequestError if it needs the component that is being built, directly or not.
         """
-        key, user = f"{kind}.{name}", _in_the_making.get()
-        if user is not None:
-            self._needs[user].add(key)
+        key = f"{kind}.{name}"
+        if self._user is not None:
+            self._needs[self._user].add(key)
             try:
                 TopologicalSorter(self._needs).prepare()
             except CycleError as error:
-                self._needs[user].discard(key)
+                self._needs[self._user].discard(key)
                 circle = " -> ".join(reversed(error.args[1]))
                 raise RequestError(f"components need each other in a circle: {circle}") from None
         async with self._locks[key]:
             if key not in self._components:
-                before = _in_the_making.set(key)
-                try:
-                    self._components[key] = await self._build(key, kind, config)
-                finally:
-                    _in_the_making.reset(before)
+                self._components[key] = await self._build(key, kind, config)
         return self._components[key]
+
+    def _handed_to(self, user: str | None) -> Self:
+        """Return this builder as a component gets it: it notes what that component needs."""
+        own = copy(self)
+        own._user = user
+        return own
 
     async def _build(self, key: str, kind: Kind, config: ComponentConfig) -> Any:
         registration = registry.lookup(kind, config.type_name)
-        context = contextlib.asynccontextmanager(registration.factory)(config, self)
+        context = contextlib.asynccontextmanager(registration.factory)(config, self._handed_to(key))
         try:
             component = await self._exits.enter_async_context(context)
             if component is None:
@@ -223,6 +224,6 @@ class TargetBuilder(Builder):
 
     async def _once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
         if kind not in _CONFIGS:
-            return await self._shared._once(kind, name, config)
+            return await self._shared._handed_to(self._user)._once(kind, name, config)
         # A copy, because trainers write the target's reward function into the configs.
         return await super()._once(kind, name, config.model_copy(deep=True))

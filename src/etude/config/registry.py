@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel
 
@@ -50,21 +50,10 @@ ConfigT = TypeVar("ConfigT", bound=ComponentConfig)
 
 ENTRY_POINT_GROUP = "etude.components"
 
-BASES: dict[Kind, type[ComponentConfig]] = {
-    "llms": LlmConfig,
-    "workflow": WorkflowConfig,
-    "tools": ToolsConfig,
-    "datasets": DatasetConfig,
-    "evaluators": EvaluatorConfig,
-    "trajectory_builders": TrajectoryBuilderConfig,
-    "trainer_adapters": TrainerAdapterConfig,
-    "trainers": TrainerConfig,
-    "alarms": AlarmConfig,
-    "cluster": ClusterConfig,
-    "trackers": TrackerConfig,
-}
+BASES: dict[Kind, type[ComponentConfig]] = {}
+"""The base of the configs of each kind."""
 
-NOUNS: dict[Kind, str] = {kind: kind.removesuffix("s").replace("_", " ") for kind in BASES} | {
+NOUNS: dict[Kind, str] = {kind: kind.removesuffix("s").replace("_", " ") for kind in get_args(Kind)} | {
     "llms": "model",
     "tools": "tool set",
 }
@@ -206,8 +195,8 @@ def find_registration(kind: Kind, value: object) -> Registration | None:
 class Decorator(Generic[ConfigT]):
     """Decorates an async generator `f(config, builder)` that yields a component of one kind."""
 
-    def __init__(self, kind: Kind, yields: str) -> None:
-        self._kind = kind
+    def __init__(self, kind: Kind, base: type[ConfigT], yields: str) -> None:
+        self._kind, BASES[kind] = kind, base
         self.__doc__ = f"Decorate an async generator `f(config, builder)` that yields {yields}."
 
     def __call__(self, *, config_type: type[ConfigT]) -> Callable[[FactoryT], FactoryT]:
@@ -235,21 +224,19 @@ class Decorator(Generic[ConfigT]):
         return register
 
 
-register_llm: Decorator[LlmConfig] = Decorator("llms", "an `Engine`")
-register_workflow: Decorator[WorkflowConfig] = Decorator("workflow", "a workflow")
-register_tools: Decorator[ToolsConfig] = Decorator("tools", "a `ToolSource`")
-register_dataset: Decorator[DatasetConfig] = Decorator("datasets", "an object with `examples()`")
-register_evaluator: Decorator[EvaluatorConfig] = Decorator("evaluators", "an `Evaluator`")
-register_trajectory_builder: Decorator[TrajectoryBuilderConfig] = Decorator(
-    "trajectory_builders", "a `TrajectoryBuilder`"
+register_llm = Decorator("llms", LlmConfig, "an `Engine`")
+register_workflow = Decorator("workflow", WorkflowConfig, "a workflow")
+register_tools = Decorator("tools", ToolsConfig, "a `ToolSource`")
+register_dataset = Decorator("datasets", DatasetConfig, "an object with `examples()`")
+register_evaluator = Decorator("evaluators", EvaluatorConfig, "an `Evaluator`")
+register_trajectory_builder = Decorator(
+    "trajectory_builders", TrajectoryBuilderConfig, "a `TrajectoryBuilder`"
 )
-register_trainer_adapter: Decorator[TrainerAdapterConfig] = Decorator(
-    "trainer_adapters", "a `TrainerAdapter`"
-)
-register_trainer: Decorator[TrainerConfig] = Decorator("trainers", "a `Trainer`")
-register_alarm: Decorator[AlarmConfig] = Decorator("alarms", "an `etude.Alarm`")
-register_cluster: Decorator[ClusterConfig] = Decorator("cluster", "an `etude.runners.pool.Cluster`")
-register_tracker: Decorator[TrackerConfig] = Decorator("trackers", "an `etude.Tracker`")
+register_trainer_adapter = Decorator("trainer_adapters", TrainerAdapterConfig, "a `TrainerAdapter`")
+register_trainer = Decorator("trainers", TrainerConfig, "a `Trainer`")
+register_alarm = Decorator("alarms", AlarmConfig, "an `etude.Alarm`")
+register_cluster = Decorator("cluster", ClusterConfig, "an `etude.runners.pool.Cluster`")
+register_tracker = Decorator("trackers", TrackerConfig, "an `etude.Tracker`")
 
 
 def config_factory(make: Callable[[Any], object]) -> Factory:

@@ -23,9 +23,9 @@ class JobData(BaseModel, frozen=True):
 
     method: Method
     rows: int
-    """The number of trajectories."""
+    """The number of samples."""
     data_hash: str
-    """The hash of all trajectories, in order."""
+    """The hash of all samples, in order."""
     parent: int | None = None
     """The number of the version that the job started from; None if the backend does not report it."""
     hyperparameters: dict[str, Any] = Field(default_factory=dict)

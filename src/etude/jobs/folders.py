@@ -11,7 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.core.conversion import TrajectoryCollection, to_trajectory
+from pydantic_core import to_json
+
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import RequestError, StoreError
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash
@@ -72,12 +74,12 @@ class JobContent:
 
 
 def data_hash(collection: TrajectoryCollection) -> str:
-    """Hash the data as trajectories, regardless of the collection's name. Returns 32 hexadecimal digits."""
+    """Hash the data, regardless of the collection's name. Returns 32 hexadecimal digits."""
     digest = hashlib.blake2b(collection.method.encode(), digest_size=16)
     for group in collection.groups:
         digest.update(b"\n[")
-        for trajectory in map(to_trajectory, group):
-            digest.update(trajectory.model_dump_json().encode() + b"\n")
+        for unit in group:
+            digest.update(to_json(unit, fallback=str, inf_nan_mode="constants") + b"\n")
     return digest.hexdigest()
 
 

@@ -15,7 +15,7 @@ from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
-from etude.core.history import Entry, EpochEntry, WarmUpEntry
+from etude.core.history import Entry, EpochEntry, ValidationEntry, WarmUpEntry
 from etude.core.interfaces import innermost
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.groups.model_jobs import JobRules, ModelJobs
@@ -25,8 +25,7 @@ from etude.loop.record import Record, pause_for
 from etude.loop.training_data import Provenance, TargetWatch
 from etude.rewards.collections import Collections, collecting_for, current_number
 from etude.runtime import Runtime
-from etude.store.facts import SUMMARY
-from etude.store.figures import best_version, last_version, summarize, versions_made
+from etude.store.figures import best_version, last_version, versions_made
 from etude.store.jsonable import json_facts
 from etude.store.log import Submission
 
@@ -77,8 +76,6 @@ class Bookkeeper:
         self.collections = Collections(
             runtime.evaluation, runtime.target_model, lambda: self.epoch, self._saw, self.label_for
         )
-        self.on_way_back: Callable[[], None] = lambda: None
-        """Called after the model has gone back to an earlier version. Data collected ahead is void then."""
         self._progress = runtime.progress
         self._provenance = Provenance(runtime.target_model)
         self._targeted = TargetWatch(config.target_functions, runtime.target_model, warn, runtime.target)
@@ -86,7 +83,8 @@ class Bookkeeper:
         self._facts = facts
         pools = [each for each in map(innermost, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
-        self._built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
+        self.built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
+        """For each epoch: the builder's finished collection, and its facts about that."""
         self.jobs: dict[int, int] = {}
         """How many jobs this process has submitted for an epoch, or found submitted."""
         self.begun: dict[str, tuple[int, float]] = {}
@@ -147,10 +145,6 @@ class Bookkeeper:
             "epochs_done": len(self.record.history.epochs),
         }
 
-    def record_collection(self, collection: TrajectoryCollection, facts: dict[str, Any]) -> None:
-        """Record the builder's facts about a finished collection."""
-        self._built[self.epoch] = (collection, facts)
-
     async def begin(self, epoch: int) -> int:
         """Begin `run_epoch` and return its epoch's number, a new one if the trainer repeats a number.
 
@@ -168,7 +162,6 @@ class Bookkeeper:
     async def end(self, epoch: int, outcome: object) -> None:
         """End `run_epoch`. If it made no job, record that there was nothing to train on."""
         if epoch in self.jobs:
-            await self.record.flush()
             return
         self.over.add(epoch)
         if self.record.is_done(epoch):
@@ -253,7 +246,7 @@ class Bookkeeper:
         name = None if reward is None else reward.name
         scored = {name: result.eval_output_items for name, result in output.evaluation_results}
         items = scored.get(reward.name, []) if reward is not None else []
-        collection, facts = self._built.get(epoch, (TrajectoryCollection(run_id=run_id), {}))
+        collection, facts = self.built.get(epoch, (TrajectoryCollection(run_id=run_id), {}))
         counted = {
             "episodes": seen.episodes,
             **call_metrics(output),
@@ -276,6 +269,7 @@ class Bookkeeper:
         Raises TrainingError when the weights are not new.
         """
         submission = self.record.log.submission_of(ref.run_id)
+        assert submission is not None, "the job was journalled when it was submitted"
         version = await self.model.adopt(ref, status)
         if version is not None and any(past.differs(version) for past in self.record.history.recoveries):
             self._progress.message(
@@ -284,9 +278,8 @@ class Bookkeeper:
                 "lost (`deterministic: true` makes them equal)",
                 warning=True,
             )
-        known = await self.metrics(epoch) if submission is None else submission.metrics
         metrics = {
-            **known,
+            **submission.metrics,
             "training": status.metrics,
             "training_seconds": time.monotonic() - self.begun[ref.run_id][1],
             "model_version": None if version is None else version.number,
@@ -295,8 +288,8 @@ class Bookkeeper:
             epoch,
             metrics,
             status=status,
-            sampled_from=None if submission is None else submission.sampled_from,
-            curriculum_state=None if submission is None else submission.curriculum_state,
+            sampled_from=submission.sampled_from,
+            curriculum_state=submission.curriculum_state,
         )
 
     def trained(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
@@ -328,15 +321,17 @@ class Bookkeeper:
         self.record.report()
 
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
+        """Record an epoch. `outcome` has the other fields of its entry."""
         self._targeted.epoch_over(is_empty="skipped" in outcome and not self.record.history.trained)
-        entry = await self.record.add_epoch(epoch, metrics, version=self.model.version, **outcome)
+        made = EpochEntry(epoch=epoch + 1, metrics=metrics, version=self.model.version, **outcome)
+        entry = await self.record.add(made)
         self._let_go(epoch)
         await self._go_back(entry)
         return entry
 
     def _let_go(self, epoch: int) -> None:
         self.collections.forget(epoch)
-        self._built.pop(epoch, None)
+        self.built.pop(epoch, None)
 
     async def _go_back(self, entry: Entry) -> None:
         """Have the model go back if an alarm has decided that. A resumed run starts there."""
@@ -346,7 +341,6 @@ class Bookkeeper:
         # Drop the data of the next epoch, which has this number when counted from 0.
         self._let_go(entry.epoch)
         self._provenance.went_back()
-        self.on_way_back()
         what = f"v{entry.back_to.number}" if entry.back_to.number else "the model that training began with"
         self._progress.message(f"the run has gone back to {what}, and goes on from there", warning=True)
 
@@ -361,21 +355,16 @@ class Bookkeeper:
         """Record a validation of the current weights, after `epoch` epochs, unless there is one."""
         if self.record.is_validated(epoch):
             return
-        metrics = self.record.with_name(metrics)
-        entry = await self.record.add_validation(epoch, metrics, version=self.model.version)
+        if epoch == 0 and self.record.history.warm_up is not None:
+            metrics = {**metrics, "is_warm": True}
+        metrics, version = self.record.with_name(metrics), self.model.version
+        entry = await self.record.add(ValidationEntry(epoch=epoch, metrics=metrics, version=version))
         self._progress.validated(epoch, entry.metrics)
-        version, best = self.model.version, best_version(self.record.history)
+        best = best_version(self.record.history)
         if version is not None and best is not None and version.number == best.number:
             await self.adapter.keep(version)
         self.record.report()
         await self._go_back(entry)
-
-    def finish(self) -> None:
-        """Record the end of the run."""
-        summary = summarize(self.record.history).as_json()
-        self.runtime.run.write_json(SUMMARY, summary)
-        self.record.report(final=True)
-        self._progress.finished(summary)
 
     def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
         self._provenance.saw(epoch, episode)

@@ -177,10 +177,12 @@ async def evaluate(
             await runtime.engines[target or runtime.target_model].adopt(version.version)
             for name in _opponents(config, target):
                 cast("OpponentPool", innermost(runtime.engines[name])).outside = _start_of(version).version
+        llm: Any = config.llms.get(config.finetuning.target_model or "")
+        own = getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models"
         evaluation = await measure(
             runtime,
             runtime.validation_examples or runtime.examples,
-            model=_played(config) if version is None else str(version),
+            model=str(own if version is None else version),
             repeat=request.repeat,
             greedy=request.greedy,
         )
@@ -270,11 +272,6 @@ def _telling(progress: Progress, reward: str | None) -> OnScore:
             progress.scored(item)
 
     return score_made
-
-
-def _played(config: Config) -> str:
-    llm: Any = config.llms.get(config.finetuning.target_model or "")
-    return str(getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models")
 
 
 def _code_of(config: EvaluatorConfig) -> str | None:

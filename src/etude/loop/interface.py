@@ -115,6 +115,7 @@ class Trainer(ABC):
     """Set by `bind_components`."""
     _runtime: Runtime | None = None
     _books: Bookkeeper | None = None
+    """Records the epochs; None outside of a run."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Check each implementation against the interface, and record the methods in `_RECORDED`."""
@@ -144,10 +145,6 @@ class Trainer(ABC):
     def bind_runtime(self, runtime: Runtime) -> None:
         """Hand over the parts of the run, before `initialize`."""
         self._runtime = runtime
-
-    def bind_books(self, books: Bookkeeper) -> None:
-        """Hand over the bookkeeper, which records the epochs, before `initialize`."""
-        self._books = books
 
     @property
     def bookkeeper(self) -> Bookkeeper:

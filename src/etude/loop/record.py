@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,12 +17,15 @@ from etude.alarms.alarm import PAGE, active_alarms, alarm_events
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import JobStillRunning, RunPaused, TrainingError
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
+from etude.core.interfaces import Progress
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.runtime import Runtime
-from etude.store.figures import causes_in, show_command, version_to_go_back_to
+from etude.store.facts import SUMMARY
+from etude.store.figures import causes_in, show_command, summary_in, version_to_go_back_to
 from etude.store.files import private_folder
 from etude.store.jsonable import json_facts
 from etude.store.log import EpochLog
+from etude.store.run_folder import RunFolder
 
 E = TypeVar("E", EpochEntry, ValidationEntry)
 
@@ -45,6 +49,15 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
             f"the run trained on nothing in {most} epochs. {' | '.join(reasons)}; see {PAGE}{causes}"
         )
     return statuses
+
+
+def end_run(records: Sequence[Record], run: RunFolder, progress: Progress) -> None:
+    """Write the summary of a run that is over, and report its end. `records` has one of each target."""
+    summary = summary_in({record.target: record.history for record in records}, run.name).as_json()
+    run.write_json(SUMMARY, summary)
+    for record in records:
+        record.report(final=True)
+    progress.finished(summary)
 
 
 @asynccontextmanager
@@ -74,7 +87,6 @@ class Record:
         self._runtime = runtime
         self._logged: dict[int, dict[str, Any]] = {}
         """Metrics that arrived for epochs that are not recorded yet."""
-        self._unwritten: set[int] = set()
         self._ringing: list[tuple[Entry, AlarmEvent]] = []
         """Alarms that are recorded, but not reported yet."""
 
@@ -92,33 +104,16 @@ class Record:
         by_epoch = (status for status in statuses if status is not None and status.run_id == ref.run_id)
         return self.log.status(ref) or next(by_epoch, None)
 
-    async def add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
-        """Record an epoch (from 0) with the alarms that hold. This replaces an earlier record of it.
-
-        `outcome` has the other fields of its entry.
-        """
-        everything = {**json_facts(metrics), **self._logged.pop(epoch, {})}
-        entry = await self._add(EpochEntry(epoch=epoch + 1, metrics=everything, **outcome))
-        await self.flush()
-        return entry
-
     def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
-        """Take metrics of an epoch (from 0), replacing others with their names. `flush` journals them."""
+        """Take metrics of an epoch (from 0), replacing others with their names."""
         metrics = json_facts(metrics)
         entry = self.history.epoch(epoch + 1)
         if entry is None:
             self._logged[epoch] = {**self._logged.get(epoch, {}), **metrics}
         elif any(entry.metrics.get(key) != value for key, value in metrics.items()):
-            both = {**entry.metrics, **metrics}
-            self.history = self.history.with_entry(entry.model_copy(update={"metrics": both}))
-            self._unwritten.add(entry.epoch)
-
-    async def flush(self) -> None:
-        """Journal the metrics that arrived after their epoch was recorded."""
-        for entry in self.history.epochs:
-            if entry.epoch in self._unwritten:
-                await self.log.add_entry(entry)
-                self._unwritten.discard(entry.epoch)
+            entry = entry.model_copy(update={"metrics": {**entry.metrics, **metrics}})
+            self.history = self.history.with_entry(entry)
+            self.log.replace_entry_soon(entry)
 
     async def add_warm_up(self, entry: WarmUpEntry) -> None:
         """Record the warm-up."""
@@ -132,17 +127,15 @@ class Record:
         self.history = self.history.model_copy(update={"base": entry})
         return entry
 
-    async def add_validation(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> ValidationEntry:
-        """Record a validation with the alarms that hold. `outcome` has the other fields of its entry."""
-        if epoch == 0 and self.history.warm_up is not None:
-            metrics = {**metrics, "is_warm": True}
-        return await self._add(ValidationEntry(epoch=epoch, metrics=json_facts(metrics), **outcome))
-
-    async def _add(self, entry: E) -> E:
+    async def add(self, entry: E) -> E:
         """Record an epoch or a validation with the alarms that hold, and their effects.
 
-        If the entry was recorded before, as for an epoch with several jobs, an alarm does not ring again.
+        This replaces an earlier record, as for an epoch with several jobs. Then an alarm does not ring again.
         """
+        metrics = json_facts(entry.metrics)
+        if entry.kind == "epoch":
+            metrics |= self._logged.pop(entry.epoch - 1, {})
+        entry = entry.model_copy(update={"metrics": metrics})
         known = self.history.alike(entry)
         before = [each for each in known if each.epoch < entry.epoch]
         has_rung = {event.key for each in known if each.epoch == entry.epoch for event in each.alarms}
@@ -199,17 +192,24 @@ class Record:
     def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
         """Report alarms, and write the metrics files into `folder(output_dir)`.
 
-        At the end of a run, warn if held-out examples were not used.
+        At the end of a run, warn if held-out examples were not used, or one of several targets not trained.
         """
         self._warn()
-        if final and self._runtime.validation_examples and not self.history.validations:
-            text = (
-                f"the trainer never ran the validation: {len(self._runtime.validation_examples)} held-out "
-                "examples were not used. Await `run_validation_evaluation(epoch, run_id)` in its `run`"
+        runtime, say = self._runtime, partial(self._runtime.progress.message, warning=True)
+        if final and runtime.validation_examples and not self.history.validations:
+            say(
+                f"the trainer never ran the validation: {len(runtime.validation_examples)} held-out examples "
+                "were not used. Await `run_validation_evaluation(epoch, run_id)` in its `run`"
             )
-            self._runtime.progress.message(self.by_name(text), warning=True)
-        if self._runtime.report is not None:
-            self._runtime.report(self.history, self.folder(output_dir), final)
+        if runtime.report is not None:
+            runtime.report(self.history, self.folder(output_dir), final)
+        if (
+            final
+            and self.target is not None
+            and not self.history.trained
+            and not runtime.target_config.frozen
+        ):
+            say("was never trained in this run")
 
     def folder(self, output_dir: str | None = None) -> Path:
         """Return the folder of the files: the run folder or `output_dir`, or a target's own part of it."""

@@ -28,9 +28,9 @@ from etude.jobs.folders import JobNameTakenError
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.interface import Trainer
 from etude.loop.lifecycle import recover
-from etude.loop.record import pause_for, require_trained
+from etude.loop.record import end_run, pause_for, require_trained
 from etude.loop.training_data import record_samples
-from etude.loop.warm_up import warm_up
+from etude.loop.warm_up import WarmUp
 from etude.runtime import Runtime
 
 
@@ -61,7 +61,7 @@ class RecordedBuilder(RecordedPart):
     async def finalize(self, run_id: str, *args: Any, **kwargs: Any) -> TrajectoryCollection:
         """Return the builder's collection."""
         collection: TrajectoryCollection = await self._part.finalize(run_id, *args, **kwargs)
-        self._books.record_collection(collection, self._part.facts(run_id))
+        self._books.built[self._books.epoch] = collection, self._part.facts(run_id)
         return collection
 
 
@@ -185,7 +185,7 @@ class RecordedTrainer:
         backend is not healthy. Nothing is sampled before that.
         """
         trainer, builder, adapter, runtime = self.trainer, self.builder, self.adapter, self._given
-        books = Bookkeeper(
+        trainer._books = books = Bookkeeper(
             runtime,
             run_config,
             builder,
@@ -194,7 +194,6 @@ class RecordedTrainer:
             lambda: trainer._curriculum_facts,
             follows=not trainer.journals_epochs,
         )
-        trainer.bind_books(books)
         parts: Any = RecordedBuilder(builder, books), RecordedAdapter(adapter, books)
         await trainer.bind_components(trajectory_builder=parts[0], trainer_adapter=parts[1])
         trainer.bind_runtime(replace(runtime, evaluation=books.collections))
@@ -229,7 +228,7 @@ class RecordedTrainer:
         if trainer.journals_epochs:
             return await trainer.run(num_epochs)
         progress.run_started(self._given.run.name, num_epochs, books.describe())
-        await warm_up(books)
+        await WarmUp(books).run()
         try:
             statuses = await trainer.run(num_epochs)
         except Exception:  # A trainer may turn RunStopped into another error.
@@ -259,8 +258,7 @@ class RecordedTrainer:
                 f"{type(trainer).__name__}.run returned no status, and {len(books.begun)} jobs were "
                 "submitted; return what `wait_until_complete` says of each, and resume the run"
             )
-        await books.record.flush()
-        books.finish()
+        end_run([books.record], self._given.run, progress)
         return statuses
 
     async def cleanup(self) -> None:

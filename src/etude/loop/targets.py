@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 from etude.config.builder import TargetBuilder
@@ -13,16 +12,12 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
-from etude.core.history import History
 from etude.core.interfaces import Progress
 from etude.core.job import TrainingJobStatus
 from etude.loop.interface import Trainer
-from etude.loop.record import require_trained
 from etude.loop.recording_wrappers import RecordedTrainer
-from etude.loop.trainer import EpochTrainer, run_loop
+from etude.loop.trainer import EpochTrainer, run_epochs
 from etude.runtime import Runtime
-from etude.store.facts import SUMMARY
-from etude.store.figures import summary_in
 from etude.store.log import note_targets
 
 
@@ -41,12 +36,11 @@ async def assemble_trainer(runtime: Runtime) -> RecordedTrainer | RecordedTarget
 
 
 async def _assemble(runtime: Runtime) -> RecordedTrainer:
-    finetuning, builder = runtime.config.finetuning, runtime.builder
-    trajectory_builder = await builder.get_trajectory_builder(
-        _named(finetuning.trajectory_builder, "trajectory_builder")
-    )
-    adapter = await builder.get_trainer_adapter(_named(finetuning.trainer_adapter, "trainer_adapter"))
-    trainer: Trainer = await builder.get_trainer(_named(finetuning.trainer, "trainer"))
+    # An enabled block names all of these.
+    block, builder = runtime.config.finetuning, runtime.builder
+    trajectory_builder = await builder.get_trajectory_builder(str(block.trajectory_builder))
+    adapter = await builder.get_trainer_adapter(str(block.trainer_adapter))
+    trainer: Trainer = await builder.get_trainer(str(block.trainer))
     return RecordedTrainer(trainer, trajectory_builder, adapter, runtime)
 
 
@@ -57,7 +51,7 @@ async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) 
         runtime,
         config=builder.config,
         builder=builder,
-        target_model=_named(own.target_model, "target_model"),
+        target_model=str(own.target_model),
         target=name,
         target_config=runtime.config.finetuning.targets[name],
         progress=shared.view(name),
@@ -70,12 +64,6 @@ async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) 
             "'finetuning.targets' needs `_type: epochs`, or a trainer that inherits from EpochTrainer"
         )
     return recorded
-
-
-def _named(name: str | None, key: str) -> str:
-    if name is None:
-        raise RequestError(f"'finetuning.{key}' is missing: name an entry of '{key}s'")
-    return name
 
 
 class RecordedTargets:
@@ -102,28 +90,8 @@ class RecordedTargets:
 
         Raises TrainingError when a job failed, its weights cannot be adopted, or nothing was trained on.
         """
-        run, progress, block = self._runtime.run, self._runtime.progress, self._runtime.config.finetuning
-        books = {name: member.trainer.bookkeeper for name, member in self.members.items()}
-        facts = {name: each.describe() for name, each in books.items()}
-        # The facts that all targets share, and the rest under each target's name.
-        first, *others = facts.values()
-        shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
-        own = {
-            f"target {name}": ", ".join(str(value) for key, value in each.items() if key not in shared)
-            for name, each in facts.items()
-        }
-        progress.run_started(run.name, num_epochs, shared | own)
         trainers = [cast("EpochTrainer", member.trainer) for member in self.members.values()]
-        await run_loop(trainers, num_epochs, block, run.name, progress)
-        histories: dict[str | None, History] = {name: each.record.history for name, each in books.items()}
-        summary = summary_in(histories, run.name).as_json()
-        run.write_json(SUMMARY, summary)
-        for name, each in books.items():
-            each.record.report(final=True)
-            if not each.record.history.trained and not each.runtime.target_config.frozen:
-                progress.message(f"{name}: was never trained in this run", warning=True)
-        progress.finished(summary)
-        return require_trained([*histories.values()])
+        return await run_epochs(trainers, num_epochs, self._runtime.config.finetuning, self._runtime)
 
     async def cleanup(self) -> None:
         """Free the resources of the targets, even if one of them raises."""
@@ -141,67 +109,59 @@ class SharedProgress(Progress):
     again, without a total.
     """
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self._begin(None)
-        # These events concern the run as a whole.
-        self.run_started = progress.run_started  # type: ignore[method-assign]
-        self.message = progress.message  # type: ignore[method-assign]
-        self.alarm = progress.alarm  # type: ignore[method-assign]
-        self.finished = progress.finished  # type: ignore[method-assign]
+    def __init__(self, display: Progress) -> None:
+        self.display: Progress = display
+        self.begin(None)
 
-    def _begin(self, phase: str | None) -> None:
-        self._phase = phase
-        self._speaker: str | None = None
-        self._told: set[str] = set()
+    def begin(self, phase: str | None) -> None:
+        """Begin a phase that belongs to no target yet, or an epoch with no phase yet."""
+        self.current = phase
+        self.speaker: str | None = None
+        self.told: set[str] = set()
         """The ids of the reported episodes."""
-        self._unscored: set[tuple[str, str, int]] = set()
+        self.unscored: set[tuple[str, str, int]] = set()
         """The target, example and generation of episodes whose scores are not reported yet."""
 
     def view(self, target: str) -> Progress:
         """Return the progress that the trainer of one target reports to."""
-        view = Progress()
-        for event in ("trained", "skipped", "validated", "alarm"):
-            setattr(view, event, getattr(self.progress, event))
-        for event, method in (
-            ("phase", self._phase_of),
-            ("episode_finished", self._episode_of),
-            ("scored", self._scored_by),
-            ("message", self._message_of),
-        ):
-            setattr(view, event, partial(method, target))
-        return view
+        return _TargetProgress(self, target)
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        """Begin an epoch, with no phase yet."""
-        self._begin(None)
-        self.progress.epoch_started(epoch, num_epochs)
+        self.begin(None)
+        super().epoch_started(epoch, num_epochs)
 
     def phase(self, name: str, total: int | None = None) -> None:
         """Begin a phase that belongs to no single target."""
-        self._begin(name)
-        self.progress.phase(name, total)
+        self.begin(name)
+        super().phase(name, total)
 
-    def _phase_of(self, target: str, name: str, total: int | None = None) -> None:
-        if name != self._phase or self._speaker == target:
-            self.phase(name, total)
-            self._speaker = target
 
-    def _episode_of(self, target: str, episode: EpisodeRecord) -> None:
-        if episode.id in self._told:
+class _TargetProgress(Progress):
+    """The progress of one target of a run."""
+
+    def __init__(self, shared: SharedProgress, target: str) -> None:
+        self.display, self._shared, self._target = shared, shared, target
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        if name != self._shared.current or self._shared.speaker == self._target:
+            super().phase(name, total)
+            self._shared.speaker = self._target
+
+    def episode_finished(self, episode: EpisodeRecord) -> None:
+        shared = self._shared
+        if episode.id in shared.told:
             return
-        if self._speaker != target and self._phase is not None:
-            self.progress.phase(self._phase)
-            self._speaker = target
-        self._told.add(episode.id)
-        self._unscored.add((target, episode.example.id, episode.generation))
-        self.progress.episode_finished(episode)
+        if shared.speaker != self._target and shared.current is not None:
+            shared.display.phase(shared.current)
+            shared.speaker = self._target
+        shared.told.add(episode.id)
+        shared.unscored.add((self._target, episode.example.id, episode.generation))
+        super().episode_finished(episode)
 
-    def _scored_by(self, target: str, item: EvalOutputItem) -> None:
-        key = (target, item.id, item.generation)
-        if key in self._unscored:
-            self._unscored.remove(key)
-            self.progress.scored(item)
+    def scored(self, item: EvalOutputItem) -> None:
+        if (key := (self._target, item.id, item.generation)) in self._shared.unscored:
+            self._shared.unscored.remove(key)
+            super().scored(item)
 
-    def _message_of(self, target: str, text: str, *, warning: bool = False) -> None:
-        self.progress.message(f"{target}: {text}", warning=warning)
+    def message(self, text: str, *, warning: bool = False) -> None:
+        super().message(f"{self._target}: {text}", warning=warning)

@@ -22,64 +22,81 @@ from etude.core.return_checks import WrongReturnError
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
-from etude.loop.record import forget_job_on_failure, pause_for, require_trained
-from etude.loop.warm_up import warm_up
+from etude.loop.record import Record, end_run, forget_job_on_failure, pause_for, require_trained
+from etude.loop.warm_up import WarmUp
 from etude.rewards.collections import collecting_for
+from etude.runtime import Runtime
 from etude.store.figures import summarize, versions_to_keep
 
 
-async def run_loop(
-    members: Sequence[EpochTrainer], num_epochs: int, block: FinetuneConfig, run_id: str, progress: Progress
-) -> None:
+async def run_epochs(
+    members: Sequence[EpochTrainer], num_epochs: int, block: FinetuneConfig, runtime: Runtime
+) -> list[TrainingJobStatus]:
     """Train all members for `num_epochs` epochs, including the epochs of earlier processes.
 
     In an epoch, all members collect from the current weights, then all are trained, and then all adopt. With
     `collect_ahead` they collect for the next epoch during training, and adopt when both are done. The loop
     ends early when every member has a reason to stop, or an alarm asks for it. The first member that is due
     runs the episodes of an epoch or validation. The others read them from the journal, scored.
+
+    Raises TrainingError when a job failed, its weights cannot be adopted, or nothing was trained on.
     """
+    run, progress = runtime.run, runtime.progress
+    records = [member.bookkeeper.record for member in members]
+    progress.run_started(run.name, num_epochs, _facts(members))
     for member in members:
         await member.measure_base()
     for member in members:
-        await warm_up(member.bookkeeper)
+        await WarmUp(member.bookkeeper).run()
     for member in members:
         await member.validate(0)
     for epoch in range(num_epochs):
-        goes_on = not all(member.bookkeeper.record.is_done(epoch) for member in members)
-        if goes_on:
-            await _pause_if_due(members)
+        is_new = not all(record.is_done(epoch) for record in records)
+        if is_new:
+            await _pause_if_due(records)
             progress.epoch_started(epoch + 1, num_epochs)
-            ahead = epoch + 1 if block.collect_ahead and epoch + 1 < num_epochs else None
-            await _train(members, epoch, ahead, run_id, progress)
+            if jobs := await submit_epoch(members, epoch, run.name):
+                progress.phase("training")
+                ahead = members if block.collect_ahead and epoch + 1 < num_epochs else ()
+                await _finish_epoch(jobs, epoch, ahead, run.name, progress)
         if (epoch + 1) % block.run_configuration.validation_interval == 0:
             for member in members:
                 await member.validate(epoch + 1)
-        if goes_on:
-            # Now no later epoch has a job. In a resumed run one may, with weights that are not adopted yet.
+        if is_new:
             for member in members:
+                if member.history.went_back(epoch + 1) is not None:
+                    # What was collected ahead is void.
+                    member.begin_anew()
+                # Now no later epoch has a job. In a resumed run one may, with weights to adopt.
                 await member.prune()
-                await member.bookkeeper.record.flush()
-        alarms = [
-            member.bookkeeper.record.reason_to_stop()
-            for member in members
-            if epoch + 1 >= len(member.history.epochs)
-        ]
-        reasons = [member.reason_to_stop(epoch) for member in members]
-        if any(alarms) or all(reasons):
-            listed = "; ".join(dict.fromkeys(filter(None, alarms if any(alarms) else reasons)))
-            progress.message(f"stopped after epoch {epoch + 1}: {listed}")
+        if (reason := _reason_to_stop(members, epoch)) is not None:
+            progress.message(f"stopped after epoch {epoch + 1}: {reason}")
             break
     for member in members:
         await member.validate(len(member.history.epochs))
         # Again, since a process may have been killed after it adopted the last epoch's weights.
         await member.prune()
-        await member.bookkeeper.record.flush()
-    if not any(member.bookkeeper.record.reason_to_stop() for member in members):
-        await _pause_if_due(members)
+    if not any(record.reason_to_stop() for record in records):
+        await _pause_if_due(records)
+    end_run(records, run, progress)
+    return require_trained([record.history for record in records])
 
 
-async def _pause_if_due(members: Sequence[EpochTrainer]) -> None:
-    pause_for([pause for member in members for pause in await member.bookkeeper.record.take_pauses()])
+def _facts(members: Sequence[EpochTrainer]) -> dict[str, Any]:
+    """Return the facts that are shown at the start: what all targets share, and the rest by target."""
+    facts = {member.bookkeeper.record.target: member.bookkeeper.describe() for member in members}
+    first, *others = facts.values()
+    shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
+    own = {
+        f"target {name}": ", ".join(str(value) for key, value in each.items() if key not in shared)
+        for name, each in facts.items()
+        if name is not None
+    }
+    return shared | own
+
+
+async def _pause_if_due(records: Sequence[Record]) -> None:
+    pause_for([pause for record in records for pause in await record.take_pauses()])
 
 
 async def submit_epoch(
@@ -113,20 +130,20 @@ async def submit_epoch(
     return jobs
 
 
-async def _train(
-    members: Sequence[EpochTrainer], epoch: int, ahead: int | None, run_id: str, progress: Progress
+async def _finish_epoch(
+    jobs: Sequence[tuple[EpochTrainer, TrainingJobRef]],
+    epoch: int,
+    ahead: Sequence[EpochTrainer],
+    run_id: str,
+    progress: Progress,
 ) -> None:
-    """Train the epoch, and collect for the epoch `ahead` meanwhile."""
-    jobs = await submit_epoch(members, epoch, run_id)
-    if not jobs:
-        return
-    progress.phase("training")
+    """Wait for the epoch's jobs while the members in `ahead` collect for the next epoch. Then adopt."""
 
     async def collect() -> None:
-        if ahead is not None:
-            for member in members:
-                if member.runtime.target_config.reason_to_rest(ahead) is None:
-                    await member.prepare_epoch(ahead, run_id)
+        for member in ahead:
+            if member.runtime.target_config.reason_to_rest(epoch + 1) is None:
+                await member.prepare_epoch(epoch + 1, run_id)
+        if ahead:
             progress.phase("training")
 
     collecting = asyncio.ensure_future(collect())
@@ -139,7 +156,7 @@ async def _train(
     finally:
         collecting.cancel()
         await asyncio.gather(collecting, return_exceptions=True)
-    if errors and ahead is not None:
+    if errors and ahead:
         # None adopts before all is collected: a resumed run collects the rest from the same weights.
         raise errors[0]
     for (member, job), outcome in zip(jobs, outcomes, strict=True):
@@ -151,6 +168,16 @@ async def _train(
                 errors.append(failure)
     if errors:
         raise errors[0]
+
+
+def _reason_to_stop(members: Sequence[EpochTrainer], epoch: int) -> str | None:
+    """Return why the run ends after the epoch (from 0): an alarm of any member, or a reason of each."""
+    last = [member for member in members if epoch + 1 >= len(member.history.epochs)]
+    alarms = [*filter(None, (member.bookkeeper.record.reason_to_stop() for member in last))]
+    reasons = [member.reason_to_stop(epoch) for member in members]
+    if not alarms and None in reasons:
+        return None
+    return "; ".join(dict.fromkeys(alarms or filter(None, reasons)))
 
 
 class EpochTrainerConfig(TrainerConfig, name="epochs"):
@@ -180,7 +207,6 @@ class EpochTrainer(Trainer):
         self.config = trainer_config
         self._prepared: dict[int, TrainingJobRef | TrajectoryCollection] = {}
         """The existing job of each epoch, or the data to submit."""
-        self._refs: dict[int, TrainingJobRef] = {}
 
     @property
     def history(self) -> History:
@@ -190,19 +216,14 @@ class EpochTrainer(Trainer):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare the components, and continue the run where it was left."""
         await super().initialize(run_config)
-        self.bookkeeper.on_way_back = self._begin_anew
-        self._begin_anew()
+        self.begin_anew()
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Train for `num_epochs` epochs, including the epochs of earlier processes.
 
         Raises TrainingError when a job failed, its weights cannot be adopted, or nothing was trained on.
         """
-        run_id, progress = self.runtime.run.name, self.runtime.progress
-        progress.run_started(run_id, num_epochs, self.bookkeeper.describe())
-        await run_loop([self], num_epochs, self.run_config, run_id, progress)
-        self.bookkeeper.finish()
-        return require_trained([self.history])
+        return await run_epochs([self], num_epochs, self.run_config, self.runtime)
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | Skipped:
         """Collect the episodes of one epoch, choose among them, and submit the rest.
@@ -242,7 +263,6 @@ class EpochTrainer(Trainer):
 
     async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
-        self._refs[epoch] = ref
         books, config = self.bookkeeper, self.config
         async with forget_job_on_failure(partial(books.record.log.forget_submission, epoch)):
             return await books.model.wait(ref, config.job_timeout, config.poll_interval)
@@ -298,10 +318,11 @@ class EpochTrainer(Trainer):
         The builder and the adapter log the same metrics, for the epoch's collection and job.
         """
         self.bookkeeper.trained(epoch, metrics, output_dir)
-        folder, ref = str(self.bookkeeper.record.folder(output_dir)), self._refs.get(epoch)
-        if ref is not None:
-            self.trajectory_builder.log_progress(ref.run_id, metrics, output_dir=folder)
-            self.trainer_adapter.log_progress(ref, metrics, output_dir=folder)
+        record = self.bookkeeper.record
+        folder, submitted = str(record.folder(output_dir)), record.log.submission(epoch)
+        if submitted is not None:
+            self.trajectory_builder.log_progress(submitted.ref.run_id, metrics, output_dir=folder)
+            self.trainer_adapter.log_progress(submitted.ref, metrics, output_dir=folder)
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """Return the summary, epochs and validations of this run. Raises ValueError for another run's id."""
@@ -316,7 +337,7 @@ class EpochTrainer(Trainer):
     async def cleanup(self) -> None:
         """Do nothing: the builder and the adapter are freed around the trainer."""
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
         """Continue from the record, without anything that was prepared beyond it."""
         self._prepared.clear()
         if self.history.epochs:

@@ -26,18 +26,8 @@ _FEW = 64
 _JOB_TIMEOUT, _POLL = 86400.0, 5.0
 
 
-async def warm_up(books: Bookkeeper) -> None:
-    """Imitate the transcripts of the config's stages, once in a run. A resumed run continues where it was.
-
-    The resulting weights are a normal version, and training begins with them. Raises TrainingError when a
-    stage does not reach its goal, DatasetError for transcripts that cannot be read.
-    """
-    if books.config.warm_ups and books.record.history.warm_up is None:
-        await WarmUp(books).run()
-
-
 class WarmUp:
-    """Takes a run's model through the stages of its warm-up.
+    """Takes a run's model through the stages of its warm-up. Training begins with the resulting weights.
 
     The steps between two measurements are one job of the run's backend. Its transcripts follow from the seed
     and the number of earlier steps. It is submitted, followed and adopted like an epoch's job, and its
@@ -50,7 +40,10 @@ class WarmUp:
         self._jobs = self._log.warm_up_jobs()
 
     async def run(self) -> None:
-        """Run the remaining stages."""
+        """Run the remaining stages, if there are any. Raises TrainingError when a stage does not reach its
+        goal, DatasetError for transcripts that cannot be read."""
+        if not self._books.config.warm_ups or self._books.record.history.warm_up is not None:
+            return
         model, rules, started = self._model, self._model.rules, time.monotonic()
         self._runtime.progress.phase("warming up")
         model.rules = replace(rules, frozen=False, from_scratch=False)

@@ -12,7 +12,7 @@ import itertools
 import json
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ from etude.runners.link import (
     shake_hands,
 )
 from etude.runners.shipping import build_collector, build_scorer, config_from_json
-from etude.store.journal import Json
+from etude.store.journal import Json, Steps
 from etude.wire.retries import note_model_out, note_retries
 
 
@@ -205,7 +205,7 @@ def main() -> None:
         sys.exit(str(error))
 
 
-class RemoteJournal:
+class RemoteJournal(Steps):
     """The steps of the episodes played here. Each counts only once it is on the head's disk."""
 
     def __init__(self, path: Path, link: RunnerLink) -> None:
@@ -226,24 +226,6 @@ class RemoteJournal:
     def get(self, key: str, default: Json = None) -> Json:
         """Return the value of a step of an episode played here, or `default`."""
         return next((steps[key] for steps in self._steps.values() if key in steps), default)
-
-    async def step(
-        self,
-        key: str,
-        fn: Callable[[], Awaitable[Any]],
-        *,
-        encode: Callable[[Any], Json] | None = None,
-        decode: Callable[[Json], Any] | None = None,
-    ) -> Any:
-        """Run a step like `Journal.step`, for keys that only one task asks for at a time."""
-        stored = self.get(key)
-        if stored is not None:
-            return stored if decode is None else decode(stored)
-        value = await fn()
-        data = value if encode is None else encode(value)
-        # Shielded: the value is still stored if this task is cancelled now.
-        await asyncio.shield(asyncio.ensure_future(self.put(key, data)))
-        return json.loads(json.dumps(data)) if encode is None else value
 
     async def put(self, key: str, value: Json) -> None:
         """Store `value` under `key`. Returns when it is on the head's disk.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import logging
 import os
 import queue
@@ -22,7 +21,6 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -246,23 +244,26 @@ class Writer:
         self._waking: asyncio.AbstractEventLoop | None = None
         """The event loop that will wake the thread at the end of its turn."""
         self._is_closing = False
-        self._soon: dict[str, Callable[[], object]] = {}
+        self._unstored: list[_Item] = []
+        """Operations without waiters whose commit has failed. They are tried again with the next batch."""
         self._submitted = self._settled = 0
         self._moved = time.monotonic()
         self.committed = 0
-        """How many operations were committed since the database was opened."""
+        """How many operations that somebody waited for were committed since the database was opened."""
         self._thread = threading.Thread(target=self._run, name=f"etude-journal {path}", daemon=True)
         self._thread.start()
 
     def submit(self, operation: Operation, *waiters: Waiter) -> None:
         """Queue an operation. Its `waiters` are resolved when it is committed, or get a StoreError.
 
-        Call this on the event loop of the first waiter. The loop wakes the thread at the end of its turn,
-        once for all operations queued in it.
+        Call this on an event loop. It wakes the thread at the end of its turn, once for all operations queued
+        in it.
         """
-        self._count()
+        if not self.waiting:
+            self._moved = time.monotonic()
+        self._submitted += 1
         self._incoming.append((operation, waiters))
-        loop = waiters[0].get_loop()
+        loop = asyncio.get_running_loop()
         if self._waking is not loop:
             self._waking = loop
             loop.call_soon(self._wake)
@@ -270,19 +271,6 @@ class Writer:
     def _wake(self) -> None:
         self._waking = None
         self._queue.put(None)
-
-    def submit_soon(self, key: str, value: Callable[[], object]) -> None:
-        """Commit the latest value of a key with the next batch. If no operation waits, a batch starts now."""
-        self._soon[key] = value
-        if not self.waiting:
-            self._count()
-            self._incoming.append((None, ()))
-            self._queue.put(None)
-
-    def _count(self) -> None:
-        if not self.waiting:
-            self._moved = time.monotonic()
-        self._submitted += 1
 
     @property
     def waiting(self) -> int:
@@ -303,23 +291,14 @@ class Writer:
 
     def _run(self) -> None:
         while batch := self._take():
-            self._commit(batch)
-            if self._soon and not self.waiting:
-                self._commit([])  # Values that arrived after the batch was taken.
-
-    def _commit(self, batch: list[_Item]) -> None:
-        soon = []
-        while self._soon:
-            soon.append(self._soon.popitem())
-        error = self._tried([operation for operation, _ in batch], soon)
-        if error is None:
-            self.committed += sum(operation is not None for operation, _ in batch)
-        else:
-            for key, value in reversed(soon):  # A newer value of the key wins.
-                self._soon.setdefault(key, value)
-        self._settled += len(batch)
-        self._moved = time.monotonic()
-        _resolve([waiter for _, waiters in batch for waiter in waiters], error)
+            items = [*self._unstored, *batch]
+            error = self._tried([operation for operation, _ in items])
+            if error is None:
+                self.committed += sum(operation is not None and bool(waiters) for operation, waiters in batch)
+            self._unstored = [item for item in items if not item[1]] if error is not None else []
+            self._settled += len(batch)
+            self._moved = time.monotonic()
+            _resolve([waiter for _, waiters in batch for waiter in waiters], error)
 
     def _take(self) -> list[_Item]:
         """Return the next batch: at least one operation, or none once the writer closes."""
@@ -332,12 +311,10 @@ class Writer:
                 break
         return batch
 
-    def _tried(
-        self, batch: list[Operation], soon: list[tuple[str, Callable[[], object]]]
-    ) -> StoreError | None:
+    def _tried(self, batch: list[Operation]) -> StoreError | None:
         """Write a batch; return the error if that fails. If this thread died, writers would wait for ever."""
         try:
-            self._write(batch, soon)
+            self._write(batch)
         except StoreError as error:
             return error
         except sqlite3.Error as error:
@@ -347,10 +324,9 @@ class Writer:
             return StoreError(f"{self._path} cannot be written: {error_words(error)}")
         return None
 
-    def _write(self, batch: list[Operation], soon: list[tuple[str, Callable[[], object]]]) -> None:
-        now, last = time.time(), batch[-1] if batch else None
-        rows = [journal_row(key, json.dumps(value()), now) for key, value in soon]
-        rows += [journal_row(each.key, each.text, now) for each in batch if isinstance(each, Put)]
+    def _write(self, batch: list[Operation]) -> None:
+        now, last = time.time(), batch[-1]
+        rows = [journal_row(each.key, each.text, now) for each in batch if isinstance(each, Put)]
         # One statement for all rows, and not executemany: SQLite's driver releases the interpreter lock at
         # each step. With a busy main thread, it then waits milliseconds to get the lock back.
         if rows:

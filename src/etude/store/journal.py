@@ -10,7 +10,7 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,9 +62,8 @@ class _Beginning:
 class Steps(Protocol):
     """The part of `Journal` that an episode uses, also in processes that have no journal."""
 
-    @property
-    def path(self) -> Path:
-        """The path of the journal, for messages."""
+    path: Path
+    """The path of the journal, for messages."""
 
     def get(self, key: str, default: Json = None) -> Json:
         """As `Journal.get`."""
@@ -80,7 +79,15 @@ class Steps(Protocol):
         encode: Callable[[Any], Json] | None = None,
         decode: Callable[[Json], Any] | None = None,
     ) -> Any:
-        """As `Journal.step`."""
+        """As `Journal.step`, for keys that only one task asks for at a time."""
+        stored = self.get(key)
+        if stored is not None:
+            return stored if decode is None else decode(stored)
+        value = await fn()
+        data = value if encode is None else encode(value)
+        # Shielded: the value is still stored if this task is cancelled now.
+        await asyncio.shield(asyncio.ensure_future(self.put(key, data)))
+        return json.loads(json.dumps(data)) if encode is None else value
 
 
 class Journal:
@@ -184,17 +191,13 @@ class Journal:
         """
         await self._commit(self._put(key, _dumps(key, value)))
 
-    def put_soon(self, key: str, value: Callable[[], Mapping[str, str | float]]) -> None:
-        """Store a value under `key` without waiting. It is committed with the next entry at the latest.
+    def put_soon(self, key: str, value: Json) -> None:
+        """Store a value under `key` without waiting. It is committed before every later entry.
 
-        Of several values for one key the last is stored. `value` is called for it on another thread. These
-        entries do not count as `committed`.
-
-        After a failed commit, the value is tried again with the next entries, whose writers get the error.
-        Raises StoreError when the journal is closed.
+        It does not count as `committed`. After a failed commit, it is tried again with the next entries,
+        whose writers get the error. Raises StoreError when the journal is closed.
         """
-        self._note(key)
-        self._require_writer().submit_soon(key, value)
+        self._require_writer().submit(self._put(key, _dumps(key, value)))
 
     @asynccontextmanager
     async def beginning(self, prefix: str) -> AsyncIterator[None]:
@@ -212,10 +215,6 @@ class Journal:
             yield
         finally:
             self._beginnings = tuple(each for each in self._beginnings if each is not own)
-
-    def _note(self, key: str) -> None:
-        for each in self._beginnings:
-            each.note(key)
 
     def scan(self, prefix: str = "", *, start: str | None = None) -> Iterator[tuple[str, Json]]:
         """Yield all keys that start with `prefix` and their values, in the order of keys, a page at a time.
@@ -301,7 +300,8 @@ class Journal:
                 key.encode()
             except UnicodeEncodeError as error:
                 raise StoreError(f"{self.path}: step key {key!r} is not valid Unicode text") from error
-        self._note(key)
+        for beginning in self._beginnings:
+            beginning.note(key)
         return Put(key, text)
 
     async def _commit(self, operation: Operation) -> None:

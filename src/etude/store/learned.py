@@ -16,7 +16,7 @@ import json
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -140,18 +140,10 @@ def read_learned(
         own_folder = file.parent if file.parent.parent != run / "checkpoints" else None
         try:
             with file.open(encoding="utf-8") as lines:
-                about = json.loads(next(lines))
-                # Earlier versions of Etude wrote more fields, and lines without token ids.
-                source = Source(
-                    **{each.name: about[each.name] for each in fields(Source) if each.name in about}
-                )
+                source = Source(**json.loads(next(lines)))
                 target = own_folder if file in learned else source.target
                 if target not in samples:
-                    own = [
-                        _decoded(line, source)
-                        for line in lines
-                        if line.startswith(wanted) and '"digest":' in line
-                    ]
+                    own = [_decoded(line, source) for line in lines if line.startswith(wanted)]
                     samples |= {target: own} if own else {}
         except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
             raise StoreError(f"{file} cannot be read ({error}); the run does without it") from error

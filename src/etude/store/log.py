@@ -85,6 +85,10 @@ class EpochLog:
         """Record a finished epoch or validation."""
         await self._put(self._key(entry.kind, entry.epoch), entry)
 
+    def replace_entry_soon(self, entry: Entry) -> None:
+        """Record a finished epoch or validation again. This is committed before every later record."""
+        self._journal.put_soon(self._key(entry.kind, entry.epoch), entry.model_dump(mode="json"))
+
     async def add_base(self, entry: ValidationEntry) -> None:
         """Record the validation of the base model before a warm-up."""
         await self._put(f"{self._prefix}base", entry)

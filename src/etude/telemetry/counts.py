@@ -37,15 +37,18 @@ class ProgressSums(Progress):
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         self.run_id, self.num_epochs = run_id, num_epochs
+        super().run_started(run_id, num_epochs, facts)
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
         self.epoch, self.num_epochs = epoch, num_epochs
+        super().epoch_started(epoch, num_epochs)
 
     def phase(self, name: str, total: int | None = None) -> None:
         self.phase_name, self.phase_total = name, total
         self.phase_started = self.clock()
         self.episodes = self.failures = self.tokens = 0
         self.scores: list[float] = []
+        super().phase(name, total)
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
         self.episodes += 1
@@ -57,28 +60,34 @@ class ProgressSums(Progress):
         totals.calls += len(episode.calls)
         totals.prompt_tokens += episode.usage.prompt_tokens
         totals.completion_tokens += episode.usage.completion_tokens
+        super().episode_finished(episode)
 
     def scored(self, item: EvalOutputItem) -> None:
         if item.is_scored and item.score is not None:
             self.scores.append(item.score)
             self.totals.scores += 1
             self.totals.score_sum += item.score
+        super().scored(item)
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         self.totals.trained += 1
         if metrics.get("avg_reward") is not None:
             self.rewards[str(metrics.get("target") or "")] = float(metrics["avg_reward"])
+        super().trained(epoch, metrics)
 
     def skipped(self, epoch: int, reason: str) -> None:
         self.totals.skipped += 1
         self.skip_reason = "as before" if reason == self._skip_said else reason
         self._skip_said = reason
+        super().skipped(epoch, reason)
 
     def spent(self, figures: Mapping[str, Any]) -> None:
         self.spending = shown_spending(figures)
+        super().spent(figures)
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         self.validations.setdefault(str(metrics.get("target") or ""), []).append(metrics)
+        super().validated(epoch, metrics)
 
     @property
     def elapsed(self) -> float:
@@ -103,19 +112,7 @@ class RunCounts(ProgressSums):
 
     def __init__(self, display: Progress) -> None:
         super().__init__()
-        for event in (name for name in vars(Progress) if not name.startswith("_")):
-            setattr(self, event, _in_turn(getattr(self, event), getattr(display, event)))
-
-    def alarm(self, facts: Mapping[str, Any]) -> None:
-        """Do nothing: the display decides how it shows an alarm."""
-
-
-def _in_turn(count: Callable[..., None], show: Callable[..., None]) -> Callable[..., None]:
-    def both(*args: Any, **kwargs: Any) -> None:
-        count(*args, **kwargs)
-        show(*args, **kwargs)
-
-    return both
+        self.display = display
 
 
 def shown_spending(figures: Mapping[str, Any]) -> str:
