@@ -291,8 +291,13 @@ async def test_what_is_stored_soon_is_stored_before_what_comes_next(tmp_path: Pa
         assert journal.committed == 1, "what sums up is not news"
 
 
-async def test_what_is_stored_soon_needs_nothing_to_come_next(journal: Journal) -> None:
-    journal.put_soon("sum", {"number": 1})
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_what_is_stored_soon_needs_nothing_to_come_next(journal: Journal, elsewhere: bool) -> None:
+    """From a thread too, where a user's trainer may log its metrics."""
+    if elsewhere:
+        await asyncio.to_thread(journal.put_soon, "sum", {"number": 1})
+    else:
+        journal.put_soon("sum", {"number": 1})
     async with asyncio.timeout(60):
         while journal.waiting or journal.get("sum") is None:  # noqa: ASYNC110  it is another thread's
             await asyncio.sleep(0.001)

@@ -256,14 +256,18 @@ class Writer:
     def submit(self, operation: Operation, *waiters: Waiter) -> None:
         """Queue an operation. Its `waiters` are resolved when it is committed, or get a StoreError.
 
-        Call this on an event loop. It wakes the thread at the end of its turn, once for all operations queued
-        in it.
+        On an event loop, the thread is woken at the end of the loop's turn, once for all operations queued in
+        it. From another thread, as by a user's trainer that logs metrics there, it is woken at once.
         """
         if not self.waiting:
             self._moved = time.monotonic()
         self._submitted += 1
         self._incoming.append((operation, waiters))
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._queue.put(None)
+            return
         if self._waking is not loop:
             self._waking = loop
             loop.call_soon(self._wake)
