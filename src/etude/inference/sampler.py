@@ -61,12 +61,18 @@ def append_samples(rows: Sequence[LiveRow], logits_BV: torch.Tensor) -> None:
     device = logits_BV.device
     numbers = numpy.array([next(row.uniform) for row in rows], numpy.float32)
     uniform_B1 = copy_to_device(torch.from_numpy(numbers[:, None]), device)
-    greedy = [row.sampling.temperature == 0 for row in rows]
-    greedy_B = copy_to_device(torch.tensor(greedy), device) if any(greedy) else None
     shapes = [None if row.shaper is None else row.shaper.shape() for row in rows]
     probs_BV = torch.softmax(adjust_logits(logits_BV, shapes), dim=-1)
-    ids_B1, logprobs_B1 = draw(probs_BV, greedy_B, uniform_B1)
-    logprobs_B = logprobs_B1[:, 0].tolist()
+    # Inverse-CDF sampling uses one uniform number per token, so a row's draw depends on that row alone.
+    cdf_BV = probs_BV.cumsum(dim=-1)
+    # The product must not be rounded up to the total: there is no token past the end.
+    threshold_B1 = uniform_B1.clamp(max=1 - 2**-23).mul_(cdf_BV[:, -1:])
+    ids_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True)
+    if any(greedy := [row.sampling.temperature == 0 for row in rows]):
+        greedy_B1 = copy_to_device(torch.tensor(greedy)[:, None], device)
+        ids_B1 = torch.where(greedy_B1, probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
+    ids_B1 = ids_B1.clamp(0, probs_BV.shape[1] - 1)  # A search among NaN returns a place outside.
+    logprobs_B = probs_BV.gather(1, ids_B1).log_()[:, 0].tolist()
     if any(map(math.isnan, logprobs_B)):
         raise EngineError(
             "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
@@ -78,22 +84,3 @@ def append_samples(rows: Sequence[LiveRow], logits_BV: torch.Tensor) -> None:
             best, tokens = probs_BV[index].topk(min(row.top, probs_BV.shape[1]))
             row.top_logprobs.append(tuple(zip(tokens.tolist(), best.log().tolist(), strict=True)))
     advance([(row.shaper, row.ids[-1]) for row in rows if row.shaper is not None], logits_BV.shape[1])
-
-
-def draw(
-    probs_BV: torch.Tensor, greedy_B: torch.Tensor | None, uniform_B1: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token id per row [B, 1]; return it with its logprob [B, 1] in the distribution drawn from.
-
-    Inverse-CDF sampling uses one uniform number per token, so a row's draw depends on that row alone. Greedy
-    rows take the likeliest token; without `greedy_B` there are none. Where probabilities are NaN, the logprob
-    is NaN and the token arbitrary.
-    """
-    cdf_BV = probs_BV.cumsum(dim=-1)
-    # The product must not be rounded up to the total: there is no token past the end.
-    threshold_B1 = uniform_B1.clamp(max=1 - 2**-23).mul_(cdf_BV[:, -1:])
-    ids_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True)
-    if greedy_B is not None:
-        ids_B1 = torch.where(greedy_B[:, None], probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
-    ids_B1 = ids_B1.clamp(0, probs_BV.shape[1] - 1)  # A search among NaN returns a place outside.
-    return ids_B1, probs_BV.gather(1, ids_B1).log_()
