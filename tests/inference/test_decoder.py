@@ -188,7 +188,7 @@ def test_no_token_is_computed_for_padding(monkeypatch):
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
 def test_rows_that_attend_alone_are_sampled_from_what_the_model_says(name, monkeypatch):
-    monkeypatch.setattr(kv_slots, "_ALONE", 40 * 16)
+    monkeypatch.setattr(kv_slots, "_PADDING", 40 * 16)
     of = IN_SLOTS[name]()
     rows, until = rows_of_many_lengths(12)
     run(make_decoder(of, slots=8, deterministic=False), rows, until, start=5)

@@ -14,11 +14,12 @@ from etude.algorithms.grpo import Grpo
 from etude.core.call import Sampling
 from etude.core.sample import Sample, shared_length
 from etude.inference import decoder as decoders
-from etude.inference import single_tokens
-from etude.inference import single_tokens as module
+from etude.inference import kv_slots
+from etude.inference import shared_prefixes as module
 from etude.inference.decoder import make_decoder
+from etude.inference.kv_slots import make_ragged_inputs, tensor
 from etude.inference.sampler import LiveRow, uniforms
-from etude.inference.single_tokens import Prefix, SingleTokens, plan_reading, shared_prefixes
+from etude.inference.shared_prefixes import Prefix, shared_prefixes
 from etude.learner.learner import Learner, LearnerOptions
 from tests.inference.test_decoder import assert_right, run
 from tests.learner.gradients import batch_of, train
@@ -38,21 +39,18 @@ MODELS = {
 def cheap(monkeypatch):
     """Calls cost next to nothing, so that the shortest prefix counts."""
     monkeypatch.setattr(module, "_PREFIX", 10)
-    monkeypatch.setattr(module, "_RUN", 10)
 
 
 @pytest.fixture
 def prefixes(monkeypatch):
-    """Of all that was planned."""
+    """All that were found, by the rows that were looked at."""
     seen = []
 
-    def seeing(*args, **kwargs):
-        plan = plan_reading(*args, **kwargs)
-        seen.append(plan.prefixes)
-        return plan
+    def seeing(*args):
+        seen.append(shared_prefixes(*args))
+        return seen[-1]
 
-    for user in (single_tokens, decoders):
-        monkeypatch.setattr(user, "plan_reading", seeing)
+    monkeypatch.setattr(decoders, "shared_prefixes", seeing)
     return seen
 
 
@@ -81,15 +79,18 @@ def test_no_other_partition_saves_more(ids, cost):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_PREFIX", cost)
         cached = [len(own) - 1 for own in ids]
-        found = shared_prefixes(ids, cached, 1)
+        live = [
+            LiveRow("", own, Sampling(), uniforms(0), cached=count)
+            for own, count in zip(ids, cached, strict=True)
+        ]
+        found = shared_prefixes(live, 1)
         rows = [row for prefix in found for row in prefix.rows]
         assert len(rows) == len(set(rows))
         for prefix in found:
             assert len({tuple(ids[row][: prefix.length]) for row in prefix.rows}) == 1
             assert all(prefix.length <= cached[row] for row in prefix.rows)
         saved = sum((len(prefix.rows) - 1) * prefix.length - cost for prefix in found)
-        # A prefix of one token is not worth a thought; it would save one for each row.
-        assert most_saved(ids, cached, cost) - len(ids) <= saved <= most_saved(ids, cached, cost)
+        assert saved == most_saved(ids, cached, cost)
 
 
 def rows_of(choose, groups, most, system):
@@ -113,7 +114,7 @@ def sampled(of, seed, groups, most, system, *, cost):
     until = {row: len(row.ids) + choose.randrange(2, 24) for row in rows}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_PREFIX", cost)
-        patch.setattr(module, "_RUN", min(cost, 2000))
+        patch.setattr(kv_slots, "_PADDING", min(cost, 2000))
         run(make_decoder(of, slots=8, deterministic=False), rows, until, start=len(rows) // 2)
     return rows
 
@@ -165,26 +166,17 @@ def test_others_go_on_when_the_row_that_was_read_for_all_finishes_first(cheap, p
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_prefix_is_shared_beside_prompts_that_are_read_and_where_slots_are_not_next_to_each_other(
-    name, dtype, cheap, monkeypatch
+    name, dtype, cheap, prefixes
 ):
     of, exact = in_bfloat16(name) if dtype == torch.bfloat16 else [MODELS[name]()] * 2
     rows, decoder = grouped(5, prompt=30), make_decoder(of, slots=8, deterministic=False)
     while not all(row.logprobs for row in rows):
         decoder.step(rows)
     decoder.release(rows.pop(2))
-    plans = []
-
-    def seeing(*args):
-        plans.append(plan_reading(*args))
-        return plans[-1]
-
-    monkeypatch.setattr(decoders, "plan_reading", seeing)
-    monkeypatch.setattr(module, "_RUN", 2**16)
     rows.append(LiveRow("other", [*range(20, 60)], Sampling(), uniforms(9)))
     decoder.step(rows[::-1])
-    (plan,) = plans
-    assert plan.slots == [0, 1, 3, 4] and [run.rows for run in plan.runs] == [slice(0, 2), slice(2, 4)]
-    assert plan.prefixes[0].rows == (0, 1, 2, 3) and plan.prefixes[0].length >= 29
+    assert [row.slot for row in rows[:4]] == [0, 1, 3, 4]
+    assert prefixes[-1][0].rows == (0, 1, 2, 3) and prefixes[-1][0].length >= 29
     for _ in range(6):
         decoder.step(rows)
     if dtype == torch.float32:
@@ -210,7 +202,11 @@ def in_bfloat16(name):
 
 def distributions(decoder, rows):
     """Logprobs [B, V] of the next tokens, of which nothing is kept."""
-    logits = SingleTokens(decoder._fused, decoder._kv, rows)([row.cached for row in rows])
+    size = decoder._fused.key_size
+    inputs, last = make_ragged_inputs(
+        rows, [1] * len(rows), decoder._inputs, size, decoders.shared_prefixes(rows, 2 * size)
+    )
+    logits = decoder._fused(inputs, decoder._kv, tensor(last))
     return torch.log_softmax(logits.float(), dim=-1)
 
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.models import grammar
-from etude.models.distribution import Adjustment, adjust_logits, mask_logits
+from etude.models.distribution import Adjustment, adjust_logits
 from etude.models.grammar import Grammars
 from etude.models.rendering import token_bytes
 from etude.models.text_codec import constrained_sampling
@@ -76,43 +76,12 @@ def constrained(model, count: int, **changes):
     return [model.speech.grammars.shaper(sampling, (8, 9)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("one_by_one", [0, 1 << 14])
-def test_a_step_of_masked_rows_is_shaped_at_once_to_the_same_bits(one_by_one, monkeypatch):
-    monkeypatch.setattr(grammar, "_ONE_BY_ONE", one_by_one)
+def test_rows_that_cannot_go_on_say_why():
     model = policy()
-    vocabulary, chance = model.speech.vocabulary, torch.Generator().manual_seed(0)
-    shapers = constrained(model, 9)
-    for step in range(12):
-        if step in (4, 8):  # Rows leave, and the others change places.
-            shapers = shapers[:0:-1]
-        logits_BV = torch.randn(len(shapers), vocabulary, generator=chance)
-        fast_BV = mask_logits(logits_BV, shapers)
-        slow_BV = adjust_logits(logits_BV, [each.shape() for each in shapers])
-        assert fast_BV is not None
-        assert torch.equal(fast_BV, slow_BV)
-        tokens = slow_BV.softmax(-1).multinomial(1, generator=chance)[:, 0].tolist()
-        grammar.advance(list(zip(shapers, tokens, strict=True)), vocabulary)
-
-
-def test_rows_with_more_than_a_mask_and_rows_that_cannot_go_on_are_shaped_alone():
-    model = policy()
-    vocabulary = model.speech.vocabulary
-    for others in (
-        constrained(model, 1, temperature=0.5),
-        constrained(model, 1, top_k=3),
-        constrained(model, 1, min_tokens=3),
-        constrained(model, 1, presence_penalty=1.0),
-        [None],
-    ):
-        shapers = [*constrained(model, 1), *others]
-        opening = model.tokenizer.convert_tokens_to_ids("{")
-        bound = [(each, opening) for each in shapers if each is not None]
-        grammar.advance(bound, vocabulary)
-        assert mask_logits(torch.zeros(2, vocabulary), shapers) is None
     wrong = constrained(model, 2)
-    grammar.advance([(each, model.tokenizer.convert_tokens_to_ids("a")) for each in wrong], vocabulary)
-    assert mask_logits(torch.zeros(2, vocabulary), wrong) is None
-    assert wrong[0].shape() is not None and "cannot be held to its form" in wrong[0].fault
+    opening = model.tokenizer.convert_tokens_to_ids("a")
+    grammar.advance([(each, opening) for each in wrong], model.speech.vocabulary)
+    assert wrong[0].shape().allowed is None and "cannot be held to its form" in wrong[0].fault
 
 
 WORDS = "what is é 1 + 2? naïve 😀 日本"

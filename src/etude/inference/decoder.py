@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TypeAlias
 
 import torch
 
 from etude.inference.fused_llama import FusedLlama
-from etude.inference.kv_slots import make_ragged_inputs, rounded_up, tensor
+from etude.inference.kv_slots import make_ragged_inputs, tensor
 from etude.inference.sampler import LiveRow, append_samples
-from etude.inference.single_tokens import SingleTokens, one_pass, plan_reading
+from etude.inference.shared_prefixes import Prefix, shared_prefixes
 from etude.inference.slot_decoder import CHUNK, PATIENCE, STEP_TOKENS, SlotDecoder, cuda_graphs, fuses
 from etude.models.architecture import logits_after, takes_key_value_slots
 from etude.models.device import is_large
@@ -68,7 +67,7 @@ class RecomputeDecoder:
 
 
 class RaggedDecoder(SlotDecoder):
-    """Reads exactly the tokens that each row needs in a pass, without padding."""
+    """Reads exactly the tokens that each row needs in a pass, without padding, and shared prefixes once."""
 
     _fused: FusedLlama
 
@@ -77,7 +76,10 @@ class RaggedDecoder(SlotDecoder):
         super().__init__(policy, slots=slots, deterministic=False)
         self._is_large = is_large(sum(value.numel() for value in policy.model.parameters()))
         self._beside = _BESIDE if self._is_large else _BESIDE_SMALL
-        self._going: SingleTokens | None = None
+        self._speaking: list[LiveRow] = []
+        """The rows that added single tokens last."""
+        self._prefixes: list[Prefix] = []
+        """The prefixes that these rows share."""
 
     @torch.inference_mode()
     def step(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
@@ -90,23 +92,32 @@ class RaggedDecoder(SlotDecoder):
         reading, counts = self._chunks(rows, len(speaking))
         if not speaking and not reading:
             return []  # The rows that others wait for were cancelled a moment ago.
-        if not reading and self._goes_on_singly(speaking):
+        if not reading:
             speaking = self._gathered(speaking)
-            positions, going = [row.cached for row in speaking], self._going
-            if going is None or not going.serves(speaking, positions, self._kv):
-                self._kv.reserve(self._table.lengths(), rounded_up(max(positions) + 1))
-                going = self._going = SingleTokens(self._fused, self._kv, speaking)
-            logits_BV = going(positions)
-            for row in speaking:
-                row.cached += 1
-            append_samples(speaking, logits_BV)
-            return speaking
-        return self._pass(speaking, reading, counts)
+        speaking.sort(key=lambda row: row.slot)
+        rows, counts = [*speaking, *reading], [*([1] * len(speaking)), *counts]
+        longest = max(row.cached + count for row, count in zip(rows, counts, strict=True))
+        self._kv.reserve(self._table.lengths(), longest)
+        prefixes = self._prefixes_of(speaking)
+        inputs, last = make_ragged_inputs(rows, counts, self._inputs, self._fused.key_size, prefixes)
+        done = [
+            index for index, (row, count) in enumerate(zip(rows, counts, strict=True)) if row.pending == count
+        ]
+        logits_BV = self._fused(inputs, self._kv, tensor([last[index] for index in done]))
+        for row, count in zip(rows, counts, strict=True):
+            row.cached += count
+        grown = [rows[index] for index in done]
+        if grown:
+            append_samples(grown, logits_BV)
+        return grown
 
-    def forget(self) -> None:
-        """Drop all slots' contents when the weights change. Rows in flight are read again from the start."""
-        self._going = None
-        super().forget()
+    def _prefixes_of(self, speaking: list[LiveRow]) -> list[Prefix]:
+        """Return the prefixes to read once, unless a layer's window is shorter than a row."""
+        if not speaking or not self._inputs.looks_back(max(row.cached for row in speaking) + 1):
+            return []
+        if speaking != self._speaking:
+            self._speaking, self._prefixes = speaking, shared_prefixes(speaking, 2 * self._fused.key_size)
+        return self._prefixes
 
     def _chunks(self, rows: Sequence[LiveRow], speaking: int) -> tuple[list[LiveRow], list[int]]:
         """Return the rows that read prompt tokens in this step, in order of arrival, and how many each.
@@ -126,39 +137,6 @@ class RaggedDecoder(SlotDecoder):
                 counts.append(min(row.pending, CHUNK, left))
                 left -= counts[-1]
         return chosen, counts
-
-    def _goes_on_singly(self, rows: Sequence[LiveRow]) -> bool:
-        """Return whether single tokens of the rows attend in one way in all layers."""
-        return self._inputs.looks_back(rounded_up(max(row.cached for row in rows) + 1))
-
-    def _pass(self, speaking: list[LiveRow], reading: list[LiveRow], counts: list[int]) -> list[LiveRow]:
-        """Run one forward pass of all rows; return those that gained a token."""
-        plan = None  # How these rows read shared prefixes, if there are any.
-        if len(speaking) > 1 and self._goes_on_singly(speaking):
-            speaking.sort(key=lambda row: row.slot)
-            ids, cached = [row.ids for row in speaking], [row.cached for row in speaking]
-            plan = plan_reading(ids, cached, [row.slot for row in speaking], 2 * self._fused.key_size)
-            plan = plan if plan.prefixes else None
-        rows, counts = [*speaking, *reading], [*([1] * len(speaking)), *counts]
-        self._kv.reserve(
-            self._table.lengths(), max(row.cached + count for row, count in zip(rows, counts, strict=True))
-        )
-        apart = 0 if plan is None else len(speaking)
-        inputs, starts = make_ragged_inputs(rows, counts, self._inputs, self._fused.key_size, apart)
-        done, read = list[LiveRow](), list[int]()
-        for row, start, count in zip(rows, starts, counts, strict=True):
-            if row.pending == count:
-                done.append(row)
-                read.append(start + count - 1)
-        split = (
-            None if plan is None else partial(one_pass, self._fused, plan, [row.cached for row in speaking])
-        )
-        logits_BV = self._fused(inputs, self._kv, tensor(read), split)
-        for row, count in zip(rows, counts, strict=True):
-            row.cached += count
-        if done:
-            append_samples(done, logits_BV)
-        return done
 
 
 Decoder: TypeAlias = SlotDecoder | RaggedDecoder | RecomputeDecoder

@@ -2,55 +2,22 @@
 
 A step of a small model takes as many microseconds as it has operations. Here, one matrix product computes all
 projections of an input, and queries and keys turn as complex numbers. A layer's keys and values are stored in
-one go, and attention of single tokens is two plain products. Results go into existing memory, through
-existing views. Weights are copied.
+one go, and attention of single tokens is two plain products. A prefix that rows share is read once for all of
+them. Weights are copied.
 
 In bfloat16, the states between layers, norms and rotary embeddings are in float32, as in the learner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.nn import functional
 
-from etude.inference.fused_weights import AfterNorm, FusedLayer, PackedLinear, fused_layer, is_gemma, low_rank
+from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer, is_gemma, low_rank
 from etude.inference.kv_slots import KvSlots, RaggedInputs, RowGroup, SlotLayer
 from etude.models.architecture import layer_kinds, without_lora
-
-
-class Scratch:
-    """The workspace of a forward pass of N tokens: memory that it writes to, and views into it."""
-
-    def __init__(self, memory: Sequence[torch.Tensor], groups: int, size: int) -> None:
-        """`memory` is as `FusedLlama` allocates it. `groups` of heads share keys; `size` is a head's D."""
-        self._made_of = memory, groups, size
-        self.x, self.length, self.scaled, self.turning = memory[:4]
-        """In float32: [N, E], [N, 1], [N, E] and [N, G * (R + 2) * D] in the order of `FusedLayer.qkv`."""
-        self.normed, self.heads, self.mixed, self.gate_up = memory[4:]
-        """In the dtype of the weights: [N, E], [N, G * (R + 2) * D], [N, G * R * D] and [N, 2 * I]. In
-        float32 the first two are `scaled` and `turning`."""
-        by_group = self.heads.view(len(self.x), groups, -1, size)
-        as_batch = by_group.flatten(0, 1)
-        self.query, self.new = as_batch[:, :-2], as_batch[:, -2:]
-        """Queries [N * G, R, D]; keys and values [N * G, 2, D]."""
-        self.turned = self.turning.view(by_group.shape)[:, :, :-1]
-        """Queries and keys [N, G, R + 1, D]."""
-        self.turned_complex = torch.view_as_complex(self.turned.view(*self.turned.shape[:-1], -1, 2))
-        """The same as complex numbers [N, G, R + 1, D / 2]."""
-        self.mixed_by_group = self.mixed.view(self.query.shape)
-        self.gate, self.up = self.gate_up.chunk(2, dim=1)
-
-    def first(self, tokens: int) -> Scratch:
-        """Return the room of the first `tokens` tokens."""
-        memory, groups, size = self._made_of
-        return Scratch([each[:tokens] for each in memory], groups, size)
-
-
-Apart: TypeAlias = Callable[[Scratch], Callable[[SlotLayer], None]]
-"""Attention of a pass's first tokens, which are in no group: for a room, a function of a layer's slots."""
 
 
 class FusedLlama:
@@ -79,115 +46,72 @@ class FusedLlama:
         root = torch.tensor(config.hidden_size**0.5, dtype=self._embedding.dtype)
         self._embedding_scale = root.float() if self._is_gemma else None
         self._head = AfterNorm(body.norm, [inner.lm_head])
-        queries = config.num_attention_heads * self.size
-        heads = queries + 2 * self.groups * self.size
-        self._widths = config.hidden_size, 1, config.hidden_size, heads
-        self._narrow_widths = config.hidden_size, heads, queries, 2 * config.intermediate_size
         self._rotary = body.rotary_emb
         self._turns = dict.fromkeys(self.kinds, torch.zeros(0))
-        self._memory = self._allocated(0)
-        self._rooms: dict[int, Scratch] = {}
 
-    def __call__(
-        self, inputs: RaggedInputs, kv: KvSlots, read: torch.Tensor, apart: Apart | None = None
-    ) -> torch.Tensor:
+    def __call__(self, inputs: RaggedInputs, kv: KvSlots, read: torch.Tensor) -> torch.Tensor:
         """Return the logits [B, V] after the tokens at the places `read`."""
-        tokens = len(inputs.ids_N)
-        self.reach(kv.columns)
-        is_few = tokens <= 128  # Memory for more tokens is not kept.
-        room = self.workspace(tokens) if is_few else Scratch(self._allocated(tokens), self.groups, self.size)
-        turns = self.turns(inputs.position_N)
+        turns = self._turns_at(inputs.position_N, kv.columns)
         places = kv.places(self.groups, inputs.slot_N, inputs.column_N)
-        attend_apart = None if apart is None else apart(room)
-        self.embed(inputs.ids_N, room)
+        x_NE = self.embed(inputs.ids_N)
         for kind, layer, held in zip(self.kinds, self.layers, kv.layers, strict=True):
-            self.project(layer, room, turns[kind])
-            held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, room.new)
-            if attend_apart is not None:
-                attend_apart(held)
+            heads = self._heads(layer, x_NE, turns[kind])
+            query_NGRD, new = heads[:, :, :-2], heads[:, :, -2:].flatten(0, 1)
+            held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, new)
+            mixed_NGRD = heads.new_empty(query_NGRD.shape)
             for group in inputs.groups:
-                self._attend(room, group, held, group.masks[kind])
-            self.finish(layer, room)
-        return self.logits(room.x.index_select(0, read))
+                own = query_NGRD[group.tokens]
+                mixed_NGRD[group.tokens] = self._attended(own, group, held, group.masks[kind])
+            x_NE = self._after_attention(layer, x_NE, mixed_NGRD.flatten(1))
+        return self._head.linear(self._normed(x_NE.index_select(0, read), self._head))
 
-    def embed(self, ids_N: torch.Tensor, room: Scratch) -> None:
-        """Write the input of the first layer."""
-        if self._embedding.dtype == room.x.dtype:
-            torch.index_select(self._embedding, 0, ids_N, out=room.x)
-        else:
-            room.x.copy_(self._embedding.index_select(0, ids_N))
+    def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
+        """Return the input of the first layer [N, E] in float32."""
+        x_NE: torch.Tensor = self._embedding.index_select(0, ids_N).float()
         if (low := self._embedding_low) is not None:
-            room.x.add_(low.down.t().index_select(0, ids_N) @ low.up.t())
-        if self._embedding_scale is not None:
-            room.x.mul_(self._embedding_scale)
+            x_NE.add_(low.down.t().index_select(0, ids_N) @ low.up.t())
+        return x_NE if self._embedding_scale is None else x_NE.mul_(self._embedding_scale)
 
-    def project(self, layer: FusedLayer, room: Scratch, turn: torch.Tensor) -> None:
-        """Write a layer's queries, keys and values."""
-        layer.qkv.linear(self._normed(room, layer.qkv), out=room.turning)
+    def _heads(self, layer: FusedLayer, x_NE: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+        """Return a layer's queries, keys and values [N, G, R + 2, D] in the dtype of the weights."""
+        heads = layer.qkv.linear(self._normed(x_NE, layer.qkv)).view(len(x_NE), self.groups, -1, self.size)
+        turned = heads[:, :, :-1]
         if layer.head_norm is not None:
-            normed = functional.rms_norm(room.turned, (self.size,), eps=self._eps)
-            torch.mul(normed, layer.head_norm, out=room.turned)
-        room.turned_complex.mul_(turn)
-        if room.heads is not room.turning:
-            room.heads.copy_(room.turning)
+            torch.mul(functional.rms_norm(turned, (self.size,), eps=self._eps), layer.head_norm, out=turned)
+        torch.view_as_complex(turned.view(*turned.shape[:-1], -1, 2)).mul_(turn)
+        return heads.to(self.dtype)
 
-    def finish(self, layer: FusedLayer, room: Scratch) -> None:
-        """Compute the part of a layer after attention."""
-        self._add(layer.out, room.mixed, layer.out_norm, room)
-        layer.gate_up.linear(self._normed(room, layer.gate_up), out=room.gate_up)
-        if self._is_gemma:
-            torch.mul(functional.gelu(room.gate, approximate="tanh"), room.up, out=room.gate)
-        else:
-            functional.silu(room.gate, inplace=True).mul_(room.up)
-        self._add(layer.down, room.gate, layer.down_norm, room)
+    def _after_attention(self, layer: FusedLayer, x_NE: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """Return the states after a layer, from those before it and the result of its attention."""
+        x_NE = self._added(x_NE, layer.out(mixed), layer.out_norm)
+        gate, up = layer.gate_up.linear(self._normed(x_NE, layer.gate_up)).chunk(2, dim=1)
+        gate = functional.gelu(gate, approximate="tanh") if self._is_gemma else functional.silu(gate)
+        return self._added(x_NE, layer.down(gate.mul_(up)), layer.down_norm)
 
-    def logits(self, x_BE: torch.Tensor) -> torch.Tensor:
-        """Return the logits [B, V] of the last layer's states."""
-        length = torch.linalg.vector_norm(x_BE, dim=-1, keepdim=True)
-        normed = x_BE / length.hypot_(self._least)
-        if self._head.scale is not None:
-            normed = normed.mul_(self._head.scale).to(self.dtype)
-        return self._head.linear(normed)
-
-    def turns(self, position_N: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the complex rotary embedding of positions, [N, 1, 1, D / 2], by kind of layer."""
-        return {kind: turns.index_select(0, position_N)[:, None, None] for kind, turns in self._turns.items()}
-
-    def reach(self, positions: int) -> None:
-        """Prepare the rotary embeddings of this many positions."""
-        half, position_1T = self.size // 2, torch.arange(positions)[None]
+    def _turns_at(self, position_N: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
+        """Return the complex rotary embedding [N, 1, 1, D / 2] of positions below `most`, by layer kind."""
+        half, position_1T = self.size // 2, torch.arange(most)[None]
         for kind, turns in self._turns.items():
-            if len(turns) < positions:
+            if len(turns) < most:
                 own = (kind,) if isinstance(self._rotary.rope_type, dict) else ()
                 cos, sin = self._rotary(torch.zeros(1), position_1T, *own)
                 self._turns[kind] = torch.complex(cos[0, :, :half], sin[0, :, :half])
+        return {kind: turns.index_select(0, position_N)[:, None, None] for kind, turns in self._turns.items()}
 
-    def workspace(self, tokens: int) -> Scratch:
-        """Return a reusable room for a few tokens; all such rooms share their memory."""
-        if tokens > len(self._memory[0]):
-            self._memory = self._allocated(2 * tokens)
-            self._rooms.clear()
-        if tokens not in self._rooms:
-            memory = {id(tensor): tensor[:tokens] for tensor in self._memory}
-            self._rooms[tokens] = Scratch([memory[id(each)] for each in self._memory], self.groups, self.size)
-        return self._rooms[tokens]
-
-    def _attend(self, room: Scratch, group: RowGroup, held: SlotLayer, mask_B1TS: torch.Tensor) -> None:
-        """Compute the attention of a group's rows."""
-        (rows, width), own = group.shape, group.tokens
-        keys, values = held.of(group.slots, group.span)
+    def _attended(
+        self, query: torch.Tensor, group: RowGroup, held: SlotLayer, mask_B1TS: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the attention of a group's rows, in the shape of their queries [., G, R, D]."""
+        (rows, width), (slot, shared) = group.shape, group.prefix
+        keys, values = held.of(group.slots, group.span, shared)
+        if shared:
+            prefix = held.of(slice(slot, slot + 1), shared)
+            return _attend_with_prefix(query, prefix, (keys, values), mask_B1TS, self.scale)
         if width == 1:
-            all_of = slice(own.start * self.groups, own.stop * self.groups)
-            mask_BG1S = mask_B1TS.expand(rows, self.groups, 1, -1)
-            query, mixed = room.query[all_of], room.mixed_by_group[all_of]
-            attend(query, mixed, *as_batch(keys, values), mask_BG1S, self.scale)
-            return
-        query_NGRD = room.query.view(len(room.x), self.groups, -1, self.size)[own]
-        query_NHD = (
-            query_NGRD.flatten(1, 2)
-            if group.padded is None
-            else query_NGRD.flatten(1, 2).index_select(0, group.padded[0])
-        )
+            return _attend_singly(query, keys, values, mask_B1TS, self.scale)
+        query_NHD = query.flatten(1, 2)
+        if group.padded is not None:
+            query_NHD = query_NHD.index_select(0, group.padded[0])
         mixed_BHTD = functional.scaled_dot_product_attention(
             query_NHD.view(rows, width, -1, self.size).transpose(1, 2),
             keys,
@@ -199,70 +123,71 @@ class FusedLlama:
         mixed_NHD = mixed_BHTD.transpose(1, 2).flatten(0, 1)
         if group.padded is not None:
             mixed_NHD = mixed_NHD.index_select(0, group.padded[1])
-        room.mixed[own].view(mixed_NHD.shape).copy_(mixed_NHD)
+        return mixed_NHD.view(query.shape)
 
-    def _normed(self, room: Scratch, after: AfterNorm) -> torch.Tensor:
+    def _normed(self, x_NE: torch.Tensor, after: AfterNorm) -> torch.Tensor:
         """Return RMSNorm of the states; factors that are folded into the layer `after` are left out."""
-        torch.linalg.vector_norm(room.x, dim=-1, keepdim=True, out=room.length)
-        torch.div(room.x, room.length.hypot_(self._least), out=room.scaled)
-        if after.scale is None:
-            return room.scaled
-        return torch.mul(room.scaled, after.scale, out=room.normed)
+        unit_NE = self._divided(x_NE)
+        return unit_NE if after.scale is None else unit_NE.mul_(after.scale)
 
-    def _add(self, linear: PackedLinear, x: torch.Tensor, norm: torch.Tensor | None, room: Scratch) -> None:
+    def _divided(self, x_NE: torch.Tensor) -> torch.Tensor:
+        """Return vectors divided by their length, as RMSNorm does."""
+        length_N1: torch.Tensor = torch.linalg.vector_norm(x_NE, dim=-1, keepdim=True)
+        return x_NE / length_N1.hypot_(self._least)
+
+    def _added(self, x_NE: torch.Tensor, y_NE: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         """Add a linear layer's result to the states, normed first if `norm` is given."""
-        if norm is None:
-            linear.add_to(room.x, x)
-            return
-        y = linear(x, out=room.scaled)
-        torch.linalg.vector_norm(y, dim=-1, keepdim=True, out=room.length)
-        room.x.addcmul_(y.div_(room.length.hypot_(self._least)), norm)
-
-    def _allocated(self, tokens: int) -> list[torch.Tensor]:
-        wide = [torch.empty(tokens, width) for width in self._widths]
-        narrow = [torch.empty(tokens, width, dtype=self.dtype) for width in self._narrow_widths]
-        if self.dtype == torch.float32:
-            narrow[:2] = wide[2:]
-        return wide + narrow
+        return x_NE.add_(y_NE) if norm is None else x_NE.addcmul_(self._divided(y_NE), norm)
 
 
-def as_batch(keys_BGSD: torch.Tensor, values_BGSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values in the layout that `attend` takes."""
-    if keys_BGSD.dtype != torch.float32:
-        return keys_BGSD, values_BGSD
-    return keys_BGSD.flatten(0, 1).transpose(1, 2), values_BGSD.flatten(0, 1)
-
-
-def attend(
-    query_MRD: torch.Tensor,
-    mixed_MRD: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask_BG1S: torch.Tensor,
-    scale: float,
-) -> None:
-    """Write attention of single tokens to `mixed_MRD`, for each row and group of heads.
+def _attend_singly(
+    query_BGRD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask_B11S: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Return attention [B, G, R, D] of single tokens to keys and values [B, G, S, D].
 
     In float32, two plain products take half as long as the CPU's flash kernel. In bfloat16 they take longer.
     """
-    if keys.dtype == torch.float32:
-        scores_MRS = torch.baddbmm(mask_BG1S.flatten(0, 1), query_MRD, keys, alpha=scale)
-        torch.bmm(torch.softmax(scores_MRS, dim=-1), values, out=mixed_MRD)
-        return
-    mixed_BGRD, _ = flash_attention(query_MRD, keys, values, mask_BG1S, scale)
-    mixed_MRD.view(mixed_BGRD.shape).copy_(mixed_BGRD)
+    if keys.dtype != torch.float32:
+        return _flash_attention(query_BGRD, keys, values, mask_B11S, scale)[0]
+    mask_M1S = mask_B11S.expand(-1, query_BGRD.shape[1], -1, -1).flatten(0, 1)
+    keys_MDS = keys.flatten(0, 1).transpose(1, 2)
+    scores_MRS = torch.baddbmm(mask_M1S, query_BGRD.flatten(0, 1), keys_MDS, alpha=scale)
+    return torch.bmm(scores_MRS.softmax(dim=-1), values.flatten(0, 1)).view(query_BGRD.shape)
 
 
-def flash_attention(
-    query_MRD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask_BG1S: torch.Tensor, scale: float
+def _attend_with_prefix(
+    query_BGRD: torch.Tensor,
+    prefix: tuple[torch.Tensor, torch.Tensor],
+    own: tuple[torch.Tensor, torch.Tensor],
+    mask_B11S: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Return attention [B, G, R, D] of single tokens to the keys and values [1, G, L, D] of a prefix that all
+    rows share, and to their `own` [B, G, S, D].
+
+    All queries read the prefix together. The two results are averaged in float32, weighted by their sums of
+    exponentials, which is exact up to rounding.
+    """
+    rows, groups, _, size = query_BGRD.shape
+    query_1GTD = query_BGRD.transpose(0, 1).reshape(1, groups, -1, size)
+    shared_1GTD, shared_1GT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query_1GTD, *prefix, scale=scale
+    )
+    own_BGRD, own_BGR = _flash_attention(query_BGRD, *own, mask_B11S, scale)
+    shared_BGRD = shared_1GTD.view(groups, rows, -1, size).transpose(0, 1)
+    shared_BGR = shared_1GT.view(groups, rows, -1).transpose(0, 1)
+    weight_BGR1 = torch.sigmoid(shared_BGR - own_BGR)[..., None]
+    return torch.lerp(own_BGRD.float(), shared_BGRD.float(), weight_BGR1)
+
+
+def _flash_attention(
+    query_BGRD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask_B11S: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention of single tokens [B, G, R, D] in bfloat16, and their scores' log-sum-exp [B, G, R] in
-    float32."""
-    heads, size = query_MRD.shape[1:]
-    query_BGRD = query_MRD.view(*mask_BG1S.shape[:2], heads, size)
+    """Return attention of single tokens, and their scores' log-sum-exp [B, G, R] in float32."""
+    heads = query_BGRD.shape[2]
     if heads == 1:  # The kernel takes half as long for two queries as for one.
         query_BGRD = query_BGRD.expand(-1, -1, 2, -1)
-    mask_BGRS = mask_BG1S.expand(-1, -1, query_BGRD.shape[2], -1)
+    mask_BGRS = mask_B11S.expand(-1, query_BGRD.shape[1], query_BGRD.shape[2], -1)
     mixed_BGRD, score_BGR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query_BGRD, keys, values, attn_mask=mask_BGRS, scale=scale
     )

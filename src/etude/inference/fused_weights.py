@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from etude.models.architecture import base_layer, without_lora
 
@@ -30,14 +31,10 @@ InOrder: TypeAlias = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 def _packs(dtype: torch.dtype) -> bool:
-    """Return whether this CPU's oneDNN packs weights of the dtype; half precision needs more instructions."""
+    """Return whether this CPU's oneDNN packs weights of the dtype; bfloat16 needs more instructions."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if dtype == torch.float16:
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return dtype == torch.float32
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,59 +46,27 @@ class LowRank:
     up: torch.Tensor
     """[out, r]"""
 
-    def add_to(self, target: torch.Tensor, x: torch.Tensor) -> None:
-        """Add the product for `x` [N, in] to `target` [N, out]."""
-        target.add_(x @ self.down.t() @ self.up.t())
-
 
 class PackedLinear:
     """A linear layer, `x @ weight.T + bias`, with its LoRA weights if they are not merged."""
 
-    __slots__ = ("_bias", "_is_packed", "_low", "_weight")
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, low: LowRank | None = None) -> None:
         """`weight` [out, in], `bias` [out] and `low` have one dtype and are on a CPU."""
-        self._bias, self._low = bias, low
+        self._bias, self._low, self._dtype = bias, low, weight.dtype
         self._is_packed = weight.numel() >= _LEAST and _packs(weight.dtype)
-        weight = weight.detach()
-        # Keep only the packed copy: the other one would take as much memory again.
-        self._weight = (
-            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-            if self._is_packed
-            else weight.t()
-        )
+        self._weight = weight.detach()
+        if self._is_packed:  # Keep only the packed copy: the other one would take as much memory again.
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [N, in] to [N, out]; the result is written to `out` if that is given."""
-        y = self._plain(x, out)
-        if self._low is not None:
-            self._low.add_to(y, x)
-        return y
-
-    def _plain(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [N, in] to [N, out] in float32, in which LoRA weights' small numbers keep their precision."""
+        x, weight = x.to(self._dtype), self._weight
         if self._is_packed:
-            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-            return y if out is None else out.copy_(y)
-        if out is not None and out.dtype != x.dtype:
-            return out.copy_(self._plain(x, None))
-        if self._bias is None:
-            return torch.mm(x, self._weight, out=out)
-        return torch.addmm(self._bias, x, self._weight, out=out)
-
-    def add_to(self, target: torch.Tensor, x: torch.Tensor) -> None:
-        """Add the result for `x` [N, in] to `target` [N, out], which is float32 for every dtype of `x`."""
-        if x.dtype != target.dtype:
-            target.add_(self._plain(x, None))
-            if self._low is not None:  # Separately, because small numbers keep their precision in float32.
-                self._low.add_to(target, x)
-            return
-        if self._is_packed:
-            total = torch.ops.mkldnn._linear_pointwise.binary(x, target, self._weight, self._bias, "add")
-            target.copy_(total)
-            return
-        target.addmm_(x, self._weight)
-        if self._bias is not None:
-            target.add_(self._bias)
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, self._bias, "none", [], "")
+        else:
+            y = functional.linear(x, weight, self._bias)
+        y = y.float()
+        return y if self._low is None else y.add_(x @ self._low.down.t() @ self._low.up.t())
 
 
 class AfterNorm:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from etude.inference.sampler import LiveRow
+from etude.inference.shared_prefixes import Prefix
 from etude.inference.slot_table import Copy
 from etude.models.architecture import SLIDING, layer_kinds, text_config
 from etude.models.device import copy_to_device
@@ -98,9 +99,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         assert self._both is not None
         return self._both.view(2, -1, size).transpose(0, 1)
 
-    def of(self, slots: Slots, span: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [B, H, S, D] in the first columns of some slots."""
-        return self.keys[slots, :, :span], self.values[slots, :, :span]
+    def of(self, slots: Slots, end: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values [B, H, S, D] in the columns of some slots from `start` up to `end`."""
+        return self.keys[slots, :, start:end], self.values[slots, :, start:end]
 
     def resize(self, lengths: Sequence[int]) -> None:
         """Grow to the owner's size; keep the first `lengths` tokens of the slots."""
@@ -248,11 +249,10 @@ def tensor(numbers: ArrayLike, device: torch.device = _CPU) -> torch.Tensor:
     return copy_to_device(torch.from_numpy(numpy.asarray(numbers, numpy.int64)), device)
 
 
-_ALONE = 2**17
-"""A row with this many numbers in a layer's keys attends alone. Reading the padding of other rows, or making
-a copy, would take longer than separate calls."""
+_PADDING = 2**17
+"""Numbers in a layer's keys that can be read in the time that a separate group's calls take."""
 _ALONE_SCORES = 2**14
-"""The same limit for the scores of one head."""
+"""A row of several tokens with this many scores in a head attends alone, and so does one with `_PADDING`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +266,11 @@ class RowGroup:
     padded: tuple[torch.Tensor, torch.Tensor] | None
     """The token in each place of [B * T], and the place of each token; None if all rows are equally long."""
     slots: Slots
+    prefix: tuple[int, int]
+    """The slot in which all rows read their first columns, and how many; 0 if each reads all of its own."""
     span: int
     masks: dict[str, torch.Tensor]
-    """Additive masks [B, 1, T, span], by kind of layer."""
+    """Additive masks [B, 1, T, S] of the columns from the prefix to the span, by kind of layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,48 +288,77 @@ class RaggedInputs:
 def pad_left(plan: StepPlan) -> RaggedInputs:
     """Return all rows as one group, padding included."""
     rows, width = plan.ids_BT.shape
-    group = RowGroup(slice(0, rows * width), (rows, width), None, plan.slots, plan.span, plan.masks)
+    group = RowGroup(slice(0, rows * width), (rows, width), None, plan.slots, (0, 0), plan.span, plan.masks)
     slot_BT = plan.rows[:, None].expand(-1, width)
     ids_N, position_N = plan.ids_BT.flatten(), plan.position_BT.flatten()
     return RaggedInputs(ids_N, position_N, slot_BT.flatten(), plan.columns.flatten(), [group])
 
 
 def make_ragged_inputs(
-    rows: Sequence[LiveRow], counts: Sequence[int], inputs: InputMaker, size: int, apart: int = 0
+    rows: Sequence[LiveRow],
+    counts: Sequence[int],
+    inputs: InputMaker,
+    size: int,
+    prefixes: Sequence[Prefix] = (),
 ) -> tuple[RaggedInputs, list[int]]:
-    """Return the inputs for the next `counts` tokens of the rows, and the place of each row's first token.
+    """Return the inputs for the next `counts` tokens of the rows, and the place of each row's last token.
 
-    A token's keys in a layer have `size` numbers. The first `apart` rows have one token each, attend
-    separately and are in no group. Their tokens come first.
+    A token's keys in a layer have `size` numbers. Rows of single tokens are in slot order. `prefixes` name
+    some of these by their indices.
     """
-    together: dict[tuple[int, int], list[int]] = defaultdict(list)
-    if apart:
-        together[0, -1] = [*range(apart)]
-    for index, (row, count) in enumerate(zip(rows[apart:], counts[apart:], strict=True), apart):
-        length = row.cached + count
-        is_alone = length * size >= _ALONE or length * count >= _ALONE_SCORES
-        together[count.bit_length(), index if is_alone else -1].append(index)
-    ids, starts, groups = list[int](), [0] * len(rows), list[RowGroup]()
+    parts: list[tuple[Sequence[int], int]] = [(prefix.rows, prefix.length) for prefix in prefixes]
+    parts += [(part, 0) for part in _apart(rows, counts, size, {row for part, _ in parts for row in part})]
+    ids, last, groups = list[int](), [0] * len(rows), list[RowGroup]()
     positions, slots = list[numpy.ndarray](), list[numpy.ndarray]()
-    for members in together.values():
-        members.sort(key=lambda index: rows[index].slot)
+    for members, shared in parts:
         first = len(ids)
         for index in members:
             row, count = rows[index], counts[index]
-            starts[index] = len(ids)
             ids += row.ids[row.cached : row.cached + count]
+            last[index] = len(ids) - 1
             positions.append(numpy.arange(row.cached, row.cached + count))
             slots.append(numpy.full(count, row.slot))
-        own = [(rows[index], counts[index]) for index in members]
-        if first >= apart:
-            groups.append(_group(own, first, inputs))
+        groups.append(_group([(rows[index], counts[index]) for index in members], first, shared, inputs))
     numbers_2N = numpy.stack([numpy.concatenate(positions), numpy.concatenate(slots)])
     position_N, slot_N = tensor(numbers_2N)
-    return RaggedInputs(tensor(ids), position_N, slot_N, position_N, groups), starts
+    return RaggedInputs(tensor(ids), position_N, slot_N, position_N, groups), last
 
 
-def _group(own: Sequence[tuple[LiveRow, int]], first: int, inputs: InputMaker) -> RowGroup:
-    """Return a group of rows in slot order, with their token counts. Its first token is at place `first`."""
+def _apart(
+    rows: Sequence[LiveRow], counts: Sequence[int], size: int, prefixed: Set[int]
+) -> Iterator[Sequence[int]]:
+    """Yield the indices of the rows without a prefix, by group.
+
+    Single tokens attend together with neighbours, whose slots need no copy, while their padding takes less
+    time than separate calls. Rows of several tokens attend with rows of like length, in slot order.
+    """
+    run, longest, total = list[int](), 0, 0
+    together: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        length = row.cached + count
+        if index in prefixed:
+            continue
+        if count > 1:
+            is_alone = length * size >= _PADDING or length * count >= _ALONE_SCORES
+            together[count.bit_length(), index if is_alone else -1].append(index)
+            continue
+        longest, total = max(longest, length), total + length
+        is_next = run and row.slot == rows[run[-1]].slot + 1
+        if run and not (is_next and ((len(run) + 1) * longest - total) * size <= _PADDING):
+            yield run
+            run, longest, total = [], length, length
+        run.append(index)
+    if run:
+        yield run
+    for members in together.values():
+        yield sorted(members, key=lambda index: rows[index].slot)
+
+
+def _group(own: Sequence[tuple[LiveRow, int]], first: int, shared: int, inputs: InputMaker) -> RowGroup:
+    """Return a group of rows in slot order, with their token counts. Its first token is at place `first`.
+
+    All rows begin with the same `shared` tokens.
+    """
     before = numpy.array([row.cached for row, _ in own])[:, None]
     count_B1 = numpy.array([count for _, count in own])[:, None]
     width, span = int(count_B1.max()), rounded_up(int((before + count_B1).max()))
@@ -339,11 +370,13 @@ def _group(own: Sequence[tuple[LiveRow, int]], first: int, inputs: InputMaker) -
         padded = tensor((start_B1 + place_BT).ravel()), tensor(is_token.ravel().nonzero()[0])
     held = [row.slot for row, _ in own]
     in_a_row = held[-1] - held[0] == len(held) - 1
+    masks = inputs.masks(tensor(before + place_BT), span)
     return RowGroup(
         tokens=slice(first, first + int(count_B1.sum())),
         shape=(len(own), width),
         padded=padded,
         slots=slice(held[0], held[-1] + 1) if in_a_row else tensor(held),
+        prefix=(held[0], shared),
         span=span,
-        masks=inputs.masks(tensor(before + place_BT), span),
+        masks={kind: mask_B1TS[..., shared:] for kind, mask_B1TS in masks.items()},
     )

@@ -13,11 +13,8 @@ from etude.core.call import Sampling
 from etude.core.errors import EngineError
 from etude.core.keys import generator
 from etude.models.device import copy_to_device
-from etude.models.distribution import Adjuster, adjust_logits, mask_logits
+from etude.models.distribution import Adjuster, adjust_logits
 from etude.models.grammar import advance
-
-_BLOCK = 64
-"""Tokens per block: in a large vocabulary, a draw finds the block first and then the token in it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,15 +61,18 @@ def append_samples(rows: Sequence[LiveRow], logits_BV: torch.Tensor) -> None:
     device = logits_BV.device
     numbers = numpy.array([next(row.uniform) for row in rows], numpy.float32)
     uniform_B1 = copy_to_device(torch.from_numpy(numbers[:, None]), device)
-    greedy = [row.sampling.temperature == 0 for row in rows]
-    greedy_B = copy_to_device(torch.tensor(greedy), device) if any(greedy) else None
-    shapers = [row.shaper for row in rows]
-    own_BV = mask_logits(logits_BV, shapers)
-    if own_BV is None:
-        own_BV = adjust_logits(logits_BV, [None if shaper is None else shaper.shape() for shaper in shapers])
-    probs_BV = torch.softmax(own_BV, dim=-1)
-    ids_B1, logprobs_B1 = draw(probs_BV, greedy_B, uniform_B1)
-    logprobs_B = logprobs_B1[:, 0].tolist()
+    shapes = [None if row.shaper is None else row.shaper.shape() for row in rows]
+    probs_BV = torch.softmax(adjust_logits(logits_BV, shapes), dim=-1)
+    # Inverse-CDF sampling uses one uniform number per token, so a row's draw depends on that row alone.
+    cdf_BV = probs_BV.cumsum(dim=-1)
+    # The product must not be rounded up to the total: there is no token past the end.
+    threshold_B1 = uniform_B1.clamp(max=1 - 2**-23).mul_(cdf_BV[:, -1:])
+    ids_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True)
+    if any(greedy := [row.sampling.temperature == 0 for row in rows]):
+        greedy_B1 = copy_to_device(torch.tensor(greedy)[:, None], device)
+        ids_B1 = torch.where(greedy_B1, probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
+    ids_B1 = ids_B1.clamp(0, probs_BV.shape[1] - 1)  # A search among NaN returns a place outside.
+    logprobs_B = probs_BV.gather(1, ids_B1).log_()[:, 0].tolist()
     if any(map(math.isnan, logprobs_B)):
         raise EngineError(
             "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
@@ -84,48 +84,3 @@ def append_samples(rows: Sequence[LiveRow], logits_BV: torch.Tensor) -> None:
             best, tokens = probs_BV[index].topk(min(row.top, probs_BV.shape[1]))
             row.top_logprobs.append(tuple(zip(tokens.tolist(), best.log().tolist(), strict=True)))
     advance([(row.shaper, row.ids[-1]) for row in rows if row.shaper is not None], logits_BV.shape[1])
-
-
-def draw(
-    probs_BV: torch.Tensor, greedy_B: torch.Tensor | None, uniform_B1: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token id per row [B, 1]; return it with its logprob [B, 1] in the distribution drawn from.
-
-    Inverse-CDF sampling uses one uniform number per token, so a row's draw depends on that row alone. Greedy
-    rows take the likeliest token; without `greedy_B` there are none. Where probabilities are NaN, the logprob
-    is NaN and the token arbitrary.
-    """
-    blocks = probs_BV.shape[1] // _BLOCK
-    if blocks < _BLOCK:
-        cdf_BV = probs_BV.cumsum(dim=-1)
-        ids_B1 = torch.searchsorted(cdf_BV, _threshold(uniform_B1, cdf_BV), right=True)
-    else:  # Summing blocks is many times faster than a running sum over all tokens.
-        whole_BV, rest_BR = probs_BV[:, : blocks * _BLOCK], probs_BV[:, blocks * _BLOCK :]
-        sums = whole_BV.reshape(len(probs_BV), blocks, _BLOCK).sum(dim=-1), rest_BR.sum(dim=-1, keepdim=True)
-        cdf_BN = torch.cat(sums, dim=-1).cumsum(dim=-1)
-        threshold_B1 = _threshold(uniform_B1, cdf_BN)
-        block_B1 = torch.searchsorted(cdf_BN, threshold_B1, right=True)
-        before_B1 = torch.nn.functional.pad(cdf_BN, (1, 0)).gather(1, block_B1)
-        ids_B1 = _drawn_within(probs_BV, block_B1 * _BLOCK, threshold_B1 - before_B1)
-    if greedy_B is not None:
-        ids_B1 = torch.where(greedy_B[:, None], probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
-    ids_B1 = ids_B1.clamp(0, probs_BV.shape[1] - 1)  # A search among NaN returns a place outside.
-    return ids_B1, probs_BV.gather(1, ids_B1).log_()
-
-
-def _threshold(uniform_B1: torch.Tensor, cdf_BN: torch.Tensor) -> torch.Tensor:
-    """Return the draw's position [B, 1] in a running sum of masses, always below the total."""
-    # The product must not be rounded up to the total: there is no token past the end.
-    return uniform_B1.clamp(max=1 - 2**-23).mul_(cdf_BN[:, -1:])
-
-
-def _drawn_within(probs_BV: torch.Tensor, start_B1: torch.Tensor, threshold_B1: torch.Tensor) -> torch.Tensor:
-    """Return the first token [B, 1] of the block from `start_B1` whose running mass exceeds the threshold."""
-    place_BW = start_B1 + torch.arange(_BLOCK, device=probs_BV.device)
-    is_word_BW = place_BW < probs_BV.shape[1]
-    probs_BW = probs_BV.gather(1, place_BW.clamp(max=probs_BV.shape[1] - 1)).mul_(is_word_BW)
-    cdf_BW = probs_BW.cumsum(dim=-1)
-    # The block's sum was rounded differently, so the last token with mass takes the remainder.
-    last_B1 = torch.where(probs_BW > 0, place_BW, -1).max(dim=-1, keepdim=True).values
-    drawn_B1 = start_B1 + torch.searchsorted(cdf_BW, threshold_B1, right=True)
-    return torch.minimum(drawn_B1, last_B1)

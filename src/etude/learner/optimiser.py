@@ -180,12 +180,9 @@ class Optimiser:
     def sync_masters(self) -> None:
         """Copy the parameters to the masters, if something else changed the parameters."""
         pairs = [(_local(parameter), _local(master)) for parameter, master in self._pairs.values()]
-        if all(parameter.is_cpu for parameter, _ in pairs):
-            follows = all(torch.equal(parameter, master.to(parameter.dtype)) for parameter, master in pairs)
-        else:  # Wait for the device once, not for each tensor.
-            same = [(parameter == master.to(parameter.dtype)).all() for parameter, master in pairs]
-            follows = bool(torch.stack(same).all())
-        if not follows:
+        same = [(parameter == master.to(parameter.dtype)).all() for parameter, master in pairs]
+        # Wait for the device once, not for each tensor.
+        if pairs and not torch.stack(same).all():
             for parameter, master in self._pairs.values():
                 master.copy_(parameter)
 

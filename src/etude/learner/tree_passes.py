@@ -53,8 +53,7 @@ class PackedStep:
         for pack in packed:
             samples = [sample for index in pack for sample in self._units[index]]
             tree = self._tree if len(packed) == 1 else token_tree([sample.ids for sample in samples])
-            states = partial(_states, tree, policy.device)
-            yield make_pass(samples, tree.paths, shares, policy, states)
+            yield make_pass(samples, tree.paths, shares, policy, partial(_states, tree, policy.device))
 
     def row(self) -> UnitSequence:
         """Return the units in depth-first order, so that they can be split among processes."""

@@ -26,8 +26,6 @@ _LIKELIEST = 1024
 """Truncation first searches this many of the likeliest tokens."""
 _PLAIN, _GREEDY = Sampling(), Sampling(temperature=0.0)
 _NOTHING: _Entries = ((), ())
-_NO_SHAPE = {"constraint", "max_tokens", "stop", "seed", "stop_token_ids"}
-"""Parameters that do not change the distributions, except for a constraint's mask."""
 
 
 class Adjustment(NamedTuple):
@@ -81,7 +79,6 @@ class Adjuster:
         self._bias = _entries(sampling.logit_bias) if sampling.logit_bias else _NOTHING
         self.allowed = allowed
         """The tokens that the grammar allows next."""
-        self._is_mask = matcher is not None and sampling.changed().keys() <= _NO_SHAPE
         self._constant = not (repeats or counts or sampling.min_tokens or matcher)
         self._last: Adjustment | None = None
 
@@ -103,7 +100,10 @@ class Adjuster:
         if self._constant and self._last is not None:
             return self._last
         sampling, counts = self._sampling, self._counts
-        allowed, barred = self._next_allowed(), self._ends if self._length < sampling.min_tokens else ()
+        allowed, barred = self.allowed, self._ends if self._length < sampling.min_tokens else ()
+        if self.matcher is not None and self.matcher.is_error():
+            self.fault = f"the answer cannot be held to its form any longer: {self.matcher.get_error()[:300]}"
+            allowed = None
         if allowed is not None and barred:
             others = allowed.copy()
             tokens = np.asarray(barred)
@@ -120,30 +120,6 @@ class Adjuster:
         seen = tuple(self._seen or ())
         self._last = Adjustment(sampling, self._bias, seen, penalties, allowed, barred)
         return self._last
-
-    def mask(self) -> Bits | None:
-        """Return the tokens that the grammar allows, if the shape has no other changes, or else None."""
-        return self._next_allowed() if self._is_mask else None
-
-    def _next_allowed(self) -> Bits | None:
-        if self.matcher is None:
-            return None
-        if self.matcher.is_error():
-            self.fault = f"the answer cannot be held to its form any longer: {self.matcher.get_error()[:300]}"
-            return None
-        return self.allowed
-
-
-def mask_logits(logits_BV: Tensor, shapers: Sequence[Adjuster | None]) -> Tensor | None:
-    """Return the logits of `adjust_logits` much faster, if all rows are only masked, or else None."""
-    masks = list[Bits]()
-    for shaper in shapers:
-        mask = None if shaper is None else shaper.mask()
-        if mask is None:
-            return None
-        masks.append(mask)
-    barred_BV = _tensor(np.invert(np.stack(masks)), logits_BV.shape[1]).to(logits_BV.device)
-    return logits_BV.float().masked_fill(barred_BV, -torch.inf)
 
 
 def adjust_logits(
@@ -225,17 +201,12 @@ def _allowed(shapes: Sequence[Adjustment], vocabulary: int) -> Tensor:
     """Return which tokens can be drawn [B, V]."""
     every = np.full(bitset_words(vocabulary), 0xFFFFFFFF, np.uint32)
     bits = np.stack([every if shape.allowed is None else shape.allowed for shape in shapes])
-    allowed_BV = _tensor(bits, vocabulary)
+    numbers = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
+    allowed_BV = torch.from_numpy(numbers.view(np.bool_))
     for row, shape in enumerate(shapes):
         if shape.barred:
             allowed_BV[row, list(shape.barred)] = False
     return allowed_BV
-
-
-def _tensor(bits: Bits, vocabulary: int) -> Tensor:
-    """Convert bits [B, words] to booleans [B, V]."""
-    numbers = np.unpackbits(bits.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
-    return torch.from_numpy(numbers.view(np.bool_))
 
 
 def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:

@@ -20,9 +20,6 @@ _WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
 """Whitespace between parts of JSON, limited because an uncertain model could write it forever."""
 _THINK = ("<think>", "</think>")
 """The tags around a model's thoughts, which come before the constrained answer."""
-_ONE_BY_ONE = 1 << 14
-"""Vocabulary size up to which a step's masks are computed one by one. Threads, or a batch while the model
-runs, take more CPU time there than they save: two thirds more for 64 rows and 512 or 8192 tokens."""
 _SCHEMA_ERROR = re.compile(r"failed to compile JSON schema: (.*)")
 FORM = "response_format"
 """The request field that asks for a constraint, whatever its kind."""
@@ -158,16 +155,10 @@ def advance(shapers: Sequence[tuple[Adjuster, int]], vocabulary: int) -> None:
     if not bound:
         return
     bits = np.empty((len(bound), bitset_words(vocabulary)), np.uint32)
-    address, size = bits.ctypes.data, bits.strides[0]
-    if vocabulary > _ONE_BY_ONE:
-        executor = _executor()
-        executor.consume_token_par([(shaper.matcher, token) for shaper, token in bound])
-        rows = [(shaper.matcher, row) for row, (shaper, _) in enumerate(bound)]
-        executor.unsafe_compute_mask_ptr(rows, address, size, len(bound))
-    else:
-        for row, (shaper, token) in enumerate(bound):
-            shaper.matcher.consume_token(token)
-            shaper.matcher.unsafe_compute_mask_ptr(address + row * size, size)
+    executor = _executor()
+    executor.consume_token_par([(shaper.matcher, token) for shaper, token in bound])
+    rows = [(shaper.matcher, row) for row, (shaper, _) in enumerate(bound)]
+    executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits.strides[0], len(bound))
     for (shaper, _), own in zip(bound, bits, strict=True):
         shaper.allowed = own
 
