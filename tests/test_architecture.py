@@ -68,9 +68,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 69_951,
-    "modules": 345,
-    "lines of tests": 57_870,
+    "lines of source": 69_067,
+    "modules": 344,
+    "lines of tests": 57_826,
     "benchmark files": 15,
     "config keys": 408,
 }
