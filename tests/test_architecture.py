@@ -70,7 +70,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 69_067,
     "modules": 344,
-    "lines of tests": 57_826,
+    "lines of tests": 57_829,
     "benchmark files": 15,
     "config keys": 408,
 }

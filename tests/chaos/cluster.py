@@ -27,6 +27,7 @@ from typing import Any
 
 import psutil
 
+from etude.cluster.launch import TeamProcess
 from tests.chaos.cluster_endpoint import PaidEndpoint
 from tests.chaos.nodes import add_node, cluster_of
 from tests.chaos.project import NAME, contents, differences, path_of, write_project
@@ -172,7 +173,7 @@ class _Operator:
         if part == "launcher":
             children = psutil.Process(self._head.pid).children() if self._head and self.is_running else []
             return [each for each in children if "etude.cluster.team" in _command(each)]
-        word = "ray::Part" if part == "learner" else "etude.runners.program"
+        word = f"ray::{TeamProcess.__name__}" if part == "learner" else "etude.runners.program"
         found = [each for each in self._on_nodes() if word in _command(each)]
         return [each.parent() for each in found] if part == "actor" else found
 
@@ -195,9 +196,10 @@ class _Operator:
             return None  # There is no journal yet.
         return None if first is None else float(first)
 
-    def checkpoints(self) -> list[Path]:
-        """Those of the job that learners train."""
-        return sorted(path_of(self.folder).glob("learners/**/job-*/step-*"))
+    def trained(self) -> list[Path]:
+        """The job that learners train, and its checkpoints."""
+        folder = path_of(self.folder) / "learners"
+        return sorted([*folder.glob("**/job-*"), *folder.glob("**/job-*/step-*")])
 
     def tails(self) -> str:
         """The ends of the logs, to show why nothing happens."""
@@ -219,7 +221,7 @@ class _Killed:
     def __init__(self, operator: _Operator, bag: list[str], choice: random.Random, ends: _Ends) -> None:
         self._operator, self._bag, self._choice, self._ends = operator, bag, choice, ends
         self.kills = self._failures = self._in_a_row = 0
-        self._checkpoints = list[Path]()
+        self._trained = list[Path]()
 
     def play(self, parts: tuple[str, ...], most: int) -> None:
         """Kill parts of the run until it has ended, up to a limit."""
@@ -256,6 +258,7 @@ class _Killed:
                 break
             killed.append(part)
             self.kills += 1
+            self._in_a_row += 1
             time.sleep(self._choice.uniform(0.0, _REPAIR_SECONDS))
             repair()
         self._ends.kills.update(killed)
@@ -264,14 +267,14 @@ class _Killed:
             self._ends.recoveries += [] if recovery is None else [recovery]
 
     def _await_checkpoint(self) -> None:
-        """Wait where one more kill would fail the job, until it has another checkpoint."""
+        """Wait where one more kill would fail the job, until it has another checkpoint, or is another one."""
         end = time.monotonic() + _COMMIT_SECONDS
-        while (found := self._operator.checkpoints()) == self._checkpoints and self._in_a_row == _IN_A_ROW:
+        while (found := self._operator.trained()) == self._trained and self._in_a_row == _IN_A_ROW:
             if not self._operator.is_running or time.monotonic() > end:
                 break
             time.sleep(_LOOK_SECONDS)
-        self._in_a_row = 1 if found != self._checkpoints else self._in_a_row + 1
-        self._checkpoints = found
+        self._in_a_row *= found == self._trained
+        self._trained = found
 
     def _await_commit(self, moment: float, what: str) -> float | None:
         """Seconds from a moment to the next commit; None where the run ends without another one.
