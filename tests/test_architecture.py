@@ -68,7 +68,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 69_067,
+    "lines of source": 69_068,
     "modules": 344,
     "lines of tests": 57_829,
     "benchmark files": 15,

@@ -207,6 +207,7 @@ class EpochTrainer(Trainer):
         self.config = trainer_config
         self._prepared: dict[int, TrainingJobRef | TrajectoryCollection] = {}
         """The existing job of each epoch, or the data to submit."""
+        self._refs: dict[int, TrainingJobRef] = {}
 
     @property
     def history(self) -> History:
@@ -263,6 +264,7 @@ class EpochTrainer(Trainer):
 
     async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
+        self._refs[epoch] = ref
         books, config = self.bookkeeper, self.config
         async with forget_job_on_failure(partial(books.record.log.forget_submission, epoch)):
             return await books.model.wait(ref, config.job_timeout, config.poll_interval)
@@ -318,11 +320,10 @@ class EpochTrainer(Trainer):
         The builder and the adapter log the same metrics, for the epoch's collection and job.
         """
         self.bookkeeper.trained(epoch, metrics, output_dir)
-        record = self.bookkeeper.record
-        folder, submitted = str(record.folder(output_dir)), record.log.submission(epoch)
-        if submitted is not None:
-            self.trajectory_builder.log_progress(submitted.ref.run_id, metrics, output_dir=folder)
-            self.trainer_adapter.log_progress(submitted.ref, metrics, output_dir=folder)
+        folder, ref = str(self.bookkeeper.record.folder(output_dir)), self._refs.get(epoch)
+        if ref is not None:
+            self.trajectory_builder.log_progress(ref.run_id, metrics, output_dir=folder)
+            self.trainer_adapter.log_progress(ref, metrics, output_dir=folder)
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """Return the summary, epochs and validations of this run. Raises ValueError for another run's id."""
