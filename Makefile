@@ -1,7 +1,7 @@
 # Everything runs in .venv, which is made when it is first needed. Another Python: make PYTHON=python3.12 …
 
 PYTHON ?= python3
-# On two slow cores three take 8 min 26 s.
+# On two slow cores three take 10 min 39 s.
 WORKERS ?= 3
 ARGS ?=
 

@@ -68,9 +68,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 69_068,
-    "modules": 344,
-    "lines of tests": 57_829,
+    "lines of source": 69_103,
+    "modules": 345,
+    "lines of tests": 57_869,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -25,6 +25,7 @@ import etude.rollout.datasets
 import etude.rollout.tools
 import etude.rollout.workflow
 import etude.traces.importing
+import etude.trackers.otel
 import etude.trackers.record
 import etude.trackers.services
 

@@ -131,6 +131,15 @@ async def test_a_model_of_another_type_cannot_be_trained_here(project):
             await builder.get_trainer_adapter("local")
 
 
+@pytest.mark.parametrize("adapter", ["local", "openai"])
+async def test_of_several_models_one_is_named(project, adapter):
+    model = {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:9", "api_key": "k"}
+    data = {"llms": {"a": model, "b": model}, "trainer_adapters": {"own": {"_type": adapter}}}
+    with pytest.raises(RequestError, match=r"finetuning\.target_model"):
+        async with Builder(parse_config(data)) as builder:
+            await builder.get_trainer_adapter("own")
+
+
 async def test_a_model_folder_that_does_not_exist_is_a_wrong_request(project):
     async with Builder(config(model={"_type": "local", "model": "./nowhere"})) as builder:
         with pytest.raises(RequestError, match="the folder does not exist"):

@@ -85,6 +85,14 @@ def test_a_drawn_token_always_has_probability(logits, temperature, top_p, unifor
     assert math.isfinite(logprobs[0])
 
 
+def test_a_sum_that_rises_at_a_token_without_mass_draws_another(monkeypatch):
+    """As a device may round that adds in parallel."""
+    search = torch.searchsorted
+    monkeypatch.setattr(torch, "searchsorted", lambda *given, **how: search(*given, **how) - 1)
+    ids, logprobs = sample(torch.tensor([[-torch.inf, 1.0, 0.0]] * 2), [Sampling()] * 2, [0.0, 0.9])
+    assert ids.tolist() == [1, 1] and logprobs.isfinite().all()
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_not_finite_are_an_error(bad):
     with pytest.raises(EngineError, match="not finite"):

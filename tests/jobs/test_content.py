@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
+from pydantic_core import PydanticSerializationError
 
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import RequestError
+from etude.core.sample import Sample
 from etude.jobs.folders import JobContent, JobNameTakenError, StateFolders, data_hash
 from etude.learner.learner import Learner, LearnerOptions
 from etude.store.files import put_in_place, write_atomically
@@ -129,6 +134,11 @@ async def test_going_back_in_a_later_process_overwrites_no_version(tmp_path):
 def test_the_hash_is_of_the_data_and_not_of_the_name():
     assert data_hash(supervised("a")) == data_hash(supervised("b"))
     assert data_hash(supervised("a")) != data_hash(supervised("a", rows=9))
+    group = (Sample((1,), (True,), advantages=(numpy.float32(0.5),), notes={"what": object()}),)
+    with pytest.raises(PydanticSerializationError):  # Its text would be another one in the next process.
+        data_hash(TrajectoryCollection(trajectories=[group], run_id="a"))
+    plain = [replace(group[0], advantages=(of(0.5),), notes={}) for of in (float, numpy.float32)]
+    assert len({data_hash(TrajectoryCollection(trajectories=[[each]], run_id="a")) for each in plain}) == 1
 
 
 def is_killed_at(count: int, folder: Path, work) -> bool:

@@ -45,7 +45,7 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
     from etude.backends.local_adapter import LocalAdapter
     from etude.inference.embedded import EmbeddedEngine
 
-    target = str(builder.config.finetuning.target_model)
+    target = builder.config.finetuning.require_target()
     engine = innermost(await builder.get_llm(target))
     if not isinstance(engine, EmbeddedEngine):
         kind = builder.config.llms[target].type_name

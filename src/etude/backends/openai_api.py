@@ -151,7 +151,7 @@ def response_problem(answer: httpx.Response) -> str | None:
 
 def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
     """Return the target model's config. Raises CapabilityError if it is not behind an OpenAI-style API."""
-    target = str(builder.config.finetuning.target_model)
+    target = builder.config.finetuning.require_target()
     llm = builder.config.llms[target]
     if not isinstance(llm, OpenAiLlmConfig):
         raise CapabilityError(

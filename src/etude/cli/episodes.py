@@ -35,7 +35,7 @@ def episodes(
         str | None,
         option("The phase, such as validation/5 or train/1, or `all`; by default the latest.", "--phase"),
     ] = None,
-    limit: Annotated[int, option("At most so many.", min=1)] = 50,
+    limit: Annotated[int, option("The maximum number of episodes.", min=1)] = 50,
     run: Annotated[
         str | None, option("Of `show`: the run; by default the one changed last.", show_default=False)
     ] = None,

@@ -18,7 +18,7 @@ from etude.config.data_files import read_jsonl
 from etude.config.import_path import import_object, is_import_path, where_raised
 from etude.core.data_model import DataModel
 from etude.core.episode import Example
-from etude.core.errors import DatasetError, EtudeError
+from etude.core.errors import DatasetError, EtudeError, RequestError
 from etude.core.message import Message, Tool
 from etude.core.training_rows import SupervisedRow
 
@@ -308,6 +308,12 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
         """The stages of the warm-up."""
         stages = self.warm_up or []
         return [stages] if isinstance(stages, WarmUpConfig) else stages
+
+    def require_target(self) -> str:
+        """Return the entry of `llms` to train. Raises RequestError if none is named."""
+        if self.target_model is None:
+            raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
+        return self.target_model
 
     def named(self, key: str) -> str | None:
         """Return the component that the block names under `key`; None if the block leaves it out."""

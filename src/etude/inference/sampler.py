@@ -73,6 +73,10 @@ def append_samples(rows: Sequence[LiveRow], logits_BV: torch.Tensor) -> None:
         ids_B1 = torch.where(greedy_B1, probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
     ids_B1 = ids_B1.clamp(0, probs_BV.shape[1] - 1)  # A search among NaN returns a place outside.
     logprobs_B = probs_BV.gather(1, ids_B1).log_()[:, 0].tolist()
+    if -math.inf in logprobs_B:
+        # A device that adds in parallel may round up at a token that has no mass: the likeliest one is drawn.
+        ids_B1 = torch.where(probs_BV.gather(1, ids_B1) > 0, ids_B1, probs_BV.argmax(dim=-1, keepdim=True))
+        logprobs_B = probs_BV.gather(1, ids_B1).log_()[:, 0].tolist()
     if any(map(math.isnan, logprobs_B)):
         raise EngineError(
             "the model's logits are not finite: its weights are damaged, or overflow in its dtype"

@@ -79,7 +79,7 @@ def data_hash(collection: TrajectoryCollection) -> str:
     for group in collection.groups:
         digest.update(b"\n[")
         for unit in group:
-            digest.update(to_json(unit, fallback=str, inf_nan_mode="constants") + b"\n")
+            digest.update(to_json(unit, fallback=float, inf_nan_mode="constants") + b"\n")
     return digest.hexdigest()
 
 

@@ -17,7 +17,6 @@ from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_workflow
 from etude.core.episode import WORKFLOW, ToolSet
 from etude.core.errors import RequestError
-from etude.core.threads import is_async
 from etude.wire.retries import ContextValue
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
@@ -75,8 +74,9 @@ class Workflow:
 
     @functools.cached_property
     def is_async(self) -> bool:
-        """Whether the function is a coroutine function."""
-        return is_async(self.fn)
+        """Whether the function is a coroutine function, decorated or not."""
+        call = getattr(self.fn, "__call__", None)  # noqa: B004  the called method itself is needed
+        return inspect.iscoroutinefunction(inspect.unwrap(self.fn)) or inspect.iscoroutinefunction(call)
 
     @property
     def where(self) -> str:

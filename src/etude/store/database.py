@@ -330,7 +330,8 @@ class Writer:
 
     def _write(self, batch: list[Operation]) -> None:
         now, last = time.time(), batch[-1]
-        rows = [journal_row(each.key, each.text, now) for each in batch if isinstance(each, Put)]
+        latest = {each.key: each.text for each in batch if isinstance(each, Put)}
+        rows = [journal_row(key, text, now) for key, text in latest.items()]
         # One statement for all rows, and not executemany: SQLite's driver releases the interpreter lock at
         # each step. With a busy main thread, it then waits milliseconds to get the lock back.
         if rows:

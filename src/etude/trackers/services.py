@@ -1,4 +1,4 @@
-"""The trackers for MLflow, OpenTelemetry, TensorBoard, Trackio, and Weights & Biases."""
+"""The trackers for MLflow, TensorBoard, Trackio, and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -112,22 +112,6 @@ class MlflowTracker(_ServiceTracker):
 
     def _end(self, held: Any, state: State) -> None:
         held.set_terminated(self._id, _STATUS[state])
-
-
-class OtelConfig(TrackerConfig, name="otel"):
-    """Spans of episodes and everything in them, for any collector that takes OTLP over HTTP.
-
-    Headers, timeout and service name come from OpenTelemetry's own variables: OTEL_EXPORTER_OTLP_HEADERS,
-    OTEL_EXPORTER_OTLP_TIMEOUT and OTEL_SERVICE_NAME.
-    """
-
-    endpoint: str | None = None
-    """The collector. By default OTEL_EXPORTER_OTLP_ENDPOINT, or else `http://localhost:4318`."""
-    content: bool = False
-    """Set it to true to send messages, arguments and results too. Secrets in them are masked."""
-
-    def destination(self) -> str:
-        return self.endpoint or ""
 
 
 class TensorBoardConfig(TrackerConfig, name="tensorboard"):
@@ -295,15 +279,6 @@ class WandbTracker(_ServiceTracker):
 
     def _end(self, held: Any, state: State) -> None:
         held.finish(exit_code=int(state != "finished"))
-
-
-@register_tracker(config_type=OtelConfig)
-async def otel(config: OtelConfig, builder: Builder) -> AsyncIterator[Tracker]:
-    """Build the tracker. Raises MissingExtraError."""
-    require_extra("opentelemetry.exporter.otlp.proto.http", "the tracker 'otel'", "otel")
-    from etude.trackers.otel import OtelTracker
-
-    yield OtelTracker(config.endpoint, config.content)
 
 
 def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from etude.wire.http_server import BackgroundServer
 
 _HOST = "127.0.0.1"
-_WRONG_KEY = "the API key is not that of a running episode; use the base_url and api_key of episode.endpoint"
+_WRONG_KEY = "the API key belongs to no running episode; use the base_url and api_key of episode.endpoint"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ of an episode. That takes 9 s for a turn, this module some milliseconds.
 from __future__ import annotations
 
 import json
+import ssl
 import sys
 import tempfile
 import traceback
@@ -24,6 +25,7 @@ from etude.integrations.verifiers import CHAT
 
 __all__ = ["ChatHarness"]
 
+_NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 _PROGRAM = compile(CHAT_PROGRAM_SOURCE, "verifiers' chat program", "exec")
 
 
@@ -85,10 +87,10 @@ class ChatHarness(NullHarness):
         exec(_PROGRAM, program)  # Each segment gets a namespace of its own, in under a millisecond.
         program["parse_args"] = lambda: arguments
         # The program only talks to this process, where Etude retries calls itself. Reading the certificates
-        # would take longer than everything else.
+        # would take longer than everything else, so none is trusted.
         program["AsyncOpenAI"] = partial(program["AsyncOpenAI"], max_retries=0)
         client = program["DefaultAsyncHttpxClient"]
-        program["DefaultAsyncHttpxClient"] = lambda verify: client(verify=False)
+        program["DefaultAsyncHttpxClient"] = lambda verify: client(verify=_NO_CERTIFICATES)
         try:
             await program["main"]()
         except SystemExit as error:

@@ -1,0 +1,160 @@
+"""An episode as spans in OpenTelemetry's semantic conventions for generative AI, v0.1.0.
+
+Spans have the times of the recorded events. A span's ids follow from its subject, so a span that is sent
+twice is the same one. Attributes that the conventions lack are named `etude.…`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from etude.core.call import Call
+from etude.core.episode import EpisodeRecord, ToolUse
+from etude.core.secrets import masked, masked_data
+from etude.store.episodes import episode_scores
+from etude.store.journal import Journal
+
+_SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
+"""Fields of a request that are sent if they are set."""
+
+_Told: TypeAlias = tuple[str, dict[str, Any], tuple[str, str] | None]
+"""The name of a span, its attributes, and the kind and text of its error."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSpans:
+    """A maker of spans for the episodes of one run."""
+
+    token: str
+    """Identifies the run among all others."""
+    models: Mapping[str, Any]
+    """The entries of `llms`."""
+    resource: Resource
+    content: bool
+    """Whether spans have messages, arguments and results. Secrets are masked."""
+
+    def of(self, journal: Journal, episode: EpisodeRecord) -> Iterator[ReadableSpan]:
+        """Yield the spans of a finished episode: its own span first, then its calls and tools."""
+        ended = journal.times(episode.id)[episode.id]
+        # An episode that is played again has other spans.
+        place = f"{episode.id} of {ended}"
+        uses = [event.tool for event in episode.events if event.tool is not None]
+        happened: tuple[Call | ToolUse, ...] = (*episode.calls, *uses)
+        timed = [each for each in happened if each.began]
+        began = min([ended - episode.seconds, *(each.began for each in timed)])
+        about: dict[str, Any] = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.conversation.id": episode.id,
+            "gen_ai.usage.input_tokens": episode.usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": episode.usage.completion_tokens,
+            "etude.example": episode.example.id,
+            "etude.generation": episode.generation,
+        }
+        failure, scores = episode.failure, [*self._scores(journal, episode.id)]
+        told: _Told = "invoke_agent", about, None if failure is None else (failure.kind, failure.reason)
+        parent = self._span(told, place, None, began, ended, scores)
+        yield parent
+        for number, each in enumerate(timed):
+            told = self._of_call(each) if isinstance(each, Call) else self._of_tool(each)
+            yield self._span(told, f"{place}/{number}", parent, each.began, each.began + each.seconds)
+
+    def _scores(self, journal: Journal, episode: str) -> Iterator[Event]:
+        """Yield the scores of an episode as events of its span."""
+        times = journal.times(f"{episode}/score/")
+        for name, row in episode_scores(journal, episode).items():
+            facts = {"gen_ai.evaluation.name": name}
+            if row.get("score") is not None:
+                facts["gen_ai.evaluation.score.value"] = row["score"]
+            if row.get("error") is not None:
+                facts["error.type"] = "evaluator_failed"
+            if self.content and row.get("reasoning"):
+                facts["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
+            yield Event("gen_ai.evaluation.result", facts, round(times[f"{episode}/score/{name}"] * 1e9))
+
+    def _of_call(self, call: Call) -> _Told:
+        entry, completion = self.models.get(call.model) or {}, call.completion
+        model = str(entry.get("model") or entry.get("model_name") or call.model)
+        asked = {f"gen_ai.request.{name}": getattr(call.request.sampling, name) for name in _SAMPLING}
+        about: dict[str, Any] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": str(entry.get("_type") or "etude"),
+            "gen_ai.request.model": model,
+            **{name: value for name, value in asked.items() if value is not None},
+            "etude.model": call.model,
+            "etude.function": call.function,
+            "etude.retries": call.retries,
+        }
+        if self.content:
+            about["gen_ai.input.messages"] = _parts(call.request.messages)
+        if completion is None:
+            return f"chat {model}", about, ("call_failed", call.error or "")
+        about |= {
+            "gen_ai.response.finish_reasons": [completion.finish_reason],
+            "gen_ai.usage.input_tokens": completion.usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": completion.usage.completion_tokens,
+        }
+        if not call.logged:
+            about["etude.model_version"] = completion.model_version
+        if self.content:
+            about["gen_ai.output.messages"] = _parts([completion.message])
+        return f"chat {model}", about, None
+
+    def _of_tool(self, use: ToolUse) -> _Told:
+        about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": use.name}
+        if self.content:
+            about["gen_ai.tool.call.arguments"] = _json(use.arguments)
+            about["gen_ai.tool.call.result"] = masked(use.result)
+        return f"execute_tool {use.name}", about, None if use.outcome == "ok" else (use.outcome, use.outcome)
+
+    def _span(
+        self, told: _Told, place: str, parent: Any, began: float, ended: float, events: Sequence[Event] = ()
+    ) -> ReadableSpan:
+        name, attributes, error = told
+        above = None if parent is None else parent.get_span_context()
+        trace = self._number(place, 16) if above is None else above.trace_id
+        status = Status(StatusCode.UNSET)
+        if error is not None:
+            attributes["error.type"] = error[0]
+            status = Status(StatusCode.ERROR, masked(error[1]))
+        return ReadableSpan(
+            name,
+            context=SpanContext(
+                trace, self._number(f"span {place}", 8), False, TraceFlags(TraceFlags.SAMPLED)
+            ),
+            parent=above,
+            resource=self.resource,
+            attributes=attributes,
+            events=events,
+            kind=SpanKind.CLIENT if name.startswith("chat ") else SpanKind.INTERNAL,
+            status=status,
+            start_time=round(began * 1e9),
+            end_time=round(ended * 1e9),
+        )
+
+    def _number(self, place: str, size: int) -> int:
+        """Return the id of a span or a trace, which is always the same for the same subject of a run."""
+        digest = hashlib.blake2b(f"{self.token}/{place}".encode(), digest_size=size).digest()
+        return int.from_bytes(digest) or 1
+
+
+def _parts(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Convert OpenAI's messages to the form of the conventions: a role, and parts."""
+    rows = []
+    for message in messages:
+        content = message.get("content")
+        parts = [{"type": "text", "content": content}] if isinstance(content, str) else [*(content or ())]
+        parts += [{"type": "tool_call", **call} for call in message.get("tool_calls") or ()]
+        rows.append({"role": message.get("role"), "parts": parts})
+    return _json(rows)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(masked_data(value), ensure_ascii=False, default=str)
