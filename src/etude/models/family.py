@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 from etude.core.message import Message, Tool, message_text
 from etude.core.sample import shared_length
@@ -121,13 +121,14 @@ def _renderers(
     """Yield the families of `renderers` that the tokenizer supports."""
     from renderers import RendererConfig
 
+    conversations = list(_conversations(rendering, options))
     known = [config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])]
     for family in names or [name for name in known if name not in _LEFT_OUT]:
         for default in ({}, {"enable_thinking": False}):
             # A renderer may raise any exception when the tokenizer belongs to another family.
             with suppress(Exception):
                 reader = RendererReader(family, rendering.tokenizer, {**default, **options})
-                alike, roles = _compared(reader, rendering, options)
+                alike, roles = _compared(reader, conversations)
                 yield _Tried(reader, _score(reader, written), alike, roles)
 
 
@@ -200,12 +201,13 @@ def _score(reader: Reader, written: Sequence[WrittenAnswer]) -> int:
     return sum(answer.is_read_by(reader) for answer in written)
 
 
-def _compared(family: RendererReader, rendering: Rendering, options: Options) -> tuple[int, frozenset[str]]:
-    """Compare a family with the template on the probe conversations. Return how many it writes alike, and the
-    roles after which it extends conversations, or starts anew, as the template does."""
-    alike = 0
-    agreed: set[str] = set()
-    failed: set[str] = set()
+_Conversation: TypeAlias = tuple[list[Message], list[Tool], str, "list[tuple[int, ...]] | None"]
+"""Messages, tools, the template's text, and the tokens of the prompt, of the answer and of all of it, if the
+answer's end is found."""
+
+
+def _conversations(rendering: Rendering, options: Options) -> Iterator[_Conversation]:
+    """Yield the probe conversations that the template can write."""
     for *before, answer, more in CONVERSATIONS:
         tools = [TOOL] if any(message.get("tool_calls") for message in (*before, answer)) else []
         messages = [*before, answer, more]
@@ -214,22 +216,35 @@ def _compared(family: RendererReader, rendering: Rendering, options: Options) ->
         longer = rendering.text_or_none(messages, tools, options, ask=True)
         if asked is None or closed is None or longer is None:
             continue
-        alike += family.write([rendering.for_template(message) for message in messages], tools) == longer
         end = rendering.end_of_turn(asked, closed, longer)
         written = closed if end is None or end[1] <= len(closed) else longer
         end = end or next(
             (match.span() for match in rendering.end_pattern.finditer(closed, len(asked))), None
         )
-        if end is None or not closed.startswith(asked):
+        ids = None
+        if end is not None and closed.startswith(asked):
+            ids = rendering.ids_of([asked, written[len(asked) : end[1]], longer])
+        yield [rendering.for_template(message) for message in messages], tools, longer, ids
+
+
+def _compared(family: RendererReader, conversations: Sequence[_Conversation]) -> tuple[int, frozenset[str]]:
+    """Compare a family with the template on the probe conversations. Return how many it writes alike, and the
+    roles after which it extends conversations, or starts anew, as the template does."""
+    alike = 0
+    agreed: set[str] = set()
+    failed: set[str] = set()
+    for messages, tools, text, ids in conversations:
+        alike += family.write(messages, tools) == text
+        if ids is None:
             continue
-        prompt, completion, expected = rendering.ids_of([asked, written[len(asked) : end[1]], longer])
-        extended = family.extend(prompt, completion, [rendering.for_template(more)], tools)
+        (prompt, completion, expected), role = ids, messages[-1]["role"]
+        extended = family.extend(prompt, completion, messages[-1:], tools)
         if extended is None:
             continue
         new = len(extended) - len(prompt) - len(completion)
         # After tool calls a template may still rewrite an empty thought; that needs no new branch.
-        is_right = extended == expected or (more["role"] == "tool" and extended[-new:] == expected[-new:])
-        (agreed if is_right else failed).add(more["role"])
+        is_right = extended == expected or (role == "tool" and extended[-new:] == expected[-new:])
+        (agreed if is_right else failed).add(role)
     return alike, frozenset(agreed - failed)
 
 
