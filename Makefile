@@ -63,7 +63,7 @@ tests: $(DEV)
 
 tests-all: $(DEV)
 	-@$(MAKE) --no-print-directory --keep-going real-model $(CONVERTER)
-	$(PYTEST) $(COVERAGE) -m "not vllm and not nat and not verifiers" $(ARGS)
+	$(PYTEST) $(COVERAGE) --hypothesis-profile thorough -m "not vllm and not nat and not verifiers" $(ARGS)
 
 lint: $(DEV) ## Style
 	$(BIN)/ruff check .

@@ -194,14 +194,7 @@ def vllm_of(
         return
     policy.export(folder)
     process = subprocess.Popen(
-        [
-            Path(program).with_name("python"),
-            "-c",
-            _VLLM_PROGRAM,
-            folder,
-            dtype,
-            *["compiled"] * compiled,
-        ],
+        [Path(program).with_name("python"), "-c", _VLLM_PROGRAM, folder, dtype, *["compiled"] * compiled],
         env={**os.environ, **_ENVIRONMENT, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -229,10 +222,7 @@ CONCURRENCIES = (1, 8, 64)
 PROMPT = 32
 ANSWER = {SMALL: 64, LARGE: 32}
 """Of runs with and without a schema."""
-GOALS = {
-    "generate": {8: 3.0, 64: 1.5},
-    "vllm": {1: 1.3, 8: 1.3, 64: 1.3},
-}
+GOALS = {"generate": {8: 3.0, 64: 1.5}, "vllm": {1: 1.3, 8: 1.3, 64: 1.3}}
 """With the small model; with the large one, to be level with vLLM."""
 
 

@@ -111,11 +111,7 @@ def conversations(
 
 LONG: dict[str, Callable[[random.Random], list[Sample]]] = {"agents": agents}
 """Those of `--long`."""
-SHAPES: dict[str, Callable[[random.Random], list[Sample]]] = {
-    "short": short,
-    "long": long,
-    "turns": turns,
-}
+SHAPES: dict[str, Callable[[random.Random], list[Sample]]] = {"short": short, "long": long, "turns": turns}
 
 
 def _tokens(choose: random.Random, count: int) -> list[int]:

@@ -519,12 +519,7 @@ def measure_run(folder: Path, plan: Plan, dtype: str, note: Note) -> dict[str, A
 async def _make_base(base: Path, plan: Plan, dtype: str, note: Note) -> dict[str, Any]:
     sys.path.insert(0, str(base.parent))
     from agent import correct, solve  # type: ignore[import-not-found]
-    from base import (  # type: ignore[import-not-found]
-        TRAINING,
-        careless_transcript,
-        transcript,
-        write_examples,
-    )
+    from base import TRAINING, careless_transcript, transcript, write_examples  # type: ignore[import-not-found]
     from task import calculator, draw_questions  # type: ignore[import-not-found]
     from warm_up import Stage, warm_up  # type: ignore[import-not-found]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -12,12 +13,35 @@ from hypothesis import HealthCheck, settings
 
 from etude.core import secrets
 from etude.store.journal import Journal
+from tests import forked
 
 pytest_plugins = ["tests.hangs", "tests.leftovers"]
 
+# Tests import ten thousand modules, among which there is nothing to collect.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but not among the modules."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the workers share what starts commands."""
+    if not hasattr(config, "workerinput"):
+        forked.share()
+
+
 # A busy machine is no failure, of a test or of its inputs.
-settings.register_profile("etude", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "etude", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40
+)
+settings.register_profile("thorough", settings.get_profile("etude"), max_examples=100)
 settings.load_profile("etude")
+
+# A client of HTTP reads 140 certificates when it is made, in 40 ms. Here one is enough.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "certificate.pem")
 
 # The width of the terminal that tests are started from is that of none of the programs under test.
 os.environ.pop("COLUMNS", None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import json
@@ -18,6 +19,7 @@ import os
 import pkgutil
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +28,7 @@ import tempfile
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -56,6 +59,12 @@ with socket.socket(socket.AF_UNIX) as server:
     code = int(answers.readline())
 sys.exit(code if code >= 0 else 128 - code)
 """
+
+
+_FOLDER = "ETUDE_TESTS_FORKED"
+"""The folder of the server. The server ends with the process that made the folder."""
+_inputs: list[int] = []
+started: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
 class Forked:
@@ -92,6 +101,7 @@ class Forked:
         self._server.sendall(json.dumps(request).encode() + b"\n")
         self._answers = self._server.makefile()
         self.pid = int(self._answers.readline())
+        started.add(self)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """The rest of both outputs, once the process is over."""
@@ -140,7 +150,7 @@ class Forked:
 @functools.cache
 def program() -> Path:
     """A folder for PATH with programs `etude` and `python` in it."""
-    folder = Path(address()).parent / "bin"
+    folder = Path(address()).parent / f"bin-{os.getpid()}"
     folder.mkdir()
     for name in ("etude", "python"):
         client = folder / name
@@ -151,38 +161,42 @@ def program() -> Path:
 
 @functools.cache
 def address() -> str:
-    """Where the server listens; it is started when it is first asked for, and ends with this process."""
-    path = Path(tempfile.mkdtemp(prefix="etude-")) / "server"
-    search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.forked", str(path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": search, "HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert server.stdout is not None
-    assert server.stdout.readline(), "the server did not start"
-    _servers.append(server)
-    atexit.register(end)
+    """Where the server listens. It is started when it is first asked for, and all workers share it."""
+    folder = Path(os.environ.get(_FOLDER) or share())
+    path = folder / "server"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            _start(path)
     return str(path)
 
 
-_servers: list[subprocess.Popen[bytes]] = []
+def share() -> str:
+    """Make the folder of a server, for this process and for those that it starts."""
+    folder = os.environ[_FOLDER] = tempfile.mkdtemp(prefix="etude-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.mkfifo(Path(folder) / "input")
+    _inputs.append(os.open(Path(folder) / "input", os.O_RDWR))
+    return folder
 
 
-def end() -> None:
-    """End the server, if there is one; the next command starts another one."""
-    for server in _servers:
-        server.kill()
-        server.wait()
-    _servers.clear()
-    address.cache_clear()
-    program.cache_clear()
+def _start(path: Path) -> None:
+    search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    with (path.parent / "input").open("rb") as input:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.forked", str(path)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": search, "HF_HUB_OFFLINE": "1"},
+            stdin=input,
+            stdout=subprocess.PIPE,
+        )
+    assert server.stdout is not None
+    assert server.stdout.readline(), "the server did not start"
 
 
 def main(path: str) -> None:
     """Serve until standard input ends."""
+    gc.disable()  # Among modules there is nothing to collect.
     rooms = [
         name for _, name, _ in pkgutil.walk_packages(etude.__path__, "etude.", onerror=lambda name: None)
     ]
@@ -193,6 +207,7 @@ def main(path: str) -> None:
     _make_tables()
     gc.collect()
     gc.freeze()
+    gc.enable()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()

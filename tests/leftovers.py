@@ -25,7 +25,6 @@ def no_leftovers() -> Iterator[None]:
     """Fail at the end of the session for each process that is left, with its command, folder and test."""
     os.environ[_MARK] = mark = uuid.uuid4().hex
     yield
-    forked.end()
     deadline = time.monotonic() + _SECONDS
     while (left := _started_with(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -41,11 +40,16 @@ def _started_with(mark: str) -> list[psutil.Process]:
     found, own = [], psutil.Process()
     # Without the mark are forks of this process, and processes with an environment of their own.
     below = own.children(recursive=True)
+    commands = {command.pid for command in forked.started if command.poll() is None}
     for process in psutil.process_iter():
         try:
-            if process == own or (process not in below and process.environ().get(_MARK) != mark):
+            is_ours = process in below or process.pid in commands or process.environ().get(_MARK) == mark
+            if process == own or not is_ours:
                 continue
-            if process.status() != psutil.STATUS_ZOMBIE and _TRACKER not in " ".join(process.cmdline()):
+            line = " ".join(process.cmdline())
+            # The server of commands is that of all workers.
+            is_kept = _TRACKER in line or ("tests.forked" in line and process.pid not in commands)
+            if process.status() != psutil.STATUS_ZOMBIE and not is_kept:
                 found.append(process)
         except psutil.Error:
             continue  # It is gone, or somebody else's.

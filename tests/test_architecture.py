@@ -68,9 +68,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 69_103,
+    "lines of source": 69_044,
     "modules": 345,
-    "lines of tests": 57_869,
+    "lines of tests": 57_867,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -91,7 +91,7 @@ def test_links_lead_somewhere(page: Path):
     assert not broken
 
 
-LONG = {"docs/protocols.md", "docs/data.md"}
+LONG = {"docs/protocols.md", "docs/data.md", "docs/first-agent.md"}
 """Pages whose programs take half a minute: they train."""
 
 

@@ -23,7 +23,7 @@ from etude.store.journal import Journal
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from tests import several
-from tests.crashing import AgainstPool, killed_and_whole
+from tests.crashing import AgainstPool, end_of, killed_and_whole
 from tests.protocols.games import agent_of
 from tests.rollout.running import collect
 from tests.several import Several, config
@@ -270,9 +270,11 @@ def folders(tmp_path_factory):
     return killed_and_whole("pool", tmp_path_factory.mktemp("pool"), KILLS)
 
 
-@pytest.fixture
-def whole(folders):
-    return folders[1]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pool") / "whole"
+    assert end_of("pool", folder) == 0
+    return folder
 
 
 @pytest.mark.slow

@@ -8,9 +8,7 @@ from task import Order
 @etude.workflow
 async def extract(example: etude.Example, episode: etude.Episode) -> Order | None:
     completion = await episode.openai().chat.completions.parse(
-        model="reader",
-        messages=[{"role": "user", "content": example.inputs["note"]}],
-        response_format=Order,
+        model="reader", messages=[{"role": "user", "content": example.inputs["note"]}], response_format=Order
     )
     return completion.choices[0].message.parsed
 

@@ -163,14 +163,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (wanted.out or Path(temporary)).absolute()
         found = asyncio.run(
-            run(
-                folder,
-                wanted.algorithm,
-                wanted.seed,
-                wanted.train_on,
-                wanted.protocols,
-                quick=wanted.quick,
-            )
+            run(folder, wanted.algorithm, wanted.seed, wanted.train_on, wanted.protocols, quick=wanted.quick)
         )
     print(json.dumps(found) if wanted.as_json else table(found))
 

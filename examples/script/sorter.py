@@ -9,7 +9,6 @@ from openai import OpenAI
 
 client = OpenAI()
 answer = client.chat.completions.create(
-    model="gpt-4o-mini",
-    messages=[{"role": "user", "content": f"Sort: {sys.argv[1]}"}],
+    model="gpt-4o-mini", messages=[{"role": "user", "content": f"Sort: {sys.argv[1]}"}]
 )
 print(answer.choices[0].message.content)

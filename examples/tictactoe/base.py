@@ -62,12 +62,7 @@ async def build_base(
         return (await measure(play, points, engine, train[:MEASURED], seed=seed)).mean
 
     stages = [
-        Stage(
-            "single positions",
-            positions,
-            at_most=PERCEPTION,
-            batch_size=64,
-        ),
+        Stage("single positions", positions, at_most=PERCEPTION, batch_size=64),
         Stage("careless games", games, at_least=REWARD, measure=reward),
     ]
     try:

@@ -319,6 +319,7 @@ async def adapter_on(shared_model: Path, folder: Path, launcher: OneProcess | No
     return adapter
 
 
+@pytest.mark.slow
 async def test_a_process_elsewhere_makes_the_same_version_and_says_how_it_went(
     shared_model: Path, tmp_path: Path
 ):

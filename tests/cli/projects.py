@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -10,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import typer.main
+import typer.testing
 import yaml
-from typer.testing import CliRunner
 
 from etude.cli.app import app
 from etude.store.learned import LearnedSample, trained_samples
@@ -20,6 +22,9 @@ from etude.store.run_folder import RunFolder
 from tests.forked import Forked
 
 ROOT = Path(__file__).parents[2]
+
+# Each call of a command would make all of them anew.
+typer.testing._get_command = functools.cache(typer.main.get_command)
 
 AGENT = '''
 import etude
@@ -143,7 +148,7 @@ def change(config: Path, **paths: Any) -> None:
 
 def etude(*arguments: Any) -> Any:
     """A command in this process; `exit_code`, `stdout` and `stderr` of it."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return typer.testing.CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def process(*arguments: Any, folder: Path, environment: Mapping[str, str] | None = None) -> Forked:

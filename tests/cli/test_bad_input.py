@@ -180,6 +180,7 @@ def test_a_run_whose_weights_were_deleted(local):
     )
 
 
+@pytest.mark.slow
 def test_without_torch(tmp_path, base):
     """As for a user who installed `etude` without the extra `local`."""
     blocked = ("torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate")

@@ -13,6 +13,7 @@ from etude.preflight.starter import FILES
 from tests.cli.projects import etude, events
 from tests.models.test_source import hub_away as hub_away
 from tests.pretrained import needs_real_model
+from tests.support import one_quick
 
 AGENT = """
 import etude
@@ -95,7 +96,7 @@ def test_an_agent_is_made_trained_and_measured(small_example):
     assert etude("evaluate", folder / "config.yml", "--model", folder / "model").exit_code == 0
 
 
-@pytest.mark.parametrize("method", ["dpo", "expert_iteration"])
+@pytest.mark.parametrize("method", one_quick("dpo", "expert_iteration"))
 def test_other_methods(small_example, method):
     told = events(etude("demo", "--method", method, "--json").stdout)[-1]
     assert (told["event"], told["method"]) == ("demo", method)

@@ -21,10 +21,12 @@ from etude.rollout.episode import Episode
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
 from tests.clients.drive import MODULES, Feature, Target, client_of, encode
-from tests.clients.model import build_model
+from tests.clients.model import PLAIN, TRANSCRIPTS, build_model
 from tests.server.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
+USUAL = ("openai_sdk", "anthropic_sdk", "openai_agents")
+"""The clients of every test run."""
 SIDES = ("endpoint", "server")
 MOST_TOKENS = 256
 NODE = Path(__file__).parent / "node"
@@ -80,7 +82,7 @@ def features(modules: Sequence[str] = MODULES) -> Iterator[tuple[str, str, Featu
 
 def run_matrix(folder: Path, modules: Sequence[str] = MODULES) -> Outcomes:
     """Run the features of the clients at both; `folder` is for the model and the server."""
-    build_model(folder / "model")
+    build_model(folder / "model", PLAIN if modules == USUAL else TRANSCRIPTS)
     (folder / "server").mkdir()
     with ServerProcess(folder / "model", folder / "server", "--name", "tiny") as server:
         return asyncio.run(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -101,7 +101,6 @@ def _fields(**values: Any) -> str:
 
 
 _PROMPTED = {
-    "Answer in JSON.": '{"sum": 3}',
     # smolagents' CodeAgent
     "New task:\nAdd 1 and 2.": "Thought: I add.\n<code>\nfinal_answer(1 + 2)\n</code>",
     "New task:\nAdd 1 and 2 in JSON.": json.dumps(_CODE),
@@ -127,7 +126,10 @@ _CODED: list[tuple[str, dict[str, Any], list[str]]] = [
 ]
 """The tools of Claude Code and of Codex, how each is called, and what it may answer."""
 
-TRANSCRIPTS: list[tuple[str, list[Message]]] = [
+Transcript: TypeAlias = tuple[str, list[Message]]
+"""The names of the tools that are offered, and a conversation as the clients lead it; its end is learned."""
+
+PLAIN: list[Transcript] = [
     ("", [_ASKS, _SAYS_IT]),
     ("", [_ASKS, _SAYS_IT, _user("Are you sure?"), _says("Yes, I am.")]),
     *((names, _ADDED[:2]) for names in ("add", "add,Sum", "add,final_result")),
@@ -136,6 +138,12 @@ TRANSCRIPTS: list[tuple[str, list[Message]]] = [
     ("", [_ASKS, _calls("transfer_to_adder"), _result('{"assistant": "adder"}'), _SAYS_IT]),
     *((name, [_ASKS, _calls(name, sum=3)]) for name in ("Sum", "final_result")),
     *((f"add,{name}", [*_ADDED, _calls(name, sum=3)]) for name in ("Sum", "final_result")),
+    ("", [_user("Answer in JSON."), _says('{"sum": 3}')]),
+]
+"""The talks of the providers' own libraries. Others are longer, and take four times as long to learn."""
+
+TRANSCRIPTS: list[Transcript] = [
+    *PLAIN,
     # smolagents' ToolCallingAgent
     ("add,final_answer", [_user(f"New task:\n{QUESTION}"), _calls("add", a=1, b=2)]),
     (
@@ -154,19 +162,18 @@ TRANSCRIPTS: list[tuple[str, list[Message]]] = [
     ),
     *(("", [_user(prompt), _says(answer)]) for prompt, answer in _PROMPTED.items()),
 ]
-"""The names of the tools that are offered, and a conversation as the clients lead it; its end is learned."""
 
 
-def build_model(folder: Path, seed: int = 0) -> Policy:
+def build_model(folder: Path, transcripts: Sequence[Transcript] = TRANSCRIPTS, seed: int = 0) -> Policy:
     """Train the model, and write it to `folder`."""
     texts = [
-        text for names, messages in TRANSCRIPTS for text in conversation_texts([messages], _tools(names))
+        text for names, messages in transcripts for text in conversation_texts([messages], _tools(names))
     ]
     # A token never reaches across punctuation, so that what a form forces is what was learned.
     tokenizer = build_tokenizer(texts, vocab_size=512, splits=["[^A-Za-z_]"])
     tokenizer.chat_template = _TEMPLATE
     policy = build_policy(tokenizer, seed, TinyShape(max_context=2048))
-    _imitate(policy, [_encoded(policy, names, messages) for names, messages in TRANSCRIPTS])
+    _imitate(policy, [_encoded(policy, names, messages) for names, messages in transcripts])
     with torch.no_grad():
         policy.model.model.norm.weight *= _SHARPNESS
     policy.export(folder)

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from tests.clients.drive import MODULES, OPTIONAL, Feature, client_of
-from tests.clients.matrix import SIDES, Outcomes, features, is_installed, run_matrix
+from tests.clients.matrix import SIDES, USUAL, Outcomes, features, is_installed, run_matrix
 from tests.clients.page import HEAD, PAGE, is_extended, is_recorded, section
 
-USUAL = ("openai_sdk", "anthropic_sdk", "openai_agents")
 OTHERS = tuple(module for module in MODULES if module not in USUAL)
 TOGETHER = {module: group for group in (USUAL, OTHERS) for module in group}
 """Clients that share a model and a server; each of the optional ones is driven by itself."""

@@ -13,6 +13,7 @@ from etude.inference.fused_llama import FusedLlama
 from etude.inference.sampler import LiveRow, uniforms
 from etude.inference.slot_decoder import SlotDecoder
 from tests.models.tiny_models import family, policy, true_logprobs
+from tests.support import one_quick
 
 SLIDING = {"sliding_window": 16, "head_dim": 8}
 
@@ -102,7 +103,7 @@ def test_a_prompt_is_read_once_for_all_its_samples_and_for_those_who_begin_like_
     assert_right(of, rows)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("name", one_quick("llama", "mistral", "gemma2"))
 def test_conversations_that_take_turns_keep_what_was_read_wherever_it_is_moved(name):
     of, choose = IN_SLOTS[name](), random.Random(6)
     decoder = make_decoder(of, slots=8, deterministic=False)
@@ -195,7 +196,7 @@ def test_rows_that_attend_alone_are_sampled_from_what_the_model_says(name, monke
     assert_right(of, rows)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("name", one_quick("llama", "gemma2", "gpt2"))
 def test_a_deterministic_decoder_gives_the_same_bits_whatever_the_company(name):
     of = IN_SLOTS[name]()
 

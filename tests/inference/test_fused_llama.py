@@ -14,6 +14,7 @@ from etude.inference.fused_weights import can_fuse
 from etude.inference.sampler import LiveRow, uniforms
 from etude.models.policy import LoraOptions
 from tests.models.tiny_models import family, fresh_policy, true_logprobs
+from tests.support import one_quick
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -83,7 +84,7 @@ def test_the_logprobs_are_the_models_own_with_weights_large_enough_to_be_packed(
 
 
 @pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", one_quick(False, True))
 def test_in_bfloat16_the_logprobs_are_those_of_the_same_weights_up_to_its_rounding(name, deterministic):
     """The own forward pass of the model in bfloat16 is further away from them."""
     of = shaken(FUSED[name]())
@@ -101,7 +102,7 @@ def test_in_bfloat16_the_logprobs_are_those_of_the_same_weights_up_to_its_roundi
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["llama", "tied embeddings", "gemma3"])
+@pytest.mark.parametrize("name", one_quick("tied embeddings", "llama", "gemma3"))
 @pytest.mark.parametrize("layers", [None, ["lm_head"], ["embed_tokens", "q_proj"]])
 def test_lora_weights_count_as_they_are_now(kind, name, layers):
     of, exact, options = FUSED[name](), FUSED[name](), LoraOptions(r=4, target_modules=layers)

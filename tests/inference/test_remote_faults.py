@@ -40,7 +40,7 @@ from tests.faults.remote_faults import (
     reply,
     sends,
 )
-from tests.support import ScriptedEngine, pass_time, until
+from tests.support import ScriptedEngine, one_quick, pass_time, until
 
 PASSING = [name for name, fault in FAULTS.items() if fault.kind in ("temporary", "slow")]
 
@@ -309,7 +309,7 @@ class Gone(ScriptedEngine):
         raise ModelOut("the robot's battery is empty")
 
 
-@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("isolation", one_quick("none", "process"))
 async def test_an_engine_of_ones_own_ends_the_run_by_raising_it(tmp_path: Path, isolation: str) -> None:
     """Where runners play, the head samples from it."""
     general = {"runners": 1} if isolation == "process" else {}

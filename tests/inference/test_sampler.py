@@ -13,6 +13,7 @@ from etude.core.call import Sampling
 from etude.core.errors import EngineError
 from etude.inference.sampler import LiveRow, append_samples, uniforms
 from etude.inference.slot_table import Copy, SlotTable
+from tests.support import one_quick
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -4.0]
 DRAWS = 20_000
@@ -48,7 +49,7 @@ def nucleus(probabilities, top_p):
     return [probabilities[token] / mass if token in kept else 0.0 for token in range(len(probabilities))]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+@pytest.mark.parametrize("temperature", one_quick(0.5, 1.0, 2.0))
 @pytest.mark.parametrize("top_p", [1.0, 0.8, 0.3])
 def test_draws_follow_temperature_and_nucleus(temperature, top_p):
     expected = nucleus(softmax(LOGITS, temperature), top_p) if top_p < 1 else softmax(LOGITS, temperature)

@@ -129,11 +129,11 @@ async def test_a_killed_process_costs_no_call_and_comes_back_with_its_weights(tw
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_process_that_does_not_take_weights_is_started_again_with_them(two, source, lora, caplog):
-    refusing = two.processes[1]
+    refusing, engine = two.processes[1], engine_of(two, "lora-2", source)
+    restarts = refusing.restarts
     async with httpx.AsyncClient() as http:
         await http.post(f"{refusing.base_url}/refuse", json={"reason": "out of memory"})
         await two.add_lora("lora-2", lora)
-    engine, restarts = engine_of(two, "lora-2", source), refusing.restarts
     assert await answers(engine, two) == [12, 0]
     await until(lambda: refusing.state == "running")
     assert refusing.restarts == restarts + 1

@@ -22,6 +22,7 @@ from etude.learner.tree_passes import sample_logprobs
 from etude.models.distribution import Adjustment
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of
 from tests.models.tiny_models import continuing, family, fresh_policy, policy
+from tests.support import one_quick
 
 SCHEMA = {
     "type": "object",
@@ -165,7 +166,7 @@ def test_engine_and_learner_have_the_same_logprobs_for_all_parameters_together(s
     assert_agree(policy(), sampled(policy(), *samplings))
 
 
-@pytest.mark.parametrize("packing", ["tree", "padded"])
+@pytest.mark.parametrize("packing", one_quick("tree", "padded"))
 @pytest.mark.parametrize("changes", [{"constraint": AS_JSON}, SINGLE], ids=["schema", "all"])
 def test_the_gradient_of_constrained_samples_is_that_of_a_naive_loop(packing, changes):
     of = fresh_policy(2)

@@ -15,6 +15,8 @@ from etude.models.weights import load_tensors
 from tests.learner.gradients import train
 from tests.learner.team_process import CASES, SHARDED, STEP, batch, learner_of, trained, trained_on_few
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).parents[2]
 TOLERANCE = 1e-3
 """Of the way that the weights have gone. AdamW divides by what may be near zero, so that a gradient which
@@ -56,7 +58,6 @@ def assert_near(found, wanted, start, tolerance=TOLERANCE):
     assert way > 0 and error**0.5 <= tolerance * way**0.5, (error / way) ** 0.5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_two_processes_learn_what_one_does(two, case):
     found = load_tensors(two / f"{'-'.join(case)}.safetensors")
@@ -64,7 +65,6 @@ def test_two_processes_learn_what_one_does(two, case):
     assert_learned(found, case)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", SHARDED, ids="-".join)
 def test_with_shards_of_the_weights_too(two, case):
     assert_learned(load_tensors(two / f"sharded-{'-'.join(case)}.safetensors"), case)
@@ -126,7 +126,6 @@ def test_what_is_finer_than_bfloat16_is_in_the_checkpoint(two, name):
     train(one, batch("grpo", 2), Grpo(), batch_size=STEP)
 
 
-@pytest.mark.slow
 def test_a_killed_process_ends_the_others(tmp_path):
     done = launched("dies", tmp_path)
     assert done.returncode != 0
@@ -134,7 +133,6 @@ def test_a_killed_process_ends_the_others(tmp_path):
     assert LocalTeams().first_failure(done.stderr) == "process 1: signal 9"
 
 
-@pytest.mark.slow
 def test_a_process_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path):
     done = launched("hangs", tmp_path, TEAM_TIMEOUT="5")
     assert done.returncode != 0

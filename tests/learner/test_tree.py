@@ -19,6 +19,7 @@ from etude.learner.tree_passes import PackedStep, packs, tree_refusal
 from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, train
 from tests.learner.team_process import OBJECTIVES, batch
 from tests.models.tiny_models import family, fresh_policy, policy
+from tests.support import one_quick
 
 # Few tokens, so that sequences begin alike.
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8)
@@ -159,7 +160,7 @@ class Pretended(Team):
         self.rank, self.size = rank, size
 
 
-@pytest.mark.parametrize("packing", ["tree", "padded"])
+@pytest.mark.parametrize("packing", one_quick("tree", "padded"))
 @given(objective=st.sampled_from(sorted(OBJECTIVES)), seed=st.integers(0, 999), size=st.integers(2, 5))
 @settings(max_examples=12, deadline=None)
 def test_the_parts_add_up_to_the_gradient_of_one_process(packing, objective, seed, size):

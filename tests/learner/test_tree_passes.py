@@ -167,7 +167,7 @@ class Largest(TorchDispatchMode):
         return found
 
 
-@pytest.mark.parametrize("packing", ["tree", "padded"])
+@pytest.mark.parametrize("packing", one_quick("tree", "padded"))
 @pytest.mark.parametrize("name", ["grpo", "grpo with kl", "grpo with entropy", "dpo against the base", "sft"])
 def test_logits_are_never_there_for_all_positions(monkeypatch, name, packing):
     objective, of = OBJECTIVES[name], moved(fresh_policy())
@@ -232,7 +232,7 @@ def test_the_block_mask_is_the_one_that_torch_makes(tree, window):
             assert torch.equal(ours[0, 0, row, :count], theirs[0, 0, row, :count])
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (4, None), (None, 2.0), (4, 2.0)])
+@pytest.mark.parametrize(("window", "softcap"), one_quick((4, 2.0), (None, None), (4, None), (None, 2.0)))
 @pytest.mark.parametrize(("heads", "groups", "width"), [(4, 2, 16), (6, 2, 8), (3, 3, 24), (14, 2, 8)])
 def test_it_is_the_attention_of_the_tiles(with_gradients, window, softcap, heads, groups, width):
     tree, draw = tree_of(40), torch.Generator().manual_seed(heads)

@@ -41,6 +41,7 @@ from tests.learner.gradients import (
 )
 from tests.models.architectures import ARCHITECTURES, HEAD, PAGE, REFUSED, Architecture, row
 from tests.models.tiny_models import family, fresh_policy, loud, tokenizer
+from tests.support import one_quick
 
 IDS = torch.arange(20)[None] * 7 % 300
 
@@ -80,7 +81,7 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
 
 
-@pytest.mark.parametrize("ends", ["head", "embedding", "both"])
+@pytest.mark.parametrize("ends", one_quick("both", "head", "embedding"))
 @pytest.mark.parametrize("name", MODELS)
 def test_what_head_and_embedding_have_learned_is_sampled_trained_and_exported(tmp_path, name, ends):
     of, embedding = MODELS[name](), ENDS.get(name, "embed_tokens")

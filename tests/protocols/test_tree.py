@@ -36,7 +36,7 @@ from etude.protocols.workflow import VerdictAccuracy, accuracy
 from etude.rewards.scorer import evaluate
 from etude.store.journal import Journal
 from tests.protocols.games import ChanceEngine, Labelled, agent_of, example, play_record, play_tree
-from tests.support import ScriptedEngine
+from tests.support import ScriptedEngine, one_quick
 
 
 def tree_of(*nodes: tuple[int | None, dict[str, float]], agents: tuple[str, ...] = ("a",)) -> EpisodeTree:
@@ -289,7 +289,9 @@ async def finish(protocol: Protocol, widths: object, path: Path) -> tuple[Episod
     return record, [request.key for request in engine.requests]
 
 
-@pytest.mark.parametrize(("protocol", "widths"), PLAYS, ids=lambda value: getattr(value, "name", str(value)))
+@pytest.mark.parametrize(
+    ("protocol", "widths"), one_quick(*PLAYS), ids=lambda value: getattr(value, "name", str(value))
+)
 async def test_a_play_that_is_taken_up_again_asks_nothing_twice(
     protocol: Protocol, widths: object, tmp_path: Path
 ) -> None:

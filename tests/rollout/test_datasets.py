@@ -23,10 +23,7 @@ from etude.rollout.datasets import (
 )
 from tests.rollout.running import write
 
-ROWS = [
-    {"id": "a", "question": "1+1?", "answer": "2"},
-    {"id": "b", "question": "2+2?", "answer": "4"},
-]
+ROWS = [{"id": "a", "question": "1+1?", "answer": "2"}, {"id": "b", "question": "2+2?", "answer": "4"}]
 load_examples = RowsConfig.examples
 EXAMPLES = [Example("a", {"question": "1+1?"}, "2"), Example("b", {"question": "2+2?"}, "4")]
 

@@ -134,6 +134,7 @@ def test_no_runner_outlives_a_killed_head(tmp_path: Path):
     assert not any(map(is_alive, runners))
 
 
+@pytest.mark.slow
 async def test_an_agent_that_cannot_be_built_there_ends_the_run_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -172,6 +173,7 @@ class Streaming(EchoEngine):
         return completion
 
 
+@pytest.mark.slow
 async def test_pieces_and_failed_attempts_come_through(tmp_path: Path):
     config = config_with(workflow="stream", isolation="process", runners=1)
     await evaluate(tmp_path / "run", config, Streaming(), examples("", ""))

@@ -157,10 +157,7 @@ async def lm_server(config: LmServerAdapterConfig, builder: Builder) -> AsyncIte
     log = None if builder.run is None else builder.run.path / "lm_server_jobs.jsonl"
     client = connect(config, llm, needs_key=False)
     server = LanguageModelClient(
-        str(client.base_url),
-        client.api_key,
-        timeout=config.request_timeout,
-        policy=config.retry_policy,
+        str(client.base_url), client.api_key, timeout=config.request_timeout, policy=config.retry_policy
     )
     try:
         adapter = LmServerAdapter(config, client, server, llm.model_name, log, await run_key(builder))

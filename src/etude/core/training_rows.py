@@ -230,11 +230,7 @@ TrainingRow: TypeAlias = SupervisedRow | DpoRow | GrpoRow
 ROW_OF: dict[Kind, Method] = {"samples": "grpo", "pairs": "dpo", "imitation": "supervised"}
 """The kind of line that each kind of data is written as."""
 
-ROWS: dict[Method, type[TrainingRow]] = {
-    "supervised": SupervisedRow,
-    "dpo": DpoRow,
-    "grpo": GrpoRow,
-}
+ROWS: dict[Method, type[TrainingRow]] = {"supervised": SupervisedRow, "dpo": DpoRow, "grpo": GrpoRow}
 """The model of a line, by method."""
 
 

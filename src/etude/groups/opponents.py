@@ -178,7 +178,5 @@ def _embedded(current: Any, version: ModelVersion | None, llm: Any, builder: Bui
         location = version.location if folder is None else str(folder)
         policy.adopt(version.model_copy(update={"location": location}))
     return EmbeddedEngine(
-        policy,
-        max_tokens=llm.max_tokens,
-        deterministic=builder.config.finetuning.deterministic,
+        policy, max_tokens=llm.max_tokens, deterministic=builder.config.finetuning.deterministic
     )

@@ -75,12 +75,7 @@ class EmbeddedEngine(Engine, TokenEngine):
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        *,
-        max_batch: int = 256,
-        max_tokens: int = 512,
-        deterministic: bool = False,
+        self, policy: Policy, *, max_batch: int = 256, max_tokens: int = 512, deterministic: bool = False
     ) -> None:
         """`max_batch` requests are sampled at once; others wait. `max_tokens` is for requests without any."""
         self.policy = policy

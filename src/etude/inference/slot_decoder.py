@@ -43,12 +43,7 @@ class SlotDecoder:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        *,
-        slots: int,
-        deterministic: bool,
-        record: Record | None = None,
+        self, policy: Policy, *, slots: int, deterministic: bool, record: Record | None = None
     ) -> None:
         """`slots` conversations keep their keys and values between two turns. `record` records steps of
         single tokens for replay; their shapes then depend on the other rows."""

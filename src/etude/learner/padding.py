@@ -68,11 +68,7 @@ def trained_units(
 
 
 def padded_passes(
-    units: Sequence[TrainedUnit],
-    shares: Shares,
-    token_budget: int,
-    policy: Policy,
-    plain_head: bool,
+    units: Sequence[TrainedUnit], shares: Shares, token_budget: int, policy: Policy, plain_head: bool
 ) -> Iterator[Pass]:
     """Cut an optimiser step into micro-batches of at most `token_budget` padded tokens.
 

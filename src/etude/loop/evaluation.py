@@ -211,11 +211,7 @@ async def load_version_engine(config: Config, model: str, version: RunVersion) -
     policy = await asyncio.to_thread(load_version, version)
     llm = config.llms[model]
     assert isinstance(llm, LocalLlmConfig)
-    return EmbeddedEngine(
-        policy,
-        max_tokens=llm.max_tokens,
-        deterministic=config.finetuning.deterministic,
-    )
+    return EmbeddedEngine(policy, max_tokens=llm.max_tokens, deterministic=config.finetuning.deterministic)
 
 
 async def rescore_run(

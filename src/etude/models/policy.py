@@ -139,10 +139,7 @@ class Policy:
             return
         modules = list(options.target_modules) if options.target_modules else "all-linear"
         config = LoraConfig(
-            r=options.r,
-            lora_alpha=options.alpha,
-            target_modules=modules,
-            task_type="CAUSAL_LM",
+            r=options.r, lora_alpha=options.alpha, target_modules=modules, task_type="CAUSAL_LM"
         )
         with self.lock, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

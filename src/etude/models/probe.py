@@ -262,7 +262,4 @@ def _as_user(form: str, message: Message) -> Message:
 
 
 def _joined(messages: Sequence[Message]) -> Message:
-    return {
-        "role": messages[-1]["role"],
-        "content": "\n\n".join(message["content"] for message in messages),
-    }
+    return {"role": messages[-1]["role"], "content": "\n\n".join(message["content"] for message in messages)}

@@ -122,11 +122,7 @@ async def rescore(
         raise RequestError(f"{journal.path} has no episodes of the phase '{phase}'")
     order = sorted(ids)
     scorer = Scorer(
-        evaluators,
-        journal,
-        timeout=timeout,
-        max_concurrency=max_concurrency,
-        label=f"rescore:{label}",
+        evaluators, journal, timeout=timeout, max_concurrency=max_concurrency, label=f"rescore:{label}"
     )
     gathering = ScoreCollector(order, scorer, error_budget, keep_episodes=keep_episodes, on_score=on_score)
 

@@ -212,9 +212,7 @@ class Collector:
         return record
 
     async def _work(
-        self,
-        waiting: Iterator[EpisodeJob],
-        finished: asyncio.Queue[EpisodeRecord | BaseException | None],
+        self, waiting: Iterator[EpisodeJob], finished: asyncio.Queue[EpisodeRecord | BaseException | None]
     ) -> None:
         """Run jobs until there are none, then put None into the queue. An error ends the collection."""
         play = self.run if self._runner is None else self._runner.play

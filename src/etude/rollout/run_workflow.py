@@ -13,14 +13,7 @@ from typing import Any
 from etude.core import threads
 from etude.core.data_model import kind_of
 from etude.core.episode import Failure
-from etude.core.errors import (
-    EngineError,
-    EnvironmentAway,
-    ImpossibleCall,
-    ToolError,
-    error_words,
-    find_class,
-)
+from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, error_words, find_class
 from etude.core.threads import call_in_thread
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.reply import Reply

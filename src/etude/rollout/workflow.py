@@ -95,11 +95,7 @@ def workflow(
 
 
 def workflow(
-    fn: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    timeout: float | None = None,
+    fn: Callable[..., Any] | None = None, /, *, name: str | None = None, timeout: float | None = None
 ) -> Workflow | Callable[[Callable[..., Any]], Workflow]:
     """Decorate a function `fn(example, episode)`, sync or async, as the agent to train.
 

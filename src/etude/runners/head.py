@@ -64,11 +64,7 @@ class Head:
         completion = await self.engines[asked.model].complete(asked.request)
         request = replace(asked.request, earlier=(), on_delta=None)
         call = replace(
-            asked,
-            request=request,
-            completion=completion,
-            retried=dict(count.causes),
-            waited=count.waited,
+            asked, request=request, completion=completion, retried=dict(count.causes), waited=count.waited
         )
         answers.append(call)
         return call

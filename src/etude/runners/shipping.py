@@ -148,10 +148,7 @@ def _is_built_there(path: KeyPath, at_head: Collection[str]) -> bool:
 
 
 async def build_collector(
-    builder: Builder,
-    models: Mapping[str, Engine],
-    journal: Steps,
-    runner: Runner | None = None,
+    builder: Builder, models: Mapping[str, Engine], journal: Steps, runner: Runner | None = None
 ) -> Collector:
     """Build the collector of the config's workflow, which plays episodes in `runner` or in this process.
 

@@ -337,11 +337,7 @@ class _Reporter(JobListener):
         return {int(row["step"]) for row in rows}
 
     def finish(
-        self,
-        weights: Mapping[str, Tensor],
-        before: str,
-        history: Sequence[Mapping[str, float]],
-        tokens: int,
+        self, weights: Mapping[str, Tensor], before: str, history: Sequence[Mapping[str, float]], tokens: int
     ) -> None:
         """Write the model and the table of steps. Raises TrainingError if no weight has changed."""
         folder = self._data_dir / "models" / self._id

@@ -17,14 +17,7 @@ from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.errors import EtudeError, require_extra
 from etude.store.files import private_folder
-from etude.trackers.record import (
-    SECONDS_TO_ANSWER,
-    RunRecord,
-    State,
-    TrackedRun,
-    Tracker,
-    require_server,
-)
+from etude.trackers.record import SECONDS_TO_ANSWER, RunRecord, State, TrackedRun, Tracker, require_server
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

@@ -27,11 +27,7 @@ class BadAnswer(ValueError):
 
 
 def require_asked(
-    completion: Completion,
-    *,
-    logprobs: bool = False,
-    top: int = 0,
-    prompt: bool = False,
+    completion: Completion, *, logprobs: bool = False, top: int = 0, prompt: bool = False
 ) -> None:
     """Raise ImpossibleCall for the first requested field that is missing; empty answers need no logprobs."""
     if prompt and len(completion.prompt_ids or ()) != len(completion.prompt_logprobs) + 1:

@@ -168,11 +168,7 @@ def prompt_logprobs_object(answer: RecordedCompletion) -> list[dict[str, Any] | 
         ranks = {other: (value, rank) for rank, (other, value) in enumerate(top, 1)}
         rows.append(
             {
-                str(other): {
-                    "logprob": finite(value),
-                    "rank": rank,
-                    "decoded_token": answer.called(other),
-                }
+                str(other): {"logprob": finite(value), "rank": rank, "decoded_token": answer.called(other)}
                 for other, (value, rank) in ({token: (logprob, None)} | ranks).items()
             }
         )
