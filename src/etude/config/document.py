@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -138,21 +137,18 @@ class _Loader(yaml.SafeLoader):
     """Reads YAML 1.2, with merge keys."""
 
 
-class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Does so with libyaml, in a fifth of the time. `_Loader` has better errors, and is for those."""
+_Loader.yaml_implicit_resolvers = {}
+_Loader.yaml_constructors = {
+    tag: yaml.SafeLoader.yaml_constructors[tag]
+    for tag in (None, *(f"tag:yaml.org,2002:{name}" for name in ("null", "seq", "map")))
+}
 
 
 class _Dumper(yaml.SafeDumper):
     """Writes text that both `_Loader` and readers of YAML 1.1 read back as the same value."""
 
 
-for _loader in (_Loader, _FastLoader):
-    _loader.yaml_implicit_resolvers = {}
-    _loader.yaml_constructors = {
-        tag: yaml.SafeLoader.yaml_constructors[tag]
-        for tag in (None, *(f"tag:yaml.org,2002:{name}" for name in ("null", "seq", "map")))
-    }
-for _dialect in (_Loader, _FastLoader, _Dumper):
+for _dialect in (_Loader, _Dumper):
     for _name, (_words, _signs) in _PLAIN.items():
         _first = [*_signs, ""] if _name == "null" else [*_signs]
         _dialect.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_words})$"), _first)
@@ -198,11 +194,10 @@ def _at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-for _loader in (_Loader, _FastLoader):
-    _loader.add_constructor("tag:yaml.org,2002:bool", _read_truth)
-    _loader.add_constructor("tag:yaml.org,2002:int", _read_integer)
-    _loader.add_constructor("tag:yaml.org,2002:float", _read_float)
-    _loader.add_constructor("tag:yaml.org,2002:str", _read_text)
+_Loader.add_constructor("tag:yaml.org,2002:bool", _read_truth)
+_Loader.add_constructor("tag:yaml.org,2002:int", _read_integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _read_float)
+_Loader.add_constructor("tag:yaml.org,2002:str", _read_text)
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -251,12 +246,14 @@ def parse_value(text: str) -> Any:
 
 def _parsed(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int, int]]]:
     """Return the value of a text, and the position of each key; empty text has none. Raises ConfigError."""
-    with contextlib.suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        return _read_by(_FastLoader(text), path)
     loader: _Loader | None = None
     try:
         loader = _Loader(text)
-        return _read_by(loader, path)
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        marks = {(): (1, 1), **dict(_marks(node, loader, path))}
+        return loader.construct_document(node), marks
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or "it cannot be read"
@@ -275,14 +272,9 @@ def _parsed(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int,
     except RecursionError:
         deep = None if loader is None else loader.line + 1
         raise ConfigError("not valid YAML: it is nested too deeply", path=path, line=deep) from None
-
-
-def _read_by(loader: _Loader | _FastLoader, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int, int]]]:
-    node = loader.get_single_node()
-    if node is None:
-        return None, {}
-    marks = {(): (1, 1), **dict(_marks(node, loader, path))}
-    return loader.construct_document(node), marks
+    finally:
+        if loader is not None:
+            loader.dispose()
 
 
 def dump(data: Any) -> str:
