@@ -81,11 +81,10 @@ lint: $(DEV) ## Style
 	$(BIN)/ruff format --check .
 
 types: $(DEV) ## Types
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	@# Each example is a folder of a user's, whose modules are called what they like, beside what they share.
 	for folder in $$(dirname examples/*/*.py | sort -u); do \
-	  (cd $$folder && MYPYPATH=.. MYPY_CACHE_DIR="$(CURDIR)/.mypy_cache/examples" "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" \
-	    --no-warn-return-any *.py) || exit 1; done
+	  (cd $$folder && MYPYPATH=.. "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" *.py) || exit 1; done
 
 docs: $(DEV) ## Write the generated pages of docs/ anew
 	$(BIN)/python -m tests.config.reference

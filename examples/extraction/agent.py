@@ -16,4 +16,5 @@ async def extract(example: etude.Example, episode: etude.Episode) -> Order | Non
 @etude.evaluator
 def fields_right(example: etude.Example, output: dict[str, object]) -> float:
     """The share of fields that are as the note has them."""
-    return sum(output[name] == value for name, value in example.expected.items()) / len(example.expected)
+    right: list[bool] = [output[name] == value for name, value in example.expected.items()]
+    return sum(right) / len(right)
