@@ -349,9 +349,11 @@ async def test_a_folder_that_is_not_shared_fails_the_job_with_that_reason(shared
 async def test_learners_that_end_three_times_without_a_checkpoint_fail_the_job(
     shared_model: Path, tmp_path: Path
 ):
-    launcher = OneProcess("print('no room'); raise SystemExit(3)")
+    """The first one makes a checkpoint, so that its end does not count."""
+    program = "import pathlib, sys; pathlib.Path(sys.argv[1], 'step-1').mkdir(exist_ok=True)"
+    launcher = OneProcess(f"{program}; print('no room'); raise SystemExit(3)")
     adapter = await adapter_on(shared_model, tmp_path, launcher)
     status = await adapter.wait_until_complete(await adapter.submit(collection("one")))
-    assert status.status is TrainingStatusEnum.FAILED and launcher.started == 3
+    assert status.status is TrainingStatusEnum.FAILED and launcher.started == 4
     assert "ended 3 times without a checkpoint (exit code 3)" in str(status.message)
     assert "no room" in str(status.message)

@@ -129,7 +129,7 @@ class ClusterLearners:
             if job.canceled.is_set():
                 raise TrainingCanceled(f"canceled after {news.step} steps")
             step = checkpoints.newest()
-            attempts, newest = 1 if step > newest else attempts + 1, step
+            attempts, newest = 0 if step > newest else attempts + 1, step
             if attempts == _ATTEMPTS:
                 lines = last_lines(self._log, 5).replace("\n", " | ")
                 raise TrainingError(
