@@ -197,9 +197,10 @@ class _Operator:
         return None if first is None else float(first)
 
     def trained(self) -> list[Path]:
-        """The job that learners train, and its checkpoints."""
+        """The job that learners train, and its checkpoints; none that is being written."""
         folder = path_of(self.folder) / "learners"
-        return sorted([*folder.glob("**/job-*"), *folder.glob("**/job-*/step-*")])
+        checkpoints = (each for each in folder.glob("job-*/step-*") if each.name[5:].isdecimal())
+        return sorted([*folder.glob("job-*"), *checkpoints])
 
     def tails(self) -> str:
         """The ends of the logs, to show why nothing happens."""
