@@ -21,6 +21,7 @@ from etude.core.errors import TrainingError
 from etude.learner.objective import MicroBatch
 from tests.algorithms.scripted_episodes import conversation, episode
 from tests.models.tiny_models import fresh_policy
+from tests.support import one_quick
 from tests.training import Run, ScriptedEngine, examples
 
 
@@ -174,12 +175,12 @@ async def play(example: Any, episode: Any) -> str:
 
 @pytest.mark.parametrize(
     ("algorithm", "moves"),
-    [
+    one_quick(
+        (Grpo(group=3, overlong_limit=12, overlong_buffer=8), True),
         (Grpo(group=3, beta=0.1), False),
         (Grpo(group=3, entropy_bonus=0.01), True),
-        (Grpo(group=3, overlong_limit=12, overlong_buffer=8), True),
-    ],
-    ids=["at the base", "entropy", "overlong"],
+    ),
+    ids=["overlong", "at the base", "entropy"],
 )
 def test_weights_move_by_what_there_is_besides_the_reward(algorithm, moves, tmp_path, monkeypatch):
     """A real training, in which every episode earns 1."""

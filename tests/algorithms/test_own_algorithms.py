@@ -26,6 +26,7 @@ from tests.models.tiny_models import fresh_policy
 from tests.server.conftest import model  # noqa: F401
 from tests.server.data import create, dpo, grpo, upload, wait
 from tests.server.process import ServerProcess
+from tests.support import one_quick
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def project(tmp_path, monkeypatch):
         assert len(file.read_text().splitlines()) <= 30
         shutil.copy(file, tmp_path)
     (tmp_path / "tests_local_agent.py").write_text(AGENT)
-    rows = [{"id": f"e{number}", "question": f"what is {number} plus 1?"} for number in range(3)]
+    rows = [{"id": f"e{number}", "question": f"what is {number} plus 1?"} for number in range(2)]
     (tmp_path / "train.json").write_text(json.dumps(rows))
     fresh_policy(max_context=128).export(tmp_path / "model")
     return tmp_path
@@ -65,25 +66,25 @@ async def trained(project, name, algorithm, **options):
     return outcome.model.chosen.version.digest, row.status.metadata["metrics"]
 
 
-async def test_a_new_advantage_trains_other_weights_than_that_of_grpo(project):
-    own, metrics = await trained(project, "own", "max_rl:MaxRL")
-    shipped, _ = await trained(project, "shipped", "grpo")
-    assert own != shipped
-    assert metrics["clip_fraction"] >= 0
+PLAIN = "plain_gradient:PlainGradient"
 
 
-async def test_a_new_loss_has_its_options_and_metrics(project):
-    own, metrics = await trained(project, "own", "plain_gradient:PlainGradient")
-    bounded, _ = await trained(project, "bounded", "plain_gradient:PlainGradient", floor=-5.7)
-    assert "plain_loss" in metrics
-    assert own != bounded
-
-
-async def test_a_new_preference_loss_is_one_method(project):
-    own, metrics = await trained(project, "own", "hinge:Hinge", beta=0.5)
-    shipped, _ = await trained(project, "shipped", "dpo", beta=0.5)
-    assert own != shipped
-    assert 0 <= metrics["preferred"] <= 1
+@pytest.mark.parametrize(
+    ("own", "other", "metric"),
+    one_quick(
+        ((PLAIN, {}), (PLAIN, {"floor": -5.7}), "plain_loss"),
+        (("max_rl:MaxRL", {}), ("grpo", {}), "clip_fraction"),
+        (("hinge:Hinge", {"beta": 0.5}), ("dpo", {"beta": 0.5}), "preferred"),
+    ),
+    ids=["loss", "advantage", "preference loss"],
+)
+async def test_a_part_of_ones_own_trains_other_weights_and_has_its_metrics(project, own, other, metric):
+    """Than an algorithm that is shipped, or than itself with another option."""
+    digest, metrics = await trained(project, "own", own[0], **own[1])
+    another, _ = await trained(project, "other", other[0], **other[1])
+    assert digest != another
+    assert metric == "plain_loss" or 0 <= metrics[metric] <= 1
+    assert metric in metrics
 
 
 def test_a_wrong_option_of_ones_own_algorithm_is_told_like_any_other(project):

@@ -15,6 +15,7 @@ from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
 from tests.models.tiny_models import fresh_policy, true_logprobs
+from tests.support import one_quick
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -74,7 +75,7 @@ def grpo_inputs(units):
 @pytest.mark.parametrize(
     ("aggregation", "loss_type"), [("token", "bnpo"), ("sequence", "grpo"), ("constant", "dr_grpo")]
 )
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", one_quick(0.7, 1.0))
 def test_grpo(aggregation, loss_type, temperature, tmp_path):
     of = fresh_policy()
     units = sequences(of, 6, temperature=temperature)

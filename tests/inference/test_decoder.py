@@ -72,8 +72,8 @@ def test_slots_give_the_models_own_logprobs(name):
     of = IN_SLOTS[name]()
     decoder = make_decoder(of, slots=8, deterministic=False)
     assert isinstance(decoder, SlotDecoder)
-    rows, until = rows_of_many_lengths(35, tokens=8)
-    run(decoder, rows, until, start=33)
+    rows, until = rows_of_many_lengths(18, tokens=5)
+    run(decoder, rows, until, start=16)
     assert_right(of, rows)
 
 
@@ -108,7 +108,7 @@ def test_conversations_that_take_turns_keep_what_was_read_wherever_it_is_moved(n
     of, choose = IN_SLOTS[name](), random.Random(6)
     decoder = make_decoder(of, slots=8, deterministic=False)
     spoken = {str(n): [choose.randrange(7, 300) for _ in range(choose.randrange(1, 40))] for n in range(12)}
-    for _ in range(8):
+    for _ in range(6):
         rows = []
         for conversation in choose.sample(sorted(spoken), choose.choice([1, 2, 5])):
             rows.append(
@@ -187,7 +187,7 @@ def test_no_token_is_computed_for_padding(monkeypatch):
     assert_right(of, rows)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral"])
+@pytest.mark.parametrize("name", one_quick("gemma3", "llama", "mistral"))
 def test_rows_that_attend_alone_are_sampled_from_what_the_model_says(name, monkeypatch):
     monkeypatch.setattr(kv_slots, "_PADDING", 40 * 16)
     of = IN_SLOTS[name]()
@@ -208,7 +208,7 @@ def test_a_deterministic_decoder_gives_the_same_bits_whatever_the_company(name):
         run(make_decoder(of, slots=8, deterministic=True), rows, until | {row: length + 8}, start=start)
         return row
 
-    for length in (3, 40, 300):
+    for length in (3, 300):
         alone = mine(length, 0, None)
         assert_right(of, [alone])
         for company, start in ((63, None), (5, 2)):

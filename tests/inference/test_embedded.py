@@ -145,7 +145,7 @@ async def test_weights_that_change_in_the_middle_are_read_again():
     forward = Forward(of)
     forward.gate.clear()
     async with engine_of(of) as engine:
-        task = asyncio.create_task(engine.complete(asked(temperature=0.0, max_tokens=300)))
+        task = asyncio.create_task(engine.complete(asked(temperature=0.0, max_tokens=60)))
         await forward.reached()
         change = asyncio.create_task(asyncio.to_thread(_change_the_weights, of))
         forward.gate.set()
@@ -201,7 +201,7 @@ async def test_a_prompt_that_does_not_fit_is_an_error_that_says_so():
 
 async def test_stop_strings_end_the_text_before_them():
     async with engine_of() as engine:
-        some = await asyncio.gather(*(engine.complete(asked(max_tokens=40, key=key)) for key in range(20)))
+        some = await asyncio.gather(*(engine.complete(asked(max_tokens=40, key=key)) for key in range(8)))
         key, free = max(enumerate(some), key=lambda pair: len(pair[1].message["content"]))
         text = free.message["content"]
         stop = text[7:10]
@@ -296,12 +296,12 @@ async def test_closing_fails_what_is_in_flight_and_what_comes_later():
 async def test_more_requests_than_places_all_get_their_answer():
     of = fresh_policy()
     forward = Forward(of)
-    async with engine_of(of, max_batch=32) as engine:
-        requests = [asked("a " * (n % 5), key=n, max_tokens=1 + n % 6) for n in range(300)]
+    async with engine_of(of, max_batch=8) as engine:
+        requests = [asked("a " * (n % 5), key=n, max_tokens=1 + n % 6) for n in range(80)]
         found = await asyncio.gather(*(engine.complete(request) for request in requests))
-    assert forward.rows <= 32
-    assert [one.usage.completion_tokens <= 1 + n % 6 for n, one in enumerate(found)] == [True] * 300
-    for n in range(0, 300, 37):
+    assert forward.rows <= 8
+    assert [one.usage.completion_tokens <= 1 + n % 6 for n, one in enumerate(found)] == [True] * 80
+    for n in range(0, 80, 13):
         assert found[n].logprobs == pytest.approx(
             true_logprobs(of, found[n].prompt_ids, found[n].completion_ids), abs=1e-5
         )

@@ -197,7 +197,7 @@ def test_servers_that_say_it_themselves() -> None:
 
 
 ROWS = {"_type": "python", "function": "tests.inference.test_remote_faults:rows"}
-WORK = [Example(f"e{number}", {"question": str(number)}) for number in range(60)]
+WORK = [Example(f"e{number}", {"question": str(number)}) for number in range(50)]
 
 
 def rows() -> list[dict[str, Any]]:
@@ -295,7 +295,7 @@ async def test_a_model_that_fails_all_calls_stops_the_run_and_is_gone_on_with_on
 async def test_an_agent_that_swallows_the_error_is_stopped_too(
     tmp_path: Path, endpoint: FaultyEndpoint, isolation: str
 ) -> None:
-    general = {"runners": 2} if isolation == "process" else {}
+    general = {"runners": 1} if isolation == "process" else {}
     llms = {"policy": model_at(endpoint.url("401"))}
     with pytest.raises(ModelOut, match="Incorrect API key"):
         await play(tmp_path / "run", llms, "swallow", isolation=isolation, **general)

@@ -56,8 +56,8 @@ def decoder_of(of, record, slots=8):
 @pytest.mark.parametrize("name", one_quick("llama", *sorted(FAMILIES.keys() - {"llama"})))
 def test_replayed_steps_give_the_models_own_logprobs(name):
     of, record = FAMILIES[name](), Recorder()
-    rows, until = rows_of_many_lengths(20, tokens=16)
-    run(decoder_of(of, record), rows, until, start=17)
+    rows, until = rows_of_many_lengths(4, tokens=40)
+    run(decoder_of(of, record), rows, until, start=3)
     assert record.replayed > 2 * record.recorded
     assert_right(of, rows, 1e-4)
 
@@ -78,7 +78,7 @@ def test_rows_and_spans_are_filled_up_to_a_few_shapes():
 def test_new_weights_are_sampled_from_in_the_same_memory_and_elsewhere():
     of, record = policy().twin(), Recorder()
     decoder, row = decoder_of(of, record), LiveRow("a", [9, 10], Sampling(), uniforms(0))
-    run(decoder, [row], {row: 30})
+    run(decoder, [row], {row: 12})
     recorded = record.recorded
     for elsewhere in (False, True):
         with torch.no_grad():
@@ -87,7 +87,7 @@ def test_new_weights_are_sampled_from_in_the_same_memory_and_elsewhere():
                 weight.mul_(1.3)
         decoder.forget()
         row = LiveRow("a", [9, 10], Sampling(), uniforms(1))
-        run(decoder, [row], {row: 30})
+        run(decoder, [row], {row: 12})
         assert_right(of, [row], 1e-4)
         assert (record.recorded > recorded) == elsewhere
 

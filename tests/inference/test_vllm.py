@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +27,9 @@ from etude.models.policy import LoraOptions, Policy
 from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.models.weights import write_lora_folder
+from tests.forked import ROOT, Forked, program
 from tests.models.tiny_models import continuing
+from tests.support import is_alive, until
 from tests.vllm import STAND_IN, command_of, commands
 
 PROMPT = (5, 40, 41, 42)
@@ -55,7 +53,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options_of(folder: Path, command: tuple[str, ...] = STAND_IN) -> VllmOptions:
-    """Of a vLLM that answers."""
+    """Of a vLLM that answers. The stand-in is forked, so that it starts at once."""
+    if command == STAND_IN:
+        command = (str(program() / "python"), *STAND_IN[1:])
     return VllmOptions(
         folder, "float32", command, ("--enforce-eager",), look_seconds=0.1, backoff_seconds=0.1
     )
@@ -257,21 +257,19 @@ async def test_an_engine_that_fails_is_told_with_its_exception_and_not_with_code
         await engine.close()
 
 
-IMPOSSIBLE = {"a logprob above 0": (0.5, 1), "no number": ("NaN", 1), "no token": (-0.5, 300)}
-
-
-@pytest.mark.parametrize(("logprob", "token"), IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
-async def test_impossible_values_are_a_failed_call(source, tmp_path, logprob, token, monkeypatch):
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("served", ["stand-in"], indirect=True, scope="module")
+@pytest.mark.parametrize(("logprob", "token"), [(0.5, 1), ("NaN", 1), (-0.5, 300)])
+async def test_impossible_values_are_a_failed_call(served, source, logprob, token, monkeypatch):
     async def choices(engine, base_url, body):
         fields = {"tokens": ["token_id:1"], "token_logprobs": [logprob], "top_logprobs": [{}]}
         yield {"finish_reason": "stop", "text": "", "logprobs": fields, "token_ids": [token]}
 
-    async with running(silent(tmp_path), source) as process:
-        engine = engine_of(process, str(source), source)
-        monkeypatch.setattr(VllmEngine, "_choices", choices)
-        with pytest.raises(EngineError, match=r"a logprob is a number of at most 0|token_ids\[0\] is 300"):
-            await engine.sample(continuing(PROMPT))
-        await engine.close()
+    engine = engine_of(served, str(source), source)
+    monkeypatch.setattr(VllmEngine, "_choices", choices)
+    with pytest.raises(EngineError, match=r"a logprob is a number of at most 0|token_ids\[0\] is 300"):
+        await engine.sample(continuing(PROMPT))
+    await engine.close()
 
 
 PARENT = """
@@ -290,16 +288,14 @@ asyncio.run(main())
 """
 
 
-def test_it_ends_with_a_parent_that_was_killed(source, tmp_path):
-    command = [sys.executable, "-c", PARENT, str(tmp_path), str(source), *STAND_IN]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        pid = int(parent.stdout.readline())
-        assert alive(pid)
-        parent.kill()
-    deadline = time.monotonic() + 60
-    while alive(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+async def test_it_ends_with_a_parent_that_was_killed(source, tmp_path):
+    arguments = ["-c", PARENT, str(tmp_path), str(source), *silent(tmp_path).command]
+    parent = Forked(arguments, ROOT, dict(os.environ), program="python")
+    pid = int(parent.stdout.readline())
+    assert is_alive(pid)
+    parent.kill()
+    parent.communicate()
+    await until(lambda: not is_alive(pid))
 
 
 async def test_a_process_that_hangs_is_started_anew(source, tmp_path):
@@ -312,19 +308,6 @@ async def test_a_process_that_hangs_is_started_anew(source, tmp_path):
         assert "did not answer for 0.5 s" in process.reason
         await until(lambda: process.state == "running")
         assert process.pid != first
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  another process is waited for
-            await asyncio.sleep(0.02)
 
 
 SHAPE = TinyShape(hidden_size=64, heads=2, intermediate_size=96, max_context=128)

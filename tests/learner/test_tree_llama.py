@@ -55,9 +55,9 @@ def cosine(one: Gradient, other: Gradient) -> float:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", one_quick(True, False))
 def test_the_gradient_is_that_of_the_modules(monkeypatch, name, lora):
-    of, batch = policy_of(name, lora), batch_of(forest(4, 40))
+    of, batch = policy_of(name, lora), batch_of(forest(4, 12))
     lean = gradient_of(of, batch, Grpo())
     monkeypatch.setattr("etude.learner.tree_passes.is_lean", lambda model: False)
     assert_same(lean, gradient_of(of, batch, Grpo()))
@@ -82,7 +82,7 @@ def test_in_bfloat16_it_is_as_near_to_that_of_float32_as_the_modules_come(monkey
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", one_quick(*KNOWN))
 def test_layers_that_are_computed_twice_have_the_same_gradient_to_the_last_bit(name, dtype):
-    of, batch = policy_of(name, lora=False, dtype=dtype), batch_of(forest(4, 40))
+    of, batch = policy_of(name, lora=False, dtype=dtype), batch_of(forest(4, 12))
     _, plain = gradient_of(of, batch, Grpo())
     _, again = gradient_of(of, batch, Grpo(), gradient_checkpointing=True)
     assert all(torch.equal(plain[name], again[name]) for name in plain)
@@ -97,7 +97,7 @@ def test_attention_is_not_computed_twice_and_nothing_of_it_stays(monkeypatch):
 
     monkeypatch.setattr(tree_attention, "_attended", watched)
     learner = Learner(of, LearnerOptions(gradient_checkpointing=True))
-    batch = batch_of(forest(4, 40))
+    batch = batch_of(forest(4, 12))
     train(learner, batch, Grpo())
     kept.clear()
     train(learner, batch, Grpo())
@@ -136,7 +136,7 @@ def with_formulas_of_kernels(monkeypatch):
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_formulas_of_kernels_give_the_same_gradient(monkeypatch, name):
-    of, batch = policy_of(name, lora=False), batch_of(forest(4, 40))
+    of, batch = policy_of(name, lora=False), batch_of(forest(4, 12))
     plain = gradient_of(of, batch, Grpo())
     with_formulas_of_kernels(monkeypatch)
     assert_same(gradient_of(of, batch, Grpo()), plain)
@@ -163,7 +163,7 @@ def test_compiled_they_do_too(monkeypatch, dtype):
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_gpu_has_the_gradient_of_a_cpu(name, lora, dtype):
-    batch = batch_of(forest(4, 40))
+    batch = batch_of(forest(4, 12))
     _, exact = gradient_of(policy_of(name, lora), batch, Grpo())
     of = policy_of(name, lora, dtype)
     of.device = choose_device("cuda")

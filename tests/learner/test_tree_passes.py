@@ -85,29 +85,39 @@ def moved(of):
     return of
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+QUICK = {"gspo", "cispo", "grpo with kl", "grpo with entropy", "dpo against the base", "sft"}
+
+
+@pytest.mark.parametrize(
+    "name", [*sorted(QUICK), *one_quick("grpo", *sorted(OBJECTIVES.keys() - QUICK - {"grpo"}))]
+)
 def test_every_objective_has_the_gradient_of_padding(name):
     objective = OBJECTIVES[name]
     of = moved(fresh_policy())
-    batch = batch_of(units_for(objective, forest(1, 40, temperatures=(1.0, 0.7))))
+    batch = batch_of(units_for(objective, forest(1, 12, temperatures=(1.0, 0.7))))
     assert_same(*both(of, batch, objective))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [*("gemma3", "qwen3"), *one_quick("phi3", *sorted(FAMILIES.keys() - {"gemma3", "qwen3", "phi3"}))]
+)
 def test_every_family_has_the_gradient_of_padding(name):
     config, changes = FAMILIES[name]
     of = family(config, **changes)
-    batch = batch_of(forest(7, 40))
+    batch = batch_of(forest(7, 14))
     assert max(len(unit[0].ids) for unit in batch) > 20
     assert_same(*both(of, batch, Grpo()))
 
 
-@pytest.mark.parametrize("token_budget", [1, 30, 100, 10**6])
 @pytest.mark.parametrize("name", ["grpo", "dpo"])
-def test_how_a_tree_is_cut_changes_nothing(name, token_budget):
+def test_how_a_tree_is_cut_changes_nothing(name):
     objective = OBJECTIVES[name]
-    batch = batch_of(units_for(objective, forest(3, 40)))
-    assert_same(*both(policy(), batch, objective, token_budget=token_budget))
+    batch = batch_of(units_for(objective, forest(3, 16)))
+    whole, padded = both(policy(), batch, objective)
+    assert_same(whole, padded)
+    for token_budget in (1, 30, 60):
+        cut = gradient_of(policy(), batch, objective, packing="tree", token_budget=token_budget)
+        assert_same(cut, padded)
 
 
 def test_long_prompts_are_looked_back_at_over_many_tiles():
@@ -121,12 +131,12 @@ def test_long_prompts_are_looked_back_at_over_many_tiles():
             logprobs=(0.0,) * 300 + one.logprobs,
             turns=(),
         )
-        for one in forest(1, 30)
+        for one in forest(1, 8)
     ]
     assert_same(*both(policy(), batch_of(sequences), Grpo()))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])
+@pytest.mark.parametrize("name", one_quick("gemma2", "llama", "mistral"))
 def test_long_spans_are_cut_and_their_parts_looked_back_at(monkeypatch, name):
     monkeypatch.setattr(tree, "_SPAN", 3)
     monkeypatch.setattr(tree, "_OWN", 2)
@@ -146,9 +156,9 @@ def test_lora_weights_have_the_gradient_of_padding():
     assert_same(*both(of, batch_of(forest(2, 30)), Grpo()))
 
 
-@pytest.mark.parametrize(("packing", "bonus"), [("tree", 0.0), ("tree", 0.3), ("padded", 0.3)])
+@pytest.mark.parametrize(("packing", "bonus"), one_quick(("tree", 0.3), ("tree", 0.0), ("padded", 0.3)))
 def test_chosen_tokens_without_logits_of_all_at_once(monkeypatch, packing, bonus):
-    batch, objective = batch_of(forest(5, 40, temperatures=(1.0, 0.5))), Grpo(entropy_bonus=bonus)
+    batch, objective = batch_of(forest(5, 12, temperatures=(1.0, 0.5))), Grpo(entropy_bonus=bonus)
     whole = gradient_of(policy(), batch, objective, packing=packing)
     monkeypatch.setattr("etude.learner.head._LOGITS", 400 * 7)
     assert_same(gradient_of(policy(), batch, objective, packing=packing), whole)
@@ -168,7 +178,9 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("packing", one_quick("tree", "padded"))
-@pytest.mark.parametrize("name", ["grpo", "grpo with kl", "grpo with entropy", "dpo against the base", "sft"])
+@pytest.mark.parametrize(
+    "name", one_quick("dpo against the base", "grpo", "grpo with kl", "grpo with entropy", "sft")
+)
 def test_logits_are_never_there_for_all_positions(monkeypatch, name, packing):
     objective, of = OBJECTIVES[name], moved(fresh_policy())
     batch = batch_of(units_for(objective, forest(5, 60)))
@@ -212,7 +224,7 @@ def layout_of(tree, kernel, needed=None):
 
 
 @pytest.mark.parametrize("window", [None, 4, 100])
-@pytest.mark.parametrize("tree", [chain(1), chain(128), chain(129), tree_of(40), tree_of(90, 5)], ids=len)
+@pytest.mark.parametrize("tree", [chain(1), chain(128), chain(129), tree_of(90, 5)], ids=len)
 def test_the_block_mask_is_the_one_that_torch_makes(tree, window):
     layout = layout_of(tree, "plain flex")
     size = len(layout.ends_N)
@@ -233,7 +245,7 @@ def test_the_block_mask_is_the_one_that_torch_makes(tree, window):
 
 
 @pytest.mark.parametrize(("window", "softcap"), one_quick((4, 2.0), (None, None), (4, None), (None, 2.0)))
-@pytest.mark.parametrize(("heads", "groups", "width"), [(4, 2, 16), (6, 2, 8), (3, 3, 24), (14, 2, 8)])
+@pytest.mark.parametrize(("heads", "groups", "width"), one_quick((6, 2, 8), (3, 3, 24), (14, 2, 8)))
 def test_it_is_the_attention_of_the_tiles(with_gradients, window, softcap, heads, groups, width):
     tree, draw = tree_of(40), torch.Generator().manual_seed(heads)
     layouts = [layout_of(tree, kernel) for kernel in ("blocks", "plain flex")]
@@ -258,7 +270,7 @@ def test_models_have_the_same_hidden_states_and_gradients(with_gradients, name):
     config, changes = FLEX_FAMILIES[name]
     of = family(config, **changes)
     assert tree_refusal(of.model, "plain flex") is None
-    tree = tree_of(30, 7)
+    tree = tree_of(12, 7)
     needed = np.flatnonzero(np.arange(len(tree)) % 3)
     found = []
     for kernel in ("blocks", "plain flex"):
@@ -294,7 +306,7 @@ def test_sizes_do_not_compile_it_anew():
 
 
 def test_where_it_does_not_run_models_are_trained_padded_and_it_is_said_why(monkeypatch):
-    of, batch = fresh_policy(), batch_of(forest(1, 30))
+    of, batch = fresh_policy(), batch_of(forest(1, 12))
     monkeypatch.setattr("etude.learner.learner.tree_refusal", lambda model: tree_refusal(model, "flex"))
     learner = Learner(of, LearnerOptions(learning_rate=0.0))
     train(learner, batch, Grpo())
