@@ -22,6 +22,7 @@ from etude.preflight.check import check_config
 from etude.rollout.collector import EpisodeJob, Limits
 from etude.rollout.reply import ToolCall
 from etude.store.journal import Journal
+from tests.forked import program
 from tests.rollout.running import collect, examples, jobs
 from tests.support import ScriptedEngine, pass_time, until
 
@@ -67,7 +68,11 @@ async def test_the_tools_of_a_server_are_described_called_and_recorded(journal: 
             secret = await tools.call(asked("environment", name="SECRET"))
             return [add, *(message["content"] for message in messages), wrong["content"], secret["content"]]
 
-    keys = {"command": "python", "args": [CALCULATOR], "env": {"SECRET": "${MCP_TEST_SECRET:-sesame}"}}
+    keys = {
+        "command": str(program() / "python"),
+        "args": [CALCULATOR],
+        "env": {"SECRET": "${MCP_TEST_SECRET:-sesame}"},
+    }
     [record] = await play(journal, workflow, **keys)
     assert record.failure is None
     add, *sums, wrong, secret = record.output
@@ -149,7 +154,7 @@ async def test_a_server_over_http_has_the_headers_and_may_be_gone(journal: Journ
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, CALCULATOR, str(port), stderr=asyncio.subprocess.DEVNULL
+        program() / "python", CALCULATOR, str(port), stderr=asyncio.subprocess.DEVNULL
     )
     try:
         await _listening(port)
