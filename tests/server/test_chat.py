@@ -41,9 +41,8 @@ def test_token_ids_come_in_vllms_fields(client: openai.OpenAI) -> None:
     assert told == [f"token_id:{token}" for token in choice["token_ids"]]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_stream_says_the_same_piece_by_piece(client: openai.OpenAI, seed: int) -> None:
-    options = {"model": "tiny", "messages": ASK, "max_tokens": 24, "seed": seed, "n": 2}
+def test_a_stream_says_the_same_piece_by_piece(client: openai.OpenAI) -> None:
+    options = {"model": "tiny", "messages": ASK, "max_tokens": 24, "seed": 1, "n": 2}
     options |= {"logprobs": True, "extra_body": IDS}
     whole = client.chat.completions.create(**options)
     chunks = list(
@@ -113,8 +112,8 @@ async def test_many_at_once_are_the_same_as_one_by_one(server: ServerProcess) ->
             )
             return answer.choices[0].message.content
 
-        together = await asyncio.gather(*map(ask, range(24)))
-        assert together == [await ask(seed) for seed in range(24)]
+        together = await asyncio.gather(*map(ask, range(8)))
+        assert together == [await ask(seed) for seed in range(8)]
 
 
 def test_each_prompt_has_its_choices(client: openai.OpenAI) -> None:
