@@ -60,8 +60,8 @@ def test_sixteen_calls_at_once_end_at_most_one_percent_over(here: Path, isolatio
         assert 0.015 < spent <= 0.02 * 1.01
         assert endpoint.most_at_once == 16
         assert bill_in(here / "runs/x")["total"]["usd"] == pytest.approx(spent, rel=1e-9)
-        again = finished("resume", "runs/x", "-o", "budget.usd=0.025", folder=here)
-        assert again.returncode == 3 and "budget: usd 0.02 → usd 0.025" in again.stdout
+        again = etude("resume", "runs/x", "-o", "budget.usd=0.025")
+        assert again.exit_code == 3 and "budget: usd 0.02 → usd 0.025" in again.stdout
         assert spent < endpoint.usd(*POLICY) <= 0.025 * 1.01
         assert bill_in(here / "runs/x")["total"]["usd"] == pytest.approx(endpoint.usd(*POLICY), rel=1e-9)
 
@@ -79,7 +79,7 @@ def test_a_run_that_is_killed_counts_each_call_once(here: Path):
         lost = endpoint.calls - before["calls"]
         assert (before["calls"], lost) == (20, 4), "calls under way are all that is not known"
         endpoint.go.set()
-        assert finished("resume", "runs/x", folder=here).returncode == 0
+        assert etude("resume", "runs/x").exit_code == 0
         after = bill_in(here / "runs/x")["total"]
         assert after["calls"] == 60 == endpoint.calls - lost
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -209,6 +209,7 @@ def trajectories(draw: st.DrawFn) -> GrpoTrajectory:
     return GrpoTrajectory(turns=said, reward=draw(numbers), shaped_rewards=shaped, episode=draw(st.text()))
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(st.lists(trajectories(), min_size=1, max_size=3))
 def test_a_group_survives_the_file(rows: list[GrpoTrajectory]) -> None:
     row = GrpoRow(trajectories=tuple(rows))

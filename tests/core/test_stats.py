@@ -15,6 +15,7 @@ from etude.report.progress import shown_validation
 from etude.report.run_text import figure_lines
 from etude.store.figures import summarize
 from tests.report.histories import History, epoch, validation
+from tests.support import one_quick
 
 unit = st.floats(0, 1)
 
@@ -95,7 +96,7 @@ DRAWS: dict[str, tuple[Callable[[random.Random], float], float]] = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.parametrize("n", [10, 50])
+@pytest.mark.parametrize("n", one_quick(10, 50))
 def test_the_interval_holds_the_true_mean_as_often_as_it_says(name, n):
     draw, mean = DRAWS[name]
     random_ = random.Random(n)

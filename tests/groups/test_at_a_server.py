@@ -39,7 +39,6 @@ from etude.store.journal import Journal
 from tests.algorithms.scripted_episodes import played
 from tests.server.data import ASK, YES, upload
 from tests.server.process import ServerProcess
-from tests.support import one_quick
 
 ACCEPT = "Decision: accept"
 FAST = {"lora_rank": 2, "batch_size": 4}
@@ -322,24 +321,6 @@ async def test_what_submits_nothing_leaves_the_engine_alone(setting, plays):
     skipped = setting.group(name="skipped", free_engine=True, adapter={"min_rows": 5})
     await skipped.create_supervised_fine_tune_job(play)
     assert setting.engine()["status"] == "running"
-
-
-@pytest.mark.parametrize("free_engine", one_quick(True, False))
-async def test_the_engine_is_away_only_for_jobs_that_need_its_place(setting, plays, free_engine):
-    group = setting.group(name=f"engine-{free_engine}", free_engine=free_engine, num_epochs=15)
-    ref = await group.create_supervised_fine_tune_job({"prover": list(plays)}, job_name=f"room-{free_engine}")
-    seen = set()
-    # Nobody asks after the job, as if its process had died: the engine comes back by itself.
-    while (job := setting.job(ref)).status not in ("succeeded", "failed"):
-        seen.add((job.status, setting.engine()["status"]))
-        await asyncio.sleep(0.02 if job.status == "running" else 0.05)
-    assert job.status == "succeeded"
-    training = {engine for status, engine in seen if status == "running"}
-    assert ("stopped" in training) is free_engine
-    async with asyncio.timeout(60):
-        while setting.engine()["status"] != "running":  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    await group.wait_for_fine_tune_job(timeout=120)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tests.backends.test_local_adapter import adapter_on, collection, done
 from tests.backends.test_openai_jobs import backend, dpo, supervised
 from tests.file_operations import each_operation, killed_at
 from tests.models.tiny_models import fresh_policy
+from tests.support import one_quick
 
 
 def test_what_differs_is_named():
@@ -141,6 +142,10 @@ def test_the_hash_is_of_the_data_and_not_of_the_name():
     assert len({data_hash(TrajectoryCollection(trajectories=[[each]], run_id="a")) for each in plain}) == 1
 
 
+STRIDES = pytest.mark.parametrize("stride", one_quick(3, 1))
+"""Between two operations at which a process is killed."""
+
+
 def is_killed_at(count: int, folder: Path, work) -> bool:
     """Whether a process that does `work` is killed at its `count`-th operation on files in `folder`."""
     child = os.fork()
@@ -154,7 +159,7 @@ def is_killed_at(count: int, folder: Path, work) -> bool:
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+@STRIDES
 def test_a_version_is_whole_or_not_there_wherever_its_process_is_killed(tmp_path, stride):
     learner = Learner(fresh_policy(), LearnerOptions())
     versions = StateFolders(tmp_path, "v", "version")
@@ -191,19 +196,21 @@ def test_so_are_versions_that_are_deleted(tmp_path):
     assert count > 5
 
 
-def test_a_text_is_the_old_one_or_the_new_one(tmp_path):
+@STRIDES
+def test_a_text_is_the_old_one_or_the_new_one(tmp_path, stride):
     path, texts, count = tmp_path / "config.yml", set(), 1
     write_atomically(path, "old")
     while is_killed_at(count, tmp_path, lambda: write_atomically(path, "new" * 10_000)):
         texts.add(path.read_text())
         write_atomically(path, "old")
         assert [each.name for each in tmp_path.iterdir()] == ["config.yml"]
-        count += 1
+        count += stride
     assert path.read_text() == "new" * 10_000
     assert texts == {"old", "new" * 10_000}
 
 
-def test_a_folder_in_the_place_of_another_is_whole_or_a_draft(tmp_path):
+@STRIDES
+def test_a_folder_in_the_place_of_another_is_whole_or_a_draft(tmp_path, stride):
     def work() -> None:
         (tmp_path / "draft").mkdir()
         (tmp_path / "draft" / "file").write_text("new")
@@ -214,5 +221,5 @@ def test_a_folder_in_the_place_of_another_is_whole_or_a_draft(tmp_path):
         assert not (tmp_path / "v1").exists() or (tmp_path / "v1" / "file").read_text() == "new"
         for path in (*tmp_path.glob("*/*"), *tmp_path.glob("*")):
             path.unlink() if path.is_file() else path.rmdir()
-        count += 1
+        count += stride
     assert (tmp_path / "v1" / "file").read_text() == "new"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import threading
@@ -24,6 +25,7 @@ from etude.learner.tree import token_tree
 from etude.models.weights import digest
 from tests.learner.gradients import batch_of, sequences
 from tests.models.tiny_models import fresh_policy, policy
+from tests.support import one_quick
 
 OPTIONS = LearnerOptions(learning_rate=1e-2, schedule=Schedule("cosine"))
 
@@ -103,7 +105,7 @@ def test_a_kill_costs_the_steps_since_the_last_checkpoint_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("harmed", "goes_on"), [((4,), 3), ((3, 4), 0)], ids=["the last one", "both that there are"]
+    ("harmed", "goes_on"), one_quick(((3, 4), 0), ((4,), 3)), ids=["both that there are", "the last one"]
 )
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, harmed, goes_on):
     def killed(step):
@@ -125,6 +127,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, har
     assert weights(resumed) == weights(_uninterrupted())
 
 
+@functools.cache
 def _uninterrupted():
     learner, job = training(None, Listener())
     job.run(threading.Event())
@@ -210,7 +213,7 @@ class PretendedTeam(Team):
         return {name: 2 * value for name, value in values.items()}
 
 
-@pytest.mark.parametrize("team", [Team(), PretendedTeam()])
+@pytest.mark.parametrize("team", one_quick(PretendedTeam(), Team()))
 def test_a_job_whose_steps_do_not_fit_into_memory_is_refused_before_the_first(tmp_path, team, monkeypatch):
     free = []
     monkeypatch.setattr(job_memory, "available_memory", lambda device: free[-1])

@@ -54,7 +54,7 @@ def said(request: ChatRequest, role: str = "user") -> list[str]:
 
 
 async def score(workflow: Any, evaluator: Any, folder: Path, player: Callable[[ChatRequest], Any]) -> float:
-    return (await measure(workflow, evaluator, ScriptedEngine(player), examples(folder))).mean
+    return (await measure(workflow, evaluator, ScriptedEngine(player), examples(folder)[:24])).mean
 
 
 async def test_the_right_query_is_right_in_other_words_too(project):

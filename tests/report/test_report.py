@@ -16,6 +16,7 @@ from etude.report.progress import JsonProgress, LineProgress, LiveProgress
 from etude.report.run_text import figure_lines
 from etude.store.figures import summarize
 from tests.report.histories import NOW, epoch, history, validation
+from tests.support import one_quick
 
 
 def figures(past):
@@ -88,33 +89,26 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
     assert json.loads(text)["training"] == {"kl": None, "steps": [None, 1.0]}
 
 
-PNG = b"\x89PNG\r\n\x1a\n"
+EVERYTHING = History(
+    run_id="run",
+    epochs=tuple(
+        epoch(n, 0.1 * n, filtered_avg_reward=0.2 * n, curriculum_percentile=0.3 + 0.1 * n) for n in range(4)
+    ),
+    validations=tuple(
+        validation(n, 0.2 * n, reward_low=0.2 * n - 0.1, reward_high=0.2 * n + 0.1) for n in (0, 2, 4)
+    ),
+)
 
 
 @pytest.mark.parametrize(
-    "past",
-    [
-        history([]),
-        history([None, 0.5]),
-        history([0.5], {0: None}),
-        History(
-            run_id="run",
-            epochs=tuple(
-                epoch(n, 0.1 * n, filtered_avg_reward=0.2 * n, curriculum_percentile=0.3 + 0.1 * n)
-                for n in range(4)
-            ),
-            validations=tuple(
-                validation(n, 0.2 * n, reward_low=0.2 * n - 0.1, reward_high=0.2 * n + 0.1) for n in (0, 2, 4)
-            ),
-        ),
-    ],
-    ids=["nothing", "an epoch without rewards", "a validation without rewards", "everything"],
+    "past", one_quick(EVERYTHING, history([]), history([None, 0.5]), history([0.5], {0: None}))
 )
 def test_any_history_can_be_drawn(past):
-    assert render_reward_plot(past).startswith(PNG)
+    assert render_reward_plot(past).startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_the_report_draws_now_and_then_and_at_the_end(tmp_path):
+def test_the_report_draws_now_and_then_and_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("etude.report.files.render_reward_plot", lambda history: b"drawn")
     now = [0.0]
     report = RunReport(seconds_between_plots=60, clock=lambda: now[0])
     plot = tmp_path / "reward_plot.png"

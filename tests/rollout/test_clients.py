@@ -14,6 +14,7 @@ from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.rollout.collector import EpisodeJob, Limits
 from etude.store.journal import Journal
+from tests.forked import program
 from tests.rollout.running import collect, collect_one, jobs
 from tests.support import EchoEngine, ScriptedEngine, pass_time, until
 
@@ -149,7 +150,8 @@ async def play(workflow, journal, seconds=3600.0):
 
 
 def python(code):
-    return [sys.executable, "-c", code]
+    """A program that has imported the official client, which takes a second, before it is started."""
+    return [str(program() / "python"), "-c", code]
 
 
 async def test_a_program_finds_the_model_and_works_in_a_folder_that_goes(journal, monkeypatch):
@@ -177,7 +179,10 @@ async def test_a_program_finds_the_model_and_works_in_a_folder_that_goes(journal
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        (python("raise SystemExit('no such task')"), "ended with status 1 .*; it last said: no such task"),
+        (
+            [sys.executable, "-c", "raise SystemExit('no such task')"],
+            "ended with status 1 .*; it last said: no such task",
+        ),
         (["nobody-has-this"], "cannot start 'nobody-has-this' in .*: No such file or directory; install it"),
     ],
 )
@@ -215,7 +220,7 @@ async def test_nothing_that_a_program_started_outlives_it(journal, tmp_path, end
 
     async def workflow(example, episode):
         limit = 600.0 if ends == "by its time limit" else None
-        results.append(await episode.run(python(code), timeout=limit, check=False))
+        results.append(await episode.run([sys.executable, "-c", code], timeout=limit, check=False))
         return "over"
 
     playing = asyncio.create_task(play(workflow, journal, 600.0 if ends == "with its episode" else 1e12))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -315,6 +315,7 @@ def calls(draw: st.DrawFn, *, after: Call | None = None) -> Call:
     return Call(draw(st.integers(0, 99)), draw(texts), "policy", request, completion)
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(st.data())
 def test_a_call_comes_back_exactly(data: st.DataObject) -> None:
     parent = data.draw(st.none() | calls())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from etude.config.load import parse_config
@@ -14,9 +16,11 @@ from etude.config.schema import Config
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.interfaces import Engine
+from etude.runners import link
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
+from tests.forked import program
 
 _LINE = re.compile(r"^\S+:\d+: ")
 
@@ -43,6 +47,11 @@ def config_with(llm: dict[str, Any] | None = None, workflow: str = "play", **gen
             "finetuning": {"error_budget": 1.0, "seed": 7},
         }
     )
+
+
+def fork_runners(set: Callable[..., None] = setattr) -> None:
+    """Have the runners of this process forked from one that has imported all that they need."""
+    set(link, "sys", SimpleNamespace(executable=str(program() / "python"), path=sys.path))
 
 
 def rows() -> list[dict[str, Any]]:

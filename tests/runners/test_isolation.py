@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +19,8 @@ from etude.core.errors import EngineError, EtudeError, PromptTooLong
 from etude.inference.programs import LocalChild, LocalLauncher, ProcessEnd, Program
 from etude.runners import pool
 from etude.wire.retries import note_retries
-from tests.runners.playing import config_with, evaluate, examples, opened, stored
+from tests.forked import Forked
+from tests.runners.playing import config_with, evaluate, examples, fork_runners, opened, stored
 from tests.support import EchoEngine, ScriptedEngine, is_alive
 
 
@@ -30,8 +29,10 @@ def sampled(log: Path) -> list[str]:
     return log.read_text().split()
 
 
-async def test_episodes_are_the_same_as_in_this_process(tmp_path: Path):
+async def test_episodes_are_the_same_as_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Every step in the journal is equal: calls with their parents and tokens, tools, scores, failures."""
+
+    fork_runners(monkeypatch.setattr)
 
     def answer(request: ChatRequest) -> str | Exception:
         text = str(request.messages[-1]["content"])
@@ -56,8 +57,11 @@ async def test_episodes_are_the_same_as_in_this_process(tmp_path: Path):
     assert (tmp_path / "there" / "runners" / "1.log").exists()
 
 
-async def test_a_process_that_dies_takes_only_its_own_episode_with_it(tmp_path: Path):
+async def test_a_process_that_dies_takes_only_its_own_episode_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The others are run again, and no call that was answered is made twice."""
+    fork_runners(monkeypatch.setattr)
     engine = EchoEngine(log=tmp_path / "sampled")
     config = config_with(isolation="process", runners=1, max_concurrency=3)
     output = await evaluate(tmp_path / "run", config, engine, examples("", "exit", ""))
@@ -115,19 +119,20 @@ def test_no_runner_outlives_a_killed_head(tmp_path: Path):
     program = (
         "import asyncio\nfrom pathlib import Path\nfrom tests.runners.playing import *\n"
         "from tests.support import EchoEngine\n"
+        "fork_runners()\n"
         "config = config_with(isolation='process', runners=2, max_concurrency=2)\n"
         f"run = Path({str(tmp_path / 'run')!r})\n"
         "asyncio.run(evaluate(run, config, EchoEngine(), examples('wait', 'wait')))"
     )
     environment = {**os.environ, "FRAGILE_PIDS": str(pids)}
-    head = subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=Path(__file__).parents[2])
+    head = Forked(["-c", program], Path(__file__).parents[2], environment, program="python")
     while len(list(pids.iterdir())) < 2:
         assert head.poll() is None
         time.sleep(0.05)
     runners = [int(each.name) for each in pids.iterdir()]
     assert all(map(is_alive, runners))
     head.kill()
-    head.wait()
+    head.communicate()
     deadline = time.monotonic() + 60
     while any(map(is_alive, runners)) and time.monotonic() < deadline:
         time.sleep(0.05)

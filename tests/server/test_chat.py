@@ -41,9 +41,8 @@ def test_token_ids_come_in_vllms_fields(client: openai.OpenAI) -> None:
     assert told == [f"token_id:{token}" for token in choice["token_ids"]]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_stream_says_the_same_piece_by_piece(client: openai.OpenAI, seed: int) -> None:
-    options = {"model": "tiny", "messages": ASK, "max_tokens": 24, "seed": seed, "n": 2}
+def test_a_stream_says_the_same_piece_by_piece(client: openai.OpenAI) -> None:
+    options = {"model": "tiny", "messages": ASK, "max_tokens": 24, "seed": 1, "n": 2}
     options |= {"logprobs": True, "extra_body": IDS}
     whole = client.chat.completions.create(**options)
     chunks = list(
@@ -97,13 +96,6 @@ def test_tokenize_tells_the_ids_that_a_prompt_has(server: ServerProcess, client:
         assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "yes or no?"}
 
 
-def test_an_unknown_model_is_a_404(client: openai.OpenAI) -> None:
-    for name in ("gone", "../../etc/passwd", "ft:tiny:x:0123"):
-        with pytest.raises(openai.NotFoundError, match="there is no model") as caught:
-            client.chat.completions.create(model=name, messages=ASK)
-        assert caught.value.code == "model_not_found"
-
-
 async def test_many_at_once_are_the_same_as_one_by_one(server: ServerProcess) -> None:
     async with server.async_client() as client:
 
@@ -113,8 +105,8 @@ async def test_many_at_once_are_the_same_as_one_by_one(server: ServerProcess) ->
             )
             return answer.choices[0].message.content
 
-        together = await asyncio.gather(*map(ask, range(24)))
-        assert together == [await ask(seed) for seed in range(24)]
+        together = await asyncio.gather(*map(ask, range(8)))
+        assert together == [await ask(seed) for seed in range(8)]
 
 
 def test_each_prompt_has_its_choices(client: openai.OpenAI) -> None:
@@ -163,6 +155,9 @@ def test_errors_are_those_of_the_api(server: ServerProcess) -> None:
             http.post("/v1/completions", json={"model": "tiny"}): (400, "invalid_value", "prompt"),
             http.post("/v1/chat/completions", json={"messages": ASK}): (400, "invalid_value", "model"),
         }
+        for name in ("gone", "../../etc/passwd", "ft:tiny:x:0123"):
+            unknown = http.post("/v1/chat/completions", json={"messages": ASK, "model": name})
+            told[unknown] = (404, "model_not_found", "model")
     for response, expected in told.items():
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["param"]) == expected

@@ -128,12 +128,6 @@ def test_a_worker_that_never_gets_anywhere_fails_its_job_with_the_reason(model: 
         assert len(seen) == 3
 
 
-def test_two_servers_cannot_share_a_folder(server: ServerProcess, model: Path) -> None:
-    second = ServerProcess(model, server.data_dir)
-    with pytest.raises(AssertionError, match="in use by another server"):
-        second.start()
-
-
 MARK = "ETUDE_TEST_MARK"
 
 

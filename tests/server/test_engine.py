@@ -111,7 +111,7 @@ def test_the_engine_makes_way_for_jobs_and_comes_back_by_itself(model: Path, tmp
     [
         (["./nowhere"], "the folder does not exist"),
         (["./nowhere", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set or empty"),
-        (["./nowhere", "--host", "0.0.0.0"], "there is no API key"),
+        (["./nowhere", "--host", "0.0.0.0"], "--api-key-env"),
         (["./nowhere", "--host", "203.0.113.1"], "there is no API key"),
         (["./nowhere", "--dtype", "int3"], "--dtype"),
         (["./nowhere", "--vllm-arg=--enforce-eager"], "there is no vLLM without --engine vllm"),

@@ -15,7 +15,7 @@ from openai.types import FileObject
 from etude.server.files import check_training_file
 from etude.wire.http_server import ApiError
 from tests.models.tiny_models import policy
-from tests.server.data import ASK, YES, create, dpo, supervised, upload, wait
+from tests.server.data import ASK, YES, dpo, supervised, upload
 from tests.server.process import ServerProcess
 
 
@@ -132,12 +132,6 @@ def test_what_the_model_could_not_say_is_refused_with_its_line(
         answer = row["messages"][-1]
         context = [YES | {"tool_calls": [BAD_CALL]}] if row["messages"][0] is YES else []
         upload(client, [pair, pair | {"input": {"messages": [ASK, *context]}, "preferred_output": [answer]}])
-
-
-def test_a_file_with_a_byte_order_mark_is_learned_from(client: openai.OpenAI) -> None:
-    content = b"\xef\xbb\xbf" + "".join(json.dumps(row) + "\n" for row in supervised(2)).encode()
-    file = client.files.create(file=("train.jsonl", content), purpose="fine-tune").id
-    assert wait(client, create(client, file).id, "succeeded").trained_tokens
 
 
 def test_what_is_no_upload_is_refused(server: ServerProcess, client: openai.OpenAI) -> None:

@@ -94,7 +94,7 @@ def check(status: int, text: str) -> None:
     assert '"server_error"' not in text
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(posts)
 def test_no_body_makes_the_server_fail(server: ServerProcess, post: tuple[str, Any]) -> None:
     path, body = post
@@ -108,14 +108,14 @@ def test_no_body_makes_the_server_fail(server: ServerProcess, post: tuple[str, A
 @pytest.mark.parametrize(
     "cases",
     one_quick(
-        lambda: some(gateway_cases("tiny"), 24) + some(server_cases("tiny"), 6),
+        lambda: some(gateway_cases("tiny"), 96) + some(server_cases("tiny"), 12),
         lambda: gateway_cases("tiny") + server_cases("tiny"),
     ),
     ids=["some", "all"],
 )
-def test_no_request_makes_a_server_fail(model: Path, tmp_path: Path, cases) -> None:
-    with ServerProcess(model, tmp_path) as server, server.http(timeout=60) as http:
-        problems, lines = [], 0
+def test_no_request_makes_a_server_fail(server: ServerProcess, cases) -> None:
+    with server.http(timeout=60) as http:
+        problems, lines = [], server.log.read_text().count("\n")
         for outcome in play(http, cases()):
             logged = server.log.read_text().count("\n")
             problems += [outcome.problem] if outcome.problem else []

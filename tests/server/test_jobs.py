@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -42,7 +43,9 @@ def check_wire(job: FineTuningJob, client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("rank", one_quick(4, 0))
 def test_supervised_from_file_to_a_model_that_answers(client: openai.OpenAI, rank: int) -> None:
-    file, held_out = upload(client, supervised(8)), upload(client, supervised(2))
+    marked = b"\xef\xbb\xbf" + "".join(json.dumps(row) + "\n" for row in supervised(8)).encode()
+    file = client.files.create(file=("with a byte order mark.jsonl", marked), purpose="fine-tune").id
+    held_out = upload(client, supervised(2))
     request = {"suffix": "says-yes", "seed": 1, "validation_file": held_out, "metadata": {"run": "r1"}}
     options = {"n_epochs": 4, "batch_size": 4, "learning_rate": 0.02, "lora_rank": rank}
     job = create(client, file, request=request, **options)
@@ -209,6 +212,7 @@ def test_a_row_that_the_model_cannot_take_fails_the_job_with_its_number(client: 
     assert job.fine_tuned_model is None
 
 
+@pytest.mark.slow
 def test_groups_in_which_all_are_worth_the_same_teach_nothing(client: openai.OpenAI) -> None:
     turn = {"context_ids": [3], "token_ids": [4, 1], "logprobs": [-1.0, -1.0]}
     group = {"trajectories": [{"turns": [turn], "reward": 1.0}] * 3}

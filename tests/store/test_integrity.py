@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +16,7 @@ from etude.core.errors import StoreError
 from etude.loop.lifecycle import check_journal
 from etude.store.database import open_database
 from etude.store.journal import Journal
+from tests.forked import Forked
 from tests.support import one_quick
 
 WRITER = """
@@ -41,11 +39,10 @@ asyncio.run(main())
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder whose process was killed."""
     run = tmp_path_factory.mktemp("killed")
-    command = [sys.executable, "-c", WRITER, str(run / "run.db")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "written\n"
-        os.kill(process.pid, signal.SIGKILL)
+    process = Forked(["-c", WRITER, str(run / "run.db")], run, dict(os.environ), program="python")
+    assert process.stdout.readline() == "written\n"
+    process.kill()
+    process.communicate()
     return run
 
 
@@ -179,17 +176,14 @@ asyncio.run(main())
 @pytest.mark.parametrize("seed", one_quick(*range(4)))
 def test_every_acknowledged_step_survives_kill_9(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "run.db"
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS_WRITER, str(path)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    assert process.stdout is not None
+    process = Forked(["-c", ENDLESS_WRITER, str(path)], tmp_path, dict(os.environ), program="python")
     seen = [process.stdout.readline().strip()]
     deadline = time.monotonic() + random.Random(seed).uniform(0.0, 0.3)
     while len(seen) < 2 or time.monotonic() < deadline:
         seen.append(process.stdout.readline().strip())
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     seen += [line.strip() for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
-    process.wait()
+    process.communicate()
     with Journal(path) as journal:
         kept = dict(journal.scan())
     assert len(seen) > 1
@@ -200,10 +194,9 @@ def test_every_acknowledged_step_survives_kill_9(tmp_path: Path, seed: int) -> N
 
 def test_a_full_disk_fails_every_waiter_and_keeps_what_was_committed(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
-    answer = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True, timeout=60, check=True
-    )
-    lines = answer.stdout.splitlines()
+    process = Forked(["-c", FULL_DISK, str(path)], tmp_path, dict(os.environ), program="python")
+    lines = process.communicate(timeout=60)[0].splitlines()
+    assert process.wait() == 0
     kept = [line.split()[1] for line in lines if line.startswith("kept")]
     assert len(kept) > 10
     assert lines[-1].startswith("failed 10 "), lines[-1]

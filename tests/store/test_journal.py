@@ -186,7 +186,7 @@ async def test_flush_waits_for_writes_that_nobody_awaits(journal: Journal) -> No
     await asyncio.gather(*writes)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(entries=st.dictionaries(keys, values, max_size=8), prefix=st.text(max_size=2).filter(str.isprintable))
 def test_any_unicode_key_and_json_value_comes_back(entries, prefix, tmp_path_factory) -> None:
     async def check() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.core.errors import StoreError
@@ -47,6 +47,7 @@ def samples(draw):
     )
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(sample=samples())
 def test_what_was_given_is_read_back(tmp_path_factory, sample):
     run = tmp_path_factory.mktemp("run")
@@ -118,6 +119,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(json_values)
 def test_json_values_stay_what_they_are(value: object) -> None:
     assert plain(value) == value

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,6 +20,7 @@ from etude.store.journal import Journal
 from etude.store.log import read_jobs
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import LOCK, RunFolder, lock_holder
+from tests.forked import Forked
 from tests.store.test_long_runs import LATEST_FIRST
 from tests.store.test_long_runs import phases_journal as phases  # noqa: F401
 
@@ -163,11 +161,10 @@ def test_a_run_that_was_closed_can_be_read(root: Path) -> None:
 
 
 def test_one_whose_process_was_killed_can_be_too_with_its_log(root: Path) -> None:
-    command = [sys.executable, "-c", WRITER, str(root)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "written\n"
-        os.kill(process.pid, signal.SIGKILL)
+    process = Forked(["-c", WRITER, str(root)], root, dict(os.environ), program="python")
+    assert process.stdout.readline() == "written\n"
+    process.kill()
+    process.communicate()
     assert (root / "run" / "run.db-wal").stat().st_size > 50_000
     (root / "run" / "run.db-shm").unlink()
     may_only_read(root / "run", lambda: require_readable(root / "run", 200))

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator
@@ -29,6 +27,7 @@ from etude.store.run_folder import RunFolder
 from etude.store.status import STATUS, RunStatus, SeenStatus, run_status
 from etude.telemetry import watchdog
 from tests.cli.projects import etude
+from tests.forked import Forked
 from tests.runners.playing import config_with, evaluate, examples
 from tests.support import EchoEngine, one_quick
 
@@ -92,7 +91,7 @@ asyncio.run(evaluate(Path(__import__("sys").argv[1]), config, Held(), examples("
 
 def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
     run = tmp_path / "run"
-    head = subprocess.Popen([sys.executable, "-c", PROGRAM, str(run)], cwd=Path(__file__).parents[2])
+    head = Forked(["-c", PROGRAM, str(run)], Path(__file__).parents[2], dict(os.environ), program="python")
     try:
         deadline = time.monotonic() + 60
         while not (run / STATUS).exists() or run_status(run).status.models[0].waiting < 3:  # type: ignore[union-attr]
@@ -112,7 +111,7 @@ def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
         assert "has said nothing for 1 min" in etude("cluster", "status", run).stdout
     finally:
         head.kill()
-        head.wait()
+        head.communicate()
     gone = etude("cluster", "status", run)
     assert f"gone: process {head.pid}" in gone.stdout
     assert "next: etude resume" in gone.stdout

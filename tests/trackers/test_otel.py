@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.projects import change, etude, finished, process
+from tests.cli.projects import change, etude, process
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
@@ -115,7 +115,7 @@ def test_spans_have_their_times_and_parents_and_no_content(project, receiver, mo
     assert etude("train", "config.yml", "--name", "one").exit_code == 0
     episodes, calls = receiver.named("invoke_agent"), receiver.named("chat")
     history = [json.loads(line) for line in Path("runs/one/training_metrics.jsonl").read_text().splitlines()]
-    assert len(episodes) == sum(line["episodes"] for line in history) + 2 * 6
+    assert len(episodes) == sum(line["episodes"] for line in history) + 2 * 2
     assert len(calls) == len(episodes)
     by_id = {span.span_id: span for span in receiver.spans}
     assert len(by_id) == len(receiver.spans)
@@ -146,14 +146,14 @@ def test_what_is_sent_again_after_a_kill_is_the_same_span(project, receiver):
     # Killed before the journal had it that the spans of the epoch were sent.
     with closing(sqlite3.connect("runs/one/run.db")) as journal, journal:
         journal.execute("DELETE FROM steps WHERE key LIKE 'report/%/sent/epoch/%'")
-    resumed = finished("resume", "one", folder=project)
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    resumed = etude("resume", "one")
+    assert resumed.exit_code == 0, resumed.output
     by_id: dict[bytes, set[bytes]] = {}
     for span in receiver.spans:
         by_id.setdefault(span.span_id, set()).add(span.SerializeToString(deterministic=True))
     assert len(by_id) < len(receiver.spans)
     assert all(len(contents) == 1 for contents in by_id.values())
-    assert len({span.span_id for span in receiver.episodes()}) == 2 * 32 + 2 * 6
+    assert len({span.span_id for span in receiver.episodes()}) == 2 * 16 + 2 * 2
 
 
 def train_with_content(project: Path, receiver: Receiver) -> None:

@@ -26,7 +26,7 @@ def records(file: Path = Path("shown.jsonl")) -> list[dict[str, Any]]:
     return [line for line in shown(file) if "key" in line]
 
 
-def test_a_run_is_shown_record_by_record_with_its_config(project):
+def test_a_run_is_shown_record_by_record_with_its_config_and_goes_on_so(project):
     change(project / "config.yml", report=[SHOWN])
     assert etude("train", "config.yml", "--name", "one").exit_code == 0
     assert [line["key"] for line in records()] == KEYS
@@ -42,6 +42,12 @@ def test_a_run_is_shown_record_by_record_with_its_config(project):
     assert epoch["metrics"]["train/tokens_per_second"] > 0
     assert epoch["metrics"]["cost/tokens"] > 0
     assert epoch["metrics"]["train/evaluators/brief/mean"] > 0
+    # A run that goes on is shown under the same token, without what is there.
+    assert etude("resume", "one", "-o", "finetuning.num_epochs=3").exit_code == 0
+    keys = [line["key"] for line in records()]
+    assert keys == [*KEYS, "epoch/00000003", "validation/00000003", "finished/00000003"]
+    assert len({line["token"] for line in records()}) == 1
+    assert [line["step"] for line in records()] == [0, 1, 2, 2, 2, 3, 3, 3]
 
 
 def test_a_tracker_that_is_away_ends_no_run_and_gets_all_of_it_later(project):
@@ -61,16 +67,6 @@ def test_a_tracker_that_is_away_ends_no_run_and_gets_all_of_it_later(project):
     assert [line["key"] for line in records()] == KEYS
 
 
-def test_a_run_that_goes_on_is_shown_under_the_same_token_without_what_is_there(project):
-    change(project / "config.yml", report=[SHOWN])
-    assert etude("train", "config.yml", "--name", "one").exit_code == 0
-    assert etude("resume", "one", "-o", "finetuning.num_epochs=3").exit_code == 0
-    keys = [line["key"] for line in records()]
-    assert keys == [*KEYS, "epoch/00000003", "validation/00000003", "finished/00000003"]
-    assert len({line["token"] for line in records()}) == 1
-    assert [line["step"] for line in records()] == [0, 1, 2, 2, 2, 3, 3, 3]
-
-
 @pytest.mark.parametrize(
     ("place", "again"),
     [
@@ -86,8 +82,8 @@ def test_a_run_that_is_killed_while_it_sends_has_every_record_there_at_least_onc
     killed = finished("train", "config.yml", "--name", "one", folder=project)
     assert killed.returncode == -9, killed.stdout + killed.stderr
     before = [line["key"] for line in records()]
-    resumed = finished("resume", "one", folder=project)
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    resumed = etude("resume", "one")
+    assert resumed.exit_code == 0, resumed.output
     assert [line["key"] for line in records()] == before + again
     assert [line["number"] for line in records()] == [KEYS.index(key) for key in before + again]
 
@@ -102,11 +98,8 @@ def test_functions_of_a_program_and_of_a_config_are_called_with_each_record(proj
     given.clear()
     library.resume(run, report=given.append, overrides=["finetuning.num_epochs=3"], progress=False)
     assert [record.kind for record in given] == ["epoch", "validation", "finished"]
-
-
-def test_a_run_goes_on_without_the_function_of_its_program_and_says_what_is_missing(project):
-    library.train("config.yml", report=lambda record: None, name="one", progress=False)
-    resumed = etude("resume", "one", "-o", "finetuning.num_epochs=3")
+    # It goes on without the function of its program too, and says what is missing.
+    resumed = etude("resume", "one", "-o", "finetuning.num_epochs=4")
     assert resumed.exit_code == 0
     assert "give it again, in Python" in resumed.stdout
 

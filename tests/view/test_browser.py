@@ -12,7 +12,6 @@ import uvicorn
 
 from etude.view.app import create_view
 from etude.wire.http_server import listen, server_config
-from tests.support import one_quick
 from tests.view.conftest import KEY
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -92,7 +91,8 @@ def look(browser, *, dark=False, width=1200):
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
-@pytest.mark.parametrize("name", one_quick(*PAGES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_for_everybody(browser, address, name):
     """No violation of axe's rules in light and in dark, no error of a script, and no sideways scrolling."""
     for dark in (False, True):
@@ -109,6 +109,7 @@ def test_a_page_is_for_everybody(browser, address, name):
     assert not errors, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["runs", "run", "phases", "phase", "found", "group"])
 def test_rewards_are_seen_on_a_phone(browser, address, name):
     """Of tables, the columns with rewards; of episodes side by side, their headings."""
@@ -135,6 +136,7 @@ def test_charts_are_drawn(browser, address):
     until(lambda: len(browser.find_elements("css selector", "figure canvas")) == len(figures) > 3)
 
 
+@pytest.mark.slow
 def test_the_keyboard_goes_everywhere(browser, address):
     look(browser)
     browser.get(f"{address}/")
@@ -154,6 +156,7 @@ def test_the_keyboard_goes_everywhere(browser, address):
     assert browser.find_element("css selector", "dialog[open] h2").text == "Keys"
 
 
+@pytest.mark.slow
 def test_tokens_tell_their_numbers_and_have_addresses(browser, address):
     look(browser)
     browser.get(f"{address}/runs/first/tokens/train/1/a/1#t4")
@@ -163,6 +166,7 @@ def test_tokens_tell_their_numbers_and_have_addresses(browser, address):
     assert "place 4" in said and "probability 0.4966" in said and "call 0, v0" in said
 
 
+@pytest.mark.slow
 def test_the_colour_of_tokens_is_in_the_address(browser, address):
     look(browser)
     browser.get(f"{address}/runs/first/tokens/train/2/a/0?colour=weights#t4")

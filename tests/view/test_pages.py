@@ -127,9 +127,9 @@ def is_addressable(name):
     return not {"", ".", ".."} & set(name.split("/"))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
-    text=st.sampled_from(_NAMED) | _TEXT,
+    text=st.just(" ".join(_NAMED)) | _TEXT,
     name=st.text("<>\"'&/%?#. é;", min_size=1, max_size=8).filter(is_addressable),
 )
 def test_run_data_is_text_and_nothing_else(tmp_path_factory, text, name):

@@ -21,7 +21,7 @@ from etude.config.registry import register_llm
 from etude.core.episode import Example
 from tests.cli.projects import etude as command
 from tests.integrations.games.playing import played
-from tests.support import ScriptedEngine
+from tests.support import ScriptedEngine, one_quick
 
 HERE = "tests.integrations.games.careless"
 GYM = {"_type": "gym", "id": f"{HERE}:Counting", "validation_size": 3}
@@ -72,15 +72,15 @@ def test_the_examples_that_a_program_names_are_the_ones_that_are_measured(workfl
 
 @pytest.mark.parametrize(
     ("blocks", "arguments"),
-    [
-        ({"eval": {"general": {"dataset": "mine.jsonl"}}}, []),
-        ({}, ["--dataset", "mine.jsonl"]),
-        ({"finetuning": {"run_configuration": {"validation_dataset": "mine.jsonl"}}}, []),
+    one_quick(
         (
             {"finetuning": {"run_configuration": {"validation_dataset": "other.jsonl"}}},
             ["-o", "eval.general.dataset=mine.jsonl"],
         ),
-    ],
+        ({"eval": {"general": {"dataset": "mine.jsonl"}}}, []),
+        ({}, ["--dataset", "mine.jsonl"]),
+        ({"finetuning": {"run_configuration": {"validation_dataset": "mine.jsonl"}}}, []),
+    ),
 )
 def test_a_command_measures_what_it_is_given_before_what_the_file_names_and_that_before_the_environments_own(
     blocks, arguments

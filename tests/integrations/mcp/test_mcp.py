@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 import sys
@@ -22,6 +23,7 @@ from etude.preflight.check import check_config
 from etude.rollout.collector import EpisodeJob, Limits
 from etude.rollout.reply import ToolCall
 from etude.store.journal import Journal
+from tests.forked import Forked, program
 from tests.rollout.running import collect, examples, jobs
 from tests.support import ScriptedEngine, pass_time, until
 
@@ -67,8 +69,8 @@ async def test_the_tools_of_a_server_are_described_called_and_recorded(journal: 
             secret = await tools.call(asked("environment", name="SECRET"))
             return [add, *(message["content"] for message in messages), wrong["content"], secret["content"]]
 
-    keys = {"command": "python", "args": [CALCULATOR], "env": {"SECRET": "${MCP_TEST_SECRET:-sesame}"}}
-    [record] = await play(journal, workflow, **keys)
+    env = {"SECRET": "${MCP_TEST_SECRET:-sesame}"}
+    [record] = await play(journal, workflow, command=str(program() / "python"), args=[CALCULATOR], env=env)
     assert record.failure is None
     add, *sums, wrong, secret = record.output
     assert add["function"]["description"] == "Add two whole numbers."
@@ -148,9 +150,7 @@ async def test_a_server_over_http_has_the_headers_and_may_be_gone(journal: Journ
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, CALCULATOR, str(port), stderr=asyncio.subprocess.DEVNULL
-    )
+    process = Forked([CALCULATOR, str(port)], HERE, dict(os.environ), program="python")
     try:
         await _listening(port)
         keys = {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"X-Key": "sesame"}, "scope": "shared"}
@@ -159,7 +159,7 @@ async def test_a_server_over_http_has_the_headers_and_may_be_gone(journal: Journ
         assert [record.output for record in records] == [["met", "met", "2"]] * 4
     finally:
         process.kill()
-        await process.wait()
+        process.communicate()
     [record] = await play(journal, calling(asked("add", left=2, right=1)), phase="later", **keys)
     assert record.failure is not None and record.failure.kind == "tool_failed"
     assert "All connection attempts failed" in record.failure.reason

@@ -53,6 +53,7 @@ async def test_episodes_that_run_at_once_with_one_client_are_kept_apart(tmp_path
         assert {call.request.messages[0]["content"] for call in record.calls} == set(record.output)
 
 
+@pytest.mark.slow
 async def test_an_agent_that_streams_has_the_usage_of_its_calls(tmp_path):
     pytest.importorskip("langchain_openai")
 

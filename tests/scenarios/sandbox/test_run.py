@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -18,18 +17,29 @@ from hypothesis import strategies as st
 
 from etude.scenarios.sandbox.process import Limits, remove_tree
 from etude.scenarios.sandbox.run import Returned, SandboxResult, call_function, run_program
+from tests.forked import Forked
 
 LIMITS = Limits(wall_seconds=60.0)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel confines programs on Linux only")
 
 
+def slow(*values: str) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 async def run(source: str, *, limits: Limits = LIMITS) -> SandboxResult:
     return await run_program(source, limits=limits)
 
 
-async def run_all(sources: Sequence[str], **options: Any) -> list[SandboxResult]:
-    return await asyncio.gather(*(run(source, **options) for source in sources))
+async def tried(attempts: Sequence[str]) -> list[str]:
+    """What became of the attempts of one program, each of which is an error if it is refused."""
+    each = "try:\n exec(attempt)\n print('done')\nexcept BaseException as error:\n print(repr(error)[:200])"
+    result = await run(f"for attempt in {list(attempts)!r}:\n " + each.replace("\n", "\n "))
+    assert result.status == "ok", result
+    lines = result.output.splitlines()
+    assert len(lines) == len(attempts), lines
+    return lines
 
 
 # What programs may do.
@@ -40,45 +50,38 @@ async def test_a_program_reads_its_input_and_its_output_is_kept():
     assert (result.status, result.reason, result.output) == ("ok", "", "42\né\n")
 
 
-@pytest.mark.parametrize(
-    ("source", "output"),
-    [
-        ("if __name__ == '__main__': print('main')", "main\n"),
-        ("print('a'); exit()", "a\n"),
-        ("import sys; print('a'); sys.exit(0)", "a\n"),
-        ("import atexit; atexit.register(print, 'late')", "late\n"),
-        (
-            "import threading as t, time\nt.Thread(target=lambda: (time.sleep(0.1), print('x'))).start()",
-            "x\n",
-        ),
-        ("import sys; sys.stdout.write('no newline')", "no newline"),
-        ("import math, heapq, collections, re, zoneinfo; print(math.gcd(4, 6))", "2\n"),
-        ("open('a.txt', 'w').write('x'); print(open('a.txt').read())", "x\n"),
-        ("import tempfile; print(len(tempfile.TemporaryFile().read()))", "0\n"),
-        ("import os; os.mkdir('d'); os.rename('d', 'e'); print(os.listdir())", "['e']\n"),
-        ("print(list({'a', 'b', 'c', 'd'})[0] == list({'d', 'c', 'b', 'a'})[0])", "True\n"),
-    ],
-)
-async def test_what_ordinary_programs_do_works(source: str, output: str):
+async def test_what_ordinary_programs_do_works():
+    source = """
+import atexit, heapq, collections, math, os, re, sys, tempfile, threading as t, time, zoneinfo
+atexit.register(print, 'late')
+t.Thread(target=lambda: (time.sleep(0.1), print('x'))).start()
+if __name__ == '__main__': print('main', math.gcd(4, 6))
+open('a.txt', 'w').write('x'); print(open('a.txt').read(), len(tempfile.TemporaryFile().read()))
+os.mkdir('d'); os.rename('d', 'e'); print(sorted(os.listdir()))
+print(list({'a', 'b', 'c', 'd'})[0] == list({'d', 'c', 'b', 'a'})[0])
+sys.stdout.write('no newline\\n')
+sys.exit(0)
+"""
     result = await run(source)
-    assert (result.status, result.reason, result.output) == ("ok", "", output)
+    said = "main 2\nx 0\n['a.txt', 'e']\nTrue\nno newline\nx\nlate\n"
+    assert (result.status, result.reason, result.output) == ("ok", "", said)
+    assert (await run("print('a', end=''); exit()")).output == "a"
 
 
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
         ("x = 1\nprint(1 / 0)", "ZeroDivisionError: division by zero (line 2: print(1 / 0))"),
-        ("def f(:", "SyntaxError: invalid syntax"),
-        ("raise SystemExit('no')", "it exited with status 'no'"),
         ("import sys; sys.exit(3)", "it exited with status 3"),
-        ("import os; os._exit(4)", "it exited with status 4"),
         ("import os; os.abort()", "it crashed with signal 6"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt (line 1: raise KeyboardInterrupt)"),
-        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded (line 1: def f(): f())"),
-        ("print('\\ud800')", "UnicodeEncodeError"),
-        ("null\0byte", "source code string cannot contain null bytes"),
         ("import threading as t\ndef f(): raise ValueError('in a thread')\nt.Thread(target=f).start()",
          "ValueError: in a thread"),
+        slow("def f(:", "SyntaxError: invalid syntax"),
+        slow("raise SystemExit('no')", "it exited with status 'no'"),
+        slow("raise KeyboardInterrupt", "KeyboardInterrupt (line 1: raise KeyboardInterrupt)"),
+        slow("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded (line 1: def f(): f())"),
+        slow("print('\\ud800')", "UnicodeEncodeError"),
+        slow("null\0byte", "source code string cannot contain null bytes"),
     ],
 )  # fmt: skip
 async def test_a_program_that_fails_is_an_error_with_its_reason(source: str, reason: str):
@@ -106,47 +109,40 @@ STARTING = [
 
 
 async def test_no_process_is_started():
-    for attempt, result in zip(STARTING, await run_all(STARTING), strict=True):
-        assert result.status in ("refused", "error"), (attempt, result)
+    for attempt, error in zip(STARTING, await tried(STARTING), strict=True):
+        assert error not in ("done", "SystemExit(0)"), attempt
 
 
-@pytest.mark.parametrize("source", ["x = bytearray(10**12)", "x = []\nwhile True: x.append('x' * 10**7)"])
+@pytest.mark.parametrize("source", ["x = []\nwhile 1: x.append('x' * 10**7)", slow("x = bytearray(10**12)")])
 async def test_a_memory_hog_is_stopped(source: str):
     result = await run(source)
     assert result.status == "memory"
 
 
 ENDLESS = [
-    "while True: pass",
-    "import time; time.sleep(1000)",
     "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
     "    except (OSError, ValueError): pass\nwhile True: pass",
-    "import sys, time; sys.stdout.close(); time.sleep(1000)",
     "import os, time\nos.closerange(0, 64)\ntime.sleep(1000)",
     "import threading, time; threading.Thread(target=time.sleep, args=(1000,)).start()",
-    "import atexit, time; atexit.register(time.sleep, 1000)",
-    "try:\n    while True: pass\nfinally:\n    while True: pass",
     "(" * 80 + "10**10**10" + ")" * 80,
-    "import re; re.match('(a+)+b', 'a' * 100)",
-    "class E:\n    def __del__(self):\n        while True: pass\nE()",
+    slow("import atexit, time; atexit.register(time.sleep, 1000)"),
+    slow("try:\n    while True: pass\nfinally:\n    while True: pass"),
+    slow("import re; re.match('(a+)+b', 'a' * 100)"),
+    slow("class E:\n    def __del__(self):\n        while True: pass\nE()"),
 ]
 
 
-async def test_what_does_not_end_is_ended():
-    limits = Limits(wall_seconds=0.6)
-    for source, result in zip(ENDLESS, await run_all(ENDLESS, limits=limits), strict=True):
-        assert (result.status, result.reason) == ("timeout", "it was not done after 0.6 s"), source
-        assert result.seconds < 60
+@pytest.mark.parametrize("source", ENDLESS)
+async def test_what_does_not_end_is_ended(source: str):
+    result = await run(source, limits=Limits(wall_seconds=0.5))
+    assert (result.status, result.reason) == ("timeout", "it was not done after 0.5 s")
+    assert result.seconds < 60
 
 
-async def test_cpu_time_is_bounded_by_itself():
+@pytest.mark.slow
+async def test_cpu_time_is_bounded_for_those_who_ignore_the_signal():
     ignoring = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    limits = Limits(wall_seconds=300, cpu_seconds=1)
-    plain, stubborn = await asyncio.gather(
-        *(run(source, limits=limits) for source in ("while 1: pass", ignoring))
-    )
-    assert plain.status == stubborn.status == "timeout"
-    assert plain.reason == "it was not done after 1 s of CPU time"
+    assert (await run(ignoring, limits=Limits(wall_seconds=300, cpu_seconds=1))).status == "timeout"
 
 
 async def test_output_is_bounded():
@@ -176,10 +172,13 @@ async def test_a_file_outside_of_its_folder_is_not_written(tmp_path: Path):
         f"import pathlib; pathlib.Path({other!r}).touch()",
         f"import sqlite3; sqlite3.connect({other!r}).execute('create table t (x)')",
     ]
-    for attempt, result in zip(attempts, await run_all(attempts), strict=True):
+    for attempt, error in zip(attempts, await tried(attempts), strict=True):
         if "sqlite3" not in attempt:
             # Landlock refuses a link as one to another device.
-            assert result.status == ("error" if "os.link" in attempt else "refused"), (attempt, result)
+            assert error.startswith("OSError" if "os.link" in attempt else "PermissionError"), (
+                attempt,
+                error,
+            )
     assert mine.read_text() == "mine"
     assert names_in(tmp_path) == ["mine.txt"]
 
@@ -187,10 +186,12 @@ async def test_a_file_outside_of_its_folder_is_not_written(tmp_path: Path):
 async def test_a_file_outside_of_its_folder_is_not_read(tmp_path: Path):
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
-    for path in (secret, Path("/etc/passwd"), Path(f"/proc/{os.getpid()}/environ")):
-        result = await run(f"print(open({str(path)!r}).read())")
-        assert (result.status, result.output) == ("refused", "")
-    assert (await run(f"import os; print(os.listdir({str(tmp_path)!r}))")).status == "refused"
+    paths = (secret, Path("/etc/passwd"), Path(f"/proc/{os.getpid()}/environ"))
+    attempts = [f"open({str(path)!r}).read()" for path in paths]
+    for error in await tried([*attempts, f"import os; os.listdir({str(tmp_path)!r})"]):
+        assert error.startswith("PermissionError")
+    refused = await run(f"print(open({str(secret)!r}).read())")
+    assert (refused.status, refused.output) == ("refused", "")
 
 
 async def test_files_are_bounded_in_size_and_number():
@@ -214,8 +215,9 @@ MUCH = {
 }
 
 
-@pytest.mark.parametrize("source", MUCH.values(), ids=MUCH.keys())
-async def test_what_is_written_at_the_very_end_counts(source: str):
+@pytest.mark.parametrize("kind", ["then it leaves", "names", "in folders", *map(slow, MUCH)])
+async def test_what_is_written_at_the_very_end_counts(kind: str):
+    source = MUCH[kind]
     limits = replace(LIMITS, folder_bytes=5000, folder_entries=50)
     result = await run(source, limits=limits)
     assert (result.status, result.reason.startswith("its files took more")) == ("error", True)
@@ -246,9 +248,8 @@ async def test_no_socket_is_opened():
         "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')",
         "import asyncio; asyncio.run(asyncio.sleep(0))",
     )
-    for attempt, result in zip(attempts, await run_all(attempts), strict=True):
-        assert result.status in ("refused", "error"), attempt
-        assert any(word in result.reason for word in ("socket", "not permitted", "imported")), result.reason
+    for error in await tried(attempts):
+        assert any(word in error for word in ("socket", "not permitted", "imported", "resolution")), error
 
 
 async def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch):
@@ -258,8 +259,9 @@ async def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_nobody_else_is_killed():
-    for attempt in ("os.kill(os.getppid(), 9)", "os.kill(-1, 9)", "os.killpg(os.getpgid(os.getppid()), 15)"):
-        assert (await run(f"import os; {attempt}")).status == "refused"
+    kills = ("os.kill(os.getppid(), 9)", "os.kill(-1, 9)", "os.killpg(os.getpgid(os.getppid()), 15)")
+    for error in await tried([f"import os; {kill}" for kill in kills]):
+        assert error.startswith("PermissionError")
     suicide = await run("import os; os.kill(os.getpid(), 15)")
     assert (suicide.status, suicide.reason) == ("error", "it crashed with signal 15")
 
@@ -327,13 +329,13 @@ def test_a_program_dies_with_its_parent():
         "import asyncio\nfrom etude.scenarios.sandbox.run import run_program\n"
         "asyncio.run(run_program('import time; time.sleep(1000)'))"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script])
+    parent = Forked(["-c", script], Path.cwd(), dict(os.environ), program="python")
     try:
         while not (found := children(parent.pid)):
             time.sleep(0.01)
     finally:
         parent.kill()
-        parent.wait()
+        parent.communicate()
     deadline = time.monotonic() + 60
     while any(is_running(child) for child in found) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -356,8 +358,8 @@ def test_whatever_is_stopped_while_it_starts_ends():
 async def test_many_run_at_once_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     messy = "import os\nos.mkdir('shut', 0); os.mkdir('d'); open('d/x', 'w')"
-    results = await asyncio.gather(*(run(messy) for _ in range(4)))
-    assert [result.status for result in results] == ["ok"] * 4
+    results = await asyncio.gather(*(run(messy) for _ in range(2)))
+    assert [result.status for result in results] == ["ok"] * 2
     assert not names_in(tmp_path)
 
 
@@ -400,9 +402,10 @@ async def test_calls_before_the_one_that_does_not_end_are_kept():
         source, "f", [(0,), (1,), (0,)], limits=Limits(wall_seconds=60, cpu_seconds=1)
     )
     assert (result.status, result.returned) == ("timeout", (Returned(0),))
+    assert result.reason == "it was not done after 1 s of CPU time"
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.text())
 def test_any_text_is_a_program_with_a_result(source: str):
     result = asyncio.run(run(source))
