@@ -40,6 +40,7 @@ ROOT = Path(__file__).parents[1]
 PRELOADED = (
     *("torch", "transformers", "transformers.models.llama.modeling_llama", "peft", "rich.live"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg"),
+    *("tests.several", "tests.cli.parts", "typer.rich_utils"),
 )
 """Beside all rooms of Etude but those of its guests."""
 

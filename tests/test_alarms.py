@@ -17,7 +17,7 @@ from etude.store.log import EpochLog, histories
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.several import Several, config
-from tests.support import ScriptedEngine, without_times
+from tests.support import ScriptedEngine, one_quick, without_times
 from tests.training import FakeAdapter, Interrupted, Run, Watcher
 
 GOING_BACK = Capabilities(versions=True, from_base=True)
@@ -58,7 +58,7 @@ def adapter_of(run: Run) -> ReturningAdapter:
     return ReturningAdapter(run.path.parent / "backend", capabilities=GOING_BACK)
 
 
-@pytest.fixture(params=["epochs", "guide", "one loop"])
+@pytest.fixture(params=one_quick("guide", "epochs", "one loop"))
 def run(tmp_path, request) -> Run:
     """A run of our trainer, or of one that implements only the interface."""
     made = Run(tmp_path / "run")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 import subprocess
 import sys
@@ -103,7 +104,17 @@ PRINTING_ROOMS = {"cli", "report"}
 @functools.cache
 def modules() -> dict[str, ast.Module]:
     """The syntax trees of all modules, by their dotted names."""
-    return {_dotted(path): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+    gc.disable()  # Looking for garbage among them would take longer than making them.
+    found = {_dotted(path): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+    gc.freeze()
+    gc.enable()
+    return found
+
+
+@functools.cache
+def nodes() -> dict[str, list[ast.AST]]:
+    """All nodes of the trees."""
+    return {module: [*ast.walk(tree)] for module, tree in modules().items()}
 
 
 def _dotted(path: Path) -> str:
@@ -165,11 +176,6 @@ def check(found: Iterable[object]) -> None:
     assert not lines, "\n".join(lines)
 
 
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """All functions and methods."""
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-
-
 def test_every_room_is_on_the_plan():
     assert {room_of(module) for module in modules()} - {""} <= set(ROOMS), "give new rooms a place in ROOMS"
 
@@ -210,10 +216,11 @@ def test_the_house_only_gets_smaller():
 
 def test_functions_are_short():
     check(
-        f"{module}:{function.lineno} {function.name}"
-        for module, tree in modules().items()
-        for function in functions(tree)
-        if (function.end_lineno or 0) - function.lineno >= MAX_FUNCTION_LINES
+        f"{module}:{node.lineno} {node.name}"
+        for module, found in nodes().items()
+        for node in found
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
     )
 
 
@@ -226,19 +233,7 @@ def test_only_what_runs_or_trains_models_here_imports_torch_at_its_top():
     )
 
 
-@pytest.mark.parametrize(
-    ("statement", "needs"),
-    [
-        ("import etude", set()),
-        ("import etude; etude.workflow", {"pydantic", "yaml"}),
-        ("import etude.config.load, etude.config.builder, etude.config.references", {"pydantic", "yaml"}),
-    ],
-)
-def test_importing_etude_is_light(statement: str, needs: set[str]):
-    assert loaded_after(statement) & SLOW_TO_IMPORT == needs
-
-
-def test_nothing_needs_torch_before_a_model_is_loaded_here():
+def test_importing_etude_is_light_and_nothing_needs_torch_before_a_model_is_loaded_here():
     """Neither the shipped components, nor the commands, nor any module of the other rooms."""
     of_guests = {each.module for each in imports() if each.package in GUESTS and each.is_top_level}
     others = sorted(
@@ -248,14 +243,24 @@ def test_nothing_needs_torch_before_a_model_is_loaded_here():
         if not name.startswith("etude.integrations.art.serving")  # A part of the server.
     )
     assert "etude.components" in others and "etude.cli.app" in others
-    assert not loaded_after(f"import {', '.join(others)}") & HEAVY
+    package, part, config, all_of_them = loaded_after(
+        "import etude",
+        "etude.workflow",
+        "import etude.config.load, etude.config.builder, etude.config.references",
+        f"import {', '.join(others)}",
+    )
+    assert package & SLOW_TO_IMPORT == set()
+    assert part & SLOW_TO_IMPORT == config & SLOW_TO_IMPORT == {"pydantic", "yaml"}
+    assert not all_of_them & HEAVY
 
 
-def loaded_after(statement: str) -> set[str]:
-    """The top-level packages that a new process has loaded after a statement."""
-    script = f"{statement}\nimport sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+def loaded_after(*statements: str) -> list[set[str]]:
+    """The top-level packages that a new process has loaded after each of the statements."""
+    show = "print('loaded', *{name.partition('.')[0] for name in sys.modules})"
+    script = "\n".join(["import gc, sys; gc.disable()", *(f"{each}\n{show}" for each in statements)])
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(result.stdout.split())
+    lines = (line.split() for line in result.stdout.splitlines() if line.startswith("loaded "))
+    return [set(names) for _, *names in lines]
 
 
 def test_guests_are_imported_in_their_rooms_alone():
@@ -275,9 +280,9 @@ def test_nothing_is_pickled():
 def test_only_the_command_line_and_the_report_print():
     check(
         f"{module}:{node.lineno}"
-        for module, tree in modules().items()
+        for module, found in nodes().items()
         if room_of(module) not in PRINTING_ROOMS
-        for node in ast.walk(tree)
+        for node in found
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     )
 
@@ -335,10 +340,9 @@ def _overrides(scope: ast.Module | ast.ClassDef, name: str) -> bool:
 def _classes() -> dict[str, list[ast.ClassDef]]:
     """The classes of the package by their names."""
     found: dict[str, list[ast.ClassDef]] = {}
-    for tree in modules().values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(node)
+    for node in (node for each in nodes().values() for node in each):
+        if isinstance(node, ast.ClassDef):
+            found.setdefault(node.name, []).append(node)
     return found
 
 

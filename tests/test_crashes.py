@@ -26,6 +26,7 @@ ONE = [
     ("request", 30),
     ("wait", 2),
 ]
+FEW = [("request", 12), ("submit", 1), ("wait", 1), ("adopt", 1), ("prune", 1)]
 TWO = [
     ("request", 7),
     ("request", 20),
@@ -57,7 +58,7 @@ def jobs(folder):
 
 
 @pytest.mark.parametrize(
-    ("kind", "kills"), one_quick(("now", ONE), ("ahead", ONE), ("two", TWO), ("two-ahead", TWO))
+    ("kind", "kills"), one_quick(("now", FEW), ("now", ONE), ("ahead", ONE), ("two", TWO), ("two-ahead", TWO))
 )
 def test_a_run_that_is_killed_at_every_turn_ends_where_an_uninterrupted_one_ends(tmp_path, kind, kills):
     killed, whole = killed_and_whole(kind, tmp_path, kills)

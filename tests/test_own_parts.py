@@ -19,7 +19,7 @@ from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.log import EpochLog, read_jobs
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
-from tests.support import without_times
+from tests.support import one_quick, without_times
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
 
 BUILDERS = {
@@ -36,6 +36,7 @@ TRAINERS = {
     "one loop": lambda: guide.OneLoopTrainer(guide.GuideTrainerConfig()),
     "same epoch": lambda: guide.SameEpochTrainer(guide.GuideTrainerConfig()),
 }
+OTHERS = [name for name in TRAINERS if name != "guide"]
 STALE = {"caching", "replaying"}
 OWN_TRAINERS = ["guide", "one loop", "same epoch"]
 
@@ -65,7 +66,8 @@ def requests_by_version(run: Run) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("adapter", "trainer"), [*(("versions", each) for each in TRAINERS), ("silent", "guide")]
+    ("trainer", "adapter"),
+    one_quick(("guide", "versions"), ("guide", "silent"), *((name, "versions") for name in OTHERS)),
 )
 @pytest.mark.parametrize("builder", BUILDERS)
 async def test_every_combination_trains_on_fresh_episodes_or_is_refused(
@@ -90,7 +92,7 @@ async def test_every_combination_trains_on_fresh_episodes_or_is_refused(
         assert run.engine.version == 3
 
 
-@pytest.mark.parametrize("trainer", OWN_TRAINERS)
+@pytest.mark.parametrize("trainer", one_quick(*OWN_TRAINERS))
 async def test_the_epochs_of_an_own_trainer_are_journalled_reported_and_summed_up(run, trainer):
     run.validation = examples(4, "v")
     made = await use(run, "guide", trainer).start(num_epochs=3)
@@ -110,11 +112,11 @@ async def test_the_epochs_of_an_own_trainer_are_journalled_reported_and_summed_u
 
 @pytest.mark.parametrize(
     ("builder", "trainer", "place"),
-    [
-        *(("grpo", "guide", place) for place in ("submitting", "following", "collecting")),
+    one_quick(
         ("guide", "one loop", "following"),
+        *(("grpo", "guide", place) for place in ("submitting", "following", "collecting")),
         ("guide", "guide epochs", "submitting"),
-    ],
+    ),
 )
 async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
     run, tmp_path, builder, trainer, place
@@ -144,7 +146,7 @@ async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
 
 
 @pytest.mark.parametrize(
-    "trainer, record", [("guide", "add_status"), ("guide", "add_entry"), ("epochs", "add_entry")]
+    "trainer, record", one_quick(("guide", "add_status"), ("guide", "add_entry"), ("epochs", "add_entry"))
 )
 @pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
 async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its_job_again(

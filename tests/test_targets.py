@@ -27,7 +27,7 @@ from tests.crashing import AgainstPool, end_of, killed_and_whole
 from tests.protocols.games import agent_of
 from tests.rollout.running import collect
 from tests.several import Several, config
-from tests.support import ScriptedEngine, without_times
+from tests.support import ScriptedEngine, one_quick, without_times
 from tests.training import Capabilities, FakeAdapter, examples
 
 VALIDATED = {"run_configuration": {"validation_dataset": {"_type": "test_counted", "prefix": "v"}}}
@@ -185,17 +185,17 @@ def test_the_config_that_a_run_keeps_is_read_again():
 
 @pytest.mark.parametrize(
     ("builder", "method"),
-    [
-        ({"_type": "malt", "num_generations": 2}, "dpo"),
+    one_quick(
         ({"_type": "malt", "num_generations": 3, "pairs": "interval", "interval": 0.2}, "dpo"),
+        ({"_type": "malt", "num_generations": 2}, "dpo"),
         (
             {"_type": "expert_iteration", "num_generations": 4, "credit": "agent", "min_reward": 0.9},
             "supervised",
         ),
         ({"_type": "grpo", "num_generations": 4, "credit": "agent"}, "grpo"),
         ({"_type": "grpo", "num_generations": 4, "credit": "turn"}, "grpo"),
-    ],
-    ids=["malt", "malt by interval", "expert iteration", "grpo by agent", "grpo by turn"],
+    ),
+    ids=["malt by interval", "malt", "expert iteration", "grpo by agent", "grpo by turn"],
 )
 async def test_both_models_are_trained_by(played, builder, method):
     await played.start(play(builder))

@@ -17,7 +17,7 @@ from etude.verbs import train_in
 from tests import guide_parts as guide
 from tests.crashing import end_of, killed_and_whole
 from tests.crashing import warm_up_config as config
-from tests.support import without_times
+from tests.support import one_quick, without_times
 from tests.training import FakeAdapter, Interrupted, Run, examples, learning_engine
 
 KILLS = [
@@ -99,12 +99,12 @@ def yes(examples):
     return [[question, {"role": "assistant", "content": "yes"}] for _ in examples]
 
 
-@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("is_own", one_quick(True, False))
 async def test_any_trainer_has_it_and_it_ends_when_the_reward_is_there(tmp_path, is_own):
     run = Run(tmp_path / "run")
     run.adapter = Taking(tmp_path / "backend")
     run.engine = learning_engine(base=0, step=34)
-    run.examples, run.validation = examples(40), examples(40, "v")
+    run.examples, run.validation = examples(20), examples(40, "v")
     run.finetuning.warm_up = {"transcripts": f"{__name__}:yes", "until": {"reward": 0.5}}
     if is_own:
         run.make_trainer = lambda: guide.GuideTrainer(guide.GuideTrainerConfig())

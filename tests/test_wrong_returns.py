@@ -25,6 +25,7 @@ from etude.core.sample import Sample
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.facts import read_histories
 from tests import guide_parts as guide
+from tests.support import one_quick
 from tests.training import FakeAdapter, Run, correct, examples, play
 
 TRAINERS = {
@@ -56,7 +57,7 @@ def completed(name: str = "x") -> etude.TrainingJobStatus:
     return etude.TrainingJobStatus(run_id=name, backend="fake", status=TrainingStatusEnum.COMPLETED)
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", one_quick("guide", "epochs"))
 @pytest.mark.parametrize(
     ("name", "value", "returned"),
     [

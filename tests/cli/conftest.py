@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.cli.projects import local_project, scripted_project
+from tests.cli.projects import etude, local_project, scripted_project
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +40,25 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: Path) -> Path:
     monkeypatch.chdir(tmp_path)
     local_project(tmp_path, base)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    """A project with two runs of the tiny model: `r` makes v1 and v2, and `lora` LoRA weights v1."""
+    folder = tmp_path_factory.mktemp("trained")
+    lora = ["-o", "trainer_adapters.local.lora.r=2", "-o", "finetuning.num_epochs=1"]
+    local_project(folder, base)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("etude.report.files.render_reward_plot", lambda history: b"")
+        for name, options in (("r", []), ("lora", lora)):
+            shown = etude("train", "config.yml", "--name", name, *options)
+            assert shown.exit_code == 0, shown.stderr
+    return folder
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_once: Path) -> Path:
+    """The current folder, with a copy of that project."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(trained_once, tmp_path, dirs_exist_ok=True))

@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,20 +121,17 @@ ANSWER = PLAY + "    return (await episode.chat([{'role': 'user', 'content': 'q'
     ids=["nan", "raises", "never"],
 )
 def test_evaluators_that_fail_are_no_zero(project, body, texts):
-    evaluators = (
-        f"def correct(example, output):\n    {body}\n\n\ndef brief(example, output):\n    return 1.0\n"
-    )
-    (project / "agent.py").write_text(ANSWER + evaluators)
+    agent = f"{ANSWER}def correct(example, output):\n    {body}\n\n\ndef brief(*_):\n    return 1.0\n"
+    (project / "agent.py").write_text(agent)
     limit = {"_type": "agent:correct", "timeout": 0.3 if "sleep" in body else 300}
     change(project / "config.yml", eval__evaluators__correct=limit, llms__policy__log=str(project / "log"))
     shown = etude("train", "config.yml", "--name", "r")
     refused(shown, FAILED, "episodes have no score from 'correct'", *texts)
     sampled = (project / "log").read_text().splitlines()
-    (project / "agent.py").write_text(
-        ANSWER + evaluators.replace(body, "return 1.0 if output == 'yes' else 0.0")
-    )
-    mended = finished("resume", "r", "-o", "eval.evaluators.correct.timeout=300", folder=project)
-    assert mended.returncode == 0, mended.stderr
+    (project / "agent.py").write_text(agent.replace(body, "return 1.0 if output == 'yes' else 0.0"))
+    del sys.modules["agent"]
+    mended = etude("resume", "r", "-o", "eval.evaluators.correct.timeout=300")
+    assert mended.exit_code == 0, mended.stderr
     everything = (project / "log").read_text().splitlines()
     assert everything[: len(sampled)] == sampled
     assert len(set(everything)) == len(everything), "a paid call was made twice"
@@ -172,9 +170,8 @@ def test_a_run_folder_of_another_version(project):
     assert [run["state"] for run in listed] == ["unreadable"]
 
 
-def test_a_run_whose_weights_were_deleted(local):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    shutil.rmtree(local / "runs/r/checkpoints")
+def test_a_run_whose_weights_were_deleted(trained):
+    shutil.rmtree(trained / "runs/r/checkpoints")
     refused(
         etude("evaluate", "config.yml", "--model", "r:v1"), WRONG, "the weights of v1 of run r were not kept"
     )

@@ -20,8 +20,8 @@ from etude.store.facts import read_histories
 from etude.store.files import SUMS
 from etude.store.run_folder import LOCK
 from tests.cli.killed import repeatable_project
-from tests.cli.projects import change, etude, finished, local_project, train_two_models
-from tests.support import without_times
+from tests.cli.projects import change, etude, local_project, train_two_models
+from tests.support import one_quick, without_times
 
 FILES = (SUMS, "job.json", "learner.json", "optimiser.safetensors", "trained.safetensors")
 
@@ -45,8 +45,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
     """A project with a deterministic run that is over: v1, v2, v3."""
     folder = tmp_path_factory.mktemp("trained")
     change(repeatable_project(folder, base) / "config.yml", storage=None)
-    result = finished("train", "config.yml", "--name", "run", folder=folder)
-    assert result.returncode == 0, result.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("etude.report.files.render_reward_plot", lambda history: b"")
+        result = etude("train", "config.yml", "--name", "run")
+    assert result.exit_code == 0, result.stderr
     return folder
 
 
@@ -95,7 +98,7 @@ def require_undisturbed(run: Path, trained: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "harm"),
-    [("trained.safetensors", flip), ("job.json", empty), ("optimiser.safetensors", Path.unlink)],
+    one_quick(("trained.safetensors", flip), ("job.json", empty), ("optimiser.safetensors", Path.unlink)),
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_run_goes_back_from_a_damaged_version(
@@ -233,22 +236,16 @@ def test_a_run_that_was_killed_before_it_had_a_journal_is_begun_again(project: P
     assert begun.exit_code == 0, begun.output
 
 
-@pytest.mark.parametrize("kept", [0.0, 0.5, 0.98, None], ids=["empty", "half", "nearly all", "deleted"])
-def test_a_config_that_is_not_whole_is_refused_and_without_one_the_journals_counts(
-    project: Path, kept: float | None
-) -> None:
+def test_a_config_that_is_not_whole_is_refused_and_without_one_the_journals_counts(project: Path) -> None:
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
     config = project / "runs" / "r" / "config.yml"
     whole = config.read_text()
-    if kept is None:
-        config.unlink()
-    else:
+    for kept in (0.0, 0.5, 0.98):
         config.write_text(whole[: int(kept * len(whole))])
-    if kept is not None:
         refused = etude("resume", "r")
         assert refused.exit_code != 0
         assert "config.yml is damaged: config.yml is " in " ".join(refused.output.split())
         assert etude("runs", "check", "r").exit_code == 1
-        config.unlink()
+    config.unlink()
     assert etude("resume", "r").exit_code == 0
     assert etude("runs", "check", "r").exit_code == 0

@@ -13,7 +13,6 @@ from etude.preflight.starter import FILES
 from tests.cli.projects import etude, events
 from tests.models.test_source import hub_away as hub_away
 from tests.pretrained import needs_real_model
-from tests.support import one_quick
 
 AGENT = """
 import etude
@@ -38,7 +37,7 @@ from etude.models.tiny import build_policy, build_tokenizer
 
 async def build_base(folder, seed, progress):
     folder.mkdir()
-    for name, count in (("train", 6), ("validation", 5)):
+    for name, count in (("train", 4), ("validation", 3)):
         rows = [{"id": f"{name}-{n}", "question": f"{n}?"} for n in range(count)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
     progress("babbling", 0.25)
@@ -58,7 +57,7 @@ trajectory_builders:
 trainer_adapters: {local: {_type: local, learning_rate: 3e-3}}
 finetuning:
   enabled: true
-  num_epochs: 2
+  num_epochs: 1
   trajectory_builder: grpo
   run_configuration: {validation_dataset: base/validation.jsonl}
 """
@@ -83,20 +82,22 @@ def small_example(tmp_path, monkeypatch):
     return here
 
 
-def test_an_agent_is_made_trained_and_measured(small_example):
+def test_an_agent_is_made_trained_and_measured_in_a_new_folder(small_example):
+    (small_example / "demo-calculator").mkdir()
     shown = etude("demo")
     assert shown.exit_code == 0, shown.stderr
-    for text in ("before", "after, greedy", "varied (reward)", "reward_plot.png", "demo-calculator/model"):
+    for text in ("before", "after, greedy", "varied (reward)", "reward_plot.png", "demo-calculator-2/model"):
         assert text in shown.stdout
     assert shown.stdout.count("user: ") == 6, "three examples, before and after"
     assert shown.stdout.rstrip().splitlines()[-1].startswith("next: etude init my_agent")
-    folder = small_example / "demo-calculator"
-    assert (folder / "runs/training/reward_plot.png").exists()
+    folder = small_example / "demo-calculator-2"
+    assert (folder / "runs/training/reward_plot.png").stat().st_size > 1000
     assert "before training (v0) |" in (folder / "model/README.md").read_text()
     assert etude("evaluate", folder / "config.yml", "--model", folder / "model").exit_code == 0
 
 
-@pytest.mark.parametrize("method", one_quick("dpo", "expert_iteration"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dpo", "expert_iteration"])
 def test_other_methods(small_example, method):
     told = events(etude("demo", "--method", method, "--json").stdout)[-1]
     assert (told["event"], told["method"]) == ("demo", method)
@@ -110,9 +111,6 @@ def test_a_demo_is_not_written_over(small_example):
     shown = etude("demo", "--out", "mine")
     assert shown.exit_code == 2
     assert "not empty" in shown.stderr
-    (small_example / "demo-calculator").mkdir()
-    assert etude("demo").exit_code == 0
-    assert (small_example / "demo-calculator-2" / "config.yml").exists()
 
 
 @pytest.fixture

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import yaml
 
-from tests.cli.projects import change, etude, finished
+from tests.cli.projects import change, etude
 
 
 @pytest.fixture
@@ -170,8 +171,7 @@ def test_results_are_kept(project):
         assert len((folder / "items.jsonl").read_text().splitlines()) == 6
 
 
-def test_a_version_of_a_run_is_evaluated(local):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+def test_a_version_of_a_run_is_evaluated(trained):
     base, first, best = (scores_told("config.yml", "--model", f"r{wish}") for wish in (":base", ":v1", ""))
     assert (base["model"], first["model"]) == ("r:base", "r:v1")
     assert best["model"] in ("r:v1", "r:v2", "r:base")
@@ -181,8 +181,7 @@ def test_a_version_of_a_run_is_evaluated(local):
     assert [item["output"] for item in again["items"]] == outputs[1]
 
 
-def test_an_exported_model_does_what_its_version_does(local):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
+def test_an_exported_model_does_what_its_version_does(trained):
     assert etude("export", "r", "--version", "v2", "--out", "mine").exit_code == 0
     exported = scores_told("config.yml", "--model", "mine")
     version = scores_told("config.yml", "--model", "r:v2")
@@ -197,12 +196,11 @@ def test_an_exported_model_does_what_its_version_does(local):
         ("./nowhere", "the folder does not exist"),
     ],
 )
-def test_a_model_that_is_not_there(local, model, reason):
-    assert etude("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1").exit_code == 0
+def test_a_model_that_is_not_there(trained, model, reason):
     shown = etude("evaluate", "config.yml", "--model", model)
     assert shown.exit_code == 2
     assert reason in shown.stderr
-    assert [path.name for path in (local / "runs").iterdir()] == ["r"]
+    assert {path.name for path in (trained / "runs").iterdir()} == {"r", "lora"}
 
 
 def test_stored_episodes_are_scored_again_without_running_the_agent(project):
@@ -211,9 +209,8 @@ def test_stored_episodes_are_scored_again_without_running_the_agent(project):
     agent = agent.replace("return float(output == example.expected)", "return 0.25")
     agent = agent.replace("reply = await", "raise RuntimeError('the agent ran')\n    reply = await")
     (project / "agent.py").write_text(agent)
-    shown = finished("evaluate", "--rescore", "e", "--json", folder=project)
-    assert shown.returncode == 0, shown.stderr
-    result = json.loads(shown.stdout)
+    del sys.modules["agent"]
+    result = scores_told("--rescore", "e")
     assert result["phase"] == "eval"
     assert result["scores"]["correct"]["mean"] == 0.25
 

@@ -14,13 +14,8 @@ import yaml
 from etude.rewards.collections import phase_name
 from tests.cli.projects import change, etude, events, rows
 from tests.export.hub import Hub, log_in, running_hub
+from tests.support import one_quick
 from tests.test_docs import ROOT, blocks_of, write_file
-
-
-@pytest.fixture
-def trained(local):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    return local
 
 
 def test_a_model_is_a_folder_that_transformers_loads(trained):
@@ -48,13 +43,10 @@ def test_the_model_card_has_the_facts_of_the_run(trained):
         assert text in body
 
 
-def test_lora_weights_are_exported_alone_or_merged(local):
-    change(local / "config.yml", trainer_adapters__local__lora={"r": 4}, finetuning__num_epochs=1)
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    assert (
-        "model.safetensors" in json.loads(etude("export", "r", "--version", "v1", "--json").stdout)["files"]
-    )
-    alone = json.loads(etude("export", "r", "--version", "v1", "--lora", "--json").stdout)
+def test_lora_weights_are_exported_alone_or_merged(trained):
+    merged = json.loads(etude("export", "lora", "--version", "v1", "--json").stdout)
+    assert "model.safetensors" in merged["files"]
+    alone = json.loads(etude("export", "lora", "--version", "v1", "--lora", "--json").stdout)
     assert "adapter_model.safetensors" in alone["files"]
     assert "model.safetensors" not in alone["files"]
 
@@ -81,13 +73,14 @@ def test_trajectories_as_lines(project):
     assert len(row["episode"][1]["token_ids"]) == len(row["episode"][1]["logprobs"])
 
 
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", one_quick(True, False))
 def test_the_model_card_names_no_place_of_this_machine(local, tmp_path, lora):
     other = tmp_path.parent / "elsewhere.jsonl"
     other.write_text(rows(6, "v"))
     change(
         local / "config.yml",
         trainer_adapters__local__lora={"r": 2},
+        finetuning__num_epochs=1,
         finetuning__run_configuration__validation_dataset=str(other),
         finetuning__output_dir=str(tmp_path / "here are the runs"),
     )
@@ -129,16 +122,9 @@ def test_trajectories_of_a_builder_that_collects_several_times_are_those_that_we
 
 
 @pytest.fixture
-def trained_lora(local: Path) -> Path:
-    change(local / "config.yml", trainer_adapters__local__lora={"r": 2}, finetuning__num_epochs=1)
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    return local
-
-
-@pytest.fixture
-def hub(trained_lora: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with running_hub() as made:
-        log_in(made, trained_lora, monkeypatch)
+        log_in(made, trained, monkeypatch)
         yield made
 
 
@@ -146,13 +132,13 @@ def test_the_model_that_transformers_loads_from_the_hub_is_the_one_that_was_trai
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    shown = etude("export", "r", "--version", "v1", "--push", "me/sums", "--json")
+    shown = etude("export", "lora", "--version", "v1", "--push", "me/sums", "--json")
     assert shown.exit_code == 0, shown.stderr
     told = json.loads(shown.stdout)
     assert told["hub"]["address"] == f"{hub.url}/me/sums"
     assert told["hub"]["visibility"] == "private"
     assert {*hub.repositories["me/sums"].branches["main"]} == {*told["files"]}
-    assert hub.repositories["me/sums"].commits == ["r:v1"]
+    assert hub.repositories["me/sums"].commits == ["lora:v1"]
     cache = "cache"
     back = AutoModelForCausalLM.from_pretrained("me/sums", cache_dir=cache).state_dict()
     kept = AutoModelForCausalLM.from_pretrained(told["folder"]).state_dict()
@@ -163,7 +149,7 @@ def test_the_model_that_transformers_loads_from_the_hub_is_the_one_that_was_trai
 
 
 def test_lora_weights_go_alone(hub: Hub):
-    shown = etude("export", "r", "--version", "v1", "--lora", "--push", "me/lora", "--public")
+    shown = etude("export", "lora", "--version", "v1", "--lora", "--push", "me/lora", "--public")
     assert shown.exit_code == 0, shown.stderr
     stored = hub.repositories["me/lora"]
     assert not stored.private
@@ -193,9 +179,7 @@ def test_nothing_is_written_before_the_hub_has_been_looked_at(hub: Hub, monkeypa
         (["--trajectories", "t.jsonl", "--format", "gguf"], "--format gguf is of a model"),
     ],
 )
-def test_options_that_do_not_go_together(project: Path, arguments: list[str], reason: str):
-    change(project / "config.yml", finetuning__num_epochs=1)
-    assert etude("train", "config.yml", "--name", "q").exit_code == 0
-    shown = etude("export", "q", *arguments)
+def test_options_that_do_not_go_together(trained: Path, arguments: list[str], reason: str):
+    shown = etude("export", "r", *arguments)
     assert shown.exit_code == 2
     assert reason in shown.stderr

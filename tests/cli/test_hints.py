@@ -19,6 +19,7 @@ import yaml
 from tests.cli.projects import change, etude, events, finished, local_project, scripted_project
 from tests.cli.test_demo import small_example  # noqa: F401
 from tests.forked import program
+from tests.support import one_quick
 from tests.test_architecture import loaded_after
 
 EQUAL = """
@@ -53,7 +54,10 @@ def pasted(line: str, folder: Path | None = None) -> str:
 
 
 def works(shown: Any) -> str:
-    return pasted(last_line(shown))
+    """The output of the offered command, typed here."""
+    done = etude(*shlex.split(last_line(shown))[1:])
+    assert done.exit_code == 0, done.stderr
+    return str(done.stdout)
 
 
 def test_after_a_stop(project):
@@ -116,7 +120,7 @@ def test_after_a_look_at_a_damaged_run(project):
 
 def test_after_the_skill_was_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "wrote my_agent/agent.py" in works(etude("skill"))
+    assert "wrote my_agent/agent.py" in pasted(last_line(etude("skill")))
     text = Path(".claude/skills/etude/SKILL.md").read_text(encoding="utf-8")
     front = yaml.safe_load(text.split("---")[1])
     assert front["name"] == "etude" and len(front["description"]) < 1024 and text.count("\n") <= 120
@@ -128,9 +132,7 @@ def test_where_nothing_is(small_example):  # noqa: F811
     """The demo itself takes half a minute: a small one in its place, in this process."""
     shown = etude("runs", "list")
     assert last_line(shown) == "etude demo"
-    shown = etude(*shlex.split(last_line(shown))[1:])
-    assert shown.exit_code == 0, shown.stderr
-    works(shown)
+    works(etude(*shlex.split(last_line(shown))[1:]))
 
 
 def test_after_a_tracker_that_was_away(project):
@@ -182,10 +184,9 @@ def test_hard_names_and_folders_elsewhere(tmp_path, monkeypatch, base, kind):
 HEAVY = {"torch", "transformers", "numpy", "openai", "pydantic", "matplotlib", "sqlalchemy", "rich", "yaml"}
 
 
-@pytest.mark.parametrize("argument", ["--help", "--version"])
-def test_help_loads_nothing_heavy(argument):
-    start = f"import sys; sys.argv = ['etude', '{argument}']; from etude.cli import main"
-    assert not loaded_after(f"{start}\ntry: main()\nexcept SystemExit: pass") & HEAVY
+def test_help_loads_nothing_heavy():
+    code = "from etude.cli import main\nsys.argv = ['etude', '{}']\ntry: main()\nexcept SystemExit: pass"
+    assert not set.union(*loaded_after(code.format("--help"), code.format("--version"))) & HEAVY
 
 
 def test_in_a_pipe_each_row_is_a_line(project, monkeypatch):
@@ -257,13 +258,13 @@ def test_what_the_agent_logs_is_shown_with_the_time_and_a_librarys_chatter_is_no
 
 @pytest.mark.parametrize(
     ("options", "levels"),
-    [
+    one_quick(
+        (["--debug", "--log-level", "info"], {"INFO"}),
         (["--log-level", "debug"], {"DEBUG", "INFO"}),
         (["--log-level=Debug"], {"DEBUG", "INFO"}),
         (["--debug"], {"DEBUG", "INFO"}),
-        (["--debug", "--log-level", "info"], {"INFO"}),
         (["--log-level", "warning"], set()),
-    ],
+    ),
 )
 def test_the_level_may_stand_anywhere_on_the_line(talking: Path, options: list[str], levels: set[str]):
     for arguments in ([*options, "evaluate", "config.yml"], ["evaluate", *options, "config.yml"]):

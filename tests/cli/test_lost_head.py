@@ -14,17 +14,19 @@ import pytest
 import etude
 from tests.cli.killed import everything, killed_after, repeatable_project
 from tests.cli.projects import change, events, finished, process, train_two_models
+from tests.cli.projects import etude as command_line
 
 
 @pytest.fixture
-def deterministic(tmp_path: Path, base: Path) -> Path:
+def deterministic(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     return repeatable_project(tmp_path, base)
 
 
 def whole_run(folder: Path, *command: str) -> tuple[int, dict[str, Any]]:
     """How many events a run has that nothing happens to, and all that it keeps."""
-    whole = finished(*command, "-o", "storage=null", "--json", folder=folder)
-    assert whole.returncode == 0, whole.stderr
+    whole = command_line(*command, "-o", "storage=null", "--json")
+    assert whole.exit_code == 0, whole.stderr
     expected = everything(folder / "runs" / "run")
     (folder / "runs").rename(folder / "whole")
     return len(events(whole.stdout)), expected
@@ -41,17 +43,18 @@ def check_losses(folder: Path, losses: int, seed: int) -> None:
         command = ["resume", address]
         if not is_killed:
             break
-    last = finished(*command, "--json", folder=folder)
-    assert last.returncode == 0, last.stderr
+    last = command_line(*command)
+    assert last.exit_code == 0, last.stderr
     assert everything(folder / "runs" / "run") == expected
     # And the backup has all of it.
     shutil.rmtree(folder / "runs")
-    again = finished("resume", address, "--json", folder=folder)
-    assert again.returncode == 0, again.stderr
+    again = command_line("resume", address)
+    assert again.exit_code == 0, again.stderr
     assert everything(folder / "runs" / "run") == expected
 
 
 def test_a_run_whose_machine_is_lost_twice_ends_as_one_that_was_not(deterministic):
+    change(deterministic / "config.yml", finetuning__num_epochs=2)
     check_losses(deterministic, losses=2, seed=1)
 
 
@@ -73,7 +76,7 @@ def test_a_run_that_trains_two_models_comes_back_with_both(deterministic, base):
     check_losses(deterministic, losses=3, seed=1)
 
 
-def test_an_evaluation_whose_machine_is_lost_is_gone_on_with_from_python(deterministic, monkeypatch):
+def test_an_evaluation_whose_machine_is_lost_is_gone_on_with_from_python(deterministic):
     command = ("evaluate", "config.yml", "--name", "run", "--repeat", "3")
     _, expected = whole_run(deterministic, *command)
     running = process(*command, folder=deterministic)
@@ -82,7 +85,6 @@ def test_an_evaluation_whose_machine_is_lost_is_gone_on_with_from_python(determi
     running.kill()
     running.communicate()
     shutil.rmtree(deterministic / "runs")
-    monkeypatch.chdir(deterministic)
     run = etude.resume(f"file://{deterministic}/storage/run", progress=False)
     assert everything(run.folder) == expected
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.backends.art_stand_in import KEY, StandIn, running
-from tests.cli.projects import change, etude, process
+from tests.cli.projects import change, etude, process, rows
 
 
 @pytest.fixture
@@ -71,6 +71,8 @@ def test_what_art_cannot_do_is_refused_before_anything_is_sampled(
 
 
 def test_a_run_trains_on_the_server_and_samples_what_it_trained(art: Path, server: StandIn):
+    for name, prefix in (("train", "t"), ("validation", "v")):
+        (art / f"{name}.jsonl").write_text(rows(3, prefix))
     result = etude("train", "config.yml", "--name", "r", "--json")
     assert result.exit_code == 0, result.stderr
     run = art / "runs" / "r"
@@ -79,8 +81,8 @@ def test_a_run_trains_on_the_server_and_samples_what_it_trained(art: Path, serve
     assert [json.loads(line)["model_version"] for line in (run / "training_metrics.jsonl").open()] == [1, 2]
     validations = json.loads((run / "validation_history.json").read_text())
     assert validations[-1]["avg_reward"] > validations[0]["avg_reward"]
-    # 8 examples × 4 generations for each epoch; 6 held-out examples before, between and after; the probe.
-    assert server.sampled == {"agent@0": 32 + 6 + 1, "agent@1": 32 + 6, "agent@2": 6}
+    # 3 examples × 4 generations for each epoch; 3 held-out examples before, between and after; the probe.
+    assert server.sampled == {"agent@0": 12 + 3 + 1, "agent@1": 12 + 3, "agent@2": 3}
     assert all(job["config"]["learning_rate"] == 1e-4 for job in server.jobs)
     told = [json.loads(line) for line in (run / "openpipe_art_jobs.jsonl").open()]
     assert [line["run_id"] for line in told if "status" in line] == ["r-epoch-1", "r-epoch-2"]

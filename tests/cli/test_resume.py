@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
@@ -14,7 +15,7 @@ import yaml
 from etude.core.errors import StoreError
 from etude.loop.record import Record
 from tests.cli.killed import everything, killed_after, repeatable_project
-from tests.cli.projects import change, etude, events, finished, local_project, rows
+from tests.cli.projects import change, etude, events, local_project, rows
 from tests.support import one_quick
 
 
@@ -33,71 +34,52 @@ def mend(project):
     (project / "train.jsonl").write_text((project / "train.jsonl").read_text().replace(" broken", ""))
 
 
-def test_the_latest_unfinished_run_is_taken(stopped):
-    assert etude("train", "config.yml", "--name", "other", "--dataset", "validation.jsonl").exit_code == 0
+def test_nothing_is_sampled_twice(stopped):
+    sampled = (stopped / "log").read_text().splitlines()
+    # A run that is over is none to go on with.
+    over = ["--dataset", "validation.jsonl", "-o", "llms.policy.log=null", "-o", "finetuning.num_epochs=1"]
+    assert etude("train", "config.yml", "--name", "over", *over).exit_code == 0
     mend(stopped)
     shown = etude("resume")
     assert shown.exit_code == 0, shown.stderr
     assert shown.stdout.startswith("going on with stopped")
     assert json.loads((stopped / "runs/stopped/summary.json").read_text())["epochs_trained"] == 2
-
-
-def test_nothing_is_sampled_twice(stopped):
-    sampled = (stopped / "log").read_text().splitlines()
-    mend(stopped)
-    assert etude("resume", "stopped").exit_code == 0
     everything = (stopped / "log").read_text().splitlines()
     assert everything[: len(sampled)] == sampled
     assert len(set(everything)) == len(everything)
 
 
-def test_a_finished_run_can_be_trained_for_longer(project):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    shown = etude("resume", "r", "-o", "finetuning.num_epochs", "4")
-    assert shown.exit_code == 0, shown.stderr
-    run = project / "runs" / "r"
-    assert json.loads((run / "summary.json").read_text())["epochs_trained"] == 4
-    assert yaml.safe_load((run / "config.yml").read_text())["finetuning"]["num_epochs"] == 4
+FIXED = {
+    "finetuning.seed": 3,
+    "llms.policy.model": "other",
+    "trajectory_builders.grpo.num_generations": 2,
+    "finetuning.run_configuration.validation_interval": 1,
+}
+CHANGEABLE = {
+    "finetuning.num_epochs": 1,
+    "finetuning.error_budget": 1,
+    "eval.general.timeout": 20,
+    "eval.general.max_calls": 7,
+    "workflow.timeout": 9,
+    "eval.evaluators.correct.timeout": 9,
+    "trainers.epochs.job_timeout": 30,
+    "trainers.epochs.keep_checkpoints": "all",
+}
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "finetuning.seed=3",
-        "llms.policy.model=other",
-        "trajectory_builders.grpo.num_generations=2",
-        "finetuning.run_configuration.validation_interval=1",
-    ],
-)
-def test_what_a_run_rests_on_stays_as_it_was(stopped, override):
-    shown = etude("resume", "stopped", "-o", override)
-    assert shown.exit_code == 2
-    assert override.partition("=")[0] in shown.stderr
-    assert "can be changed: " in shown.stderr and "finetuning.error_budget" in shown.stderr
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "finetuning.error_budget=1",
-        "eval.general.timeout=20",
-        "eval.general.max_calls=7",
-        "workflow.timeout=9",
-        "eval.evaluators.correct.timeout=9",
-        "trainers.epochs.job_timeout=30",
-        "trainers.epochs.keep_checkpoints=all",
-    ],
-)
-def test_how_a_run_goes_on_can_be_changed_and_is_remembered(stopped, override):
+def test_how_a_run_goes_on_can_be_changed_and_is_remembered_and_what_it_rests_on_stays(stopped):
+    for key, value in FIXED.items():
+        shown = etude("resume", "stopped", "-o", f"{key}={value}")
+        assert shown.exit_code == 2
+        assert key in shown.stderr
+        assert "can be changed: " in shown.stderr and "finetuning.error_budget" in shown.stderr
     mend(stopped)
-    key, _, value = override.partition("=")
-    shown = etude("resume", "stopped", "-o", override)
+    shown = etude("resume", "stopped", *(f"-o{key}={value}" for key, value in CHANGEABLE.items()))
     assert shown.exit_code == 0, shown.stderr
-    assert f"{key}: " in shown.stdout
-    kept = yaml.safe_load((stopped / "runs/stopped/config.yml").read_text())
-    for part in key.split("."):
-        kept = kept[part]
-    assert str(kept) in (value, f"{value}.0")
+    config = yaml.safe_load((stopped / "runs/stopped/config.yml").read_text())
+    for key, value in CHANGEABLE.items():
+        assert f"{key}: " in shown.stdout
+        assert functools.reduce(dict.__getitem__, key.split("."), config) == value
 
 
 @pytest.fixture
@@ -173,7 +155,8 @@ def test_a_run_does_not_go_on_from_another_base_model(tmp_path, base, monkeypatc
 
 
 @pytest.fixture
-def deterministic(tmp_path: Path, base: Path) -> Path:
+def deterministic(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     change(repeatable_project(tmp_path, base) / "config.yml", storage=None)
     return tmp_path
 
@@ -181,8 +164,8 @@ def deterministic(tmp_path: Path, base: Path) -> Path:
 def check_kills(folder: Path, kills: int, seed: int) -> None:
     """A run that is killed so many times ends as one that was not, but that it has trained epochs again."""
     arguments = ["train", "config.yml", "--name", "run"]
-    whole = finished(*arguments, "--json", folder=folder)
-    assert whole.returncode == 0, whole.stderr
+    whole = etude(*arguments, "--json")
+    assert whole.exit_code == 0, whole.stderr
     count, chance = len(events(whole.stdout)), random.Random(seed)
     expected, last_version = left(folder)
     shutil.rmtree(folder / "runs")
@@ -190,8 +173,8 @@ def check_kills(folder: Path, kills: int, seed: int) -> None:
         if not killed_after(chance.randint(2, count - 2), *arguments, folder=folder):
             break
         arguments = ["resume", "run"]
-    last = finished("resume", "run", "--json", folder=folder)
-    assert last.returncode == 0, last.stderr
+    last = etude("resume", "run")
+    assert last.exit_code == 0, last.stderr
     kept, version = left(folder)
     assert {key: kept[key] for key in kept if "/recovery/" not in key} == expected
     assert version == last_version
@@ -207,17 +190,17 @@ NEVER = 1e9
 
 
 @pytest.mark.parametrize(
-    ("ahead", "seconds"),
-    one_quick((False, NEVER), (False, None), (True, NEVER)),
+    ("ahead", "seconds", "kills"),
+    one_quick((False, NEVER, 1), (False, None, 2), (True, NEVER, 2)),
     ids=["never", "now", "ahead"],
 )
-def test_a_run_killed_at_random_ends_as_one_that_was_not(deterministic, ahead, seconds):
+def test_a_run_killed_at_random_ends_as_one_that_was_not(deterministic, ahead, seconds, kills):
     change(
         deterministic / "config.yml",
         finetuning__collect_ahead=ahead,
         trainer_adapters__local__checkpoint_seconds=seconds,
     )
-    check_kills(deterministic, kills=2, seed=1)
+    check_kills(deterministic, kills, seed=1)
 
 
 @pytest.mark.slow

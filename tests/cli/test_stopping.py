@@ -15,7 +15,7 @@ from tests.support import one_quick
 
 @pytest.mark.parametrize(("number", "code"), one_quick((signal.SIGINT, 130), (signal.SIGTERM, 143)))
 def test_a_stopped_run_says_how_to_go_on(project, number, code):
-    (project / "train.jsonl").write_text(rows(40, "t"))
+    (project / "train.jsonl").write_text(rows(16, "t"))
     change(project / "config.yml", finetuning__num_epochs=1000, llms__policy__log=str(project / "log"))
     running = process("train", "config.yml", "--name", "r", "--json", folder=project)
     assert running.stdout is not None

@@ -16,6 +16,7 @@ from tests.cli.projects import change, etude, events, finished, process, rows, s
 from tests.support import one_quick
 
 
+@pytest.mark.slow
 def test_a_config_becomes_a_trained_run(local):
     result = started_anew("train", "config.yml", "--name", "first", folder=local)
     assert result.returncode == 0, result.stderr
@@ -84,9 +85,13 @@ def test_a_project_that_runs_as_it_is(tmp_path, monkeypatch):
     assert shown.stdout.rstrip().splitlines()[-1] == "next: cd my_agent && etude check config.yml"
     monkeypatch.chdir(tmp_path / "my_agent")
     assert etude("check", "config.yml").exit_code == 0
+    for name, count in (("train", 512), ("validation", 256)):
+        lines = Path(f"{name}.jsonl").read_text().splitlines()
+        assert len(lines) == count
+        Path(f"{name}.jsonl").write_text("\n".join(lines[:4]))
     few = ["-o", "finetuning.num_epochs=1", "-o", "trajectory_builders.grpo.drop_flat_groups=false"]
     told = events(etude("train", "config.yml", *few, "--json").stdout)
-    assert (told[0]["examples"], told[0]["validation_examples"]) == (512, 256)
+    assert (told[0]["examples"], told[0]["validation_examples"]) == (4, 4)
     assert told[-1]["event"] in ("finished", "error")
     assert any(event["event"] == "validated" for event in told)
 
