@@ -82,7 +82,7 @@ def features(modules: Sequence[str] = MODULES) -> Iterator[tuple[str, str, Featu
 
 def run_matrix(folder: Path, modules: Sequence[str] = MODULES) -> Outcomes:
     """Run the features of the clients at both; `folder` is for the model and the server."""
-    build_model(folder / "model", *((PLAIN, 110) if modules == USUAL else (TRANSCRIPTS, 150)))
+    build_model(folder / "model", *((PLAIN, 90) if modules == USUAL else (TRANSCRIPTS, 150)))
     (folder / "server").mkdir()
     with ServerProcess(folder / "model", folder / "server", "--name", "tiny") as server:
         return asyncio.run(
