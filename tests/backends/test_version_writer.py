@@ -8,7 +8,6 @@ import sqlite3
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -119,23 +118,28 @@ def project(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def test_a_run_has_its_best_and_its_last_version_on_the_disk(project: Path) -> None:
+def test_a_run_has_its_best_and_its_last_version_on_the_disk_and_exports_any(
+    project: Path, calls: list[str]
+) -> None:
     assert etude("train", "config.yml", "--name", "run").exit_code == 0
-    kept = {path.name for path in (project / "runs/run/checkpoints").glob("v?")}
+    run, played = project / "runs" / "run", len(calls)
+    kept = {path.name for path in (run / "checkpoints").glob("v?")}
     shown = json.loads(etude("runs", "show", "run", "--json").stdout)["history"]
     rewards = {entry["version"]["number"]: entry["metrics"]["avg_reward"] for entry in shown["validations"]}
     best = {number for number in rewards if rewards[number] >= max(rewards[n] for n in range(number + 1))}
     assert kept == {f"v{number}" for number in best | {4} if number}
     assert ("on the disk" in etude("runs", "show", "run").stdout) == (len(kept) < 4)
-    exported = etude("export", "run", "--version", "best")
+    exported = etude("export", "run", "--version", "best", "--out", project / "best")
     assert exported.exit_code == 0, exported.output
-
-
-def epochs_of(run: str) -> list[dict[str, Any]]:
-    epochs: list[dict[str, Any]] = json.loads(etude("runs", "show", run, "--json").stdout)["history"][
-        "epochs"
-    ]
-    return epochs
+    versions = [entry["version"]["number"] for entry in shown["epochs"]]
+    gone = next(number for number in versions if f"v{number}" not in kept)
+    exported = etude("export", "run", "--version", f"v{gone}")
+    assert exported.exit_code == 0, exported.output
+    assert f"run:v{gone} is not on the disk: it is trained again" in exported.stderr
+    assert len(calls) == played and "bit for bit" not in exported.stderr
+    assert {path.name for path in (run / "checkpoints").glob("v?")} == kept
+    assert [path.name for path in (run / "export").iterdir()] == [f"v{gone}"]
+    assert (run / f"export/v{gone}/model.safetensors").is_file()
 
 
 @pytest.mark.slow
@@ -158,32 +162,18 @@ def test_versions_that_were_not_written_are_made_again_of_what_was_sampled(
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_version_that_is_not_on_the_disk_is_exported_all_the_same(project: Path, calls: list[str]) -> None:
-    assert etude("train", "config.yml", "--name", "run").exit_code == 0
-    run, played = project / "runs" / "run", len(calls)
-    kept = sorted(path.name for path in (run / "checkpoints").glob("v?"))
-    versions = {entry["version"]["number"]: entry["version"] for entry in epochs_of("run")}
-    gone = next(number for number in versions if f"v{number}" not in kept)
-    exported = etude("export", "run", "--version", f"v{gone}")
-    assert exported.exit_code == 0, exported.output
-    assert f"run:v{gone} is not on the disk: it is trained again" in exported.stderr
-    assert len(calls) == played and "bit for bit" not in exported.stderr
-    assert sorted(path.name for path in (run / "checkpoints").glob("v?")) == kept
-    assert [path.name for path in (run / "export").iterdir()] == [f"v{gone}"]
-    assert (run / f"export/v{gone}/model.safetensors").is_file()
-
-
 def test_a_version_whose_epoch_was_not_recorded_is_made_again_without_a_word(project: Path) -> None:
     """A process was killed after the version was adopted, and before the epoch was recorded."""
-    change(project / "config.yml", trainer_adapters__local__checkpoint_seconds=0)
+    changes = {"trainer_adapters__local__checkpoint_seconds": 0, "finetuning__num_epochs": 2}
+    change(project / "config.yml", **changes)
     finished("train", "config.yml", "--name", "run", folder=project)
     run = project / "runs" / "run"
-    last = run / "checkpoints/v4" / WEIGHTS_FILE
+    last = run / "checkpoints/v2" / WEIGHTS_FILE
     weights = last.read_bytes()
     shutil.rmtree(last.parent)
     with sqlite3.connect(run / "run.db") as database:
         database.execute(
-            "DELETE FROM steps WHERE key IN ('trainer/epoch/00000004', 'trainer/validation/00000004')"
+            "DELETE FROM steps WHERE key IN ('trainer/epoch/00000002', 'trainer/validation/00000002')"
         )
     (run / "summary.json").unlink()
     resumed = etude("resume", "run")

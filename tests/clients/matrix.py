@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -22,10 +21,11 @@ from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
 from tests.clients.drive import MODULES, Feature, Target, client_of, encode
 from tests.clients.model import PLAIN, TRANSCRIPTS, build_model
+from tests.forked import program
 from tests.server.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
-USUAL = ("openai_sdk", "anthropic_sdk", "openai_agents")
+USUAL = ("openai_sdk", "anthropic_sdk")
 """The clients of every test run."""
 SIDES = ("endpoint", "server")
 MOST_TOKENS = 256
@@ -82,7 +82,7 @@ def features(modules: Sequence[str] = MODULES) -> Iterator[tuple[str, str, Featu
 
 def run_matrix(folder: Path, modules: Sequence[str] = MODULES) -> Outcomes:
     """Run the features of the clients at both; `folder` is for the model and the server."""
-    build_model(folder / "model", PLAIN if modules == USUAL else TRANSCRIPTS)
+    build_model(folder / "model", *((PLAIN, 90) if modules == USUAL else (TRANSCRIPTS, 150)))
     (folder / "server").mkdir()
     with ServerProcess(folder / "model", folder / "server", "--name", "tiny") as server:
         return asyncio.run(
@@ -157,7 +157,7 @@ async def _process(
 ) -> tuple[str, list[dict[str, Any]]]:
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     process = await asyncio.create_subprocess_exec(
-        *_COMMANDS.get(module, (sys.executable, *_DRIVE, module)),
+        *_COMMANDS.get(module, (str(program() / "python"), *_DRIVE, module)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

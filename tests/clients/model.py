@@ -27,7 +27,6 @@ _BEGINNINGS = ("New task:", "Answer in JSON")
 """Where a user's own words begin in a turn that has the system message before them."""
 _TOOLS = ("add", "final_answer", "Sum", "final_result", "transfer_to_adder", "Bash", "exec_command")
 """Coding agents have dozens of others."""
-_STEPS = 150
 _LEARNING_RATE = 6e-3
 _SHARPNESS = 3.0
 """The model's logits are stretched by as much: it says what it has learned, whatever the seed."""
@@ -132,18 +131,21 @@ Transcript: TypeAlias = tuple[str, list[Message]]
 PLAIN: list[Transcript] = [
     ("", [_ASKS, _SAYS_IT]),
     ("", [_ASKS, _SAYS_IT, _user("Are you sure?"), _says("Yes, I am.")]),
-    *((names, _ADDED[:2]) for names in ("add", "add,Sum", "add,final_result")),
+    *((names, _ADDED[:2]) for names in ("add", "add,Sum")),
     ("add", [*_ADDED, _SAYS_IT]),
-    ("transfer_to_adder", [_ASKS, _calls("transfer_to_adder")]),
-    ("", [_ASKS, _calls("transfer_to_adder"), _result('{"assistant": "adder"}'), _SAYS_IT]),
-    *((name, [_ASKS, _calls(name, sum=3)]) for name in ("Sum", "final_result")),
-    *((f"add,{name}", [*_ADDED, _calls(name, sum=3)]) for name in ("Sum", "final_result")),
+    ("Sum", [_ASKS, _calls("Sum", sum=3)]),
+    ("add,Sum", [*_ADDED, _calls("Sum", sum=3)]),
     ("", [_user("Answer in JSON."), _says('{"sum": 3}')]),
 ]
 """The talks of the providers' own libraries. Others are longer, and take four times as long to learn."""
 
 TRANSCRIPTS: list[Transcript] = [
     *PLAIN,
+    ("add,final_result", _ADDED[:2]),
+    ("transfer_to_adder", [_ASKS, _calls("transfer_to_adder")]),
+    ("", [_ASKS, _calls("transfer_to_adder"), _result('{"assistant": "adder"}'), _SAYS_IT]),
+    ("final_result", [_ASKS, _calls("final_result", sum=3)]),
+    ("add,final_result", [*_ADDED, _calls("final_result", sum=3)]),
     # smolagents' ToolCallingAgent
     ("add,final_answer", [_user(f"New task:\n{QUESTION}"), _calls("add", a=1, b=2)]),
     (
@@ -164,7 +166,7 @@ TRANSCRIPTS: list[Transcript] = [
 ]
 
 
-def build_model(folder: Path, transcripts: Sequence[Transcript] = TRANSCRIPTS, seed: int = 0) -> Policy:
+def build_model(folder: Path, transcripts: Sequence[Transcript], steps: int) -> Policy:
     """Train the model, and write it to `folder`."""
     texts = [
         text for names, messages in transcripts for text in conversation_texts([messages], _tools(names))
@@ -172,8 +174,8 @@ def build_model(folder: Path, transcripts: Sequence[Transcript] = TRANSCRIPTS, s
     # A token never reaches across punctuation, so that what a form forces is what was learned.
     tokenizer = build_tokenizer(texts, vocab_size=512, splits=["[^A-Za-z_]"])
     tokenizer.chat_template = _TEMPLATE
-    policy = build_policy(tokenizer, seed, TinyShape(max_context=2048))
-    _imitate(policy, [_encoded(policy, names, messages) for names, messages in transcripts])
+    policy = build_policy(tokenizer, 0, TinyShape(max_context=2048))
+    _imitate(policy, [_encoded(policy, names, messages) for names, messages in transcripts], steps)
     with torch.no_grad():
         policy.model.model.norm.weight *= _SHARPNESS
     policy.export(folder)
@@ -190,14 +192,14 @@ def _encoded(policy: Policy, names: str, messages: Sequence[Message]) -> list[in
     return ids
 
 
-def _imitate(policy: Policy, sequences: Sequence[Sequence[int]]) -> None:
+def _imitate(policy: Policy, sequences: Sequence[Sequence[int]], steps: int) -> None:
     """Steps of AdamW on what the assistant says last, each on all sequences."""
     ordered = sorted(sequences, key=len)
     middle = 2 * len(ordered) // 3
     batches = [_batch(policy, ordered[:middle]), _batch(policy, ordered[middle:])]
     optimiser = torch.optim.AdamW(policy.model.parameters(), lr=_LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.02, _STEPS)
-    for _ in range(_STEPS):
+    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.02, steps)
+    for _ in range(steps):
         optimiser.zero_grad()
         for ids, labels in batches:
             # Padding is on the right, where causal attention does not see it.

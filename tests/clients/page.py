@@ -41,8 +41,8 @@ agents of the OpenAI Agents SDK name no model, its variable `OPENAI_DEFAULT_MODE
 the tokens of the earlier ones, without drift. Clients of npm are driven where `npm install --prefix
 tests/clients/node` has put them, by `pytest -m node`; Inspect AI, which wants another `fsspec` than
 `datasets`, where `ETUDE_TEST_INSPECT` names the Python of a virtual environment with `inspect-ai` and
-`openai`, by `pytest -m inspect`. Of all others the SDKs of OpenAI and Anthropic and the OpenAI Agents SDK are
-driven by every run of the tests, and the rest by `make test-all`.
+`openai`, by `pytest -m inspect`. Of all others the SDKs of OpenAI and Anthropic are driven by every run of
+the tests, and the rest by `make test-all`.
 [Coding agents](agents.md) says how a model is trained inside Claude Code or Codex.
 
 """

@@ -1,6 +1,6 @@
 """Agent frameworks work unchanged, at an episode's endpoint and at a server.
 
-Three of them in every test run, others in `make test-all`; those that are installed by themselves have marks:
+Two of them in every test run, others in `make test-all`; those that are installed by themselves have marks:
 
 npm install --prefix tests/clients/node && pytest -m node
 python3 -m venv V && V/bin/pip install inspect-ai openai && ETUDE_TEST_INSPECT=V/bin/python pytest -m inspect

@@ -236,7 +236,7 @@ ARCHITECTURES = [
     Architecture("Mistral Small 3.1, 3.2 (sees)", "Mistral3Config", HEAD | {"model_type": "mistral"}, VISION),
 ]
 
-USUAL = {*("Llama", "Qwen3", "Mistral", "Gemma4Text", "GptOss", "Qwen3_5Text", "Lfm2")}
+USUAL = {"Gemma4Text", "GptOss", "Qwen3_5Text", "Lfm2"}
 
 REFUSED = {"BertConfig": "looks ahead", "T5Config": "do not continue a text", "XLNetConfig": "looks ahead"}
 """Families that are refused when they are loaded, and why."""

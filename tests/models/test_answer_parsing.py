@@ -7,7 +7,7 @@ import sys
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.models.answer_parsing import TemplateReader, decode_ids
@@ -30,6 +30,7 @@ def call(name, arguments, number=0):
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
 @given(text=st.text(alphabet="ab :=/]}>|.\n", max_size=12))
+@settings(max_examples=15)
 def test_text_without_a_mark_is_what_the_parser_makes_of_it(syntax, text):
     words, ids = tokenizer(), tokenizer()(text, add_special_tokens=False)["input_ids"]
     decode = partial(decode_ids, words)

@@ -316,7 +316,7 @@ def drawn(plain_grammars: Grammars, schema: Any, choose: random.Random) -> str |
 
 
 def test_every_answer_fits_its_schema(plain_grammars: Grammars) -> None:
-    @settings(max_examples=150)
+    @settings(max_examples=50)
     @given(SCHEMAS, st.randoms(use_true_random=False))
     def holds(schema: Any, choose: random.Random) -> None:
         try:

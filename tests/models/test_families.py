@@ -25,12 +25,23 @@ pytest.importorskip("trl", reason="the families' chat templates come from TRL's 
 
 WITHOUT_TOOLS = {"cohere", "cohere2", "deepseek_r1_distill", "gemma", "gemma3", "llama3", "phi3", "phi3_5"}
 """Their templates show no tools to the model."""
-WITH_TOOLS = sorted(set(FAMILIES) - WITHOUT_TOOLS - {"lfm2"})
+WITH_TOOLS = set(FAMILIES) - WITHOUT_TOOLS - {"lfm2"}
 WITHOUT_THINKING = WITHOUT_TOOLS - {"deepseek_r1_distill"} | {
     *("gemma4_v2", "lfm2", "lfm2_v2", "llama3_1", "llama3_2", "mistral_v3", "qwen2_5", "qwen3_instruct_2507")
 }
-THINKING = sorted(set(FAMILIES) - WITHOUT_THINKING)
-EACH = pytest.mark.parametrize("name", FAMILIES)
+QUICK = {
+    *("cohere2", "deepseekv3", "gemma4", "glm4moe", "gptoss", "lfm2_v2", "llama3_1", "mistral_v3"),
+    *("mistral_v13", "qwen3", "qwen3_6"),
+}
+"""One of each syntax; others are in the slow tests."""
+
+
+def each(names):
+    marks = {name: () if name in QUICK else pytest.mark.slow for name in sorted(names)}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in marks])
+
+
+EACH = each(FAMILIES)
 
 
 def cut(name, kind, tools=(TOOL,)):
@@ -55,7 +66,7 @@ def test_the_table_in_the_docs_is_up_to_date():
     assert f"TRL {families.TRL_VERSION}" in made and ", ".join(VALUES) in made
 
 
-@pytest.mark.parametrize("name", WITH_TOOLS)
+@each(WITH_TOOLS)
 def test_tool_calls_of_every_family_with_tools_are_read(name):
     family = template(name).family()
     assert "a call" in family.written
@@ -67,7 +78,7 @@ def test_tool_calls_of_every_family_with_tools_are_read(name):
     assert not message["content"]
 
 
-@pytest.mark.parametrize("name", WITH_TOOLS)
+@each(WITH_TOOLS)
 def test_arguments_of_every_kind_come_back(name):
     assert not unread_values(template(name))
 
@@ -146,7 +157,7 @@ def test_prompts_extend_within_a_cycle_of_tool_calls(name):
             assert prompt.ids[: len(prompt_ids + ids)] == prompt_ids + ids
 
 
-@pytest.mark.parametrize("name", THINKING)
+@each(set(FAMILIES) - WITHOUT_THINKING)
 def test_thinking_that_a_family_drops_makes_a_branch_on_purpose(name):
     of = template(name)
     one = ChatRequest((QUESTION,))

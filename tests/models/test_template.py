@@ -161,7 +161,7 @@ exchanges = st.lists(st.tuples(texts, texts), min_size=1, max_size=4)
 
 @STYLES
 @given(exchanges=exchanges, system=st.none() | texts)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, exchanges, system):
     template = template_of(style)
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -184,7 +184,7 @@ def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, e
 
 @STYLES
 @given(talks=st.lists(exchanges, max_size=4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_many_transcripts_at_once_are_those_of_each_by_itself(style, talks):
     template = template_of(style)
     conversations = [

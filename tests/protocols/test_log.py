@@ -53,7 +53,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 1000))
 @pytest.mark.parametrize(("name", "parameters"), CASES)
 def test_a_prompt_holds_all_that_was_said_where_the_agent_reads(

@@ -162,7 +162,7 @@ def branched(protocol: Protocol, seed: int, widths: Any, **settings: Any) -> Epi
     return asyncio.run(play(protocol, Labelled(), engines, about, widths=widths, seed=seed, **settings))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(protocols(), st.integers(0, 99), st.sampled_from([1, 2, {"verifier": 2}, [3, 1], [1, 2, 1]]))
 def test_whatever_is_played(protocol: Protocol, seed: int, widths: Any) -> None:
     tree = branched(protocol, seed, widths, retries=1)
@@ -297,7 +297,7 @@ async def test_a_play_that_is_taken_up_again_asks_nothing_twice(
 ) -> None:
     whole, asked = await finish(protocol, widths, tmp_path / "whole.db")
     assert len(set(asked)) == len(asked) > 15
-    for cut in range(0, len(asked), 1 + len(asked) // 6):
+    for cut in range(0, len(asked), 1 + len(asked) // 3):
         path = tmp_path / f"cut{cut}.db"
         kept = await interrupt(protocol, widths, path, cut)
         kept |= await interrupt(protocol, widths, path, 2) if len(asked) - cut > 8 else set()

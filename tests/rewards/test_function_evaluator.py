@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.config.import_path import make_importable
@@ -92,7 +92,8 @@ async def test_what_does_not_count_is_an_error_and_never_a_zero(result: Any, err
     assert error in (output.error or "")
 
 
-@given(st.recursive(st.none() | st.floats() | st.text() | st.binary(), st.lists))
+@settings(max_examples=15)
+@given(st.recursive(st.none() | st.floats() | st.text() | st.binary(), st.lists, max_leaves=5))
 def test_whatever_is_returned_is_a_finite_score_or_an_error(result: Any) -> None:
     output = scored(ITEM, (result, result))
     assert output.is_scored == (isinstance(result, float) and abs(result) <= 1e30)
