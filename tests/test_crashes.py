@@ -42,10 +42,10 @@ TWO = [
 
 
 def told(folder):
-    """Everything the run's files say, of each target too, but for times."""
+    """Everything the run's files say, of each target too, but for times and the process that wrote them."""
     found = {}
     for path in sorted((folder / "run").rglob("*.json*")):
-        if path.parent.name in ("prover", "verifier", "run"):
+        if path.parent.name in ("prover", "verifier", "run") and path.name != "environment.json":
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
             found[str(path.relative_to(folder))] = [without_times(json.loads(line)) for line in lines]
     return found

@@ -33,7 +33,7 @@ async def run(source: str, *, limits: Limits = LIMITS) -> SandboxResult:
 
 
 async def tried(attempts: Sequence[str]) -> list[str]:
-    """What became of the attempts of one program, each of which is an error if it is refused."""
+    """Run attempts in one program: `done` for each, or the error by which it was refused."""
     each = "try:\n exec(attempt)\n print('done')\nexcept BaseException as error:\n print(repr(error)[:200])"
     result = await run(f"for attempt in {list(attempts)!r}:\n " + each.replace("\n", "\n "))
     assert result.status == "ok", result
