@@ -61,6 +61,14 @@ def own_secrets() -> Iterator[None]:
         table.update(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_plots() -> Iterator[None]:
+    """Runs in this process draw nothing, which takes half of a small one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("etude.report.files.render_reward_plot", lambda history: b"")
+        yield
+
+
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
     with Journal(tmp_path / "run.db") as journal:

@@ -20,8 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pytest
-
 import etude
 from etude.backends.local_adapter import LocalAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
@@ -56,9 +54,7 @@ def end_of(kind: str, folder: Path, *kill: Any) -> int:
     """Begin a run or go on with it: the exit code. What is to be killed is a process of its own."""
     folder.mkdir(exist_ok=True)
     if not kill:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("etude.report.files.render_reward_plot", lambda history: b"")
-            main(kind, folder)
+        main(kind, folder)
         return 0
     command = ["-m", "tests.crashing", kind, str(folder), *map(str, kill)]
     process = Forked(command, ROOT, dict(os.environ), program="python")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import time
@@ -22,6 +23,12 @@ def one_quick(first: Any, *others: Any) -> list[Any]:
     """Values of a parameter: `first` in every run of the tests, the others among the slow ones."""
     tuples = [each if isinstance(each, tuple) else (each,) for each in others]
     return [first, *(pytest.param(*each, marks=pytest.mark.slow) for each in tuples)]
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    """A mark for what is skipped without modules. Tests import them, and not all that only collect."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
 def is_alive(pid: int) -> bool:

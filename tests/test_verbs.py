@@ -5,8 +5,6 @@ import json
 import os
 import sys
 
-import datasets
-import pandas
 import pytest
 import yaml
 
@@ -40,8 +38,6 @@ def rows_of(prefix):
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # Drawing takes longer than all else in such a run.
-    monkeypatch.setattr("etude.report.files.render_reward_plot", lambda history: b"")
     (tmp_path / "tests_finetune_agent.py").write_text(AGENT)
     for name, prefix in (("train", "t"), ("held_out", "v")):
         (tmp_path / f"{name}.json").write_text(json.dumps(rows_of(prefix)))
@@ -199,7 +195,19 @@ def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
     assert again.scores == run.scores
 
 
-@pytest.mark.parametrize("kind", [pandas.DataFrame, datasets.Dataset.from_list, iter])
+def table(rows):
+    from pandas import DataFrame
+
+    return DataFrame(rows)
+
+
+def dataset(rows):
+    from datasets import Dataset
+
+    return Dataset.from_list(rows)
+
+
+@pytest.mark.parametrize("kind", [table, dataset, iter])
 def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project, kind):
     play, correct = own_parts()
     rows = [{"question": f"q{n}?", "answer": "yes"} for n in range(3)]

@@ -248,6 +248,7 @@ async def test_the_client_and_the_server_agree(server):
     await client.close()
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_submitted_twice_is_made_once(server):
     data = supervised("s", rows=2)
     first = await adapter_of(server).submit(data)

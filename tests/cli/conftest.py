@@ -10,12 +10,6 @@ import pytest
 from tests.cli.projects import etude, local_project, scripted_project
 
 
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process draw nothing, which takes half of a small run; those in others do."""
-    monkeypatch.setattr("etude.report.files.render_reward_plot", lambda history: b"")
-
-
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a config whose parts need no torch."""
@@ -50,7 +44,6 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
     local_project(folder, base)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("etude.report.files.render_reward_plot", lambda history: b"")
         for name, options in (("r", []), ("lora", lora)):
             shown = etude("train", "config.yml", "--name", name, *options)
             assert shown.exit_code == 0, shown.stderr

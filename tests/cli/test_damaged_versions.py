@@ -47,7 +47,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
     change(repeatable_project(folder, base) / "config.yml", storage=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("etude.report.files.render_reward_plot", lambda history: b"")
         result = etude("train", "config.yml", "--name", "run")
     assert result.exit_code == 0, result.stderr
     return folder

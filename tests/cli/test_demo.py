@@ -10,6 +10,7 @@ import pytest
 from etude.models.source import packaged_folder
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter import FILES
+from etude.report.files import render_reward_plot
 from tests.cli.projects import etude, events
 from tests.models.test_source import hub_away as hub_away
 from tests.pretrained import needs_real_model
@@ -64,8 +65,9 @@ finetuning:
 
 
 @pytest.fixture(autouse=True)
-def no_plots() -> None:
-    """In place of the fixture for the other commands: a demo says where its plot is."""
+def plots(monkeypatch) -> None:
+    """A demo says where its plot is."""
+    monkeypatch.setattr("etude.report.files.render_reward_plot", render_reward_plot)
 
 
 @pytest.fixture

@@ -372,6 +372,7 @@ async def test_a_line_of_another_model_is_an_error_that_names_both(setting, play
             await create
 
 
+@pytest.mark.slow
 async def test_a_fine_tuned_model_goes_on_with_the_rank_that_it_has(setting, plays, fine_tuned):
     group = setting.group(name="rank", lora_rank=3, num_epochs=1)
     group.set_state({"fine_tune_job_id": fine_tuned.id, "fine_tuned_model_name": fine_tuned.fine_tuned_model})

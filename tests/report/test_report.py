@@ -124,6 +124,7 @@ def test_the_report_draws_now_and_then_and_at_the_end(tmp_path, monkeypatch):
 
 
 def test_without_matplotlib_a_run_goes_on_and_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("etude.report.files.render_reward_plot", render_reward_plot)
     monkeypatch.setattr("etude.core.errors.find_spec", lambda name: None)
     messages = []
     report = RunReport(tell=messages.append)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cli.conftest import base, local, no_plots, project
+from tests.cli.conftest import base, local, project
 
-__all__ = ["base", "local", "no_plots", "project"]
+__all__ = ["base", "local", "project"]
 """Fixtures of the command-line tests."""

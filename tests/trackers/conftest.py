@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import base, local, no_plots
+from tests.cli.conftest import base, local
 from tests.cli.conftest import project as whole
 from tests.cli.projects import change, rows
 
-__all__ = ["base", "local", "no_plots", "project", "whole"]
+__all__ = ["base", "local", "project", "whole"]
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from etude.core.errors import EtudeError
 from etude.trackers.record import TrackedRun
 from etude.trackers.services import WandbConfig, WandbTracker
 from tests.cli.projects import change, finished
+from tests.support import needs
 
-wandb = pytest.importorskip("wandb")
+pytestmark = needs("wandb")
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +80,8 @@ def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project):
 
 
 def test_a_server_that_is_away_is_named(tmp_path, monkeypatch):
+    import wandb
+
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()  # It reads these once.

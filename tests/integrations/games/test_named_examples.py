@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-pytest.importorskip("gymnasium")
-pytest.importorskip("reasoning_gym")
-pytest.importorskip("textarena")
-
 import etude
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
@@ -21,7 +17,9 @@ from etude.config.registry import register_llm
 from etude.core.episode import Example
 from tests.cli.projects import etude as command
 from tests.integrations.games.playing import played
-from tests.support import ScriptedEngine, one_quick
+from tests.support import ScriptedEngine, needs, one_quick
+
+pytestmark = needs("gymnasium", "reasoning_gym", "textarena")
 
 HERE = "tests.integrations.games.careless"
 GYM = {"_type": "gym", "id": f"{HERE}:Counting", "validation_size": 3}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("reasoning_gym")
-
 from etude.core.errors import DatasetError, RequestError
 from etude.integrations.games.reasoning import ReasoningGymDatasetConfig, entries_of
 from tests.integrations.games.playing import played, scores
+from tests.support import needs
+
+pytestmark = needs("reasoning_gym")
 
 GCD = {"_type": "reasoning_gym", "task": "gcd", "config": {"max_value": 40}}
 

@@ -6,13 +6,12 @@ import random
 import re
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("textarena")
-
 from etude.config.load import parse_config
 from etude.core.episode import Example
 from tests.integrations.games.playing import played, scores
+from tests.support import needs
+
+pytestmark = needs("textarena")
 
 NIM = {"_type": "textarena", "id": "Nim-v0", "seats": ["alice", "bob"], "max_turns": 20}
 PLAYERS = ("alice", "bob")
