@@ -286,6 +286,8 @@ def _run(request: dict[str, Any]) -> NoReturn:
         code = 0
     except SystemExit as exit:
         code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
+        if isinstance(exit.code, str):
+            sys.stderr.write(f"{exit.code}\n")
     except KeyboardInterrupt:
         code = 130
     except BaseException:  # noqa: BLE001  as the interpreter does

@@ -34,7 +34,6 @@ from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.inference.test_vllm import options_of
 from tests.models.tiny_models import continuing
 from tests.support import until
-from tests.vllm import STAND_IN
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +151,7 @@ async def test_a_process_that_does_not_take_weights_is_started_again_with_them(t
 @pytest.mark.slow
 async def test_processes_that_do_not_start_are_told_and_the_others_go_on(source, lora, tmp_path):
     each = options(tmp_path, 2)
-    broken = replace(each[1], arguments=("--fail",), command=STAND_IN)
+    broken = replace(each[1], arguments=("--fail",))
     with pytest.raises(EngineError, match="no room for the KV cache"):
         await together([each[0], broken]).start(str(source), every=True)
     processes = together([each[0], broken])
