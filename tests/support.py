@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from hypothesis import settings
 
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.job import ModelVersion
@@ -23,6 +24,11 @@ def one_quick(first: Any, *others: Any) -> list[Any]:
     """Values of a parameter: `first` in every run of the tests, the others among the slow ones."""
     tuples = [each if isinstance(each, tuple) else (each,) for each in others]
     return [first, *(pytest.param(*each, marks=pytest.mark.slow) for each in tuples)]
+
+
+def drawn(number: int) -> int:
+    """How many examples hypothesis draws: this number in the quick tests, and 2.5 times as many in all."""
+    return number * settings().max_examples // 40
 
 
 def needs(*modules: str) -> pytest.MarkDecorator:

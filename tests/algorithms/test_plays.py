@@ -23,7 +23,7 @@ from etude.core.conversion import to_trajectory
 from etude.protocols import adp, debate, mnip, nip
 from tests.algorithms.scripted_episodes import expected_value, part_of, played, scored_play
 from tests.protocols.games import ChanceEngine, example
-from tests.support import END, ScriptedEngine
+from tests.support import END, ScriptedEngine, drawn
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
 
@@ -215,7 +215,7 @@ async def test_early_answers_count_as_much_as_late_ones(tmp_path):
     assert tree_of(record).value(None, "verifier") == 0.0
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=drawn(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), label=st.integers(0, 1))
 async def test_values_are_those_of_listing_every_way_to_the_end(tmp_path_factory, seed, label):
     folder = tmp_path_factory.mktemp("play")
@@ -233,7 +233,7 @@ async def test_values_are_those_of_listing_every_way_to_the_end(tmp_path_factory
                     assert candidate.value == pytest.approx(sum(values) / len(values))
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=drawn(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), rule=st.sampled_from(["sign", "interval"]))
 async def test_pairs_share_a_prompt_and_the_better_answer_is_chosen(tmp_path_factory, seed, rule):
     folder = tmp_path_factory.mktemp("play")

@@ -17,6 +17,7 @@ from etude.core.message import OpenAIMessage
 from etude.core.sample import Sample, Turn
 from etude.core.training_rows import ROWS, GrpoRow, GrpoTrajectory, GrpoTurn, method_of
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
+from tests.support import drawn
 
 
 def item(context, tokens, logprobs=None, **fields):
@@ -209,7 +210,7 @@ def trajectories(draw: st.DrawFn) -> GrpoTrajectory:
     return GrpoTrajectory(turns=said, reward=draw(numbers), shaped_rewards=shaped, episode=draw(st.text()))
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=drawn(10))
 @given(st.lists(trajectories(), min_size=1, max_size=3))
 def test_a_group_survives_the_file(rows: list[GrpoTrajectory]) -> None:
     row = GrpoRow(trajectories=tuple(rows))

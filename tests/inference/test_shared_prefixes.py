@@ -24,7 +24,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from tests.inference.test_decoder import assert_right, run
 from tests.learner.gradients import batch_of, train
 from tests.models.tiny_models import family, policy, true_logprobs
-from tests.support import one_quick
+from tests.support import drawn, one_quick
 
 MODELS = {
     "llama": lambda: family("LlamaConfig"),
@@ -72,7 +72,7 @@ def most_saved(ids, cached, cost):
     return best
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=drawn(60), deadline=None, derandomize=True)
 @given(
     st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=12), min_size=1, max_size=7), st.integers(1, 9)
 )
@@ -120,7 +120,7 @@ def sampled(of, seed, groups, most, system, *, cost):
     return rows
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=drawn(4), deadline=None, derandomize=True)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 4),

@@ -19,7 +19,7 @@ from etude.learner.tree_passes import PackedStep, packs, tree_refusal
 from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, train
 from tests.learner.team_process import OBJECTIVES, batch
 from tests.models.tiny_models import family, fresh_policy, policy
-from tests.support import one_quick
+from tests.support import drawn, one_quick
 
 # Few tokens, so that sequences begin alike.
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8)
@@ -157,7 +157,7 @@ class Pretended(Team):
 
 @pytest.mark.parametrize("packing", one_quick("tree", "padded"))
 @given(objective=st.sampled_from(sorted(OBJECTIVES)), seed=st.integers(0, 999), size=st.integers(2, 5))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=drawn(4), deadline=None)
 def test_the_parts_add_up_to_the_gradient_of_one_process(packing, objective, seed, size):
     of = policy()
     of.keep_base()

@@ -12,6 +12,7 @@ from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, RequestError
 from etude.models.template import ChatTemplate
 from tests.models.tiny_models import CALCULATOR, CHATML, FORGETFUL, SEALED, answered, said, tokenizer, user
+from tests.support import drawn
 
 TINY, QWEN = None, CHATML
 STYLES = pytest.mark.parametrize("style", [TINY, QWEN, SEALED], ids=["tiny", "chatml", "sealed"])
@@ -161,7 +162,7 @@ exchanges = st.lists(st.tuples(texts, texts), min_size=1, max_size=4)
 
 @STYLES
 @given(exchanges=exchanges, system=st.none() | texts)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=drawn(10), deadline=None)
 def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, exchanges, system):
     template = template_of(style)
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -184,7 +185,7 @@ def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, e
 
 @STYLES
 @given(talks=st.lists(exchanges, max_size=4))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=drawn(10), deadline=None)
 def test_many_transcripts_at_once_are_those_of_each_by_itself(style, talks):
     template = template_of(style)
     conversations = [

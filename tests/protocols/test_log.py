@@ -19,7 +19,7 @@ from etude.protocols import EpisodeTree, Protocol, Rollouts, adp, as_yaml, debat
 from etude.protocols.catalog import PROTOCOLS
 from etude.store.journal import Journal
 from tests.protocols.games import Labelled, agent_of, example, play_record, play_tree, scripted
-from tests.support import ScriptedEngine
+from tests.support import ScriptedEngine, drawn
 
 CHANNELS = {"Question for Expert_1:": "prover0_channel", "Question for Expert_2:": "prover1_channel"}
 
@@ -53,7 +53,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=drawn(2), deadline=None)
 @given(seed=st.integers(0, 1000))
 @pytest.mark.parametrize(("name", "parameters"), CASES)
 def test_a_prompt_holds_all_that_was_said_where_the_agent_reads(

@@ -36,7 +36,7 @@ from etude.protocols.workflow import VerdictAccuracy, accuracy
 from etude.rewards.scorer import evaluate
 from etude.store.journal import Journal
 from tests.protocols.games import ChanceEngine, Labelled, agent_of, example, play_record, play_tree
-from tests.support import ScriptedEngine, one_quick
+from tests.support import ScriptedEngine, drawn, one_quick
 
 
 def tree_of(*nodes: tuple[int | None, dict[str, float]], agents: tuple[str, ...] = ("a",)) -> EpisodeTree:
@@ -162,7 +162,7 @@ def branched(protocol: Protocol, seed: int, widths: Any, **settings: Any) -> Epi
     return asyncio.run(play(protocol, Labelled(), engines, about, widths=widths, seed=seed, **settings))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=drawn(15), deadline=None)
 @given(protocols(), st.integers(0, 99), st.sampled_from([1, 2, {"verifier": 2}, [3, 1], [1, 2, 1]]))
 def test_whatever_is_played(protocol: Protocol, seed: int, widths: Any) -> None:
     tree = branched(protocol, seed, widths, retries=1)
@@ -189,7 +189,7 @@ def _others(tree: EpisodeTree, node: Node) -> list[tuple[int, int]]:
     return [(one.round, one.call) for one in tree.path(node) if one.id != node.id]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=drawn(15), deadline=None)
 @given(protocols(), st.integers(0, 99))
 def test_each_prompt_of_an_agent_begins_with_the_one_before(protocol: Protocol, seed: int) -> None:
     engine = ChanceEngine()

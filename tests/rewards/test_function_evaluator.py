@@ -31,6 +31,7 @@ from etude.rewards.evaluator import (
     scored,
 )
 from etude.rewards.scorer import evaluate
+from tests.support import drawn
 
 EXAMPLE = Example("q1", {"question": "2 + 2"}, "4")
 ITEM = EvalInputItem(
@@ -92,7 +93,7 @@ async def test_what_does_not_count_is_an_error_and_never_a_zero(result: Any, err
     assert error in (output.error or "")
 
 
-@settings(max_examples=15)
+@settings(max_examples=drawn(15))
 @given(st.recursive(st.none() | st.floats() | st.text() | st.binary(), st.lists, max_leaves=5))
 def test_whatever_is_returned_is_a_finite_score_or_an_error(result: Any) -> None:
     output = scored(ITEM, (result, result))

@@ -21,7 +21,7 @@ from etude.rollout.workflow import function
 from etude.store.encode import decode_call, decode_episode, encode_call, encode_episode, parent_name
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one, examples
-from tests.support import EchoEngine, ScriptedEngine
+from tests.support import EchoEngine, ScriptedEngine, drawn
 
 ASK = [{"role": "user", "content": "hi"}]
 
@@ -315,7 +315,7 @@ def calls(draw: st.DrawFn, *, after: Call | None = None) -> Call:
     return Call(draw(st.integers(0, 99)), draw(texts), "policy", request, completion)
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=drawn(10))
 @given(st.data())
 def test_a_call_comes_back_exactly(data: st.DataObject) -> None:
     parent = data.draw(st.none() | calls())

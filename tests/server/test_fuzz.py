@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.corpus import gateway_cases, play, server_cases, some
 from tests.server.process import ServerProcess
-from tests.support import one_quick
+from tests.support import drawn, one_quick
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -94,7 +94,7 @@ def check(status: int, text: str) -> None:
     assert '"server_error"' not in text
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=drawn(30), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(posts)
 def test_no_body_makes_the_server_fail(server: ServerProcess, post: tuple[str, Any]) -> None:
     path, body = post

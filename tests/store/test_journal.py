@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from etude.core.errors import StoreError
 from etude.store.database import Writer
 from etude.store.journal import Journal
+from tests.support import drawn
 
 keys = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 values = st.recursive(
@@ -186,7 +187,7 @@ async def test_flush_waits_for_writes_that_nobody_awaits(journal: Journal) -> No
     await asyncio.gather(*writes)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=drawn(8), deadline=None)
 @given(entries=st.dictionaries(keys, values, max_size=8), prefix=st.text(max_size=2).filter(str.isprintable))
 def test_any_unicode_key_and_json_value_comes_back(entries, prefix, tmp_path_factory) -> None:
     async def check() -> None:

@@ -24,6 +24,7 @@ from etude.store.learned import (
     write_learned,
     write_submitted,
 )
+from tests.support import drawn
 
 
 @st.composite
@@ -47,7 +48,7 @@ def samples(draw):
     )
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=drawn(10))
 @given(sample=samples())
 def test_what_was_given_is_read_back(tmp_path_factory, sample):
     run = tmp_path_factory.mktemp("run")
@@ -119,7 +120,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=drawn(10))
 @given(json_values)
 def test_json_values_stay_what_they_are(value: object) -> None:
     assert plain(value) == value

@@ -22,6 +22,7 @@ from etude.core.errors import DatasetError, RequestError
 from etude.core.secrets import MASK
 from etude.traces.importing import Log, read_log
 from etude.traces.record import LoggedCall, LoggedScore, SkippedEntry
+from tests.support import drawn
 
 LOGS = Path(__file__).parent / "logs"
 FILES = sorted(path for path in LOGS.iterdir() if not path.name.endswith(".chats.json"))
@@ -118,7 +119,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(found for key, inner in items for found in places(inner, (*path, key)))]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=drawn(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), values=st.lists(WEIRD, min_size=1, max_size=3))
 @example(seed=0, values=[{"a.b": 1, "a": 2}])
 def test_a_row_with_anything_in_it_is_read_or_named_with_its_line(

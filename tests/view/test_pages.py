@@ -18,6 +18,7 @@ from etude.store.learned import LearnerNumbers, Source, learned_lines, write_lea
 from etude.view.app import create_view
 from etude.view.pages import url
 from etude.view.tokens import CHUNK
+from tests.support import drawn
 from tests.view.conftest import KEY
 from tests.view.stored import Told, epoch_entry, sample_of, store_run
 
@@ -127,7 +128,7 @@ def is_addressable(name):
     return not {"", ".", ".."} & set(name.split("/"))
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=drawn(4), deadline=None)
 @given(
     text=st.just(" ".join(_NAMED)) | _TEXT,
     name=st.text("<>\"'&/%?#. é;", min_size=1, max_size=8).filter(is_addressable),

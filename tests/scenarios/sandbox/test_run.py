@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from etude.scenarios.sandbox.process import Limits, remove_tree
 from etude.scenarios.sandbox.run import Returned, SandboxResult, call_function, run_program
 from tests.forked import Forked
+from tests.support import drawn
 
 LIMITS = Limits(wall_seconds=60.0)
 
@@ -405,7 +406,7 @@ async def test_calls_before_the_one_that_does_not_end_are_kept():
     assert result.reason == "it was not done after 1 s of CPU time"
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=drawn(3), deadline=None)
 @given(st.text())
 def test_any_text_is_a_program_with_a_result(source: str):
     result = asyncio.run(run(source))
