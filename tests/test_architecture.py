@@ -71,7 +71,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 69_036,
     "modules": 345,
-    "lines of tests": 57_867,
+    "lines of tests": 57_865,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -195,19 +195,14 @@ def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
     assert again.scores == run.scores
 
 
-def table(rows):
-    from pandas import DataFrame
-
-    return DataFrame(rows)
-
-
-def dataset(rows):
-    from datasets import Dataset
-
-    return Dataset.from_list(rows)
+KINDS = {
+    "pandas": lambda rows: pytest.importorskip("pandas").DataFrame(rows),
+    "datasets": lambda rows: pytest.importorskip("datasets").Dataset.from_list(rows),
+    "iterable": iter,
+}
 
 
-@pytest.mark.parametrize("kind", [table, dataset, iter])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project, kind):
     play, correct = own_parts()
     rows = [{"question": f"q{n}?", "answer": "yes"} for n in range(3)]
