@@ -69,7 +69,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 69_036,
+    "lines of source": 69_034,
     "modules": 345,
     "lines of tests": 57_865,
     "benchmark files": 15,

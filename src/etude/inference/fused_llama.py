@@ -53,16 +53,16 @@ class FusedLlama:
         """Return the logits [B, V] after the tokens at the places `read`."""
         turns = self._turns_at(inputs.position_N, kv.columns)
         places = kv.places(self.groups, inputs.slot_N, inputs.column_N)
+        masks = [self._masks(group) for group in inputs.groups]
+        counts = [group.count for group in inputs.groups]
         x_NE = self.embed(inputs.ids_N)
         for kind, layer, held in zip(self.kinds, self.layers, kv.layers, strict=True):
             heads = self._heads(layer, x_NE, turns[kind])
-            query_NGRD, new = heads[:, :, :-2], heads[:, :, -2:].flatten(0, 1)
-            held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, new)
-            mixed_NGRD = heads.new_empty(query_NGRD.shape)
-            for group in inputs.groups:
-                own = query_NGRD[group.tokens]
-                mixed_NGRD[group.tokens] = self._attended(own, group, held, group.masks[kind])
-            x_NE = self._after_attention(layer, x_NE, mixed_NGRD.flatten(1))
+            query_NGRD, new = heads.tensor_split((-2,), dim=2)
+            held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, new.flatten(0, 1))
+            parts = zip(query_NGRD.split_with_sizes(counts), inputs.groups, masks, strict=True)
+            mixed = [self._attended(query, group, held, mask[kind]) for query, group, mask in parts]
+            x_NE = self._after_attention(layer, x_NE, torch.cat(mixed).flatten(1))
         return self._head.linear(self._normed(x_NE.index_select(0, read), self._head))
 
     def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ class FusedLlama:
         """Return the states after a layer, from those before it and the result of its attention."""
         x_NE = self._added(x_NE, layer.out(mixed), layer.out_norm)
         gate, up = layer.gate_up.linear(self._normed(x_NE, layer.gate_up)).chunk(2, dim=1)
-        gate = functional.gelu(gate, approximate="tanh") if self._is_gemma else functional.silu(gate)
+        gate = functional.gelu(gate, approximate="tanh") if self._is_gemma else functional.silu(gate, True)
         return self._added(x_NE, layer.down(gate.mul_(up)), layer.down_norm)
 
     def _turns_at(self, position_N: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
@@ -98,17 +98,32 @@ class FusedLlama:
                 self._turns[kind] = torch.complex(cos[0, :, :half], sin[0, :, :half])
         return {kind: turns.index_select(0, position_N)[:, None, None] for kind, turns in self._turns.items()}
 
+    def _masks(self, group: RowGroup) -> dict[str, torch.Tensor]:
+        """Return a group's masks, for single tokens in float32 as [B * G, 1, S].
+
+        Two matrix products then take half as long as the CPU's flash kernel. In bfloat16 they take longer.
+        """
+        if group.shape[1] > 1 or group.prefix[1] or self.dtype != torch.float32:
+            return group.masks
+        return {
+            kind: mask.expand(-1, self.groups, -1, -1).flatten(0, 1) for kind, mask in group.masks.items()
+        }
+
     def _attended(
-        self, query: torch.Tensor, group: RowGroup, held: SlotLayer, mask_B1TS: torch.Tensor
+        self, query: torch.Tensor, group: RowGroup, held: SlotLayer, mask: torch.Tensor
     ) -> torch.Tensor:
         """Return the attention of a group's rows, in the shape of their queries [., G, R, D]."""
         (rows, width), (slot, shared) = group.shape, group.prefix
         keys, values = held.of(group.slots, group.span, shared)
         if shared:
             prefix = held.of(slice(slot, slot + 1), shared)
-            return _attend_with_prefix(query, prefix, (keys, values), mask_B1TS, self.scale)
+            return _attend_with_prefix(query, prefix, (keys, values), mask, self.scale)
+        if mask.dim() == 3:
+            keys_MDS = keys.flatten(0, 1).transpose(1, 2)
+            scores_MRS = torch.baddbmm(mask, query.flatten(0, 1), keys_MDS, alpha=self.scale)
+            return torch.bmm(scores_MRS.softmax(dim=-1), values.flatten(0, 1)).view(query.shape)
         if width == 1:
-            return _attend_singly(query, keys, values, mask_B1TS, self.scale)
+            return _flash_attention(query, keys, values, mask, self.scale)[0]
         query_NHD = query.flatten(1, 2)
         if group.padded is not None:
             query_NHD = query_NHD.index_select(0, group.padded[0])
@@ -116,7 +131,7 @@ class FusedLlama:
             query_NHD.view(rows, width, -1, self.size).transpose(1, 2),
             keys,
             values,
-            mask_B1TS,
+            mask,
             scale=self.scale,
             enable_gqa=self._grouped,
         )
@@ -138,21 +153,6 @@ class FusedLlama:
     def _added(self, x_NE: torch.Tensor, y_NE: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         """Add a linear layer's result to the states, normed first if `norm` is given."""
         return x_NE.add_(y_NE) if norm is None else x_NE.addcmul_(self._divided(y_NE), norm)
-
-
-def _attend_singly(
-    query_BGRD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask_B11S: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """Return attention [B, G, R, D] of single tokens to keys and values [B, G, S, D].
-
-    In float32, two plain products take half as long as the CPU's flash kernel. In bfloat16 they take longer.
-    """
-    if keys.dtype != torch.float32:
-        return _flash_attention(query_BGRD, keys, values, mask_B11S, scale)[0]
-    mask_M1S = mask_B11S.expand(-1, query_BGRD.shape[1], -1, -1).flatten(0, 1)
-    keys_MDS = keys.flatten(0, 1).transpose(1, 2)
-    scores_MRS = torch.baddbmm(mask_M1S, query_BGRD.flatten(0, 1), keys_MDS, alpha=scale)
-    return torch.bmm(scores_MRS.softmax(dim=-1), values.flatten(0, 1)).view(query_BGRD.shape)
 
 
 def _attend_with_prefix(

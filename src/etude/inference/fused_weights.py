@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from etude.models.architecture import base_layer, without_lora
 
@@ -54,7 +53,7 @@ class PackedLinear:
         """`weight` [out, in], `bias` [out] and `low` have one dtype and are on a CPU."""
         self._bias, self._low, self._dtype = bias, low, weight.dtype
         self._is_packed = weight.numel() >= _LEAST and _packs(weight.dtype)
-        self._weight = weight.detach()
+        self._weight = weight.detach().t()
         if self._is_packed:  # Keep only the packed copy: the other one would take as much memory again.
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
@@ -64,7 +63,7 @@ class PackedLinear:
         if self._is_packed:
             y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, self._bias, "none", [], "")
         else:
-            y = functional.linear(x, weight, self._bias)
+            y = torch.mm(x, weight) if self._bias is None else torch.addmm(self._bias, x, weight)
         y = y.float()
         return y if self._low is None else y.add_(x @ self._low.down.t() @ self._low.up.t())
 

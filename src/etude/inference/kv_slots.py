@@ -68,6 +68,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._owner = proxy(owner)
         self._both: torch.Tensor | None = None
         """Keys and values in one tensor, if their shapes are equal: [2, slots, heads, columns, head_dim]."""
+        self._by_token = torch.empty(0)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate tensors of the owner's size, for states of shape [B, H, T, D]."""
@@ -76,6 +77,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         if shapes[0] == shapes[1]:
             self._both = _zeros((2, *shapes[0]), key_states)
             self.keys, self.values = self._both.unbind()
+            self._by_token = self._both.view(2, -1, shapes[0][3]).transpose(0, 1)
         else:
             self.keys, self.values = (_zeros(shape, key_states) for shape in shapes)
         self.is_initialized = True
@@ -93,11 +95,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def by_token(self, heads: int, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Return all keys and values [slots * H * columns, 2, D], in the order of `KvSlots.places`."""
-        if self._both is None:
+        if not self.is_initialized:
             shape = torch.empty(1, heads, 1, size, dtype=dtype)
             self.lazy_initialization(shape, shape)
-        assert self._both is not None
-        return self._both.view(2, -1, size).transpose(0, 1)
+        return self._by_token
 
     def of(self, slots: Slots, end: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values [B, H, S, D] in the columns of some slots from `start` up to `end`."""
@@ -259,8 +260,8 @@ _ALONE_SCORES = 2**14
 class RowGroup:
     """Rows of a pass that attend together. Their token counts differ by less than a factor of two."""
 
-    tokens: slice
-    """The group's tokens in the pass, row after row."""
+    count: int
+    """The group's tokens, row after row; they follow those of the group before."""
     shape: tuple[int, int]
     """The number of rows B, and T, the tokens of the longest."""
     padded: tuple[torch.Tensor, torch.Tensor] | None
@@ -288,7 +289,7 @@ class RaggedInputs:
 def pad_left(plan: StepPlan) -> RaggedInputs:
     """Return all rows as one group, padding included."""
     rows, width = plan.ids_BT.shape
-    group = RowGroup(slice(0, rows * width), (rows, width), None, plan.slots, (0, 0), plan.span, plan.masks)
+    group = RowGroup(rows * width, (rows, width), None, plan.slots, (0, 0), plan.span, plan.masks)
     slot_BT = plan.rows[:, None].expand(-1, width)
     ids_N, position_N = plan.ids_BT.flatten(), plan.position_BT.flatten()
     return RaggedInputs(ids_N, position_N, slot_BT.flatten(), plan.columns.flatten(), [group])
@@ -308,20 +309,18 @@ def make_ragged_inputs(
     """
     parts: list[tuple[Sequence[int], int]] = [(prefix.rows, prefix.length) for prefix in prefixes]
     parts += [(part, 0) for part in _apart(rows, counts, size, {row for part, _ in parts for row in part})]
-    ids, last, groups = list[int](), [0] * len(rows), list[RowGroup]()
-    positions, slots = list[numpy.ndarray](), list[numpy.ndarray]()
+    ids, positions, slots = list[int](), list[int](), list[int]()
+    last, groups = [0] * len(rows), list[RowGroup]()
     for members, shared in parts:
-        first = len(ids)
         for index in members:
             row, count = rows[index], counts[index]
             ids += row.ids[row.cached : row.cached + count]
             last[index] = len(ids) - 1
-            positions.append(numpy.arange(row.cached, row.cached + count))
-            slots.append(numpy.full(count, row.slot))
-        groups.append(_group([(rows[index], counts[index]) for index in members], first, shared, inputs))
-    numbers_2N = numpy.stack([numpy.concatenate(positions), numpy.concatenate(slots)])
-    position_N, slot_N = tensor(numbers_2N)
-    return RaggedInputs(tensor(ids), position_N, slot_N, position_N, groups), last
+            positions += range(row.cached, row.cached + count)
+            slots += [row.slot] * count
+        groups.append(_group([(rows[index], counts[index]) for index in members], shared, inputs))
+    ids_N, position_N, slot_N = tensor([ids, positions, slots])
+    return RaggedInputs(ids_N, position_N, slot_N, position_N, groups), last
 
 
 def _apart(
@@ -354,25 +353,25 @@ def _apart(
         yield sorted(members, key=lambda index: rows[index].slot)
 
 
-def _group(own: Sequence[tuple[LiveRow, int]], first: int, shared: int, inputs: InputMaker) -> RowGroup:
-    """Return a group of rows in slot order, with their token counts. Its first token is at place `first`.
-
-    All rows begin with the same `shared` tokens.
-    """
-    before = numpy.array([row.cached for row, _ in own])[:, None]
-    count_B1 = numpy.array([count for _, count in own])[:, None]
-    width, span = int(count_B1.max()), rounded_up(int((before + count_B1).max()))
-    place_BT = numpy.minimum(numpy.arange(width), count_B1 - 1)
+def _group(own: Sequence[tuple[LiveRow, int]], shared: int, inputs: InputMaker) -> RowGroup:
+    """Return a group of rows in slot order, with their token counts. All share the first `shared` tokens."""
+    counts = [count for _, count in own]
+    width, span = max(counts), rounded_up(max(row.cached + count for row, count in own))
+    position_BT = numpy.array([row.cached for row, _ in own])[:, None]
     padded = None
-    if count_B1.min() < width:
-        start_B1 = count_B1.cumsum(axis=0) - count_B1
-        is_token = numpy.arange(width) < count_B1
-        padded = tensor((start_B1 + place_BT).ravel()), tensor(is_token.ravel().nonzero()[0])
+    if width > 1:
+        count_B1 = numpy.array(counts)[:, None]
+        place_BT = numpy.minimum(numpy.arange(width), count_B1 - 1)
+        position_BT = position_BT + place_BT
+        if min(counts) < width:
+            start_B1 = count_B1.cumsum(axis=0) - count_B1
+            is_token = numpy.arange(width) < count_B1
+            padded = tensor((start_B1 + place_BT).ravel()), tensor(is_token.ravel().nonzero()[0])
     held = [row.slot for row, _ in own]
     in_a_row = held[-1] - held[0] == len(held) - 1
-    masks = inputs.masks(tensor(before + place_BT), span)
+    masks = inputs.masks(tensor(position_BT), span)
     return RowGroup(
-        tokens=slice(first, first + int(count_B1.sum())),
+        count=sum(counts),
         shape=(len(own), width),
         padded=padded,
         slots=slice(held[0], held[-1] + 1) if in_a_row else tensor(held),
