@@ -71,14 +71,14 @@ def measure(name: str, method: str, way: str, sequences: int, length: int) -> di
 
 def train(shape: Shape, method: str, way: str, sequences: int, length: int) -> Any:
     """Train a job of two steps; the memory that it was estimated to take."""
-    from etude.algorithms.algorithm import algorithm_of
+    from etude.algorithms.algorithm import make_algorithm
     from etude.jobs.folders import StateFolders
     from etude.jobs.training import JobData, JobListener, JobTraining
     from etude.learner.learner import Learner, LearnerOptions
     from etude.learner.memory import ModelNumbers
     from etude.models.policy import LoraOptions
 
-    algorithm = algorithm_of(method, {} if method == "supervised" else {"beta": 0.1})
+    algorithm = make_algorithm(method, {} if method == "supervised" else {"beta": 0.1})
     units = _units(method, sequences, length, shape.vocabulary)
     policy, checkpointed = _policy(shape), way == "checkpointed"
     if way == "lora":

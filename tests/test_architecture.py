@@ -69,9 +69,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 69_034,
+    "lines of source": 69_033,
     "modules": 345,
-    "lines of tests": 57_865,
+    "lines of tests": 57_862,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -24,7 +24,7 @@ from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from tests import several
 from tests.crashing import AgainstPool, end_of, killed_and_whole
-from tests.protocols.games import agent_of
+from tests.protocols.games import find_agent
 from tests.rollout.running import collect
 from tests.several import Several, config
 from tests.support import ScriptedEngine, one_quick, without_times
@@ -145,7 +145,7 @@ def labelled():
 
 def answer(request):
     random = generator(request.key, "answer")
-    if agent_of(request) == "prover":
+    if find_agent(request) == "prover":
         return random.choice(["a proof", "trust me"])
     return f"Decision: {random.choice(['accept', 'reject'])}"
 

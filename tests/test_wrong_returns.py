@@ -87,7 +87,7 @@ async def test_of_a_method_that_does_not_take_what_it_is_given(run):
 
     run.adapter = Adapter(guide.GuideAdapterConfig())
     said = (
-        r"test_wrong_returns\.py:\d+: .*Adapter\.wait_until_complete is to take what its interface says, "
+        r"test_wrong_returns\.py:\d+: .*Adapter\.wait_until_complete must take what its interface says, "
         r"\(self, ref, poll_interval=10\.0\): .* unexpected keyword argument 'poll_interval'"
     )
     with pytest.raises(WrongReturnError, match=said):
@@ -210,9 +210,7 @@ async def test_a_plain_def_is_as_good_as_an_async_one(run):
 )
 def test_an_async_def_of_what_nobody_waits_for_is_refused_where_it_stands(base, name):
     place = rf"test_wrong_returns\.py:\d+: Mine\.{name}"
-    with pytest.raises(
-        RequestError, match=rf"{place} is `async def`, and .*\.{name} is called without being w"
-    ):
+    with pytest.raises(RequestError, match=rf"{place} is `async def`, and .*\.{name} is not awaited"):
         returning(base, name, None)
 
 

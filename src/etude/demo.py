@@ -123,7 +123,7 @@ async def run_demo(
         validations = EpochLog(run.journal).history(run.name).validations
         phases = ["warm-up/0"] if config.finetuning.warm_ups else []
         phases += [f"validation/{epoch}" for epoch in (validations[0].epoch, validations[-1].epoch)]
-        async with _runtime_of(config, run, trained, progress) as runtime:
+        async with _open_runtime(config, run, trained, progress) as runtime:
             # Training measured these already, so they are only read back.
             quiet, examples = replace(runtime, progress=Progress()), runtime.validation_examples
             before, *between, after = [
@@ -168,7 +168,7 @@ def copy_example(task: str, folder: Path) -> None:
     if not source.is_dir():
         raise RequestError(f"there is no example '{task}' in {source.parent}; install etude again")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RequestError(f"{folder} is there already and not empty; name another folder with --out")
+        raise RequestError(f"{folder} already exists and is not empty; name another folder with --out")
     shared = examples_folder() / "warm_up.py"  # It makes the tiny models of all examples.
     files = sorted(file for file in (*source.iterdir(), shared) if file.is_file())
     write_new_files(folder, {file.name: file.read_text(encoding="utf-8") for file in files})
@@ -188,7 +188,7 @@ async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
 
 
 @asynccontextmanager
-async def _runtime_of(
+async def _open_runtime(
     config: Config, run: RunFolder, version: RunVersion, progress: Progress
 ) -> AsyncIterator[Runtime]:
     """Open a runtime whose agent samples from `version` of the trained model."""

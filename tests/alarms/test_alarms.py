@@ -202,7 +202,7 @@ def test_validations_are_compared_with_validations():
     assert "v1 is worse than the model that training began with" in event.text
     others = {"reward_high": 0.01, "target": "prover"}
     (event,) = rung(RewardCollapse(), [start, validation(1, 0.0, **others)])[1]
-    assert "v1 may be worse than" in event.text and "or the others have got better" in event.text
+    assert "v1 may be worse than" in event.text and "or the others have improved" in event.text
 
 
 class Broken(Alarm, name="broken_for_tests"):
@@ -214,7 +214,7 @@ def test_an_alarm_that_fails_says_so_once_and_asks_nothing_of_the_run():
     events = [each for (each,) in rung(Broken(action="stop", epochs=3), epochs("x", [1, 2, 3]))]
     assert [event.is_new for event in events] == [True, False, False]
     assert {event.action for event in events} == {"warn"}
-    assert "by a fault of its own: " in events[0].text and "KeyError: 'missing'" in events[0].text
+    assert "its own code failed: " in events[0].text and "KeyError: 'missing'" in events[0].text
 
 
 def test_what_is_not_named_is_on_and_warns_and_what_is_off_is_not_there():

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from etude.algorithms.algorithm import algorithm_of, groups_of
+from etude.algorithms.algorithm import make_algorithm, read_groups
 from etude.algorithms.collecting import CollectingBuilder
-from etude.algorithms.episodes import Tally, choices_of
+from etude.algorithms.episodes import Tally, find_choices
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import CUT_OFF_PAIR, CUT_OFF_SAMPLE
 from etude.backends.openai_api import supervised_row
@@ -129,7 +129,7 @@ def played(*rewards_and_cuts):
 
 
 def builder_of(name, **options):
-    builder = CollectingBuilder(algorithm_of(name, options))
+    builder = CollectingBuilder(make_algorithm(name, options))
     builder.algorithm.check()
     reward = RewardFunctionConfig(name="correct")
     builder.run_config = FinetuneConfig(reward_function=reward, target_model="policy")
@@ -140,8 +140,8 @@ async def made(name, output, **options):
     """The units that are trained on, as the learner takes them, and the facts of the collection."""
     builder = builder_of(name, **options)
     collection = await finish(builder, output)
-    algorithm = algorithm_of(collection.method, collection.options)
-    groups = groups_of(collection, algorithm)
+    algorithm = make_algorithm(collection.method, collection.options)
+    groups = read_groups(collection, algorithm)
     return algorithm.units(groups)[0], builder.facts("run")
 
 
@@ -201,9 +201,9 @@ def test_answers_that_are_compared_within_an_episode_pay_too_and_can_be_left_out
     record = episode([calls[0], calls[1], *cut(calls[2])], events=events)
     scored = builder_of("dpo", compare="turns", cut_off_penalty=5.0).scored(record, 3.0, None, Tally())
     assert scored is not None and scored.reward == -2.0
-    [choice] = choices_of(scored)
+    [choice] = find_choices(scored)
     assert [candidate.value for candidate in choice.candidates] == [0.0, 1.0, -3.0]
-    [choice] = choices_of(scored, complete=True)
+    [choice] = find_choices(scored, complete=True)
     assert [candidate.value for candidate in choice.candidates] == [0.0, 1.0]
 
 

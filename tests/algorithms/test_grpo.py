@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.algorithm import algorithm_of
+from etude.algorithms.algorithm import make_algorithm
 from etude.algorithms.episodes import UNMEASURED, Gathered, ScoredEpisode, Tally, by_agent
 from etude.algorithms.grpo import Grpo, ReinforcePP, Rloo
-from etude.algorithms.samples import branches_of
+from etude.algorithms.samples import find_branches
 from etude.core.episode import Event
 from etude.core.errors import RequestError
 from etude.core.sample import Sample, Turn
@@ -173,9 +173,9 @@ def test_each_option_of_a_variant_can_be_changed():
 
 def test_the_options_of_a_collection_make_the_algorithm_that_they_came_from():
     found = Grpo(variant="cispo", beta=0.1)
-    assert algorithm_of("grpo", found.gradient()) == found
+    assert make_algorithm("grpo", found.gradient()) == found
     with pytest.raises(RequestError, match=r"grpo: clip_low: .*less than 1"):
-        algorithm_of("grpo", {"clip_low": 1.5})
+        make_algorithm("grpo", {"clip_low": 1.5})
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def game(generation: int, *events: Event) -> ScoredEpisode:
     first = conversation("a", f"x{generation}", "b", "y", function="first")
     second = conversation("c", f"z{generation}", "d", "w", start=2, function="second")
     record = episode([*first, *second], generation=generation, events=events)
-    return ScoredEpisode(record, 0.0, tuple(branches_of(record, {"*"}, "policy")))
+    return ScoredEpisode(record, 0.0, tuple(find_branches(record, {"*"}, "policy")))
 
 
 def earned(agent: str, value: float) -> Event:

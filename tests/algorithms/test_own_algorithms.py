@@ -11,7 +11,7 @@ import pytest
 from openai import BadRequestError
 
 import etude
-from etude.algorithms.algorithm import algorithm_of, loss_of
+from etude.algorithms.algorithm import find_same_loss, make_algorithm
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.conversion import to_sample
@@ -101,10 +101,10 @@ def test_a_wrong_option_of_ones_own_algorithm_is_told_like_any_other(project):
 def test_a_loss_is_that_of_the_nearest_known_algorithm_that_has_it(project):
     known = ["grpo", "dpo", "supervised"]
     config("max_rl:MaxRL"), config("hinge:Hinge"), config("plain_gradient:PlainGradient")
-    assert loss_of(algorithm_of("max_rl:MaxRL"), known) is etude.Grpo
-    assert loss_of(algorithm_of("hinge:Hinge"), known) is None
-    assert loss_of(algorithm_of("plain_gradient:PlainGradient"), known) is None
-    assert loss_of(etude.Dpo(), known) is etude.Dpo
+    assert find_same_loss(make_algorithm("max_rl:MaxRL"), known) is etude.Grpo
+    assert find_same_loss(make_algorithm("hinge:Hinge"), known) is None
+    assert find_same_loss(make_algorithm("plain_gradient:PlainGradient"), known) is None
+    assert find_same_loss(etude.Dpo(), known) is etude.Dpo
 
 
 async def test_a_server_that_does_not_know_an_advantage_gets_it_as_data(project):
@@ -115,7 +115,7 @@ async def test_a_server_that_does_not_know_an_advantage_gets_it_as_data(project)
     method = server.jobs["ftjob-0"]["method"]
     assert (method["type"], method["grpo"]["hyperparameters"]["clip_high"]) == ("grpo", 0.3)
     group = [to_sample(one) for one in data.trajectories[0]]
-    expected = algorithm_of("max_rl:MaxRL").advantages(group)
+    expected = make_algorithm("max_rl:MaxRL").advantages(group)
     row = server.rows("ftjob-0")[0]
     sent = [one["turns"][0]["advantages"][0] for one in row["trajectories"]]
     assert sent == [values[0] for values in expected]
@@ -127,13 +127,13 @@ async def test_a_server_that_has_no_such_loss_is_not_sent_another(project):
     with pytest.raises(CapabilityError, match="etude serve --algorithms plain_gradient:PlainGradient"):
         await LmStandIn().adapter().submit(data)
     adapter = LmStandIn().adapter()
-    adapter.planned = algorithm_of("plain_gradient:PlainGradient")
+    adapter.planned = make_algorithm("plain_gradient:PlainGradient")
     with pytest.raises(CapabilityError, match="has no such loss"):
         await adapter.initialize(FinetuneConfig())
     for known in (
         etude.Malt(initial_expert_iterations=1),
         etude.ExpertIteration(),
-        algorithm_of("max_rl:MaxRL"),
+        make_algorithm("max_rl:MaxRL"),
     ):
         adapter.planned = known
         await adapter.initialize(FinetuneConfig())

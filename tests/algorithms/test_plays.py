@@ -12,8 +12,8 @@ from etude.algorithms.episodes import (
     Tally,
     answer_groups,
     by_agent,
-    choices_of,
-    tree_of,
+    find_choices,
+    read_tree,
     turn_returns,
     without_retries,
 )
@@ -59,7 +59,7 @@ async def test_an_answer_that_was_asked_for_again_is_not_trained_on(tmp_path):
 async def test_an_answer_earns_what_came_after_it(tmp_path):
     protocol = nip(max_message_rounds=5, verifier_no_guess_reward=-0.1)
     record = await played(tmp_path, protocol, ["one?", "so", "two?", "so", ACCEPT])
-    tree = tree_of(record)
+    tree = read_tree(record)
     (verifier,), (prover,) = (part_of(agent, record) for agent in ("verifier", "prover"))
     assert turn_returns(verifier.branches[0], tree, "verifier", 1.0) == pytest.approx([0.8, 0.9, 1.0])
     assert turn_returns(verifier.branches[0], tree, "verifier", 0.5) == pytest.approx([0.1, 0.4, 1.0])
@@ -158,7 +158,7 @@ async def one_sided(tmp_path):
 
 
 async def test_an_answer_that_is_worth_the_mid_point_is_preferred_to_one_below_it(one_sided):
-    tree = tree_of(one_sided)
+    tree = read_tree(one_sided)
     assert [tree.value(node, "prover") for node in tree.children()] == [0.5, 0.0]
     assert rows(part_of("prover", one_sided)) == [(0, GOOD, BAD, 0.5)]
 
@@ -212,7 +212,7 @@ async def test_early_answers_count_as_much_as_late_ones(tmp_path):
     record = await played(tmp_path, nip(max_message_rounds=3), answer, widths=2)
     (pair,) = malt_trajectories(part_of("verifier", record), Malt(), Tally())
     assert (pair.metadata["chosen_reward"], pair.metadata["rejected_reward"]) == (1.0, -1.0)
-    assert tree_of(record).value(None, "verifier") == 0.0
+    assert read_tree(record).value(None, "verifier") == 0.0
 
 
 @settings(max_examples=drawn(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -223,10 +223,10 @@ async def test_values_are_those_of_listing_every_way_to_the_end(tmp_path_factory
     record = await played(
         folder, protocol, ChanceEngine(), widths=2, seed=seed, about=example(label), retries=1
     )
-    tree = tree_of(record)
+    tree = read_tree(record)
     for agent in tree.agents:
         for part in part_of(agent, record):
-            for turn in choices_of(part):
+            for turn in find_choices(part):
                 for candidate in turn.candidates:
                     places = [node for node in tree.nodes if node.call == candidate.call.index]
                     values = [expected_value(tree, node, agent) for node in places]
@@ -256,7 +256,7 @@ async def test_the_first_epochs_can_be_expert_iteration_on_plays_that_do_not_bra
     assert methods == ["supervised", "supervised", "dpo", "dpo"]
     assert algorithm.method_at(2)[1]["beta"] == 0.3
     assert [algorithm.widths(epoch) for epoch in range(4)] == [1, 1, 3, 3]
-    assert [builder.label_of(epoch) for epoch in range(4)] == ["k1", "k1", "k3", "k3"]
+    assert [builder.collection_label(epoch) for epoch in range(4)] == ["k1", "k1", "k3", "k3"]
     won = await played(tmp_path, adp(), [GOOD, ACCEPT])
     lost = await played(tmp_path, adp(), [GOOD, REJECT], generation=1, id="train/1/e/1")
     made = algorithm.groups([[scored_play(won), scored_play(lost)]], Gathered(0, 0, Tally()))

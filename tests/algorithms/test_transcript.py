@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.samples import branches_of, require_tokens, sample_of, step_returns
+from etude.algorithms.samples import as_sample, find_branches, require_tokens, step_returns
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event
@@ -18,12 +18,12 @@ from tests.support import tool_call
 
 
 def branch_of(calls):
-    (branch,) = branches_of(episode(calls), (WORKFLOW,), "policy")
+    (branch,) = find_branches(episode(calls), (WORKFLOW,), "policy")
     return branch
 
 
 def items_of(branch):
-    return to_trajectory(sample_of(branch, episode(branch.calls), 0.0)).episode
+    return to_trajectory(as_sample(branch, episode(branch.calls), 0.0)).episode
 
 
 tokens = st.lists(st.integers(0, 9), max_size=5).map(tuple)
@@ -87,7 +87,7 @@ def test_assistant_messages_that_the_agent_wrote_itself_are_marked_as_given():
 def test_a_trajectory_says_where_it_comes_from():
     calls = conversation("a", "b")
     trajectory = to_trajectory(
-        sample_of(branch_of(calls), episode(calls, generation=3), 0.5, reasoning="fine")
+        as_sample(branch_of(calls), episode(calls, generation=3), 0.5, reasoning="fine")
     )
     assert (trajectory.example_id, trajectory.episode_id) == ("e", "train/1/e/3")
     assert trajectory.reward == 0.5
@@ -139,7 +139,7 @@ def test_missing_tokens_are_an_error_that_says_what_to_do(prompt, completion, mi
         reply, prompt_ids=one.completion.prompt_ids, completion_ids=one.completion.completion_ids
     )
     record = episode([Call(0, WORKFLOW, "policy", one.request, bare)])
-    (branch,) = branches_of(record, (WORKFLOW,), "policy")
+    (branch,) = find_branches(record, (WORKFLOW,), "policy")
     with pytest.raises(
         TrainingError, match=rf"episode 'train/1/e/0', call 0: .* no {missing}.*return_token_ids"
     ):
@@ -151,7 +151,7 @@ REPLY = {"role": "assistant", "content": "yes"}
 
 
 def branches(calls, functions=(WORKFLOW,), model="policy"):
-    return branches_of(episode(calls), functions, model)
+    return find_branches(episode(calls), functions, model)
 
 
 def shape(found):
@@ -244,6 +244,6 @@ def test_every_completion_is_in_exactly_one_branch_whatever_order_conversations_
 
 def test_messages_repeated_word_for_word_are_not_taken_for_the_same():
     record = episode(list(conversation("try again", "no", "try again", "no")))
-    (branch,) = branches_of(record, ["*"], None)
-    items = to_trajectory(sample_of(branch, record, 1.0)).episode
+    (branch,) = find_branches(record, ["*"], None)
+    items = to_trajectory(as_sample(branch, record, 1.0)).episode
     assert [item.content for item in items] == ["try again", "no", "try again", "no"]

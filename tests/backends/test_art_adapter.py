@@ -245,7 +245,7 @@ async def test_a_job_that_counted_as_canceled_and_was_done_is_told_with_the_next
     server.pause = 0
     status = await trained(adapter, "run-epoch-1-retry-1")
     assert status.version.number == 2
-    assert status.message == "sampled at step 0, trained from step 1: an earlier job was done after all"
+    assert status.message == "sampled at step 0, trained from step 1: an earlier job had ended after all"
 
 
 async def test_a_server_of_0_4_that_skips_a_batch_says_nothing_and_is_found_out(server, backend):

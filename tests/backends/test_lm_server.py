@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from etude.algorithms.episodes import ScoredEpisode
-from etude.algorithms.samples import branches_of
+from etude.algorithms.samples import find_branches
 from etude.backends import lm_server
 from etude.backends.lm_client import BadResponseError, ClientTimeoutError, LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
@@ -36,7 +36,7 @@ from tests.cli.projects import change, etude, local_project, process
 def compared(job="job"):
     records = [episode(conversation("q", reply), generation=place) for place, reply in enumerate("ab")]
     scored = [
-        ScoredEpisode(each, float(each.generation), tuple(branches_of(each, ["*"], None))) for each in records
+        ScoredEpisode(one, float(one.generation), tuple(find_branches(one, ["*"], None))) for one in records
     ]
     group = [to_trajectory(sample) for each in scored for sample in each.samples()]
     return TrajectoryCollection(trajectories=[group, group], run_id=job, method="grpo")

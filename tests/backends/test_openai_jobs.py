@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from etude.algorithms.samples import branches_of, sample_of
+from etude.algorithms.samples import as_sample, find_branches
 from etude.backends import openai_jobs
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError, dpo_row, supervised_row
@@ -26,8 +26,8 @@ from tests.backends.openai_stand_in import BASE, StandIn, error_response
 
 def imitated(*turns):
     record = episode(conversation(*turns))
-    (branch,) = branches_of(record, ["*"], None)
-    return to_trajectory(sample_of(branch, record, 1.0))
+    (branch,) = find_branches(record, ["*"], None)
+    return to_trajectory(as_sample(branch, record, 1.0))
 
 
 def supervised(job="run-epoch-1", rows=10):
@@ -123,8 +123,8 @@ def test_what_the_model_did_not_say_has_no_weight_and_tool_calls_stay_what_they_
     ]
     reply = {"role": "assistant", "content": None, "tool_calls": [wire]}
     record = episode([call(0, messages, reply, "<hi>", "look.")])
-    (branch,) = branches_of(record, ["*"], None)
-    assert supervised_row(to_trajectory(sample_of(branch, record, 1.0)))["messages"] == [
+    (branch,) = find_branches(record, ["*"], None)
+    assert supervised_row(to_trajectory(as_sample(branch, record, 1.0)))["messages"] == [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "an example", "weight": 0},
         {"role": "tool", "content": "seen", "tool_call_id": "call_0"},

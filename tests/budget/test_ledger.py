@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
-from etude.budget.bill import bill_of
-from etude.budget.ledger import Ledger, prices_of, require_bounded, unpriced_models
+from etude.budget.bill import load_bill
+from etude.budget.ledger import Ledger, find_prices, require_bounded, unpriced_models
 from etude.budget.meter import MeteredEngine, Purpose, asking_for, most_tokens
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
@@ -67,7 +67,7 @@ async def test_the_bill_is_that_of_a_table_by_hand(journal: Journal):
     assert ledger.bill.total.tokens == 3300 + 550 + 330 + 30_000
     assert [line.usd for line in ledger.bill.by("role")] == [agent.usd, 0.0014, 0.75]
     await journal.flush()
-    assert bill_of(journal).total == ledger.bill.total
+    assert load_bill(journal).total == ledger.bill.total
 
 
 async def test_a_ledger_that_is_opened_again_goes_on_where_it_was(journal: Journal):
@@ -165,7 +165,7 @@ def priced(policy: dict[str, Any], **changes: Any) -> Any:
     ],
 )
 def test_a_call_costs_what_a_table_by_hand_says(prices, usage, version, usd):
-    price = prices_of(priced({"prices": prices}))["policy"]
+    price = find_prices(priced({"prices": prices}))["policy"]
     assert price.of_call(usage, version) == pytest.approx(usd, rel=1e-12)
 
 

@@ -143,13 +143,13 @@ def test_after_a_tracker_that_was_away(project):
     sent = etude("report", "one", "--wait", "0")
     Path("shown.away").unlink()
     assert last_line(sent) == "etude report runs/one"
-    assert "5 of 5 records are there" in works(sent)
+    assert "5 of 5 records have arrived" in works(sent)
 
 
 def test_a_secret_that_was_typed_is_not_printed(project):
     shown = etude("check", "config.yml", "-o", "llms.policy.api_key=sk-1", "-o", "finetuning.seed=2")
     assert "sk-1" not in shown.stdout
-    assert "add again what is secret: -o llms.policy.api_key=…" in shown.stdout
+    assert "give the secrets again: -o llms.policy.api_key=…" in shown.stdout
     assert last_line(shown) == "etude train config.yml -o finetuning.seed=2"
 
 

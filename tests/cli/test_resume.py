@@ -149,7 +149,7 @@ def test_a_run_does_not_go_on_from_another_base_model(tmp_path, base, monkeypatc
     for arguments in (("resume", "r", "-o", "finetuning.num_epochs", "2"), ("export", "r")):
         shown = etude(*arguments)
         assert shown.exit_code == 2
-        assert "is not what this run began from: model.safetensors is changed" in " ".join(
+        assert "is not what this run began from: model.safetensors has changed" in " ".join(
             shown.stderr.split()
         )
 
@@ -281,7 +281,7 @@ def played(project) -> list[str]:
 def test_only_what_was_not_the_agents_fault_is_tried_again(failing):
     shown = etude("resume", "r", "--retry-failed")
     assert shown.exit_code == 0, shown.stderr
-    assert "to be tried again: 4 × call_failed, 4 × score:correct" in shown.stdout
+    assert "to be retried: 4 × call_failed, 4 × score:correct" in shown.stdout
     # The four episodes of the one example, in the epoch that was not finished.
     assert played(failing) == ["away"] * 4
     assert failures(failing) == {"raised": 4, "timeout": 4}

@@ -80,7 +80,8 @@ async def test_components_that_need_each_other_in_a_circle_are_an_error(traced: 
         with pytest.raises(RequestError) as raised:
             await asyncio.wait_for(builder.get_evaluator("a"), 60)
     assert str(raised.value) == (
-        "components need each other in a circle: evaluators.a -> evaluators.b -> evaluators.c -> evaluators.a"
+        "components depend on each other in a circle: "
+        "evaluators.a -> evaluators.b -> evaluators.c -> evaluators.a"
     )
 
 
@@ -152,5 +153,5 @@ async def test_another_dataset_may_be_a_config_or_a_file(folder: Path):
         other: Any = await builder.get_dataset(JsonConfig(file_path=Path("y.json")))
         assert other[0] == JsonConfig(file_path=Path("y.json"))
         assert await builder.get_dataset() is await builder.get_dataset()
-        with pytest.raises(ConfigError, match=r"the suffix of 'val.txt' does not tell what format"):
+        with pytest.raises(ConfigError, match=r"the suffix of 'val.txt' does not tell its format"):
             await builder.get_dataset("val.txt")

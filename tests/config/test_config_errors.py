@@ -198,7 +198,7 @@ MISTAKES = {
     "dataset of an unknown format": (
         "    dataset: train.jsonl",
         "    dataset: train.txt",
-        "config.yml:7:5: eval.general.dataset: the suffix of 'train.txt' does not tell what format it has"
+        "config.yml:7:5: eval.general.dataset: the suffix of 'train.txt' does not tell its format"
         ". Allowed: .json, .jsonl, .csv, .parquet",
     ),
     "module that is not there": (
@@ -272,7 +272,7 @@ def test_a_mistake_is_answered_with_one_sentence(
             "a: 'b\n",
             "config.yml:2:1: not valid YAML: found unexpected end of stream; a text in quotes ends with one",
         ),
-        ("a: &x [*x]\n", "config.yml:1:4: not valid YAML: an alias stands for itself"),
+        ("a: &x [*x]\n", "config.yml:1:4: not valid YAML: an alias refers to itself"),
         ("a: !!bool maybe\n", "config.yml:1:4: not valid YAML: 'maybe' is neither true nor false"),
     ],
 )

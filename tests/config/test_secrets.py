@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from etude.config.load import load_config, parse_config, resolved_yaml, secrets_of
+from etude.config.load import find_secrets, load_config, parse_config, resolved_yaml
 from etude.core.errors import ConfigError
 from etude.core.secrets import MASK, masked
 from etude.loop.lifecycle import config_to_resume, storage_options
@@ -55,7 +55,7 @@ def test_what_is_kept_loads_as_the_same_config_where_the_file_is_still_there(con
     kept.write_text(resolved_yaml(whole))
     again = load_config(kept)
     data = [each.model_dump(mode="json", fallback=str) for each in (whole, again)]
-    assert secrets_of(again, data[1]) == secrets_of(whole, data[0])
+    assert find_secrets(again, data[1]) == find_secrets(whole, data[0])
     config.unlink()
     with pytest.raises(ConfigError, match=r"give it again: -o workflow\.arguments\.service\.password=…"):
         load_config(kept)

@@ -115,10 +115,7 @@ def test_text_is_written_so_that_readers_of_either_yaml_take_it_for_text(text: s
             "c.yml:2:4: not valid YAML: a whole number has more than 4300 digits; put it in quotes",
         ),
         ("[" * 500 + "]" * 500, "c.yml:2: not valid YAML: it is nested too deeply"),
-        (
-            '"\\ud83d"',
-            "c.yml:2:4: not valid YAML: half of a surrogate pair is no character; write the whole character",
-        ),
+        ('"\\ud83d"', "c.yml:2:4: not valid YAML: half of a surrogate pair; write the whole character"),
         (
             '"\\UFFFFFFFF"',
             "c.yml:2: not valid YAML: an escape in double quotes is beyond the last character, \\U0010FFFF",
@@ -128,8 +125,8 @@ def test_text_is_written_so_that_readers_of_either_yaml_take_it_for_text(text: s
             "c.yml:2:5: not valid YAML: found unhashable key; "
             "a key is a text or a number; put a value that holds '{{' in quotes",
         ),
-        ("a\x07", "c.yml:2: not valid YAML: it holds the sign '\\x07', which is not to be printed"),
-        ("!!int yes", "c.yml:2:4: not valid YAML: 'yes' is no whole number"),
+        ("a\x07", "c.yml:2: not valid YAML: it holds the sign '\\x07', which is not printable"),
+        ("!!int yes", "c.yml:2:4: not valid YAML: 'yes' is not a whole number"),
         ("!!float x", "c.yml:2:4: not valid YAML: 'x' is no number"),
     ],
 )
@@ -302,8 +299,8 @@ def test_a_component_that_is_written_as_its_type_gets_keys():
         ("=5", r"-o : an override is written"),
         ("a..b=5", r"-o a..b: an override is written"),
         ("a=[1", r"-o a: the value '\[1' is not valid YAML; put it in quotes"),
-        ("l.2=5", r"-o l.2: '2' is no position in a list of 2; count from 0"),
-        ("l.x.y=5", r"-o l.x.y: 'x' is no position in a list of 2; count from 0"),
+        ("l.2=5", r"-o l.2: '2' is not a position in a list of 2; count from 0"),
+        ("l.x.y=5", r"-o l.x.y: 'x' is not a position in a list of 2; count from 0"),
     ],
 )
 def test_what_is_no_override_is_an_error(override: str, message: str):

@@ -15,7 +15,7 @@ from etude.core.conversion import Encoder, TrajectoryCollection, learning_units,
 from etude.core.errors import TrainingError
 from etude.core.message import OpenAIMessage
 from etude.core.sample import Sample, Turn
-from etude.core.training_rows import ROWS, GrpoRow, GrpoTrajectory, GrpoTurn, method_of
+from etude.core.training_rows import ROWS, GrpoRow, GrpoTrajectory, GrpoTurn, guess_method
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 from tests.support import drawn
 
@@ -250,7 +250,7 @@ def group_row(**changes):
     ],
 )
 def test_a_line_tells_its_method(row: dict, method: str) -> None:
-    assert method_of(row) == method
+    assert guess_method(row) == method
     ROWS[method].model_validate(json.loads(json.dumps(row)))
 
 
@@ -282,5 +282,5 @@ def test_a_wrong_line_is_refused_with_its_field(method: str, row: dict, told: st
 
 
 def test_a_line_of_no_method_is_known_as_such() -> None:
-    assert method_of({"prompt": "?"}) is None
-    assert method_of([1]) is None
+    assert guess_method({"prompt": "?"}) is None
+    assert guess_method([1]) is None

@@ -535,7 +535,7 @@ async def test_data_of_strangers_and_steps_that_do_not_fit_are_refused(make, tmp
     group, (right, wrong) = make(protocol=adp()).group, plays
     with pytest.raises(RequestError, match="has no agent 'judge'; agents: "):
         await group.create_supervised_fine_tune_job({"judge": [right]})
-    with pytest.raises(RequestError, match="'prover' is no verifier"):
+    with pytest.raises(RequestError, match="'prover' is not a verifier"):
         await group.create_supervised_fine_tune_job({}, {"prover": [right]})
     with pytest.raises(RequestError, match="step 0 of 'prover' is a turn of 'verifier'"):
         await group.create_dpo_fine_tune_job({"prover": [Step(right, 1)]}, {"prover": [Step(wrong, 1)]})
@@ -553,7 +553,7 @@ async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
     group = make().group
     records = [episode(conversation("q", f"a{n}"), generation=n) for n in range(2)]
     await group.wait_for_ready()
-    with pytest.raises(RequestError, match="is no play; say its reward"):
+    with pytest.raises(RequestError, match="is no play; give its reward"):
         await group.create_grpo_fine_tune_job({"agent": records})
     with pytest.raises(RequestError, match="'train/1/e/1' has no reward"):
         await group.create_grpo_fine_tune_job({"agent": records}, {records[0].id: 1.0})

@@ -29,7 +29,7 @@ from etude.inference.openai_config import OpenAiLlmConfig
 from etude.inference.routes import Breaker
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
-from etude.wire.retries import Refusal, counting_retries, failure_of
+from etude.wire.retries import Refusal, counting_retries, to_failure
 from tests.faults.remote_faults import (
     FAULTS,
     LOGPROBS,
@@ -191,7 +191,7 @@ async def test_plain_http_behind_https() -> None:
 
 def test_servers_that_say_it_themselves() -> None:
     told = b"Client sent an HTTP request to an HTTPS server.\n"
-    failure = failure_of(400, {}, told)
+    failure = to_failure(400, {}, told)
     assert isinstance(failure, Refusal) and not failure.impossible
     assert "write https:// in place of http://" in str(failure)
 

@@ -39,7 +39,7 @@ def test_what_differs_is_named():
         "another method (dpo, and not grpo)",
         "another start model (v1, and not v0)",
     ]
-    assert "there is a job named 'job' already" in str(caught.value)
+    assert "there is already another job named 'job'" in str(caught.value)
     assert isinstance(caught.value, RequestError)
 
 

@@ -129,11 +129,11 @@ def test_what_is_finer_than_bfloat16_is_in_the_checkpoint(two, name):
 def test_a_killed_process_ends_the_others(tmp_path):
     done = launched("dies", tmp_path)
     assert done.returncode != 0
-    assert "lost: another process of this training ended, or does not answer" in done.stderr
+    assert "lost: another process of this training has ended, or does not answer" in done.stderr
     assert LocalTeams().first_failure(done.stderr) == "process 1: signal 9"
 
 
 def test_a_process_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path):
     done = launched("hangs", tmp_path, TEAM_TIMEOUT="5")
     assert done.returncode != 0
-    assert "lost: another process of this training ended, or does not answer" in done.stderr
+    assert "lost: another process of this training has ended, or does not answer" in done.stderr

@@ -245,7 +245,7 @@ async def test_the_files_of_a_folder_are_recorded_once_and_known_again(tmp_path:
     [
         (
             lambda path: path.write_bytes(b"others"),
-            r"model\.safetensors is changed \(its SHA-256 is \w{12}… and",
+            r"model\.safetensors has changed \(its SHA-256 is \w{12}… and",
         ),
         (lambda path: path.unlink(), r"model\.safetensors is missing"),
     ],

@@ -87,20 +87,20 @@ def test_a_call_ends_a_thought_that_the_prompt_opened():
     of = template("deepseekv3")
     prompt, ids = cut("deepseekv3", "a call")
     assert of.decode(prompt).endswith("<think>\n")
-    thought = of.rendering.ids_of(["I look it up."])[0]
+    thought = of.rendering.encode(["I look it up."])[0]
     message = read("deepseekv3", prompt, thought + ids)
     assert message["reasoning_content"] == "I look it up."
     assert message["content"] is None
     assert [call["function"]["name"] for call in message["tool_calls"]] == [NAME]
     # A call that was only thought of is none.
-    closed = of.rendering.ids_of(["</think>\n\nNo."])[0]
+    closed = of.rendering.encode(["</think>\n\nNo."])[0]
     drafted = read("deepseekv3", prompt, thought + ids[:-1] + closed)
     assert "tool_calls" not in drafted
     assert drafted["content"] == "No."
 
 
 def test_calls_that_a_template_only_shows_are_read_by_the_tokens_of_its_tokenizer():
-    ids = template("lfm2").rendering.ids_of(["<|tool_call_start|>[f(a=1, b='x', c=true)]<|tool_call_end|>"])[
+    ids = template("lfm2").rendering.encode(["<|tool_call_start|>[f(a=1, b='x', c=true)]<|tool_call_end|>"])[
         0
     ]
     (call,) = read("lfm2", (), ids)["tool_calls"]
@@ -109,7 +109,7 @@ def test_calls_that_a_template_only_shows_are_read_by_the_tokens_of_its_tokenize
 
 def test_tags_are_text_where_the_template_knows_no_thinking():
     text = "<think>\nhm\n</think>\n\n3"
-    ids = template("qwen2_5").rendering.ids_of([text])[0]
+    ids = template("qwen2_5").rendering.encode([text])[0]
     assert read("qwen2_5", (), ids) == {"role": "assistant", "content": text}
 
 
@@ -163,7 +163,7 @@ def test_thinking_that_a_family_drops_makes_a_branch_on_purpose(name):
     one = ChatRequest((QUESTION,))
     prompt_ids = of.prompt(one).ids
     answer = PROBES["thinking"]
-    ids = of.rendering.ids_of(["so"])[0] + of.completion_ids("")
+    ids = of.rendering.encode(["so"])[0] + of.completion_ids("")
     call = answered(one, Completion(answer, prompt_ids=prompt_ids, completion_ids=ids))
     sent = {"role": "assistant", "content": answer["content"]}
     prompt = of.prompt(ChatRequest((QUESTION, sent, MORE), earlier=(call,)))
@@ -179,10 +179,10 @@ def test_thinking_that_a_family_drops_makes_a_branch_on_purpose(name):
 def test_a_typed_out_tag_is_no_call():
     tag = '<tool_call>\n{"name": "probed_name", "arguments": {}}\n</tool_call>'
     of = template("qwen3")
-    typed = tuple(of.rendering.ids_of(list(tag))[at][0] for at in range(len(tag)))
+    typed = tuple(of.rendering.encode(list(tag))[at][0] for at in range(len(tag)))
     assert of.decode(typed) == tag
     assert read("qwen3", (), typed) == {"role": "assistant", "content": tag}
-    assert read("qwen3", (), of.rendering.ids_of([tag])[0])["tool_calls"]
+    assert read("qwen3", (), of.rendering.encode([tag])[0])["tool_calls"]
 
 
 def test_options_reach_the_template():
@@ -191,7 +191,7 @@ def test_options_reach_the_template():
     silent = ChatRequest((QUESTION,), template_options={"enable_thinking": False})
     assert "<think>" not in of.decode(of.prompt(plain).ids)
     assert of.decode(of.prompt(silent).ids).endswith("<think>\n\n</think>\n\n")
-    assert read("qwen3", of.prompt(silent).ids, of.rendering.ids_of(["3"])[0])["content"] == "3"
+    assert read("qwen3", of.prompt(silent).ids, of.rendering.encode(["3"])[0])["content"] == "3"
     effort = ChatRequest((QUESTION,), template_options={"reasoning_effort": "high"})
     assert "Reasoning: high" in template("gptoss").decode(template("gptoss").prompt(effort).ids)
 

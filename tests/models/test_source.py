@@ -62,7 +62,7 @@ def hub_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("models", "there is no config.json in that folder; there is 'models/llama', 'models/qwen-small'"),
         ("runs/r/checkpoint/v2", "did you mean 'runs/r/checkpoints/v2'?"),
         ("empty", "there is no config.json in that folder"),
-        ("lora", "that folder holds LoRA weights, and no model: merge them into their base"),
+        ("lora", "that folder holds LoRA weights, not a model: merge them into their base"),
         ("model.bin", "a model is a folder, or a file that ends in .gguf"),
         ("/nowhere/at/all", "there is no model at '/nowhere/at/all': the folder does not exist"),
         ("owner/name/", "the folder does not exist"),

@@ -152,7 +152,7 @@ def test_other_tools_than_before_are_shown_to_the_model_and_count_as_drift():
     _, one = turn(template, CHATML, [user("a")], "b", tools=[CALCULATOR])
     prompt, _ = turn(template, CHATML, [user("a"), said("b"), user("c")], "d", earlier=[one])
     assert prompt.drifted
-    assert str(prompt.fault) == "tools: other ones than before are offered"
+    assert str(prompt.fault) == "tools: other tools than before are offered"
     assert "calculator" not in tokenizer(CHATML).decode(prompt.ids)
 
 

@@ -34,7 +34,7 @@ def example(label: Any = 1, **inputs: Any) -> Example:
     return Example("e", {"label": label, **inputs})
 
 
-def agent_of(request: ChatRequest) -> str:
+def find_agent(request: ChatRequest) -> str:
     """Whose prompt it is."""
     return str(request.messages[0]["content"]).removeprefix("You are ").partition(".")[0]
 
@@ -48,7 +48,7 @@ def scripted(**lines: Sequence[str]) -> ScriptedEngine:
     """Each agent says its lines in turn, the last one again and again."""
 
     def answer(request: ChatRequest) -> str:
-        own = lines[agent_of(request)]
+        own = lines[find_agent(request)]
         return own[min(turn_of(request), len(own) - 1)]
 
     return ScriptedEngine(answer)
@@ -57,7 +57,7 @@ def scripted(**lines: Sequence[str]) -> ScriptedEngine:
 def chance(request: ChatRequest) -> str:
     """A message or, from the verifier now and then, a decision; sometimes neither. By the request's key."""
     random = generator(request.key, "answer")
-    if agent_of(request) == "verifier":
+    if find_agent(request) == "verifier":
         drawn = random.random()
         if drawn < 0.4 or (drawn < 0.9 and "Decide now." in request.messages[-1]["content"]):
             return f"Decision: {random.choice(['accept', 'reject'])}"

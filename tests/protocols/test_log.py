@@ -18,7 +18,7 @@ from etude.core.errors import RequestError
 from etude.protocols import EpisodeTree, Protocol, Rollouts, adp, as_yaml, debate, mnip, play, transcript
 from etude.protocols.catalog import PROTOCOLS
 from etude.store.journal import Journal
-from tests.protocols.games import Labelled, agent_of, example, play_record, play_tree, scripted
+from tests.protocols.games import Labelled, example, find_agent, play_record, play_tree, scripted
 from tests.support import ScriptedEngine, drawn
 
 CHANNELS = {"Question for Expert_1:": "prover0_channel", "Question for Expert_2:": "prover1_channel"}
@@ -26,7 +26,7 @@ CHANNELS = {"Question for Expert_1:": "prover0_channel", "Question for Expert_2:
 
 def marked(request: ChatRequest) -> str:
     """An answer with marks that are in no other answer; the verifier decides when it has to."""
-    if agent_of(request) != "verifier":
+    if find_agent(request) != "verifier":
         return f"<{request.key}>"
     if "Decide now." in request.messages[-1]["content"]:
         return f"<{request.key}>\nDecision: accept"
@@ -90,7 +90,7 @@ async def test_who_is_spoken_to_is_told_where_it_matters(journal: Journal) -> No
     questions = "Question for Expert_1: a?\nQuestion for Expert_2: b?"
     engine = scripted(verifier=[questions, "Decision: accept"], prover0=["no"], prover1=["yes"])
     await play_tree(debate(randomize_channel_order=False), engine, journal)
-    heard = {agent_of(request): request.messages[-1]["content"] for request in engine.requests}
+    heard = {find_agent(request): request.messages[-1]["content"] for request in engine.requests}
     assert heard == {
         "prover0": "Verifier (to you): a?\n\nVerifier (to Expert_2): b?",
         "prover1": "Verifier (to Expert_1): a?\n\nVerifier (to you): b?",
@@ -104,7 +104,7 @@ async def test_the_order_of_channels_is_drawn_for_each_round_and_stays(journal: 
     orders = set()
     for episode in range(8):
         tree = await play_tree(protocol, engine, journal, id=f"train/{episode}/e/0")
-        prompts = [request.messages for request in engine.requests if agent_of(request) == "verifier"][-5:]
+        prompts = [request.messages for request in engine.requests if find_agent(request) == "verifier"][-5:]
         for before, after in pairwise(prompts):
             assert after[: len(before)] == before
         for message in prompts[-1]:

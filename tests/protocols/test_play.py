@@ -11,7 +11,7 @@ from etude.core.episode import Example
 from etude.core.errors import EngineError, EpisodeError, RequestError
 from etude.protocols import EpisodeTree, Malformed, Move, adp, debate, merlin_arthur, nip, play, solo_verifier
 from etude.store.journal import Journal
-from tests.protocols.games import Labelled, agent_of, example, play_record, play_tree, scripted, shape
+from tests.protocols.games import Labelled, example, find_agent, play_record, play_tree, scripted, shape
 from tests.support import ScriptedEngine
 
 
@@ -48,7 +48,7 @@ async def test_the_turns_of_a_round_are_taken_at_the_same_time(journal: Journal)
 
     class Waiting(ScriptedEngine):
         async def complete(self, request: ChatRequest) -> Completion:
-            if agent_of(request) != "verifier":
+            if find_agent(request) != "verifier":
                 await both.wait()
             return await super().complete(request)
 
@@ -69,7 +69,7 @@ async def test_the_verifier_is_not_told_which_prover_spoke(journal: Journal) -> 
 
 async def test_an_engine_that_fails_fails_the_episode_when_the_other_calls_are_kept(journal: Journal) -> None:
     def answer(request: ChatRequest) -> str | Exception:
-        return EngineError("the server is gone") if agent_of(request) == "prover0" else "fine"
+        return EngineError("the server is gone") if find_agent(request) == "prover0" else "fine"
 
     record = await play_record(debate(verifier_first=False), ScriptedEngine(answer), journal)
     assert record.failure is not None and record.failure.kind == "call_failed"

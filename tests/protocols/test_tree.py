@@ -35,7 +35,7 @@ from etude.protocols.tree import Node, choices
 from etude.protocols.workflow import VerdictAccuracy, accuracy
 from etude.rewards.scorer import evaluate
 from etude.store.journal import Journal
-from tests.protocols.games import ChanceEngine, Labelled, agent_of, example, play_record, play_tree
+from tests.protocols.games import ChanceEngine, Labelled, example, find_agent, play_record, play_tree
 from tests.support import ScriptedEngine, drawn, one_quick
 
 
@@ -99,7 +99,7 @@ async def test_the_answers_of_one_round_are_crossed_and_each_is_sampled_once(jou
     given: dict[str, int] = defaultdict(int)
 
     def answer(request: ChatRequest) -> str:
-        agent = agent_of(request)
+        agent = find_agent(request)
         given[agent] += 1
         if agent != "verifier":
             return f"{agent}-{given[agent]}"

@@ -17,7 +17,7 @@ from etude.rewards.judge import (
     GroupJudgeConfig,
     LlmJudge,
     LlmJudgeConfig,
-    messages_of,
+    list_messages,
     parse_object,
 )
 from etude.rewards.scorer import evaluate
@@ -221,7 +221,7 @@ def episode_item(*calls: tuple[list[Message], Message | None], output: Any = "4"
 
 def test_a_conversation_is_shown_once_however_often_it_was_sent() -> None:
     episode = episode_item(([SYSTEM, QUESTION], TOOL_CALL), ([SYSTEM, QUESTION, TOOL_CALL, RESULT], ANSWER))
-    assert messages_of(episode) == [SYSTEM, QUESTION, TOOL_CALL, RESULT, ANSWER]
+    assert list_messages(episode) == [SYSTEM, QUESTION, TOOL_CALL, RESULT, ANSWER]
 
 
 def test_conversations_that_alternate_are_told_apart() -> None:
@@ -229,15 +229,15 @@ def test_conversations_that_alternate_are_told_apart() -> None:
     yes = {"role": "assistant", "content": "yes"}
     episode = episode_item(([QUESTION], TOOL_CALL), ([other], yes), ([QUESTION, TOOL_CALL, RESULT], ANSWER))
     switch = {"role": "conversation", "content": "solve, policy"}
-    assert messages_of(episode) == [QUESTION, TOOL_CALL, switch, other, yes, switch, RESULT, ANSWER]
+    assert list_messages(episode) == [QUESTION, TOOL_CALL, switch, other, yes, switch, RESULT, ANSWER]
 
 
 def test_an_output_that_no_message_says_comes_last() -> None:
-    assert messages_of(episode_item(([QUESTION], ANSWER), output=4))[-1] == {"role": "output", "content": 4}
-    assert messages_of(EvalInputItem(id="q", output_obj="4")) == [{"role": "output", "content": "4"}]
+    assert list_messages(episode_item(([QUESTION], ANSWER), output=4))[-1] == {"role": "output", "content": 4}
+    assert list_messages(EvalInputItem(id="q", output_obj="4")) == [{"role": "output", "content": "4"}]
 
 
 def test_a_judge_reads_no_thinking() -> None:
     thought = ANSWER | {"reasoning_content": "two and two"}
     asked = episode_item(([QUESTION], thought), ([QUESTION, thought, QUESTION], thought))
-    assert messages_of(asked) == [QUESTION, ANSWER, QUESTION, ANSWER]
+    assert list_messages(asked) == [QUESTION, ANSWER, QUESTION, ANSWER]

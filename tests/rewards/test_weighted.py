@@ -19,7 +19,7 @@ from etude.core.errors import ConfigError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.loop.evaluation import score_statistics
-from etude.rewards.evaluation import item_of, summary_of
+from etude.rewards.evaluation import make_item, summarise
 from etude.rewards.evaluator import FunctionEvaluator, WeightedEvaluator
 from etude.rewards.judge import GroupJudge, LlmJudge
 from etude.rewards.scorer import Scorer, evaluate
@@ -133,7 +133,7 @@ def items(*outputs: float) -> list[EvalInputItem]:
 
 async def scores(evaluator: Evaluator, *outputs: float) -> dict[str, Any]:
     made = [output for item in items(*outputs) for output in await evaluate(evaluator, [item], 60)]
-    return score_statistics(summary_of(made))
+    return score_statistics(summarise(made))
 
 
 @pytest.mark.parametrize("outputs", [[-1.0] * 16, [1.0] * 7 + [-1.0], [0.25], [0.5] * 3])
@@ -176,9 +176,9 @@ async def test_scores_that_are_read_back_have_their_bounds(tmp_path: Path):
                 own = replace(record, id=f"eval/{key}/0", example=etude.Example(key, {"q": 1}))
                 await run.journal.put(own.id, encode_episode(own, {}))
                 scorer = Scorer({"won": FunctionEvaluator(won)}, run.journal, timeout=60, max_concurrency=1)
-                first = await scorer.score_single(item_of(own))
+                first = await scorer.score_single(make_item(own))
                 assert first["won"].bounds == (-1.0, 1.0)
-                assert await scorer.score_single(item_of(own)) == first
+                assert await scorer.score_single(make_item(own)) == first
             paths.append(run.path)
     found = paired_difference(*paths)
     assert found is not None and -2.0 <= found.low < -1.0 < 1.0 < found.high <= 2.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import etude
-from etude.algorithms.samples import branches_of
+from etude.algorithms.samples import find_branches
 from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest
@@ -151,9 +151,9 @@ async def test_a_user_talks_from_its_own_side_until_it_stops(journal: Journal) -
         ("user", "Here it is."),
     ]
     assert [call.function for call in record.calls] == ["<user>", "<workflow>", "<user>"]
-    [branch] = branches_of(record, ["*"], "policy")
+    [branch] = find_branches(record, ["*"], "policy")
     assert [call.function for call in branch.calls] == ["<workflow>"]
-    assert branches_of(record, ["<user>"], "policy") == []
+    assert find_branches(record, ["<user>"], "policy") == []
 
 
 async def test_a_user_stops_after_its_turns_and_the_agent_may_begin(journal: Journal) -> None:

@@ -21,7 +21,7 @@ from etude.core.episode import Event, recorded_score
 from etude.core.errors import EpisodeError, RequestError
 from etude.core.evaluation import EvalInputItem
 from etude.export.episodes import _event
-from etude.rewards.evaluation import item_of
+from etude.rewards.evaluation import make_item
 from etude.rewards.evaluator import MeasuredEvaluator
 from etude.rollout.collector import Limits
 from etude.rollout.workflow import as_workflow, function, workflow
@@ -224,7 +224,7 @@ async def test_a_score_is_in_the_journal_and_the_last_one_counts(journal: Journa
 
 
 async def test_an_evaluator_reads_it_by_name_and_agent(journal: Journal):
-    item = item_of(await collect_one(game, journal))
+    item = make_item(await collect_one(game, journal))
     own = await MeasuredEvaluator("reward").evaluate_item(item)
     bobs = await MeasuredEvaluator("reward", "bob").evaluate_item(item)
     assert (own.score, bobs.score, bobs.reasoning) == (1.0, -1.0, "lost")

@@ -29,7 +29,7 @@ from etude.protocols.tree import Node
 from etude.rewards.evaluation_run import EvaluationRun
 from etude.rollout.collector import Collector
 from etude.scenarios.sandbox.run import call_function
-from etude.scenarios.scenario import PROMPTS, CodeValidation, how_to_decide, stance_of
+from etude.scenarios.scenario import PROMPTS, CodeValidation, choose_stance, how_to_decide
 from etude.store.run_folder import RunFolder
 from tests.support import ScriptedEngine
 
@@ -217,7 +217,7 @@ def test_the_truth_is_what_the_example_expects():
 
 def test_the_stance_follows_from_the_program():
     programs = [f"print({number})" for number in range(40)]
-    stances = [stance_of(program) for program in programs]
+    stances = [choose_stance(program) for program in programs]
     assert set(stances) == {0, 1}
     assert SCENARIO.stance(Example("x", {"solution": programs[3]})) == stances[3]
     assert stances[:8] == [0, 1, 0, 1, 1, 0, 1, 0]  # In every process, as it was when this was written.

@@ -44,9 +44,9 @@ async def test_a_job_is_found_by_its_name(journal, rows):
     for number in range(1, EPOCHS + 1):
         await log.add_submission(number - 1, Submission(ref=ref(number)))
     rows.clear()
-    assert log.submission_of("run-epoch-30").ref == ref(30)
+    assert log.find_submission("run-epoch-30").ref == ref(30)
     assert len(rows) == 1  # Not 300, nor those of run-epoch-300 to 309.
-    assert log.submission_of("run-epoch-301") is None
+    assert log.find_submission("run-epoch-301") is None
 
 
 async def test_the_number_of_the_last_version_is_one_row(journal, rows):

@@ -108,7 +108,7 @@ def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
         assert stopped is not None
         aged = stopped.model_copy(update={"at": stopped.at - 60})
         (run / STATUS).write_text(aged.model_dump_json())
-        assert "has said nothing for 1 min" in etude("cluster", "status", run).stdout
+        assert "has not reported for 1 min" in etude("cluster", "status", run).stdout
     finally:
         head.kill()
         head.communicate()

@@ -14,9 +14,9 @@ from etude.protocols import nip
 from etude.store.learned import Source, learned_lines, write_learned
 from etude.store.run_folder import RunFolder
 from etude.view.app import create_view
-from tests.protocols.games import agent_of, play_record, turn_of
+from tests.protocols.games import find_agent, play_record, turn_of
 from tests.support import ScriptedEngine
-from tests.view.stored import CONFIG_YAML, Told, epoch_entry, sample_of, store_run
+from tests.view.stored import CONFIG_YAML, Told, as_sample, epoch_entry, store_run
 
 KEY = "the-key-of-a-test"
 HINT = "look at <line> 3"
@@ -54,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "style": {"mean": 0.4, "low": None, "high": None, "n": 8},
     }
     store_run(root, "first", EPISODES, [epoch_entry(1, evaluators=evaluators), epoch_entry(2, 0.9)])
-    learned = sample_of(EPISODES[4])
+    learned = as_sample(EPISODES[4])
     write_learned(
         root / "first" / "checkpoints", 2, learned_lines(Source("job", version=2), [(learned,), (learned,)])
     )
@@ -68,7 +68,7 @@ async def play(path: Path) -> None:
     """A play of the protocol `nip` in a run, in which each answers twice, so that it goes eight ways."""
 
     def answer(request: ChatRequest) -> str:
-        if agent_of(request) == "prover":
+        if find_agent(request) == "prover":
             return HINT
         return "Decision: " + ("accept" if request.key % 2 else "reject") if turn_of(request) else "why?"
 

@@ -85,7 +85,7 @@ def calls_of(told: Told) -> list[Call]:
     return calls
 
 
-def sample_of(told: Told) -> Sample:
+def as_sample(told: Told) -> Sample:
     """The whole of an episode's tokens as the learner is given them."""
     answers = [call.completion for call in calls_of(told) if call.completion is not None]
     starts = [len(answer.prompt_ids or ()) for answer in answers]

@@ -128,7 +128,7 @@ def _events(name: str, alarm: Alarm, entry: Entry, earlier: Sequence[Entry]) -> 
         now = _sightings(alarm, entry, earlier) or {}
         rows = {of: _entries_in_a_row(alarm, of, earlier) for of in now}
     except Exception as error:  # noqa: BLE001  an alarm may be anybody's, and ends no run
-        fault = f"whether it is to ring cannot be told, by a fault of its own: {where_raised(error)}"
+        fault = f"the alarm could not be checked, because its own code failed: {where_raised(error)}"
         now, rows, alarm = {"": Sighting(fault)}, {"": list(earlier[-1:])}, Alarm()
     for of, sighting in now.items():
         row = rows[of]

@@ -60,7 +60,7 @@ class CutOffAnswers(Alarm, name="cut_off_answers"):
         if share is None or share <= self.above:
             return ""
         counts = f"{calls['cut_off']} of {calls['answers']} answers ({100 * share:.0f} %)"
-        return f"{counts} were cut off at the limit of tokens"
+        return f"{counts} were cut off at the token limit"
 
 
 class EntropyCollapse(Alarm, name="entropy_collapse"):
@@ -161,7 +161,7 @@ class RewardCollapse(Alarm, name="reward_collapse"):
         if self.below is not None:
             start = before.metrics["avg_reward"]
             return bool(now.metrics["avg_reward"] < start - (1 - self.below) * abs(start))
-        high, low = _bound_of(now, "reward_high"), _bound_of(before, "reward_low")
+        high, low = _reward_bound(now, "reward_high"), _reward_bound(before, "reward_low")
         return high is not None and low is not None and high < low
 
 
@@ -171,7 +171,7 @@ def _meaning(before: Entry, now: Entry) -> str:
     model = "the model" if later is None else f"v{later}"
     start = f"v{earlier}" if earlier else "the model that training began with"
     if "target" in now.metrics:
-        return f"{model} may be worse than {start}, or the others have got better"
+        return f"{model} may be worse than {start}, or the others have improved"
     if isinstance(now, ValidationEntry):
         return f"{model} is worse than {start}"
     return f"{model} may be worse than {start}, or the examples of the epoch harder"
@@ -195,7 +195,7 @@ class PartialReward(Alarm, name="partial_reward"):
         full = before.best if now.full is None else now.full
         if reward <= (mean if high is None else high) or now.best > before.best:
             return ""
-        if now.share_of(full) > before.share_of(full):
+        if now.best_share(full) > before.best_share(full):
             return ""
         return f"the mean reward has risen from {mean:.3f} to {reward:.3f}, and the best has not: {now}"
 
@@ -221,7 +221,7 @@ class EqualGroups(Alarm, name="equal_groups"):
         rewards = entry.distribution
         shown = "" if rewards is None else f" (rewards {rewards.shown_bars()})"
         text = f"within {which} no episode has an advantage over the others{shown}"
-        right = None if rewards is None or rewards.full is None else rewards.share_of(rewards.full)
+        right = None if rewards is None or rewards.full is None else rewards.best_share(rewards.full)
         symptom = "most-groups-are-flat"
         if right is not None and not _FEW <= right < 1:
             symptom = "no-answer-is-right" if right < _FEW else "nothing-is-left-to-learn"
@@ -304,7 +304,7 @@ class Failures(Alarm, name="failures"):
         return sightings
 
 
-def _bound_of(entry: Entry, key: str) -> float | None:
+def _reward_bound(entry: Entry, key: str) -> float | None:
     """Return a bound of the reward's interval, or the reward itself if many rewards are equal."""
     metrics = entry.metrics
     bound: float | None = metrics.get(key)

@@ -21,7 +21,7 @@ from etude.algorithms.episodes import Gathered, Group, UnitGroup
 from etude.algorithms.samples import with_turns
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
-from etude.config.key_types import names_of
+from etude.config.key_types import field_names
 from etude.config.registry import register_trajectory_builder
 from etude.core.conversion import Encoder, TrajectoryCollection, learning_units
 from etude.core.data_model import number
@@ -75,7 +75,7 @@ class Algorithm(Collecting):
 
         Options from a config are checked elsewhere, with their line. Pydantic passes none of them here.
         """
-        unknown = next((name for name in options if name not in names_of(cls)), None)
+        unknown = next((name for name in options if name not in field_names(cls)), None)
         if unknown is None:
             return super().__new__(cls)
         instead = alternatives(unknown, cls.model_fields)
@@ -282,7 +282,7 @@ def load_algorithms(paths: Sequence[str]) -> None:
             raise RequestError(f"'{path}' is no algorithm: a class that inherits from etude.Algorithm")
 
 
-def algorithm_of(name: Method, options: Mapping[str, Any] | None = None) -> Algorithm:
+def make_algorithm(name: Method, options: Mapping[str, Any] | None = None) -> Algorithm:
     """Create an algorithm by name. Raises RequestError for an unknown name or invalid options."""
     try:
         return algorithm_type(name).model_validate(dict(options or {}))
@@ -291,7 +291,7 @@ def algorithm_of(name: Method, options: Mapping[str, Any] | None = None) -> Algo
         raise RequestError(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
-def loss_of(algorithm: Algorithm, known: Collection[Method]) -> type[Algorithm] | None:
+def find_same_loss(algorithm: Algorithm, known: Collection[Method]) -> type[Algorithm] | None:
     """Return the algorithm among `known` that has the same loss, or None."""
     own = type(algorithm)
     bases = (base for base in own.__mro__ if issubclass(base, Algorithm) and base.type_name in known)
@@ -301,7 +301,7 @@ def loss_of(algorithm: Algorithm, known: Collection[Method]) -> type[Algorithm] 
     return None
 
 
-def groups_of(
+def read_groups(
     collection: TrajectoryCollection, algorithm: Algorithm, encoder: Encoder | None = None
 ) -> list[list[SampleOrPair]]:
     """Return the samples or pairs of a collection, by group. Raises TrainingError for unusable data."""
@@ -310,7 +310,7 @@ def groups_of(
     return [[*chain.from_iterable(map(units, group))] for group in collection.groups]
 
 
-def kind_of(name: Method) -> Kind:
+def data_kind(name: Method) -> Kind:
     """Return the kind of data that the named algorithm learns from, or "samples" for an unknown name."""
     try:
         return algorithm_type(name).kind

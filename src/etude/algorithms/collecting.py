@@ -21,13 +21,13 @@ from etude.algorithms.episodes import (
     Tally,
     UnitGroup,
     by_agent,
+    list_rewards,
     reward_groups,
-    rewards_of,
     sampled_from,
     without_cut_off,
     without_retries,
 )
-from etude.algorithms.samples import EVERY_FUNCTION, CutOff, branches_of, count_cut_off, require_tokens
+from etude.algorithms.samples import EVERY_FUNCTION, CutOff, count_cut_off, find_branches, require_tokens
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.conversion import TrajectoryCollection
@@ -117,7 +117,7 @@ class Collecting(TrajectoryBuilderConfig):
     def groups(self, episodes: Sequence[Group], collected: Gathered) -> list[UnitGroup]:
         """Return the samples of a whole collection. `episodes` has the scored episodes by example."""
         parts = [part for group in episodes for part in self.parts(group, collected.tally)]
-        return [UnitGroup(self.samples(part, collected.tally), rewards_of(part)) for part in parts]
+        return [UnitGroup(self.samples(part, collected.tally), list_rewards(part)) for part in parts]
 
     async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
         """Add what others must provide to the samples, such as the logprobs of a teacher engine."""
@@ -129,7 +129,7 @@ class Collecting(TrajectoryBuilderConfig):
 
     def to_compare(self, episodes: Sequence[Group], collected: Gathered) -> Sequence[UnitGroup]:
         """Return the groups within which the algorithm compares. Here: the episodes of an example."""
-        return [UnitGroup([], rewards_of(group)) for group in episodes]
+        return [UnitGroup([], list_rewards(group)) for group in episodes]
 
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
         """Return whether a job on the groups would change nothing. `at_base`: the policy is the base."""
@@ -163,7 +163,7 @@ class CollectingBuilder(TrajectoryBuilder):
     def methods(self) -> tuple[Method, ...]:
         return self.algorithm.methods
 
-    def label_of(self, epoch: int) -> str:
+    def collection_label(self, epoch: int) -> str:
         """Return a part of the episodes' names, equal for all targets that collect alike in an epoch."""
         widths = self.algorithm.widths(epoch)
         if widths is None:
@@ -184,11 +184,11 @@ class CollectingBuilder(TrajectoryBuilder):
         if self.run_config is None:
             # Used without a trainer that initializes it: take the block's defaults.
             self.run_config = FinetuneConfig()
-        epoch = self.epoch_of(meta)
+        epoch = self.collected_epoch(meta)
         self.evaluation_runs[run_id] = asyncio.create_task(self.collect(epoch), name=f"collect {run_id}")
 
     @staticmethod
-    def epoch_of(meta: dict[str, Any] | None) -> int:
+    def collected_epoch(meta: dict[str, Any] | None) -> int:
         """Return the collection's epoch, from 0: the trainer's, or without a trainer `meta`'s."""
         epoch = current_number("train")
         return epoch if epoch is not None else int((meta or {}).get("epoch") or 0)
@@ -222,7 +222,7 @@ class CollectingBuilder(TrajectoryBuilder):
         self.runtime.progress.phase("collecting", len(examples) * self.algorithm.num_generations)
         return await self.runtime.evaluation.run(
             examples,
-            phase=self.label_of(epoch),
+            phase=self.collection_label(epoch),
             generations=self.algorithm.num_generations,
             on_episode=self._episode_finished,
             on_score=self._score_made,
@@ -245,7 +245,7 @@ class CollectingBuilder(TrajectoryBuilder):
             output = await self.evaluation_runs[run_id]
         finally:
             self.evaluation_runs.pop(run_id, None)
-        tally, epoch = Tally(), self.epoch_of(meta)
+        tally, epoch = Tally(), self.collected_epoch(meta)
         about = {"run_id": run_id, **(meta or {})}
         episodes = await self._scored_groups(output, tally, about)
         tally.replacements = self._replacements.pop(epoch, 0)
@@ -308,7 +308,7 @@ class CollectingBuilder(TrajectoryBuilder):
     ) -> ScoredEpisode | None:
         """Return an episode with its reward and branches, or None if no call of it is targeted."""
         used = without_retries(episode)
-        branches = tuple(branches_of(used, self.run_config.target_functions, self.target_model))
+        branches = tuple(find_branches(used, self.run_config.target_functions, self.target_model))
         tally.rewards.append(reward)
         tally.retried += len(episode.calls) - len(used.calls)
         tally.branches += len(branches)
@@ -325,7 +325,7 @@ class CollectingBuilder(TrajectoryBuilder):
         self.runtime.progress.episode_finished(episode)
         if self.token_ids_required:
             # Check the first episodes as they finish, so that a wrong engine does not cost an epoch.
-            for branch in branches_of(episode, self.run_config.target_functions, self.target_model):
+            for branch in find_branches(episode, self.run_config.target_functions, self.target_model):
                 require_tokens(episode, branch, logprobs="logprobs" in self.algorithm.needs())
 
     def _rewards_in(self, output: EvaluationRunOutput) -> list[EvalOutputItem]:

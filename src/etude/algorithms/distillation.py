@@ -61,7 +61,7 @@ class Distillation(Grpo, name="distillation"):
         Raises RequestError if there is no such teacher, EngineError if it does not answer.
         """
         if runtime is None:
-            raise RequestError("distillation asks a teacher, which is there within a run")
+            raise RequestError("distillation needs a teacher, and only a run has one")
         samples = [unit for group in groups for unit in group.units if isinstance(unit, Sample)]
         values = await self._scores(samples, runtime) if samples else []
         pairs = zip(samples, values, strict=True)

@@ -18,10 +18,10 @@ from etude.algorithms.episodes import (
     Tally,
     UnitGroup,
     by_agent,
-    choices_of,
+    find_choices,
     is_play,
 )
-from etude.algorithms.samples import pair_of, same_prompt
+from etude.algorithms.samples import as_pair, same_prompt
 from etude.core.errors import RequestError
 from etude.core.sample import Kind, Pair, Sample
 
@@ -71,7 +71,7 @@ class Preferences(Algorithm, name=""):
 
     def choices(self, scored: ScoredEpisode) -> Iterator[Choice]:
         """Yield the prompts of an episode with several answers to compare, without masked answers."""
-        return choices_of(scored, complete=self.cut_off == "mask")
+        return find_choices(scored, complete=self.cut_off == "mask")
 
     def needs(self) -> set[Need]:
         """Return the needed logprobs. The sampler's come with the data; the base model's must be computed."""
@@ -152,7 +152,7 @@ class Dpo(Preferences, name="dpo"):
         if self.compare == "turns":
             return self.turn_pairs(group, tally)
         ranked = self._ranked(group, lambda scored: scored.reward, tally)
-        return self._kept([pair for both in ranked for pair in _pairs_of(*both, tally)], tally)
+        return self._kept([pair for both in ranked for pair in _branch_pairs(*both, tally)], tally)
 
     def turn_pairs(self, group: Group, tally: Tally) -> list[Pair]:
         """Return the pairs of answers to one prompt in a group's episodes."""
@@ -186,13 +186,13 @@ class Dpo(Preferences, name="dpo"):
         return kept
 
 
-def _pairs_of(better: ScoredEpisode, worse: ScoredEpisode, tally: Tally) -> Iterator[Pair | None]:
+def _branch_pairs(better: ScoredEpisode, worse: ScoredEpisode, tally: Tally) -> Iterator[Pair | None]:
     """Yield a pair for each branch that both episodes have and that began with the same prompt."""
     for chosen, rejected in zip(better.samples(), worse.samples(), strict=False):
         if not same_prompt(chosen, rejected):
             tally.left_out[OTHER_PROMPT] += 1
             continue
-        yield pair_of(
+        yield as_pair(
             chosen,
             rejected,
             branch=chosen.branch,

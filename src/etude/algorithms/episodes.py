@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 
 from etude.algorithms.samples import (
     Branch,
+    as_pair,
+    as_sample,
     branches_in,
     count_cut_off,
     discounted_returns,
     mask_cut_off,
-    pair_of,
-    sample_of,
     with_turns,
 )
 from etude.core.call import Call
@@ -54,7 +54,7 @@ class ScoredEpisode:
     def samples(self, discount: float = 1.0) -> list[Sample]:
         """Return the samples of its branches."""
         return [
-            sample_of(branch, self.episode, self.reward, discount, agent=self.agent, reasoning=self.reasoning)
+            as_sample(branch, self.episode, self.reward, discount, agent=self.agent, reasoning=self.reasoning)
             for branch in self.branches
         ]
 
@@ -148,7 +148,7 @@ def sampled_from(version: int, episodes: Iterable[Group]) -> bool:
     return all((answer.model_version or 0) == version for answer in answers if answer is not None)
 
 
-def rewards_of(group: Group) -> list[float]:
+def list_rewards(group: Group) -> list[float]:
     """Return the rewards of a group's episodes."""
     return [scored.reward for scored in group]
 
@@ -159,7 +159,7 @@ def is_play(episode: EpisodeRecord) -> bool:
     return isinstance(output, Mapping) and {"protocol", "nodes", "bounds"} <= output.keys()
 
 
-def tree_of(episode: EpisodeRecord) -> EpisodeTree:
+def read_tree(episode: EpisodeRecord) -> EpisodeTree:
     """Return the episode's tree. Raises RequestError if it played no protocol."""
     try:
         return EpisodeTree.from_json(episode.output)
@@ -171,7 +171,7 @@ def without_retries(episode: EpisodeRecord) -> EpisodeRecord:
     """Return the episode without unusable answers that were asked for again."""
     if not is_play(episode):
         return episode
-    retried = {answer.call for node in tree_of(episode).nodes for answer in node.rejected}
+    retried = {answer.call for node in read_tree(episode).nodes for answer in node.rejected}
     kept = tuple(call for call in episode.calls if call.index not in retried)
     return replace(episode, calls=kept) if len(kept) < len(episode.calls) else episode
 
@@ -210,7 +210,7 @@ _Part: TypeAlias = tuple[str, tuple[Branch, ...], float | None]
 
 
 def _played_parts(scored: ScoredEpisode) -> Iterator[_Part]:
-    tree = tree_of(scored.episode)
+    tree = read_tree(scored.episode)
     calls = sorted(scored.calls, key=lambda call: call.index)
     for agent in tree.agents:
         own = {node.call for node in tree.nodes if node.agent == agent}
@@ -270,7 +270,7 @@ class Choice:
     def sample(self, candidate: Candidate, *, alone: bool = False) -> Sample:
         """Return the sample of an answer. With `alone`, it counts as a separate episode in a group."""
         scored = self.scored
-        made = sample_of(Branch(0, (candidate.call,)), scored.episode, candidate.value, agent=scored.agent)
+        made = as_sample(Branch(0, (candidate.call,)), scored.episode, candidate.value, agent=scored.agent)
         name = f"{scored.episode.id}#{candidate.call.index}" if alone else scored.episode.id
         return with_turns(replace(made, episode=name, notes={"turn": self.index}), "value", None)
 
@@ -279,10 +279,10 @@ class Choice:
         agent = {} if self.scored.agent is None else {"agent": self.scored.agent}
         notes = {"episode": self.scored.episode.id, "turn": self.index} | agent
         values = {"chosen_reward": better.value, "rejected_reward": worse.value}
-        return pair_of(self.sample(better), self.sample(worse), **notes, **values)
+        return as_pair(self.sample(better), self.sample(worse), **notes, **values)
 
 
-def choices_of(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[Choice]:
+def find_choices(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[Choice]:
     """Yield the prompts of an episode with several answers; `complete` leaves out cut-off answers.
 
     In a protocol these are the choices of the episode's agent, and an answer's value is its nodes' value.
@@ -310,7 +310,7 @@ def answer_groups(group: Group, discount: float) -> list[list[Sample]]:
     groups = [
         [choice.sample(candidate, alone=True) for candidate in choice.candidates]
         for scored in group
-        for choice in choices_of(scored)
+        for choice in find_choices(scored)
     ]
     groups.append([sample for scored in group for sample in _turn_samples(scored, discount)])
     return [samples for samples in groups if samples]
@@ -318,14 +318,14 @@ def answer_groups(group: Group, discount: float) -> list[list[Sample]]:
 
 def _turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
     """Return an agent's samples in an unbranched play, with its earnings from each answer on."""
-    tree, agent = tree_of(scored.episode), str(scored.agent)
+    tree, agent = read_tree(scored.episode), str(scored.agent)
     rows = zip(scored.branches, scored.samples(discount), strict=True)
     made = ((sample, turn_returns(branch, tree, agent, discount, scored.penalty)) for branch, sample in rows)
     return [with_turns(sample, "value", returns) for sample, returns in made if returns is not None]
 
 
 def _in_play(scored: ScoredEpisode) -> Iterator[Choice]:
-    tree = tree_of(scored.episode)
+    tree = read_tree(scored.episode)
     calls = {call.index: call for call in scored.calls}
     for index, choice in enumerate(choices(tree, scored.agent)):
         candidates = tuple(

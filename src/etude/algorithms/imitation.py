@@ -22,10 +22,10 @@ from etude.algorithms.episodes import (
     Tally,
     UnitGroup,
     is_play,
-    rewards_of,
-    tree_of,
+    list_rewards,
+    read_tree,
 )
-from etude.algorithms.samples import sample_of
+from etude.algorithms.samples import as_sample
 from etude.core.errors import RequestError
 from etude.core.keys import fold, generator
 from etude.core.sample import Kind, Sample
@@ -121,7 +121,7 @@ def imitations(
         ]
         share = config.guess_replacement.share(collected.epoch)
         count = int(share * len(own))
-        truths = [(*each, truth_of(each[1], discount)) for each in own] if count else []
+        truths = [(*each, true_decision(each[1], discount)) for each in own] if count else []
         righted = [(index, scored, sample) for index, scored, sample in truths if sample is not None]
         generator(fold(seed, str(agent), "guess")).shuffle(righted)
         for index, scored, sample in righted[:count]:
@@ -131,7 +131,7 @@ def imitations(
             episodes = [scored for _, scored in group]
             for scored in best_episodes(episodes, config.min_reward, config.best_k, collected.tally):
                 made[index] += scored.samples(discount)
-    return [UnitGroup(samples, rewards_of(group)) for samples, group in zip(made, groups, strict=True)]
+    return [UnitGroup(samples, list_rewards(group)) for samples, group in zip(made, groups, strict=True)]
 
 
 def best_episodes(
@@ -154,7 +154,7 @@ def best_episodes(
     return kept
 
 
-def truth_of(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None:
+def true_decision(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None:
     """Return a play's sample with the true decision, which was not sampled and has no tokens yet.
 
     None if the episode is no play, branches, or has no decision. Raises RequestError if the scenario reads no
@@ -162,7 +162,7 @@ def truth_of(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None:
     """
     if not is_play(scored.episode):
         return None
-    tree = tree_of(scored.episode)
+    tree = read_tree(scored.episode)
     if len(list(tree.leaves())) != 1:
         return None
     decided = {node.call: node for node in tree.nodes if node.decision is not None}
@@ -176,7 +176,7 @@ def truth_of(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None:
             "verdict, so that its guess cannot be replaced; give the scenario a `write_decision`"
         )
     about = {"agent": scored.agent, "reasoning": scored.reasoning}
-    sample = sample_of(branch, scored.episode, scored.reward, discount, **about)
+    sample = as_sample(branch, scored.episode, scored.reward, discount, **about)
     last = sample.turns[-1]
     cut = slice(0, last.start)
     return replace(

@@ -92,10 +92,10 @@ class Malt(Preferences, name="malt"):
             pair
             for scored in group
             for choice in self.choices(scored)
-            for pair in self._pairs_of(choice, tally)
+            for pair in self._make_pairs(choice, tally)
         ]
 
-    def _pairs_of(self, choice: Choice, tally: Tally) -> Iterator[Pair]:
+    def _make_pairs(self, choice: Choice, tally: Tally) -> Iterator[Pair]:
         ranked = sorted(self._ranked(choice), key=lambda pair: pair[1].value - pair[0].value)
         if not ranked:
             tally.left_out[NO_PAIR] += 1

@@ -75,7 +75,7 @@ def _complete(sample: Sample) -> tuple[bool, ...]:
 EVERY_FUNCTION = "*"
 """Stands for all functions among the targeted ones."""
 
-UNTOLD = "the engine does not tell"
+UNTOLD = "the engine does not say"
 """Replaces a fault that the engine does not report."""
 
 
@@ -96,7 +96,7 @@ class Branch:
         return bool(self.fault)
 
 
-def branches_of(
+def find_branches(
     episode: EpisodeRecord, target_functions: Collection[str], target_model: str | None
 ) -> list[Branch]:
     """Return the branches of the calls by the functions (`*`: any) to the model (None: any)."""
@@ -137,7 +137,7 @@ def is_targeted(call: Call, target_functions: Collection[str], target_model: str
     return target_model is None or call.model == target_model
 
 
-def _sequence_of(call: Call) -> tuple[int, ...] | None:
+def _call_tokens(call: Call) -> tuple[int, ...] | None:
     """Return the tokens of a call, prompt and completion, or None if the engine did not return them."""
     completion = call.completion
     if completion is None or completion.prompt_ids is None or completion.completion_ids is None:
@@ -147,19 +147,19 @@ def _sequence_of(call: Call) -> tuple[int, ...] | None:
 
 def _length(branch: Sequence[Call]) -> int:
     """Return the number of tokens of a branch, or else of its messages."""
-    return len(_sequence_of(branch[-1]) or branch[-1].request.messages)
+    return len(_call_tokens(branch[-1]) or branch[-1].request.messages)
 
 
 def _extends(earlier: Call, call: Call) -> bool:
     """Return whether `call` extends `earlier`: by tokens if both have them, otherwise by messages."""
-    sequence = _sequence_of(earlier)
+    sequence = _call_tokens(earlier)
     prompt = call.completion.prompt_ids if call.completion is not None else None
     if sequence is None or prompt is None:
         return continues(call.request.messages, earlier)
     return prompt[: len(sequence)] == sequence
 
 
-def sample_of(
+def as_sample(
     branch: Branch,
     episode: EpisodeRecord,
     reward: float,
@@ -176,7 +176,7 @@ def sample_of(
     mask: list[bool] = []
     turns: list[Turn] = []
     messages: list[Message] = []
-    known = all(_sequence_of(call) is not None for call in branch.calls)
+    known = all(_call_tokens(call) is not None for call in branch.calls)
     for call, value in zip(branch.calls, _returns(branch, episode, reward, discount), strict=True):
         completion = call.completion
         assert completion is not None, "a branch has answered calls"
@@ -282,7 +282,7 @@ def step_returns(
     return discounted_returns(steps, discount)
 
 
-def pair_of(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
+def as_pair(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
     """Return the preference for one sample over another, or None without a difference to learn from.
 
     The responses begin where the tokens diverge. Over several turns a response is the whole rest of the
@@ -312,7 +312,7 @@ def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> No
     for call in branch.calls:
         if call.logged:
             continue  # A backend tokenises its text.
-        has_ids = _sequence_of(call) is not None
+        has_ids = _call_tokens(call) is not None
         has_logprobs = call.completion is not None and call.completion.logprobs is not None
         if not has_ids or (logprobs and not has_logprobs):
             missing = "logprobs" if has_ids else "token ids"

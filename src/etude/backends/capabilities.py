@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from etude.algorithms.algorithm import Algorithm, changed_options, gradient_fields, kind_of
+from etude.algorithms.algorithm import Algorithm, changed_options, data_kind, gradient_fields
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.errors import CapabilityError
@@ -64,9 +64,9 @@ class JobHyperparameters:
             "lora_rank": self.lora_rank,
             "lora_alpha": self.lora_alpha,
         }
-        if kind_of(method) != "imitation":
+        if data_kind(method) != "imitation":
             named["learning_rate"] = self.rl_learning_rate
-        if kind_of(method) == "pairs":
+        if data_kind(method) == "pairs":
             named["beta"] = self.dpo_beta
         if self.learning_rate is not None:
             named["learning_rate"] = self.learning_rate
@@ -112,7 +112,7 @@ def check_from_base(backend: str, capabilities: Capabilities) -> None:
         )
 
 
-def opponents_of(llms: Mapping[str, LlmConfig], model: str) -> list[str]:
+def find_opponents(llms: Mapping[str, LlmConfig], model: str) -> list[str]:
     """Return the entries of `llms` that play versions of `model`."""
     return [name for name, llm in llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
 
@@ -121,7 +121,7 @@ def check_opponents(
     backend: str, capabilities: Capabilities, llms: Mapping[str, LlmConfig], model: str
 ) -> None:
     """Raise CapabilityError if `llms` has entries that play versions of `model`, and none are kept."""
-    players = opponents_of(llms, model)
+    players = find_opponents(llms, model)
     if players and not (capabilities.versions and capabilities.old_versions):
         raise CapabilityError(
             f"llms.{players[0]} plays earlier versions of '{model}', and the trainer adapter {backend} "
@@ -170,7 +170,7 @@ def check_method(
     backend: str, capabilities: Capabilities, method: Method, builder: str | None = None
 ) -> None:
     """Raise CapabilityError unless the backend can train with the algorithm, made by `builder` if given."""
-    if {method, kind_of(method)} & capabilities.methods:
+    if {method, data_kind(method)} & capabilities.methods:
         return
     can = f"the trainer adapter {backend} can do: {', '.join(sorted(capabilities.methods)) or 'nothing'}"
     if builder is None:
@@ -206,7 +206,7 @@ def check_tokens(
 
     `methods` are the methods of the data. `llm` is the entry `model` of `llms`.
     """
-    needed = [name for name in sorted(methods) if {name, kind_of(name)} & capabilities.token_ids_for]
+    needed = [name for name in sorted(methods) if {name, data_kind(name)} & capabilities.token_ids_for]
     if not needed or not isinstance(llm, OpenAiLlmConfig):
         return
     needs = f"the trainer adapter {backend} needs token ids for the method '{needed[0]}'"
@@ -216,7 +216,7 @@ def check_tokens(
             "`etude serve`, say so: 'provider: vllm' or 'provider: etude'. Others tell text only: choose a "
             "builder for 'supervised' or 'dpo'"
         )
-    if any(kind_of(name) != "imitation" for name in needed) and not llm.asks_for_logprobs:
+    if any(data_kind(name) != "imitation" for name in needed) and not llm.asks_for_logprobs:
         raise CapabilityError(
             f"{needs} and their logprobs, and llms.{model} does not ask for logprobs; set 'logprobs: true'"
         )

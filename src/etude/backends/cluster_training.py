@@ -146,7 +146,7 @@ class ClusterLearners:
         words = learners.launcher.command(_MODULE, [str(folder)], learners.count, learners.folder)
         team = await LocalLauncher().launch(Command(tuple(words)), self._log)
         try:
-            code = await _end_of(team, job, folder)
+            code = await _wait_for_end(team, job, folder)
         finally:
             await team.end(0.0)
         text = self._log.read_bytes()[team.begin :].decode(errors="replace")
@@ -198,7 +198,7 @@ def _located(version: ModelVersion) -> ModelVersion:
     return version.model_copy(update={"location": str(Path(version.location).absolute())})
 
 
-async def _end_of(team: Child, job: Job, folder: Path) -> int:
+async def _wait_for_end(team: Child, job: Job, folder: Path) -> int:
     """Wait for a team's end and return its exit code. Ask it to end if its job is canceled."""
     ending = asyncio.ensure_future(team.ended())
     asked: asyncio.Future[None] | None = None

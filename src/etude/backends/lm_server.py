@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from etude.algorithms.algorithm import Algorithm, algorithm_of, changed_options, groups_of, loss_of
+from etude.algorithms.algorithm import Algorithm, changed_options, find_same_loss, make_algorithm, read_groups
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.backends.lm_client import FREE_ENGINE, LanguageModelClient
 from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
@@ -74,7 +74,7 @@ class LmServerAdapter(OpenAiJobs):
         await self.check()
         self._algorithms = tuple(await self.server.algorithms())
         if isinstance(self.planned, Algorithm):
-            self._known(algorithm_of(*self.planned.method_at(0)))
+            self._known(make_algorithm(*self.planned.method_at(0)))
 
     def capabilities(self) -> Capabilities:
         # All algorithms that the server knows or has a loss for.
@@ -116,25 +116,25 @@ class LmServerAdapter(OpenAiJobs):
 
         For the latter, the samples have their advantages. Raises CapabilityError if there is none.
         """
-        algorithm = algorithm_of(trajectories.method, trajectories.options)
+        algorithm = make_algorithm(trajectories.method, trajectories.options)
         same = self._known(algorithm)
         update: dict[str, Any] = {"method": same.type_name, "options": changed_options(algorithm, same)}
         if same is not type(algorithm) and algorithm.kind == "samples":
-            groups = [[unit.samples[0] for unit in group] for group in groups_of(trajectories, algorithm)]
+            groups = [[unit.samples[0] for unit in group] for group in read_groups(trajectories, algorithm)]
             update["groups"] = algorithm.assigned(groups)
         return trajectories.model_copy(update=update)
 
     def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
         """As `OpenAiJobs`. A KL loss changes nothing by itself if its reference is the job's own start."""
-        algorithm = algorithm_of(trajectories.method, trajectories.options)
+        algorithm = make_algorithm(trajectories.method, trajectories.options)
         if algorithm.kind != "samples":  # Other kinds may have texts, which the server tokenises.
             return None
         pulls_to_start = self.adapter_config.hyperparameters.get("reference") != "base"
-        return algorithm.reason_to_skip(groups_of(trajectories, algorithm), at_base=pulls_to_start)
+        return algorithm.reason_to_skip(read_groups(trajectories, algorithm), at_base=pulls_to_start)
 
     def _known(self, algorithm: Algorithm) -> type[Algorithm]:
         """Return the server's algorithm with the same loss. Raises CapabilityError if there is none."""
-        same = loss_of(algorithm, self._algorithms)
+        same = find_same_loss(algorithm, self._algorithms)
         if same is None:
             name = algorithm.type_name
             raise CapabilityError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from etude.backends.capabilities import LocalAdapterConfig, opponents_of
+from etude.backends.capabilities import LocalAdapterConfig, find_opponents
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError
 from etude.core.interfaces import innermost
@@ -64,7 +64,7 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
         seed,
         await _learners(builder, llm),
         # A run makes lost versions again from its journal. Opponents are loaded from disk.
-        writes_each=bool(opponents_of(builder.config.llms, target)),
+        writes_each=bool(find_opponents(builder.config.llms, target)),
     )
 
 

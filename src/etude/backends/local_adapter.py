@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.algorithm import Algorithm, algorithm_of
+from etude.algorithms.algorithm import Algorithm, make_algorithm
 from etude.backends.capabilities import (
     LOCAL_CAPABILITIES,
     Capabilities,
@@ -144,7 +144,7 @@ class LocalAdapter(TrainerAdapter):
         algorithm = algorithm_for(trajectories, self._hyperparameters)
         config = self.adapter_config.for_job(algorithm.kind, self._hyperparameters)
         schedule = learner_options(self.adapter_config, self.run_config).schedule
-        facts = hyperparameters_of(algorithm, config, schedule, self._seed)
+        facts = job_settings(algorithm, config, schedule, self._seed)
         content = JobContent.of(data_hash(trajectories), trajectories.method, facts)
         finished = await asyncio.to_thread(self._finished, name)
         running = self._jobs.get(name)
@@ -328,13 +328,13 @@ def _completed(ref: TrainingJobRef, finished: FinishedJob, note: str | None = No
 
 def algorithm_for(collection: TrajectoryCollection, given: JobHyperparameters) -> Algorithm:
     """Return a collection's algorithm. Raises RequestError for an unknown one or for its options."""
-    algorithm = algorithm_of(collection.method, collection.options)
+    algorithm = make_algorithm(collection.method, collection.options)
     if algorithm.kind == "pairs" and given.dpo_beta is not None:
-        return algorithm_of(collection.method, {**collection.options, "beta": given.dpo_beta})
+        return make_algorithm(collection.method, {**collection.options, "beta": given.dpo_beta})
     return algorithm
 
 
-def hyperparameters_of(
+def job_settings(
     algorithm: Algorithm, config: LocalAdapterConfig, schedule: Schedule, seed: int
 ) -> dict[str, Any]:
     """Return everything that decides what a job learns from its data, as JSON."""

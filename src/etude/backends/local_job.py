@@ -173,7 +173,7 @@ class LocalLearner:
     def go_to(self, number: int) -> None:
         """Restore the optimiser state of a version."""
         if self._optimiser_of != number:
-            self._take_optimiser_of(number)
+            self._take_optimiser(number)
 
     def keep(self) -> None:
         """Write the last version in the background."""
@@ -189,7 +189,7 @@ class LocalLearner:
         """Restart the optimiser at this version, without its earlier steps."""
         self._begins_from = version.number
         if self._optimiser_of == version.number:
-            self._take_optimiser_of(version.number)
+            self._take_optimiser(version.number)
 
     def _train(self, job: Job, start: ModelVersion) -> FinishedJob:
         learner, policy, number = self.learner, self._policy, job.number
@@ -227,9 +227,9 @@ class LocalLearner:
         self._writer.settle()
         if not start.number or self._versions.folder(start.number).exists():
             self._policy.adopt(start)
-            self._take_optimiser_of(start.number)
+            self._take_optimiser(start.number)
 
-    def _take_optimiser_of(self, number: int) -> None:
+    def _take_optimiser(self, number: int) -> None:
         if number > self._begins_from:
             self.learner.restore(self._versions.folder(number))
         else:

@@ -81,11 +81,11 @@ class OpenAiAdapter(OpenAiJobs):
             if group
         ]
 
-    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+    def choose_method(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return a job's `method`. `grpo` is OpenAI's `reinforcement`."""
         settings = self.adapter_config.reinforcement
         if method != "grpo" or settings is None:
-            return super().method_of(method, options)
+            return super().choose_method(method, options)
         parameters = self.hyperparameters(method, options) | settings.get("hyperparameters", {})
         return {"type": "reinforcement", "reinforcement": {**settings, "hyperparameters": parameters}}
 
@@ -93,7 +93,7 @@ class OpenAiAdapter(OpenAiJobs):
         """Return an upper bound: 3 bytes per token. None for reinforcement, charged by the hour."""
         if trajectories.method == "grpo":
             return None
-        texts = [text.encode() for row in self.rows(trajectories) for text in texts_of(row)]
+        texts = [text.encode() for row in self.rows(trajectories) for text in read_texts(row)]
         tokens = sum(len(text) / _FEWEST_BYTES_PER_TOKEN + _FRAME_TOKENS for text in texts)
         epochs = self.adapter_config.n_epochs
         return round((AUTO_EPOCHS if epochs == "auto" else epochs) * tokens)
@@ -136,14 +136,14 @@ def reinforcement_row(group: Sequence[Trajectory], example: Example | None) -> d
     return row
 
 
-def texts_of(value: Any) -> Iterator[str]:
+def read_texts(value: Any) -> Iterator[str]:
     """Yield all texts of a row that a model reads: contents, tool calls and tool results."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             if name not in ("role", "id", "type", "tool_call_id"):
-                yield from texts_of(inner)
+                yield from read_texts(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from texts_of(inner)
+            yield from read_texts(inner)

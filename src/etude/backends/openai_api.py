@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, SecretStr
 
-from etude.algorithms.algorithm import kind_of
+from etude.algorithms.algorithm import data_kind
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.conversion import TrajectoryCollection, item_message, learning_units, to_trajectory
@@ -26,7 +26,7 @@ from etude.core.secrets import keep_secret
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.inference.openai_config import OpenAiLlmConfig, PlainAddress
-from etude.wire.retries import USUAL, RetryPolicy, RetryReason, is_worth_retrying, reason_of, retry_after
+from etude.wire.retries import USUAL, RetryPolicy, RetryReason, as_reason, is_worth_retrying, retry_after
 
 if TYPE_CHECKING:
     import httpx
@@ -95,7 +95,7 @@ def api_errors(client: AsyncOpenAI) -> Iterator[None]:
         yield
     except APIError as error:
         where, cause = str(client.base_url).rstrip("/"), error.__cause__
-        why = f" ({reason_of(cause)})" if isinstance(cause, httpx.RequestError) else ""
+        why = f" ({as_reason(cause)})" if isinstance(cause, httpx.RequestError) else ""
         problem = f"{type(error).__name__}: {error.message}{why}".replace(client.api_key or _NO_KEY, "***")
         raise BackendError(
             f"the fine-tuning API at {where}: {problem}", temporary=is_temporary(error)
@@ -224,7 +224,7 @@ def hosted_version(number: int, job_id: str, model: str) -> ModelVersion:
     return ModelVersion(number=number, location=model, digest=content_hash([job_id, model]))
 
 
-def error_of(job: FineTuningJob) -> str | None:
+def job_error(job: FineTuningJob) -> str | None:
     """Return `Code: c. Message: m. Parameter: p.` for a failed job, and None for others."""
     error = job.error
     if error is None or not (error.code or error.message):
@@ -233,7 +233,7 @@ def error_of(job: FineTuningJob) -> str | None:
     return f"{text} Parameter: {error.param}." if error.param else text
 
 
-def metrics_of(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
+def latest_metrics(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
     """Return the numbers in the latest metrics event. The events are ordered oldest first."""
     for event in reversed(events):
         if isinstance(event.data, Mapping) and event.type == "metrics":
@@ -249,7 +249,7 @@ def rows_for_api(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
 
     Raises CapabilityError if the data have no row format, TrainingError if they are malformed.
     """
-    kind = kind_of(collection.method)
+    kind = data_kind(collection.method)
     for group in collection.groups:
         if kind == "samples" and group:
             units = chain.from_iterable(learning_units(unit, kind) for unit in group)

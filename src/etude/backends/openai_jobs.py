@@ -18,9 +18,9 @@ from etude.backends.openai_api import (
     JobsConfig,
     TrainingJobNotFoundClientError,
     api_errors,
-    error_of,
     hosted_version,
-    metrics_of,
+    job_error,
+    latest_metrics,
     retry_reason,
     rows_for_api,
 )
@@ -126,8 +126,8 @@ class OpenAiJobs(TrainerAdapter):
         request = self._request(name, content, trajectories.method, trajectories.options)
         known = await self.find(name)
         if known is not None:
-            _content_of(known.metadata).require(
-                name, _content_of(request["metadata"]), known.fine_tuned_model
+            _job_content(known.metadata).require(
+                name, _job_content(request["metadata"]), known.fine_tuned_model
             )
             return self._ref(name, known)
         if len(rows) < self.adapter_config.min_rows:
@@ -154,7 +154,7 @@ class OpenAiJobs(TrainerAdapter):
         """Return the rows of the training file. Raises CapabilityError if the API takes no such data."""
         return list(rows_for_api(trajectories))
 
-    def method_of(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+    def choose_method(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return a job's `method`: its type and hyperparameters."""
         return {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
 
@@ -177,17 +177,17 @@ class OpenAiJobs(TrainerAdapter):
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=str(error))
         with contextlib.suppress(BackendError):  # The events can be fetched later.
             self.job_log.add_events(ref.run_id, await self.events(self._ref(ref.run_id, job)))
-        metrics = metrics_of(self._events[job.id])
+        metrics = latest_metrics(self._events[job.id])
         if self._retries:
             metrics |= {"api_retries": self._retries, "api_waited_seconds": round(self._waited, 3)}
         metadata = {"metrics": {**metrics, "trained_tokens": job.trained_tokens}}
         step, total = metrics.get("step"), metrics.get("total_steps")
         progress = min(100.0, 100.0 * step / total) if step is not None and total else None
-        state, message, version = STATES.get(job.status, TrainingStatusEnum.RUNNING), error_of(job), None
+        state, message, version = STATES.get(job.status, TrainingStatusEnum.RUNNING), job_error(job), None
         if state is TrainingStatusEnum.COMPLETED:
-            version, progress = self._version_of(job), 100.0
+            version, progress = self._made_version(job), 100.0
             if version is None:
-                state, message = TrainingStatusEnum.FAILED, f"job {job.id} succeeded and names no model"
+                state, message = TrainingStatusEnum.FAILED, f"job {job.id} succeeded but names no model"
         facts = {"progress": progress, "message": message, "metadata": metadata, "version": version}
         return job_status(ref, state, **facts)
 
@@ -214,7 +214,7 @@ class OpenAiJobs(TrainerAdapter):
                 if status.status.is_final:
                     return status
             await asyncio.sleep(pause)
-        raise AssertionError("the pauses do not end")
+        raise AssertionError("it keeps being paused")
 
     async def current_version(self) -> ModelVersion:
         return self._start
@@ -281,7 +281,7 @@ class OpenAiJobs(TrainerAdapter):
         server recognises the upload by its key, even while an earlier one is still running.
         """
         digest = content_hash(content.decode())
-        filename = f"{_suffix_of(name)}-{digest[:12]}.jsonl"
+        filename = f"{_job_suffix(name)}-{digest[:12]}.jsonl"
         key = {"Idempotency-Key": f"{filename}/{digest}/{len(content)}"}
 
         async def upload() -> str:
@@ -306,7 +306,7 @@ class OpenAiJobs(TrainerAdapter):
         self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return a job's request without its file. The metadata describe the job's content."""
-        how = self.method_of(method, options)
+        how = self.choose_method(method, options)
         seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
         metadata = {
             _JOB: name,
@@ -337,7 +337,7 @@ class OpenAiJobs(TrainerAdapter):
             is_first = False
             if made is not None:
                 return made
-            return await self._api.create(**request, suffix=_suffix_of(name), extra_headers=headers)
+            return await self._api.create(**request, suffix=_job_suffix(name), extra_headers=headers)
 
         try:
             return await self._asked(create)
@@ -358,7 +358,7 @@ class OpenAiJobs(TrainerAdapter):
             raise TrainingJobNotFoundClientError(ref.run_id)
         return job.id
 
-    def _version_of(self, job: FineTuningJob) -> ModelVersion | None:
+    def _made_version(self, job: FineTuningJob) -> ModelVersion | None:
         """Return the version that a job made, as the next start. One made elsewhere gets a number."""
         if job.fine_tuned_model is None:
             return None
@@ -376,10 +376,10 @@ class OpenAiJobs(TrainerAdapter):
         return TrainingJobRef(run_id=name, backend=self.backend, metadata=metadata)
 
 
-def _content_of(metadata: Mapping[str, str] | None) -> JobContent:
+def _job_content(metadata: Mapping[str, str] | None) -> JobContent:
     return JobContent(*((metadata or {}).get(key) for key in (_DATA, _METHOD, _TRAINING, _START)))
 
 
-def _suffix_of(name: str) -> str:
+def _job_suffix(name: str) -> str:
     """Return a valid model suffix for a job's name. A long name keeps its end, where names differ."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:].lstrip("-_") or "etude"

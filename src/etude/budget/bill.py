@@ -120,7 +120,7 @@ class Bill:
         }
 
 
-def bill_of(journal: Journal) -> Bill:
+def load_bill(journal: Journal) -> Bill:
     """Read a run's bill from its journal. Raises StoreError."""
     lines = tuple(BillEntry(**value) for prefix in (_CALLS, _JOBS) for _, value in journal.scan(prefix))
     return Bill(lines, (journal.get(TIME_STEP) or {}).get("seconds", 0.0))
@@ -129,4 +129,4 @@ def bill_of(journal: Journal) -> Bill:
 def read_bill(run: Path) -> Bill:
     """Read the bill of the run in a folder. Raises StoreError."""
     with RunFolder.read(run) as folder:
-        return bill_of(folder.journal)
+        return load_bill(folder.journal)

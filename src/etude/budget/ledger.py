@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from etude.budget.bill import Bill, BillEntry, bill_of, line_key
+from etude.budget.bill import Bill, BillEntry, line_key, load_bill
 from etude.budget.meter import Purpose
 from etude.config.component import LlmConfig, ModelPrices
 from etude.config.schema import Config
@@ -84,7 +84,7 @@ def limits_from_config(config: Config) -> list[Limit]:
     ]
 
 
-def prices_of(config: Config) -> dict[str, ModelPrices]:
+def find_prices(config: Config) -> dict[str, ModelPrices]:
     """Return the prices of a config's models by name, without models that have none."""
     prices: dict[str, ModelPrices] = {}
     for name, llm in config.llms.items():
@@ -96,7 +96,7 @@ def prices_of(config: Config) -> dict[str, ModelPrices]:
 
 def unpriced_models(config: Config) -> list[str]:
     """Return the models without a price that run, as far as is known, on another machine."""
-    priced = prices_of(config)
+    priced = find_prices(config)
     return [name for name, llm in config.llms.items() if name not in priced and _is_remote(llm, config)]
 
 
@@ -175,7 +175,7 @@ class Ledger:
         self.limits = limits_from_config(config)
         self.bounds_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
         """Whether calls need a reservation."""
-        self.prices = prices_of(config)
+        self.prices = find_prices(config)
         self.reached: BudgetReached | None = None
         self.on_reached: Callable[[], None] = lambda: None
         """Called once, when the run has to stop."""
@@ -185,7 +185,7 @@ class Ledger:
         self._holds: dict[int, list[tuple[Limit, float]]] = {}
         self._left = asyncio.Event()
         """Set, and replaced by a new event, whenever a reservation is released."""
-        bill = bill_of(journal)
+        bill = load_bill(journal)
         self._lines = {line.key: line for line in bill.lines}
         self._earlier = bill.seconds
         self._since = self._stored_at = clock()

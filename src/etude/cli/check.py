@@ -20,7 +20,7 @@ def check(
     config: ConfigFile,
     override: Overrides = None,
     on: OnCluster = None,
-    play: Annotated[int, option("Play so many episodes of training, to measure what they take.", min=0)] = 0,
+    play: Annotated[int, option("Play this many training episodes, to measure what they cost.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Check a config, its agent, data and models, and estimate the run.
@@ -46,11 +46,11 @@ def check(
             secrets = [each for each in override if names_secret(settings, each)]
             if secrets:
                 keys = (each.partition("=")[0] for each in secrets)
-                say(f"\nadd again what is secret: {' '.join(f'-o {key}=…' for key in keys)}")
+                say(f"\ngive the secrets again: {' '.join(f'-o {key}=…' for key in keys)}")
             rest = (word for each in override if each not in secrets for word in ("-o", each))
             next_step(hints.command("train" if report.trains else "evaluate", config, *rest))
         else:
-            say(f"\nmend what is marked {STATUS_SIGNS['error']}, and check again")
+            say(f"\nfix what is marked {STATUS_SIGNS['error']}, and check again")
     if not report.is_ready:
         raise typer.Exit(2)
 

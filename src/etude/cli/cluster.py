@@ -32,8 +32,7 @@ def status(
     run: Annotated[
         str | None,
         argument(
-            "A run folder, or a run's name in --output-dir; by default the run that was begun last of "
-            "those that go on."
+            "A run folder, or a run's name in --output-dir; by default the latest that is still running."
         ),
     ] = None,
     output_dir: OutputDir = RUNS,
@@ -70,11 +69,11 @@ def _running(output_dir: Path) -> Path:
     running = [run for run in list_runs(output_dir) if lock_holder(run / LOCK) is not None]
     if not running:
         raise RequestError(
-            f"no run in {output_dir} goes on now; name one that ended: etude cluster status RUN, or another "
-            "folder: --output-dir"
+            f"no run in {output_dir} is running now; name one that has ended: etude cluster status RUN, "
+            "or another folder: --output-dir"
         )
     if len(running) > 1:
-        warn(f"others go on too: {', '.join(run.name for run in running[1:])}")
+        warn(f"also running: {', '.join(run.name for run in running[1:])}")
     return running[0].absolute()
 
 
@@ -82,12 +81,12 @@ def _say_liveness(seen: SeenStatus, path: Path) -> None:
     """Say whether the head process runs, and how old its last status is."""
     status, age = seen.status, shown_seconds(seen.age or 0.0)
     if seen.state == "starting":
-        say(f"head            process {seen.pid} has just begun, and has said nothing yet")
+        say(f"head            process {seen.pid} has just started, and has not reported yet")
     elif status is None:
         say(f"head            no process has the run {path.name} open")
     elif seen.state == "lost":
         say_wrapped(
-            f"head            gone: process {status.pid} on {status.host} was killed. Its last word, "
+            f"head            gone: process {status.pid} on {status.host} was killed. Its last report, from "
             f"{age} ago, is below"
         )
     else:
@@ -95,8 +94,8 @@ def _say_liveness(seen: SeenStatus, path: Path) -> None:
         say(f"head            process {status.pid} on {status.host}, since {up}")
     if seen.state == "silent":
         say_wrapped(
-            f"warning         the head has said nothing for {age}: its machine or disk is stuck, or code in "
-            "its process blocks. This is what it said then"
+            f"warning         the head has not reported for {age}: its machine or disk is stuck, or code in "
+            "its process blocks. This is its last report"
         )
 
 

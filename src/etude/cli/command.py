@@ -54,7 +54,7 @@ OnCluster: TypeAlias = Annotated[
 ]
 AsJson: TypeAlias = Annotated[bool, option("Write JSON, for machines.", "--json")]
 OutputDir: TypeAlias = Annotated[
-    Path, option("Where runs are looked for by name.", "--output-dir", show_default=True)
+    Path, option("The folder where runs are found by name.", "--output-dir", show_default=True)
 ]
 
 RUNS = Path("runs")
@@ -67,7 +67,7 @@ report the last two for a process that a signal ended."""
 STOPPED = "stopped; everything up to here is kept"
 
 _ISOLATION = (
-    ", as an agent or evaluator can that is played in it; with `-o eval.general.isolation=process` it could "
+    ". An agent or evaluator that runs here can do that; with `-o eval.general.isolation=process` it can "
     "only end its own process"
 )
 

@@ -18,7 +18,7 @@ Task = Literal["calculator", "tictactoe", "sort", "extraction"]
 
 def demo(
     task: Annotated[Task | None, option("What a tiny model learns, the calculator by default.")] = None,
-    method: Annotated[Method | None, option("How it learns, by GRPO by default.")] = None,
+    method: Annotated[Method | None, option("How it learns; GRPO by default.")] = None,
     real: Annotated[bool, option("A pretrained model learns to read customers' tickets.", "--real")] = False,
     seed: Annotated[int, option("Seed of every random choice.", min=0)] = 0,
     out: Annotated[Path | None, option("Folder for everything; by default demo-TASK here.")] = None,

@@ -52,7 +52,7 @@ def doctor(
     show_findings(Findings(findings.items[shown:]), {"well": is_well}, as_json)
     if not is_well:
         if not as_json:
-            say(f"\nmend what is marked {STATUS_SIGNS['error']}")
+            say(f"\nfix what is marked {STATUS_SIGNS['error']}")
         raise typer.Exit(1)
     if not as_json:
         next_step(hints.command_without_runs() if config is None else hints.command("check", config))

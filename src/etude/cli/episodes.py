@@ -95,7 +95,7 @@ def _list_episodes(
 
 
 def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
-    from etude.store.outline import question_of
+    from etude.store.outline import first_question
 
     failure = None if episode.failure is None else f"failed: {episode.failure.kind}"
     counts = {"cut off": episode.cut_off, "drifted": episode.drifted, "retried": episode.retries}
@@ -106,7 +106,7 @@ def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
         ", ".join(filter(None, marks)),
         ", ".join(f"v{number}" for number in sorted(episode.versions)),
         episode.tokens,
-        _in_short(question_of(episode.inputs)),
+        _in_short(first_question(episode.inputs)),
         _in_short(episode.output if episode.failure is None else episode.failure.reason),
     )
 

@@ -52,7 +52,7 @@ def evaluate(
     ] = None,
     override: Overrides = None,
     on: OnCluster = None,
-    name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
+    name: Annotated[str | None, option("Name of the run; chosen by default.")] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:

@@ -66,7 +66,7 @@ def export(
     outtype: OutTypeOf = None,
     llama_cpp: LlamaCpp = None,
     push: PushTo = None,
-    public: Annotated[bool, option("Whether everybody may see it there.", "--public/--private")] = False,
+    public: Annotated[bool, option("Whether anyone may see it there.", "--public/--private")] = False,
     license: Annotated[str | None, option("For the model card: apache-2.0.", metavar="ID")] = None,
     trajectories: TrajectoryFile = None,
     method: MethodOf = None,
@@ -92,7 +92,7 @@ def export(
         return
     refuse("a run: it goes with --server ADDRESS", api_key_env=api_key_env)
     if run.startswith("ft:"):
-        raise RequestError(f"{run} is no run, but a server's model: etude export --server ADDRESS {run}")
+        raise RequestError(f"{run} is not a run but a server's model: etude export --server ADDRESS {run}")
     path = find_run(run, output_dir)
     if trajectories is not None:
         if format in ("safetensors", "gguf"):
@@ -202,11 +202,11 @@ def _export_trajectories(run: Path, file: Path, format: Format, method: Method |
 
 
 async def _write(run: Path, file: Path, format: Format, method: Method | None) -> WriteCounts:
-    from etude.export.episodes import require_openai_method, trajectories_of, write_jsonl
+    from etude.export.episodes import read_trajectories, require_openai_method, write_jsonl
     from etude.store.run_folder import RunFolder
 
     with RunFolder.read(run) as folder:
-        phases = trajectories_of(folder, method)
+        phases = read_trajectories(folder, method)
         if format == "openai":
             require_openai_method(folder.path, method)
         return await write_jsonl(file, folder, phases, openai=format == "openai")

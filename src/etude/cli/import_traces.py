@@ -17,7 +17,7 @@ def import_traces(
         list[Path], argument("The log: JSON Lines, JSON (both also .gz) or Parquet; several files are one.")
     ],
     format: Annotated[
-        Format | None, option("The format of the rows; by default each row tells it.", show_default=False)
+        Format | None, option("The format of the rows; by default each row says which.", show_default=False)
     ] = None,
     hold_out: Annotated[
         float, option("Share of the prompts that are held out, to validate on.", min=0, max=0.9)
@@ -25,7 +25,7 @@ def import_traces(
     skip_broken: Annotated[
         bool, option("Leave out rows that are broken, and count them.", "--skip-broken")
     ] = False,
-    name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
+    name: Annotated[str | None, option("Name of the run; chosen by default.")] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def report(
     run: Run,
     override: Overrides = None,
-    wait: Annotated[float, option("Seconds to wait for each tracker at most.", min=0)] = 600.0,
+    wait: Annotated[float, option("The maximum seconds to wait for each tracker.", min=0)] = 600.0,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -48,9 +48,9 @@ def report(
             emit({"run": str(path), "trackers": outcomes})
         else:
             for each in outcomes:
-                say_wrapped(f"{each['tracker']}: {each['sent']} of {each['records']} records are there")
+                say_wrapped(f"{each['tracker']}: {each['sent']} of {each['records']} records have arrived")
         if behind:
-            raise EtudeError(f"not all of the run is there: {', '.join(behind)}")
+            raise EtudeError(f"not all of the run has arrived: {', '.join(behind)}")
     if not as_json:
         next_step(hints.show(path))
 

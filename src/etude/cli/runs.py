@@ -227,8 +227,8 @@ def _show_facts(facts: RunFacts) -> None:
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
-    from etude.store.figures import causes_in, drift_of, failed_counts
-    from etude.store.versions import kept_of
+    from etude.store.figures import causes_in, count_drift, failed_counts
+    from etude.store.versions import describe_kept
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
     reasons = [entry.skipped or entry.resting for entry in history.epochs]
@@ -249,12 +249,12 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     if rows:
         counts = ("episodes", "failed", "cut off", "trained on")
         table(("epoch", "reward", *counts, "version", "validation", "skipped"), rows, title=target)
-    if (kept := kept_of(run, history)) is not None:
+    if (kept := describe_kept(run, history)) is not None:
         say_wrapped(f"on the disk     {kept}")
     for recovery in history.recoveries:
         say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
     show_evaluators(history)
-    for fault, count in drift_of(history).most_common():
+    for fault, count in count_drift(history).most_common():
         say_wrapped(f"drift           {count} branches, {fault}")
     entries: list[Entry] = [*history.validations, *history.epochs]
     calls = Counter[str]()

@@ -32,7 +32,7 @@ from etude.cli.evaluate import evaluate_and_show
 def train(
     config: ConfigFile,
     override: Overrides = None,
-    name: Annotated[str | None, option("Name of the run; made up by default.")] = None,
+    name: Annotated[str | None, option("Name of the run; chosen by default.")] = None,
     dataset: Annotated[Path | None, option("Train on this file in place of eval.general.dataset.")] = None,
     validation_dataset: Annotated[Path | None, option("Validate on this file of held-out examples.")] = None,
     validation_interval: Annotated[
@@ -83,8 +83,8 @@ def resume(
     retry_failed: Annotated[
         bool,
         option(
-            "In epochs that are not finished, try again what failed without the agent's fault: models "
-            "that did not answer, evaluators that gave no score.",
+            "In epochs that are not finished, retry failures that were not the agent's: models that did "
+            "not answer, evaluators that gave no score.",
             "--retry-failed",
         ),
     ] = False,
@@ -158,9 +158,9 @@ def _mark_failures_for_retry(folder: RunFolder, as_json: bool) -> bool:
     if as_json:
         emit({"event": "retry_failed", "finished": forgotten is None, "forgotten": dict(forgotten or {})})
     elif forgotten is None:
-        say(f"nothing to try again: run {folder.name} is finished, with all its epochs")
+        say(f"nothing to retry: run {folder.name} is finished, with all its epochs")
     elif not forgotten:
-        say("nothing to try again: no failure but the agent's own in epochs that are not finished")
+        say("nothing to retry: no failure but the agent's own in epochs that are not finished")
     else:
-        say("to be tried again: " + ", ".join(f"{count} × {kind}" for kind, count in forgotten.most_common()))
+        say("to be retried: " + ", ".join(f"{count} × {kind}" for kind, count in forgotten.most_common()))
     return forgotten is not None

@@ -14,7 +14,7 @@ def view(
     ] = None,
     output_dir: OutputDir = RUNS,
     port: Annotated[
-        int | None, option("The port; by default 7331, or a free one where that is taken.", min=0, max=65535)
+        int | None, option("The port; by default 7331, or a free one if that is taken.", min=0, max=65535)
     ] = None,
 ) -> None:
     """Show runs, episodes and tokens in a browser, also while they are made. Ctrl-C stops it.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from etude.cluster.launch import RayConfig, RayTeams, connect_ray, require_ray
 from etude.cluster.nodes import RayLauncher
 from etude.config.document import dotted
-from etude.config.load import secrets_of
+from etude.config.load import find_secrets
 from etude.config.registry import register_cluster
 from etude.config.schema import Config
 from etude.core.errors import RequestError
@@ -56,7 +56,7 @@ def _require_no_secrets(config: Config) -> None:
         for path, text in config._as_written.items()
         if "$" in text and path[2:3] not in (("working_dir",), ("py_modules",))
     }
-    secrets = secrets_of(config, config.model_dump(mode="json", fallback=str), sure=True)
+    secrets = find_secrets(config, config.model_dump(mode="json", fallback=str), sure=True)
     for path, reason in [*reasons.items(), *((path, "is a secret") for path in secrets)]:
         if path[:2] == ("cluster", "runtime_env"):
             raise RequestError(

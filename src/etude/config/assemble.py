@@ -264,7 +264,7 @@ def _file_type(file: str) -> str:
     suffix = PurePath(file).suffix.lower()
     if suffix not in FILE_TYPES:
         allowed = ", ".join(FILE_TYPES)
-        raise RequestError(f"the suffix of '{file}' does not tell what format it has. Allowed: {allowed}")
+        raise RequestError(f"the suffix of '{file}' does not tell its format. Allowed: {allowed}")
     return FILE_TYPES[suffix]
 
 
@@ -290,7 +290,7 @@ def spell_out_alarms(data: dict[str, Any], problems: Problems) -> None:
         if isinstance(value, str) and not is_import_path(value):
             if value not in ACTIONS:
                 hint = "; or a mapping with its thresholds"
-                text = f"'{value}' is no action of an alarm{alternatives(value, ACTIONS)}{hint}"
+                text = f"'{value}' is not an action of an alarm{alternatives(value, ACTIONS)}{hint}"
                 problems.add((*section, name), text)
             value = {"_type": name, **({"action": value} if value in ACTIONS else {})}
         elif isinstance(value, dict):

@@ -19,7 +19,7 @@ from etude.config.component import ComponentConfig, DatasetConfig
 from etude.config.import_path import where_defined, where_raised
 from etude.config.registry import NOUNS, Kind, section
 from etude.config.schema import Config
-from etude.core.data_model import kind_of
+from etude.core.data_model import name_type
 from etude.core.episode import ToolSet, ToolSource
 from etude.core.errors import EtudeError, RequestError, alternatives
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
@@ -117,8 +117,8 @@ class Builder:
             return part
         registration = registry.lookup(kind, section(self.config, kind)[name].type_name)
         raise EtudeError(
-            f"{where_defined(registration.factory)}: what builds {kind}.{name} yielded {kind_of(part)}, and "
-            f"an object of a subclass of etude.{interface} is expected"
+            f"{where_defined(registration.factory)}: what builds {kind}.{name} yielded {name_type(part)}, "
+            f"and an object of a subclass of etude.{interface} is expected"
         )
 
     async def get_workflow(self) -> Any:
@@ -163,7 +163,7 @@ class Builder:
             except CycleError as error:
                 self._needs[self._user].discard(key)
                 circle = " -> ".join(reversed(error.args[1]))
-                raise RequestError(f"components need each other in a circle: {circle}") from None
+                raise RequestError(f"components depend on each other in a circle: {circle}") from None
         async with self._locks[key]:
             if key not in self._components:
                 self._components[key] = await self._build(key, kind, config)

@@ -73,7 +73,7 @@ def read_csv(path: Path) -> Iterator[PlacedRow]:
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             columns = f"two columns are named '{twice}'" if twice else "two columns have no name"
-            raise DatasetError(f"{path}:1: {columns}; give each a name of its own")
+            raise DatasetError(f"{path}:1: {columns}; give each its own name")
         for where, fields in rows:
             if len(fields) != len(names):
                 amount = "more" if len(fields) > len(names) else "fewer"
@@ -116,7 +116,7 @@ def read_parquet(path: Path) -> Iterator[PlacedRow]:
         with readable(path), pyarrow.parquet.ParquetFile(path) as file:
             names = Counter(file.schema_arrow.names)
             if twice := next((name for name, count in names.items() if count > 1), None):
-                raise DatasetError(f"{path}: two columns are named '{twice}'; give each a name of its own")
+                raise DatasetError(f"{path}: two columns are named '{twice}'; give each its own name")
             for batch in file.iter_batches():
                 for content in batch.to_pylist():
                     number += 1

@@ -169,7 +169,7 @@ def _read_integer(loader: _Loader, node: yaml.ScalarNode) -> int:
         if text.lstrip("-+").isdecimal():
             problem = "a whole number has more than 4300 digits; put it in quotes"
         else:
-            problem = f"{text!r} is no whole number"
+            problem = f"{text!r} is not a whole number"
         raise _at(node, problem) from error
 
 
@@ -187,7 +187,7 @@ def _read_text(loader: _Loader, node: yaml.ScalarNode) -> str:
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError as error:
-        raise _at(node, "half of a surrogate pair is no character; write the whole character") from error
+        raise _at(node, "half of a surrogate pair; write the whole character") from error
 
 
 def _at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
@@ -263,7 +263,7 @@ def _parsed(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int,
         raise ConfigError(problem, path=path, line=line, column=column) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        problem = f"not valid YAML: it holds the sign {chr(error.character)!a}, which is not to be printed"
+        problem = f"not valid YAML: it holds the sign {chr(error.character)!a}, which is not printable"
         raise ConfigError(problem, path=path, line=line) from None
     except (ValueError, OverflowError):
         at = None if loader is None else loader.line + 1
@@ -287,7 +287,7 @@ def _marks(
 ) -> Iterator[tuple[KeyPath, tuple[int, int]]]:
     """Yield positions under a node, merged keys before its own. Raises ConfigError for a key given twice."""
     if node in above:
-        raise yaml.composer.ComposerError(None, None, "an alias stands for itself", node.start_mark)
+        raise yaml.composer.ComposerError(None, None, "an alias refers to itself", node.start_mark)
     above = (*above, node)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
@@ -363,7 +363,7 @@ def _set(data: dict[str, Any], names: Sequence[str], value: Any) -> KeyPath:
             node = node[path[-1]]
         if isinstance(node, list) and (not name.isdecimal() or int(name) >= len(node)):
             where = f"-o {'.'.join(names)}"
-            raise RequestError(f"{where}: '{name}' is no position in a list of {len(node)}; count from 0")
+            raise RequestError(f"{where}: '{name}' is not a position in a list of {len(node)}; count from 0")
         path.append(int(name) if isinstance(node, list) else name)
     node[path[-1]] = value
     return tuple(path)

@@ -104,12 +104,12 @@ def walk(value: Any, slot: KeyType, path: KeyPath = ()) -> Iterator[tuple[KeyPat
                 yield from walk(item, below, (*path, key))
 
 
-def keys_of(slot: KeyType | None) -> list[str]:
+def known_keys(slot: KeyType | None) -> list[str]:
     """Return the keys that a mapping in this slot may have; none if any key is allowed."""
     return [key for arm in (slot.arms() if slot else ()) for key in arm.fields()]
 
 
-def names_of(model: type[BaseModel]) -> set[str]:
+def field_names(model: type[BaseModel]) -> set[str]:
     """Return all names that a model's fields accept: `num_generations` is also called `group`."""
     names = set(model.model_fields)
     for alias in (field.validation_alias for field in model.model_fields.values()):
@@ -203,9 +203,9 @@ def _word(arm: KeyType) -> str:
     if annotation in _WORDS:
         return _WORDS[annotation]
     if get_origin(annotation) is Literal:
-        return _one_of(get_args(annotation))
+        return _list_values(get_args(annotation))
     if arm.holds(Enum):
-        return _one_of(member.value for member in annotation)
+        return _list_values(member.value for member in annotation)
     if arm.holds(*LISTS):
         items = [
             item
@@ -220,7 +220,7 @@ def _word(arm: KeyType) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
-def _one_of(values: Iterable[Any]) -> str:
+def _list_values(values: Iterable[Any]) -> str:
     listed = [repr(value) for value in values]
     return listed[0] if len(listed) == 1 else f"one of {', '.join(listed)}"
 
@@ -360,7 +360,7 @@ class Problems:
 
 
 def _unknown_key(model: type[BaseModel], path: KeyPath, prefix: KeyPath) -> str:
-    name, allowed = str(path[-1]), keys_of(slot_at(model, path[:-1]))
+    name, allowed = str(path[-1]), known_keys(slot_at(model, path[:-1]))
     message = f"key '{dotted((*prefix, *path))}' is not known"
     home = None if nearest(name, allowed) else next(_keys_called(name, model), None)
     if home is not None:
@@ -370,7 +370,7 @@ def _unknown_key(model: type[BaseModel], path: KeyPath, prefix: KeyPath) -> str:
 
 def _keys_called(name: str, model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield where the whole model has a key of this name, as after a wrong indentation."""
-    for key in keys_of(slot_at(model, path)):
+    for key in known_keys(slot_at(model, path)):
         if key == name:
             yield (*path, key)
         if len(path) < 4:

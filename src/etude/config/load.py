@@ -123,7 +123,7 @@ def resolved_yaml(config: Config) -> str:
     default that anybody can read in the reference documentation.
     """
     data = config.model_dump(mode="json", fallback=str)
-    secrets = secrets_of(config, data)
+    secrets = find_secrets(config, data)
     components = dict(components_in(data))
     for path, slot, value in walk(config, KeyType(Config)):
         if path in components and isinstance(value, ComponentConfig):
@@ -166,7 +166,7 @@ def _validated(document: Document, overrides: Iterable[Override]) -> Config:
     problems.raise_if_any()
     config.finetuning.run_configuration.config_file = Path(config_file) if config_file else None
     config._as_written.update(problems.references)
-    for secret in secrets_of(config, config.model_dump(mode="json", fallback=str)).values():
+    for secret in find_secrets(config, config.model_dump(mode="json", fallback=str)).values():
         _keep(secret)
     config._untrainable = in_training.error()
     config._examples_come_first = examples_come_first
@@ -270,7 +270,7 @@ def secrets_in(data: Any, *, sure: bool = False) -> Iterator[tuple[KeyPath, str]
             yield path, text
 
 
-def secrets_of(config: Config, data: Any, *, sure: bool = False) -> dict[KeyPath, str]:
+def find_secrets(config: Config, data: Any, *, sure: bool = False) -> dict[KeyPath, str]:
     """Return all secrets of a config by path; `data` is the config as JSON.
 
     Defaults are not secret, since anybody can read them. `sure` leaves out uncertain ones.

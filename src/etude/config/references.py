@@ -204,7 +204,7 @@ class _Names:
             target.curriculum_learning = target.curriculum_learning or block.curriculum_learning
             if (first := trained_by.setdefault(model, name)) != name:
                 text = f"the model '{model}' is trained by the target '{first}' already; "
-                remedy = "give the targets names that no entry of 'llms' has, and each has weights of its own"
+                remedy = "give the targets names that no entry of 'llms' has, and each has its own weights"
                 add((*path, "model"), text + remedy)
         if all(target.frozen for target in block.targets.values()):
             add(("finetuning", "targets"), "all of them are frozen; train one")

@@ -38,7 +38,7 @@ class TrajectoryCollection(DataModel):
     """The samples or pairs of one epoch, in groups. A group starts from one example (or one turn)."""
 
     groups: Annotated[
-        Sequence[Sequence[TrainingUnit]], GetPydanticSchema(lambda _, schema_of: schema_of(_AS_LISTS))
+        Sequence[Sequence[TrainingUnit]], GetPydanticSchema(lambda _, schema: schema(_AS_LISTS))
     ] = Field(default_factory=list, alias="trajectories", exclude=True)
     """The units as their maker passed them: samples, pairs or trajectories."""
     run_id: str
@@ -125,7 +125,7 @@ def learning_units(
     for item in trajectory.episode:
         if not isinstance(item, DPOItem):
             raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
-        pairs.append(_pair_of(item, trajectory.tools or (), encoder, needs_logprobs))
+        pairs.append(_make_pair(item, trajectory.tools or (), encoder, needs_logprobs))
     return pairs
 
 
@@ -222,12 +222,12 @@ def _items(sample: Sample) -> list[EpisodeItem]:
         index = turn.message
         items += map(_given, sample.messages[seen : max(index, 0)])
         message = sample.messages[index] if index >= 0 else {}
-        items.append(_item_of(turn, tokens, message, has_ids=bool(sample.ids)))
+        items.append(_make_item(turn, tokens, message, has_ids=bool(sample.ids)))
         seen = index + 1
     return [*items, *map(_given, sample.messages[seen:])]
 
 
-def _item_of(turn: Turn, tokens: dict[str, Any], message: Message, *, has_ids: bool) -> EpisodeItem:
+def _make_item(turn: Turn, tokens: dict[str, Any], message: Message, *, has_ids: bool) -> EpisodeItem:
     own = tokens if has_ids else tokens | {"context_ids": None, "token_ids": turn.token_ids}
     own["logprobs"] = own["logprobs"] or turn.logprobs or ()
     if turn.replaced:
@@ -315,7 +315,7 @@ def written(message: Message) -> str:
     return message_text(message) or (json.dumps(calls, ensure_ascii=False) if calls else "")
 
 
-def _pair_of(item: DPOItem, tools: Sequence[Tool], encoder: Encoder | None, needs_logprobs: bool) -> Pair:
+def _make_pair(item: DPOItem, tools: Sequence[Tool], encoder: Encoder | None, needs_logprobs: bool) -> Pair:
     prompt = item.prompt_ids
     known = prompt is not None and item.chosen_ids is not None and item.rejected_ids is not None
     if not known:

@@ -53,10 +53,10 @@ def number(value: Any) -> float:
         return value
     if not isinstance(value, numbers.Real | Decimal):
         if getattr(value, "ndim", None) != 0 or not callable(getattr(value, "item", None)):
-            raise ValueError(f"a number is expected, found {kind_of(value)}")
+            raise ValueError(f"a number is expected, found {name_type(value)}")
         inner = value.item()
         if not isinstance(inner, numbers.Real | Decimal):
-            raise ValueError(f"a number is expected, found {kind_of(value)} of {kind_of(inner)}")
+            raise ValueError(f"a number is expected, found {name_type(value)} of {name_type(inner)}")
         value = inner
     try:
         return float(value)
@@ -64,7 +64,7 @@ def number(value: Any) -> float:
         raise ValueError(f"a number is expected, found {value!r:.40}: {error}") from None
 
 
-def kind_of(value: Any) -> str:
+def name_type(value: Any) -> str:
     """Return `None`, or the type with its article and an array's shape: `an ndarray of shape (2,)`."""
     if value is None:
         return "None"

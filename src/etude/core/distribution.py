@@ -53,7 +53,7 @@ class Distribution(BaseModel, frozen=True):
         stored = metrics.get("distribution")
         return None if stored is None else cls.model_validate(stored)
 
-    def share_of(self, reward: float) -> float:
+    def best_share(self, reward: float) -> float:
         """Return the share of the best answers if they reach this reward, and else 0."""
         return self.best_count / self.n if self.best >= reward else 0.0
 

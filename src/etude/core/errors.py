@@ -223,7 +223,7 @@ def safe_error_text(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as problem:  # noqa: BLE001  its `__str__` is user code
-        return f"(its text cannot be had: {type(problem).__name__})"
+        return f"(its text cannot be read: {type(problem).__name__})"
     count = len(text)
     text = masked(text[: _SHOWN_CHARACTERS + _LONGEST_SECRET])
     return f"{text[:_SHOWN_CHARACTERS]} … ({count} characters)" if count > _SHOWN_CHARACTERS else text

@@ -24,7 +24,7 @@ _MARK = b"\xef\xbb\xbf"
 _NOT_UTF8 = "byte 0x{:02x} is not UTF-8 text; save it as UTF-8"
 _ESCAPE = 0xDC00
 """The error handler `surrogateescape` adds this to a byte."""
-_HALF = "half of a surrogate pair, which is no character; write the whole character, or leave it out"
+_HALF = "half of a surrogate pair, which is not a character; write the whole character, or leave it out"
 
 
 class JsonError(ValueError):
@@ -85,7 +85,7 @@ def _explained(message: str, data: bytes) -> JsonError:
     elif problem == "number out of range":
         problem = "a whole number has more than 4300 digits; write it as text"
     elif _NOT_FINITE.match(data, max(start, at - 1)) or _NOT_FINITE.match(data, at):
-        problem = "NaN and Infinity are no numbers of JSON; write null"
+        problem = "JSON has no NaN and no Infinity; write null"
     else:
         try:
             data.decode()

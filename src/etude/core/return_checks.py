@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from etude.core.data_model import kind_of, number
+from etude.core.data_model import name_type, number
 from etude.core.errors import EtudeError, RequestError
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -65,8 +65,8 @@ def require_plain(implementation: Callable[..., Any], declared: Callable[..., An
     """Raise RequestError for an `async def` if the interface's method is not awaited."""
     if inspect.iscoroutinefunction(implementation) and not inspect.iscoroutinefunction(declared):
         raise RequestError(
-            f"{_place(implementation)} is `async def`, and {declared.__qualname__} is called without being "
-            "waited for; write `def`, and wait for nothing in it"
+            f"{_place(implementation)} is `async def`, and {declared.__qualname__} is not awaited; "
+            "write `def`, and await nothing in it"
         )
 
 
@@ -82,7 +82,7 @@ def called(
         given = inspect.signature(declared).parameters.values()
         parameters = ", ".join(str(each.replace(annotation=each.empty)) for each in given)
         raise WrongReturnError(
-            f"{_place(implementation)} is to take what its interface says, ({parameters}): {error}"
+            f"{_place(implementation)} must take what its interface says, ({parameters}): {error}"
         ) from error
 
 
@@ -99,7 +99,7 @@ def checked(value: Any, implementation: Callable[..., Any], declared: Callable[.
         return number(value) if expected is float else value
     if inspect.iscoroutine(value):
         value.close()
-    shown = "None" if value is None else f"{kind_of(value)} ({value!r:.60})"
+    shown = "None" if value is None else f"{name_type(value)} ({value!r:.60})"
     missing = " (is a `return` missing?)" if value is None else ""
     raise WrongReturnError(
         f"{_place(implementation)} returned {shown}, and `{_words(expected)}` is expected{missing}"

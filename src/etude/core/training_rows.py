@@ -241,7 +241,7 @@ _METHOD_OF_FIELD: dict[str, Method] = {
 }
 
 
-def method_of(row: Any) -> Method | None:
+def guess_method(row: Any) -> Method | None:
     """Return the method that a line is for, judged by its fields; None if no method has them."""
     fields = row if isinstance(row, dict) else {}
     return next((method for field, method in _METHOD_OF_FIELD.items() if field in fields), None)

@@ -31,7 +31,7 @@ from etude.core.message import Message, is_text, message_text
 from etude.core.trajectory import Method, Trajectory
 from etude.protocols.tree import as_yaml, transcript
 from etude.rewards.collections import collection_phase, phase_name
-from etude.rewards.evaluation import Evaluation, EvaluationRequest, item_of, summary_of
+from etude.rewards.evaluation import Evaluation, EvaluationRequest, make_item, summarise
 from etude.rewards.evaluator import unscored
 from etude.rewards.scorer import read_score
 from etude.runtime import Runtime
@@ -41,7 +41,7 @@ from etude.store.journal import Journal
 from etude.store.jsonable import jsonable
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import (
-    evaluators_of,
+    list_evaluators,
     reward_name,
     stored_data,
     target_names,
@@ -63,7 +63,7 @@ class PhaseTrajectories:
     """The target's name, if a run trains several models."""
 
 
-async def trajectories_of(run: RunFolder, method: Method | None = None) -> AsyncIterator[PhaseTrajectories]:
+async def read_trajectories(run: RunFolder, method: Method | None = None) -> AsyncIterator[PhaseTrajectories]:
     """Yield the trajectories of each training epoch, or of an evaluation, in order.
 
     They come from the run's own trajectory builder, before the curriculum. With `method`, they come from the
@@ -80,7 +80,7 @@ async def trajectories_of(run: RunFolder, method: Method | None = None) -> Async
             for number, (epoch, phases) in enumerate(_by_epoch(run)):
                 # Another method's builder takes everything collected, however many collections there were.
                 called = epoch if method is None else None
-                evaluation = StoredEvaluation(run.journal, phases, evaluators_of(data), called)
+                evaluation = StoredEvaluation(run.journal, phases, list_evaluators(data), called)
                 runtime = Runtime(config, run, builder, evaluation, (), {}, finetuning.target_model or "")
                 made = number if epoch is None else epoch
                 name, meta = f"{run.name}-{made}", {"epoch": made}
@@ -159,8 +159,8 @@ class StoredEvaluation(Evaluation):
         scores = {name: [self._score(record, name) for record in records] for name in self._evaluators}
         failures = Counter(record.failure.kind for record in records if record.failure is not None)
         return EvaluationRunOutput(
-            eval_input=EvalInput(eval_input_items=[item_of(record) for record in records]),
-            evaluation_results=[(name, summary_of(items)) for name, items in scores.items()],
+            eval_input=EvalInput(eval_input_items=[make_item(record) for record in records]),
+            evaluation_results=[(name, summarise(items)) for name, items in scores.items()],
             workflow_interrupted=bool(failures),
             failures=dict(failures),
         )
@@ -183,7 +183,7 @@ class StoredEvaluation(Evaluation):
             error = "not scored before the run was stopped"
         else:
             score, error = None, f"{record.failure.kind}: {record.failure.reason}"
-        return score or unscored(item_of(record), error)
+        return score or unscored(make_item(record), error)
 
 
 SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one reply on each side"

@@ -22,7 +22,7 @@ from etude.core.errors import BackendError, EtudeError, RequestError, first_line
 from etude.core.secrets import keep_secret
 from etude.export.model import CARD, Conversion, Kind, convert, plain_name, require_replaceable, usage
 from etude.store.files import open_draft
-from etude.wire.retries import failure_of, reason_of
+from etude.wire.retries import as_reason, to_failure
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -218,13 +218,13 @@ def _fetch(url: str, folder: Path, key: str | None, lora_only: bool) -> None:
         with httpx.stream("GET", url, params=query, headers=headers, timeout=timeout) as response:
             if not response.is_success:
                 status = response.status_code
-                failure = failure_of(status, response.headers, response.read())
+                failure = to_failure(status, response.headers, response.read())
                 raise BackendError(f"GET {url} answered {failure}{_REMEDIES.get(status, '')}")
             _unpack(response, folder)
     except httpx.InvalidURL as error:
         raise BackendError(f"{url} is no address: {error}") from error
     except httpx.RequestError as error:
-        raise BackendError(f"GET {url}: {reason_of(error)}") from error
+        raise BackendError(f"GET {url}: {as_reason(error)}") from error
     except tarfile.TarError as error:
         raise BackendError(
             f"GET {url}: the answer is no archive, or broke off ({error}); try again"

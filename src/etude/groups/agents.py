@@ -11,9 +11,9 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, tree_of
-from etude.algorithms.imitation import truth_of
-from etude.algorithms.samples import Branch, branches_of, is_targeted, pair_of, same_prompt, sample_of
+from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, read_tree
+from etude.algorithms.imitation import true_decision
+from etude.algorithms.samples import Branch, as_pair, as_sample, find_branches, is_targeted, same_prompt
 from etude.backends.capabilities import JobHyperparameters
 from etude.core.call import Call
 from etude.core.data_model import number
@@ -180,7 +180,7 @@ def supervised_data(rollouts: Rollouts, guess_replaced: Rollouts, model: str) ->
         scored.samples() for agent, episodes in rollouts.items() for scored in _parts(agent, episodes, model)
     ]
     for agent, episodes in guess_replaced.items():
-        truths = map(truth_of, _parts(agent, episodes, model))
+        truths = map(true_decision, _parts(agent, episodes, model))
         groups += [[truth] for truth in truths if truth is not None]
     return [group for group in groups if group]
 
@@ -219,7 +219,7 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
     for agent, episodes in rollouts.items():
         for scored in _parts(agent, episodes, model):
             if rewards is None and not is_play(scored.episode):
-                raise RequestError(f"episode {scored.episode.id!r} is no play; say its reward in 'rewards'")
+                raise RequestError(f"episode {scored.episode.id!r} is no play; give its reward in 'rewards'")
             if rewards is not None and scored.episode.id not in rewards:
                 raise RequestError(f"episode {scored.episode.id!r} has no reward")
             reward = scored.reward if rewards is None else _number(rewards, scored.episode.id)
@@ -244,17 +244,17 @@ def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterato
     parts: list[ScoredEpisode] = []
     answers: list[Call] = []
     for episode in episodes:
-        branches = tuple(branches_of(episode, _EVERY, model))
         if is_play(episode):
-            turns = {node.call for node in tree_of(episode).nodes if node.agent == agent}
+            turns = {node.call for node in read_tree(episode).nodes if node.agent == agent}
             answers += [call for call in episode.calls if call.index in turns]
-            groups = by_agent([ScoredEpisode(episode, 0.0, branches)])
+            groups = by_agent([ScoredEpisode(episode, 0.0, tuple(find_branches(episode, _EVERY, model)))])
             parts += [part for group in groups for part in group if part.agent == agent]
             continue
         # Calls of the function with the agent's name. If there are none, the agent is the only one.
         functions = (agent,) if any(call.function == agent for call in episode.calls) else _EVERY
         answers += [call for call in episode.calls if is_targeted(call, functions, None)]
-        parts.append(ScoredEpisode(episode, 0.0, tuple(branches_of(episode, functions, model)), None, agent))
+        branches = tuple(find_branches(episode, functions, model))
+        parts.append(ScoredEpisode(episode, 0.0, branches, None, agent))
     if answers:
         _require_model(agent, answers, model)
     yield from parts
@@ -273,12 +273,12 @@ def _require_model(agent: str, answers: Sequence[Call], model: str) -> None:
 
 def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Pair | None:
     better, worse = (
-        sample_of(Branch(0, (step.recorded,)), step.episode, reward, agent=agent)
+        as_sample(Branch(0, (step.recorded,)), step.episode, reward, agent=agent)
         for step, reward in ((chosen, 1.0), (rejected, 0.0))
     )
     for step in (chosen, rejected):
         if is_play(step.episode):
-            names = {node.agent for node in tree_of(step.episode).nodes if node.call == step.call}
+            names = {node.agent for node in read_tree(step.episode).nodes if node.call == step.call}
             if names != {agent}:
                 raise RequestError(f"step {index} of '{agent}' is a turn of '{', '.join(names)}'")
     if not same_prompt(better, worse):
@@ -287,4 +287,4 @@ def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Pair | 
             f"call {chosen.call} of {chosen.episode.id!r} and call {rejected.call} of {rejected.episode.id!r}"
         )
     episodes = {"chosen_episode": chosen.episode.id, "rejected_episode": rejected.episode.id}
-    return pair_of(better, worse, agent=agent, **episodes)
+    return as_pair(better, worse, agent=agent, **episodes)

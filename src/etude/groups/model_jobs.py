@@ -209,7 +209,7 @@ class ModelJobs:
         status = self.status_after_loss(ref, status)
         if not status.status.is_final:
             raise TrainingError(
-                f"job {ref.run_id} ({ref.backend}): wait_until_complete came back while it is "
+                f"job {ref.run_id} ({ref.backend}): wait_until_complete returned while it is "
                 f"'{status.status}'"
             )
         require_completed(ref, await self.record_job_end(ref, status))

@@ -156,7 +156,7 @@ class SharedModelGroup:
         self._require_own(guess_replaced_rollouts)
         for name in guess_replaced_rollouts:
             if not self.agent_wholes[name].may_decide:
-                raise RequestError(f"agent '{name}' is no verifier: it has no guess that could be replaced")
+                raise RequestError(f"agent '{name}' is not a verifier: it has no guess to replace")
         data = supervised_data(rollouts_per_agent, guess_replaced_rollouts, self.jobs.model)
         return await self._make_fine_tune_api_call(data, "supervised", job_name)
 
@@ -345,7 +345,7 @@ class SharedModelGroup:
         result: JobResult | None = self.jobs.reason_to_skip(len(data))
         if result is None:
             await self._take_up()
-            data = data.model_copy(update={"run_id": await self._attempt(job_name or self._name_of(data))})
+            data = data.model_copy(update={"run_id": await self._attempt(job_name or self._job_name(data))})
             result = await self._submit(data)
         self._last = result
         if isinstance(result, TrainingJobRef):
@@ -356,7 +356,7 @@ class SharedModelGroup:
         """Submit the job to the backend."""
         return await self.jobs.submit(data)
 
-    def _name_of(self, data: TrajectoryCollection) -> str:
+    def _job_name(self, data: TrajectoryCollection) -> str:
         """Return the default name of a job, which is different for different content."""
         start = None if self.settings.fine_tune_from_scratch else self.jobs.version
         content = content_hash([data_hash(data), self.settings.hyperparameters.given()])

@@ -79,7 +79,7 @@ def read_state(checkpoint: object) -> SharedModelGroupState | HostedState:
     unknown = [f"'{key}'" for key in checkpoint if key not in model.model_fields]
     if unknown or not checkpoint:
         raise RequestError(
-            f"this is no state of a group: it has {', '.join(sorted(unknown)) or 'no keys'}, and a state has "
+            f"this is not a group's state: it has {', '.join(sorted(unknown)) or 'no keys'}, and a state has "
             "'fine_tune_job' and 'version', one of Neural Interactive Proofs 'fine_tune_job_id' and "
             "'fine_tuned_model_name'. Nothing was changed"
         )

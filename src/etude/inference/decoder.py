@@ -98,7 +98,7 @@ class RaggedDecoder(SlotDecoder):
         rows, counts = [*speaking, *reading], [*([1] * len(speaking)), *counts]
         longest = max(row.cached + count for row, count in zip(rows, counts, strict=True))
         self._kv.reserve(self._table.lengths(), longest)
-        prefixes = self._prefixes_of(speaking)
+        prefixes = self._find_prefixes(speaking)
         inputs, last = make_ragged_inputs(rows, counts, self._inputs, self._fused.key_size, prefixes)
         done = [
             index for index, (row, count) in enumerate(zip(rows, counts, strict=True)) if row.pending == count
@@ -111,7 +111,7 @@ class RaggedDecoder(SlotDecoder):
             append_samples(grown, logits_BV)
         return grown
 
-    def _prefixes_of(self, speaking: list[LiveRow]) -> list[Prefix]:
+    def _find_prefixes(self, speaking: list[LiveRow]) -> list[Prefix]:
         """Return the prefixes to read once, unless a layer's window is shorter than a row."""
         if not speaking or not self._inputs.looks_back(max(row.cached for row in speaking) + 1):
             return []

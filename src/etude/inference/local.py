@@ -76,8 +76,8 @@ def _write(config: TinyConfig, talks: Sequence[Transcript], seed: int, folder: P
 
     if config.hidden_size % config.heads or config.hidden_size // config.heads % 2:
         raise RequestError(
-            f"tiny: hidden_size {config.hidden_size} and heads {config.heads} do not go together: each head "
-            "has an even share of the width"
+            f"tiny: hidden_size {config.hidden_size} and heads {config.heads} do not fit together: each head "
+            "needs an even share of the width"
         )
     texts = (text for talk in talks for text in conversation_texts([talk.messages], talk.tools))
     tokenizer: Any = build_tokenizer(texts, vocab_size=config.vocab_size, splits=config.splits)

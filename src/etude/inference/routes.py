@@ -143,7 +143,7 @@ class Routes:
         reason = masked(reason)
         self._strike(address, reason)
         others = sum(not other.is_aside for other in self.addresses)
-        rest = f"its conversations go on at {others} other(s)" if others else "there is no other left"
+        rest = f"its conversations go on at {others} other(s)" if others else "no other is left"
         _LOG.warning("model '%s': %s is set aside: %s; %s", self._model, address.url, reason, rest)
         if address.url not in self._probing:
             probing = asyncio.create_task(self._bring_back(address, self._probe), name=f"probe {address.url}")

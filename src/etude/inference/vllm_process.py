@@ -20,7 +20,7 @@ from etude.core.errors import EngineError, EtudeError
 from etude.inference.child_process import last_exception, last_lines, read_tail
 from etude.inference.programs import Child, Launcher, LocalLauncher
 from etude.inference.vllm_program import VllmOptions, VllmProgram
-from etude.wire.retries import Refusal, Retryable, RetryPolicy, failure_of, with_retries
+from etude.wire.retries import Refusal, Retryable, RetryPolicy, to_failure, with_retries
 
 _LOG = logging.getLogger("etude.vllm")
 _CONTROL = RetryPolicy(retries=2, deadline=60.0)
@@ -182,7 +182,7 @@ class VllmProcess:
                 f"{self.base_url}{path}", json=dict(body), headers=self.headers, timeout=seconds
             )
             if reply.status_code != httpx.codes.OK:
-                raise failure_of(reply.status_code, reply.headers, reply.content)
+                raise to_failure(reply.status_code, reply.headers, reply.content)
 
         try:
             # Retry only refusals: the watcher knows more about other failures.

@@ -29,7 +29,7 @@ class JobNameTakenError(RequestError):
 
     def __init__(self, name: str, differences: list[str]) -> None:
         super().__init__(
-            f"there is a job named {name!r} already, and it is another one: it has {', '.join(differences)}. "
+            f"there is already another job named {name!r}: it has {', '.join(differences)}. "
             "Nothing was submitted; give this job another name, or resume the run with the settings it had"
         )
         self.name, self.differences = name, differences

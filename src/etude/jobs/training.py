@@ -13,7 +13,7 @@ from itertools import chain
 from threading import Event
 from typing import TypeAlias
 
-from etude.algorithms.algorithm import Algorithm, groups_of
+from etude.algorithms.algorithm import Algorithm, read_groups
 from etude.cluster.launch import HeadLost, TeamMember
 from etude.core.call import ChatRequest
 from etude.core.conversion import Encoder, TrajectoryCollection
@@ -290,7 +290,7 @@ def units_of_collection(
         return template.prompt(ChatRequest(tuple(messages))).ids
 
     encoder = Encoder(prompt, template.completion_ids, template.transcript)
-    return groups_of(collection, algorithm, encoder)
+    return read_groups(collection, algorithm, encoder)
 
 
 def units_of_rows(

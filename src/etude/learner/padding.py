@@ -250,7 +250,7 @@ def _shapes(sample: Sample, turn: Turn, grammars: Grammars) -> list[Adjustment]:
         if shapes is None:
             _LOG.warning(
                 "an answer of episode %s is not of the form that it was sampled in (%s), as the learner "
-                "reads that: it is trained on without",
+                "reads it: it is trained on without the form",
                 sample.episode or "?",
                 sampling.constraint and sampling.constraint.kind,
             )

@@ -210,7 +210,7 @@ def _run_collective(work: Callable[[], T], *, may_fail: bool = False) -> T:
         if may_fail and not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
             raise
         raise PeerLost(
-            f"another process of this training ended, or does not answer: {first_line(error)}"
+            f"another process of this training has ended, or does not answer: {first_line(error)}"
         ) from error
 
 

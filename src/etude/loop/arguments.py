@@ -95,7 +95,7 @@ def build_config(
         "finetuning": {"enabled": enabled},
     }
     finetuning: dict[str, Any] = data["finetuning"]
-    if isinstance(_code_of(agent), ProtocolWorkflow):
+    if isinstance(_plain_function(agent), ProtocolWorkflow):
         finetuning["target_functions"] = ["*"]
     if parts.get("tools") is not None:
         data["tools"] = tools_configs(parts["tools"])
@@ -341,15 +341,15 @@ def _again(argument: str, stored: Any, value: Any, live: Callable[[Any], Any]) -
 
 def _import_path(value: Any) -> str | None:
     """Return `module:name` if another process can import the value from the top of a module, else None."""
-    code = _code_of(value)
+    code = _plain_function(value)
     module, name = getattr(code, "__module__", None), getattr(code, "__qualname__", "")
     if module in (None, "__main__") or not name.isidentifier():
         return None
     public = getattr(sys.modules.get(str(module)), name, None)
     # Compared by place, because importing a module again makes new objects.
-    is_public = type(public) is type(value) and where_defined(_code_of(public)) == where_defined(code)
+    is_public = type(public) is type(value) and where_defined(_plain_function(public)) == where_defined(code)
     return f"{module}:{name}" if is_public else None
 
 
-def _code_of(value: Any) -> Any:
+def _plain_function(value: Any) -> Any:
     return value.fn if isinstance(value, Workflow) else value

@@ -268,7 +268,7 @@ class Bookkeeper:
 
         Raises TrainingError when the weights are not new.
         """
-        submission = self.record.log.submission_of(ref.run_id)
+        submission = self.record.log.find_submission(ref.run_id)
         assert submission is not None, "the job was journalled when it was submitted"
         version = await self.model.adopt(ref, status)
         if version is not None and any(past.differs(version) for past in self.record.history.recoveries):

@@ -128,7 +128,7 @@ async def measure(
     Raises ErrorBudgetExceeded when too many fail. Everything is journalled, so the same phase again costs
     nothing.
     """
-    usage, progress, reward = dict(_NO_USAGE), runtime.progress, _reward_of(runtime.config)
+    usage, progress, reward = dict(_NO_USAGE), runtime.progress, _find_reward(runtime.config)
 
     def finished(record: EpisodeRecord) -> None:
         usage["episodes"] += 1
@@ -166,7 +166,7 @@ async def evaluate(
     async with AsyncExitStack() as exits:
         target = replaced_model(config, version)
         if version is not None and target is not None and isinstance(config.llms[target], LocalLlmConfig):
-            versions = {target: version, **dict.fromkeys(_opponents(config, target), _start_of(version))}
+            versions = {target: version, **dict.fromkeys(_opponents(config, target), _initial(version))}
             for name, played in versions.items():
                 engines[name] = await load_version_engine(config, target, played)
                 exits.push_async_callback(engines[name].close)
@@ -176,7 +176,7 @@ async def evaluate(
         if version is not None and not engines and version.version is not None:
             await runtime.engines[target or runtime.target_model].adopt(version.version)
             for name in _opponents(config, target):
-                cast("OpponentPool", innermost(runtime.engines[name])).outside = _start_of(version).version
+                cast("OpponentPool", innermost(runtime.engines[name])).outside = _initial(version).version
         llm: Any = config.llms.get(config.finetuning.target_model or "")
         own = getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models"
         evaluation = await measure(
@@ -200,7 +200,7 @@ def _opponents(config: Config, model: str | None) -> list[str]:
     return [name for name, llm in config.llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
 
 
-def _start_of(version: RunVersion) -> RunVersion:
+def _initial(version: RunVersion) -> RunVersion:
     return replace(version, version=read_histories(version.run)[version.target].start)
 
 
@@ -223,7 +223,7 @@ async def rescore_run(
     evaluators and their code. So an interrupted scoring continues, and changed evaluators score again.
     Returns the phase and its scores.
     """
-    phase, reward, progress = choose_phase(run.journal, phase), _reward_of(config), progress or Progress()
+    phase, reward, progress = choose_phase(run.journal, phase), _find_reward(config), progress or Progress()
     progress.phase("scoring")
     ledger = Ledger(run.journal, config)
     async with Builder(config, run) as builder, within_budget(ledger, progress):
@@ -234,7 +234,7 @@ async def rescore_run(
         # The label changes with the evaluators' settings and files.
         label = content_hash(
             [
-                [name, each.type_name, each.model_dump(mode="json"), _code_of(each)]
+                [name, each.type_name, each.model_dump(mode="json"), _function_code(each)]
                 for name, each in sorted(config.eval.evaluators.items())
             ]
         )
@@ -255,7 +255,7 @@ async def rescore_run(
     return phase, Evaluation(output, examples, repeat, False, reward, f"{run.name} ({phase})", usage)
 
 
-def _reward_of(config: Config) -> str | None:
+def _find_reward(config: Config) -> str | None:
     reward = config.finetuning.reward_function
     return reward.name if reward else None
 
@@ -270,7 +270,7 @@ def _telling(progress: Progress, reward: str | None) -> OnScore:
     return score_made
 
 
-def _code_of(config: EvaluatorConfig) -> str | None:
+def _function_code(config: EvaluatorConfig) -> str | None:
     function = getattr(config, "function", None)
     if not isinstance(function, str):
         return None

@@ -88,7 +88,7 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
     kept = stored_data(run)
     config = load_config(run / CONFIG, overrides)
     for override in overrides:
-        path = _path_of(override)
+        path = _override_path(override)
         # A key inside a changeable one, such as an option of a storage's driver, is changeable too.
         slots = (slot_in(config, path[: depth + 1]) for depth in range(len(path)))
         is_changeable = any(slot is not None and CHANGEABLE in slot.metadata for slot in slots)
@@ -110,7 +110,7 @@ def storage_options(overrides: Sequence[str]) -> dict[str, Any]:
 
     Raises ConfigError for an option that does not fit.
     """
-    own = [override for override in overrides if _path_of(override)[:2] == ("storage", "options")]
+    own = [override for override in overrides if _override_path(override)[:2] == ("storage", "options")]
     config = parse_config({"storage": {"address": "file:///"}}, own)
     return {} if config.storage is None else config.storage.driver_options()
 
@@ -125,13 +125,13 @@ def storage_overrides(run: Path, address: str) -> list[str]:
 
 def names_secret(config: Config, override: str) -> bool:
     """Return whether an override of a config sets a secret."""
-    path, value = _path_of(override), override.partition("=")[2]
+    path, value = _override_path(override), override.partition("=")[2]
     slot = slot_in(config, path)
     is_declared = slot is not None and any(arm.annotation in get_args(Declared) for arm in slot.arms())
     return is_declared or holds_secret(str(path[-1]), value)
 
 
-def _path_of(override: str) -> KeyPath:
+def _override_path(override: str) -> KeyPath:
     return tuple(override.partition("=")[0].split("."))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etude.algorithms.algorithm import kind_of
+from etude.algorithms.algorithm import data_kind
 from etude.algorithms.episodes import UnitGroup, reward_groups
 from etude.core.conversion import TrajectoryCollection
 from etude.core.distribution import Distribution
@@ -39,7 +39,7 @@ def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) 
         "num_groups": len(collection.groups),
         **{key: value for key, value in facts.items() if key not in _RAW},
     }
-    if kind_of(collection.method) != "imitation" and "reward_groups" not in facts:
+    if data_kind(collection.method) != "imitation" and "reward_groups" not in facts:
         # Step rewards can differ even if rewards are equal.
         shaped = [
             [*rewards_in_group(group), *(reward for each in group for reward in each.shaped_rewards or ())]

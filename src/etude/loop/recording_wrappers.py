@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from etude.algorithms.algorithm import kind_of
+from etude.algorithms.algorithm import data_kind
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.capabilities import (
     check_block,
@@ -210,7 +210,7 @@ class RecordedTrainer:
             check_method(backend, capabilities, method, _name(builder, builder.trajectory_builder_config))
         check_options(backend, capabilities, builder.trajectory_builder_config)
         check_block(backend, capabilities, run_config)
-        needing = {*builder.methods, *map(kind_of, builder.methods)} & capabilities.token_ids_for
+        needing = {*builder.methods, *map(data_kind, builder.methods)} & capabilities.token_ids_for
         builder.token_ids_required = bool(needing)
         if (target := runtime.target_model) in runtime.config.llms:
             check_tokens(backend, capabilities, builder.methods, runtime.config.llms[target], target)
@@ -240,7 +240,7 @@ class RecordedTrainer:
                 f"stopped after epoch {len(books.record.history.epochs)}: {books.stopped_because}"
             )
         for name in books.begun:
-            submission = books.record.log.submission_of(name)
+            submission = books.record.log.find_submission(name)
             if submission is not None and books.record.ended(submission.ref) is None:
                 status = await RecordedAdapter(self.adapter, books).status(submission.ref)
                 if not status.status.is_final:

@@ -9,7 +9,7 @@ from typing import Any
 
 from etude.config.document import dotted
 from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
-from etude.config.key_types import names_of
+from etude.config.key_types import field_names
 from etude.config.registry import Kind, lookup, names
 from etude.config.schema import EvalGeneralConfig
 from etude.core.errors import RequestError, alternatives
@@ -65,7 +65,7 @@ def _elsewhere(name: str) -> str:
     types = [(argument, kind, each) for argument, kind in _COMPONENTS.items() for each in names(kind)]
     for argument, kind, each in sorted(types, key=lambda found: found[2] not in _USUAL):
         with suppress(RequestError):  # The type may not be available.
-            if name in names_of(lookup(kind, each).config_type):
+            if name in field_names(lookup(kind, each).config_type):
                 first = '"model": "…"' if argument == "model" else f'"_type": "{each}"'
                 return f'; it is one of {argument}=: {argument}={{{first}, "{name}": …}}'
     return ""

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.algorithm import algorithm_of, groups_of, kind_of
+from etude.algorithms.algorithm import data_kind, make_algorithm, read_groups
 from etude.algorithms.samples import EVERY_FUNCTION, is_targeted
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.core.conversion import TrajectoryCollection, learning_units
@@ -83,7 +83,7 @@ class Provenance:
                 f"episodes of epoch {epoch + 1} were not sampled from version {now.number}, which the model "
                 f"was at: {listed} of {sum(calls.values())} calls{advice if is_ahead else ''}"
             )
-        if kind_of(collection.method) != "samples":
+        if data_kind(collection.method) != "samples":
             return
         latest = None if self._latest is None else self._latest[1]
         if latest is not None and latest not in young:
@@ -239,11 +239,11 @@ def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Sourc
 def _assigned(collection: TrajectoryCollection) -> Sequence[Sequence[Sample]] | None:
     """Return the samples with the algorithm's advantages. None if it uses none or needs a learner for them,
     or if the data has no token ids."""
-    if kind_of(collection.method) != "samples":
+    if data_kind(collection.method) != "samples":
         return None
     try:
-        algorithm = algorithm_of(collection.method, collection.options)
-        units, _ = algorithm.units(groups_of(collection, algorithm))
+        algorithm = make_algorithm(collection.method, collection.options)
+        units, _ = algorithm.units(read_groups(collection, algorithm))
     except EtudeError:
         return None
     return units if any(sample.advantages is not None for unit in units for sample in unit) else None

@@ -154,16 +154,16 @@ def written_answers(rendering: Rendering, options: Options) -> Iterator[WrittenA
         if turn is not None and is_written(message, turn[1]):
             shows_thinking |= "reasoning_content" in message
             tools = (TOOL,) if message.get("tool_calls") else ()
-            yield WrittenAnswer(kind, message, tools, *rendering.ids_of(turn))
+            yield WrittenAnswer(kind, message, tools, *rendering.encode(turn))
     asked = rendering.text([QUESTION], (), options, ask=True)
     if rendering.thinking_key is None:
         yield WrittenAnswer(
-            "text", {"role": "assistant", "content": _TAGGED}, (), *rendering.ids_of([asked, _TAGGED])
+            "text", {"role": "assistant", "content": _TAGGED}, (), *rendering.encode([asked, _TAGGED])
         )
     elif not shows_thinking and rendering.thinking_key == INLINE:
         # A template that drops thinking at once does not show its syntax; its prompt may open the thought.
         text = _TAGGED.removeprefix("<think>\n") if asked.rstrip().endswith("<think>") else _TAGGED
-        yield WrittenAnswer("thinking", PROBES["thinking"], (), *rendering.ids_of([asked, text]))
+        yield WrittenAnswer("thinking", PROBES["thinking"], (), *rendering.encode([asked, text]))
 
 
 def probed_turn(rendering: Rendering, answer: Message, options: Options) -> tuple[str, str] | None:
@@ -223,7 +223,7 @@ def _conversations(rendering: Rendering, options: Options) -> Iterator[_Conversa
         )
         ids = None
         if end is not None and closed.startswith(asked):
-            ids = rendering.ids_of([asked, written[len(asked) : end[1]], longer])
+            ids = rendering.encode([asked, written[len(asked) : end[1]], longer])
         yield [rendering.for_template(message) for message in messages], tools, longer, ids
 
 

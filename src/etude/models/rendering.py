@@ -53,7 +53,7 @@ class Rendering:
         self.added_pattern = re.compile("|".join(map(re.escape, added)) or "(?!)")
         """Matches the tokens that were added to the vocabulary, like `<|im_end|>`."""
         self._rendered = lru_cache(maxsize=_KEPT_TEXTS)(self._render)
-        self.ids = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self.ids_of([text])[0])
+        self.ids = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self.encode([text])[0])
         # An answer's text is needed for stop texts, for comparison with the sampled ids, and for parsing.
         self._decoded = lru_cache(maxsize=4)(lambda ids: decode_ids(tokenizer, ids))
         self.token_bytes = lru_cache(maxsize=2**16)(partial(token_bytes, tokenizer))
@@ -154,7 +154,7 @@ class Rendering:
                 param="messages",
             )
 
-    def ids_of(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the token ids of texts, without adding special tokens."""
         if not texts:
             return []
@@ -178,7 +178,7 @@ class Rendering:
         """
         if not before:
             return ids
-        return ids[1:] if ids[:1] == (self.end_tokens[before],) else self.ids_of([text])[0]
+        return ids[1:] if ids[:1] == (self.end_tokens[before],) else self.encode([text])[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the exact text of token ids, special tokens included."""

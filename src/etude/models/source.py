@@ -108,7 +108,7 @@ def _require_path(source: str | Path) -> None:
     if _is_folder(path):
         if (path / _LORA_CONFIG).is_file():
             raise RequestError(
-                f"cannot load the model '{name}': that folder holds LoRA weights, and no model: merge them "
+                f"cannot load the model '{name}': that folder holds LoRA weights, not a model: merge them "
                 "into their base, as `etude export` does without --lora"
             )
         if not _holds_model(path) and (path / WEIGHTS_FILE).is_file():
@@ -213,7 +213,7 @@ async def keep_base(journal: Journal, name: str, source: str) -> None:
     Raises RequestError as `require_base` does.
     """
     if not await asyncio.to_thread(require_base, journal, name, source):
-        await journal.put(f"{BASE_STEPS}{name}", await asyncio.to_thread(_record_of, source))
+        await journal.put(f"{BASE_STEPS}{name}", await asyncio.to_thread(_file_digests, source))
 
 
 def require_base(journal: Journal, name: str, source: str) -> bool:
@@ -225,11 +225,11 @@ def require_base(journal: Journal, name: str, source: str) -> bool:
     before: dict[str, Any] | None = journal.get(f"{BASE_STEPS}{name}")
     if before is None:
         return False
-    now = _record_of(source)
+    now = _file_digests(source)
     changes = [
         f"{name} is missing"
         if name not in now["files"]
-        else f"{name} is changed (its SHA-256 is {now['files'][name][:_DIGITS]}… and was {was[:_DIGITS]}…)"
+        else f"{name} has changed (its SHA-256 is {now['files'][name][:_DIGITS]}… and was {was[:_DIGITS]}…)"
         for name, was in before["files"].items()
         if now["files"].get(name) != was
     ]
@@ -244,7 +244,7 @@ def require_base(journal: Journal, name: str, source: str) -> bool:
     return True
 
 
-def _record_of(source: str) -> dict[str, Any]:
+def _file_digests(source: str) -> dict[str, Any]:
     """Return the digest of each of a model's files, and its commit if it comes from the hub."""
     place = local_path(source) or cached_folder(source)
     files = [] if place is None else [place] if place.is_file() else sorted(place.iterdir())

@@ -163,7 +163,7 @@ class ChatTemplate:
         """
         sampled = tuple(ids[:-1] if ids and ids[-1] in self._stop_ids else ids)
         if not sampled or self.rendering.decode(sampled) != text:
-            sampled = self.rendering.ids_of([text])[0]
+            sampled = self.rendering.encode([text])[0]
         reader = self.family(options).reader
         return reader.read(prompt_ids, sampled, tools).message(first_call)
 
@@ -232,9 +232,9 @@ class ChatTemplate:
         tools, options = call.request.tools, call.request.template_options
         spoken = messages[: len(call.request.messages) + 1]
         if list(tools) != list(request.tools):
-            return Mismatched(None, "tools: other ones than before are offered")
+            return Mismatched(None, "tools: other tools than before are offered")
         if dict(options) != dict(request.template_options):
-            return Mismatched(None, "template options: other ones than before are set")
+            return Mismatched(None, "template options: other values than before are set")
         now = self.rendering.text(messages, tools, options, ask=False)
         asked = self.rendering.text(spoken[:-1], tools, options, ask=True)
         closed = self.rendering.text(spoken, tools, options, ask=False)

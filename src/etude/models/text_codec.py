@@ -136,7 +136,7 @@ def constrained_sampling(request: ChatRequest, template: ChatTemplate) -> Sampli
         )
     if choice == "none" and own is not None:
         return request.sampling
-    constraint = Constraint("grammar", _grammar_of(request, template, form))
+    constraint = Constraint("grammar", _answer_grammar(request, template, form))
     return replace(request.sampling, constraint=constraint)
 
 
@@ -153,7 +153,7 @@ def _is_strict(tool: Tool) -> bool:
     return bool(tool["function"].get("strict"))
 
 
-def _grammar_of(request: ChatRequest, template: ChatTemplate, form: CallForm) -> str:
+def _answer_grammar(request: ChatRequest, template: ChatTemplate, form: CallForm) -> str:
     """Return the Lark grammar of answers to a request with tools."""
     added = template.tokenizer.get_added_vocab()
     choice, own = request.tool_choice, request.sampling.constraint

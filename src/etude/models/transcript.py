@@ -41,12 +41,12 @@ def transcripts(
     """
     cut = split_talks(rendering, conversations, tools)
     texts = list(dict.fromkeys(piece.before + piece.text for talk in cut for piece in talk))
-    ids_of = dict(zip(texts, rendering.ids_of(texts), strict=True))
+    ids_by_text = dict(zip(texts, rendering.encode(texts), strict=True))
     found: list[Transcript] = []
     for talk in cut:
         ids, sampled = list[int](), list[bool]()
         for piece in talk:
-            new = rendering.after(piece.before, piece.text, ids_of[piece.before + piece.text])
+            new = rendering.after(piece.before, piece.text, ids_by_text[piece.before + piece.text])
             ids += new
             sampled += [piece.is_sampled] * len(new)
         found.append((tuple(ids), tuple(sampled)))

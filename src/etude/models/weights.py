@@ -298,7 +298,7 @@ def write_lora_folder(
     """
     odd = [name for name in tensors if f"{_ADAPTER}.weight" not in name]
     if odd or not tensors:
-        raise StoreError(f"these are no LoRA weights: {odd[0] if odd else 'there are none'}")
+        raise StoreError(f"these are not LoRA weights: {odd[0] if odd else 'there are none'}")
     if fused := [name for name in tensors if ".experts." in name]:
         raise StoreError(
             f"other engines take no LoRA weights on all experts of a layer together ({fused[0]}): name the "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.algorithm import kind_of
+from etude.algorithms.algorithm import data_kind
 from etude.backends.capabilities import (
     LOCAL_CAPABILITIES,
     Capabilities,
@@ -259,7 +259,7 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
             from etude.preflight.local_model import check_local_model
 
             own = [block for block in blocks if block.enabled and block.target_model == name]
-            adapters = [_adapter_of(config, block) for block in own]
+            adapters = [_find_adapter(config, block) for block in own]
             adapter = next((each for each in adapters if isinstance(each, LocalAdapterConfig)), None)
             with tempfile.TemporaryDirectory() as scratch:
                 base = llm.model
@@ -282,11 +282,11 @@ def _check_remote(what: str, llm: Any, findings: Findings) -> None:
         findings.warn(what, "no api_key in the config and no OPENAI_API_KEY in the environment")
     else:
         request = f"asked for {' and '.join(details)}" if details else "text only"
-        tried = "" if len(llm.addresses) > 1 else "; whether it answers is not tried"
+        tried = "" if len(llm.addresses) > 1 else "; it was not asked for an answer"
         findings.ok(what, f"{llm.model_name} at {where}, {request}{tried}")
 
 
-def _adapter_of(config: Config, block: FinetuneConfig) -> Any:
+def _find_adapter(config: Config, block: FinetuneConfig) -> Any:
     return config.trainer_adapters.get(block.trainer_adapter or "")
 
 
@@ -301,7 +301,7 @@ async def _check_training(
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))
         capabilities = await _capabilities(builder, block)
-        kind, target = _adapter_of(builder.config, block).type_name, str(block.target_model)
+        kind, target = _find_adapter(builder.config, block).type_name, str(block.target_model)
         backend, settings = f"'{kind}'", trajectories.trajectory_builder_config
         check_method(backend, capabilities, trajectories.method, f"'{settings.type_name}'")
         check_options(backend, capabilities, settings)
@@ -323,7 +323,7 @@ def _check_shape(what: str, name: str, llm: Any, methods: Collection[Method], fi
     """Warn of fields that change the distribution of answers without the trainer's knowledge."""
     fields = llm.extra_body if isinstance(llm, OpenAiLlmConfig) else {}
     shaping = [field for field in fields if field in _SHAPING]
-    if shaping and any(kind_of(method) != "imitation" for method in methods):
+    if shaping and any(data_kind(method) != "imitation" for method in methods):
         findings.warn(
             what,
             f"llms.{name}.extra_body has {', '.join(shaping)}: what trains knows nothing of it, and takes "
@@ -336,7 +336,7 @@ def _check_hosted(
     config: Config, what: str, block: FinetuneConfig, examples: int, findings: Findings
 ) -> bool:
     """Warn of differences at a hosted backend. Return whether it would train on anything."""
-    adapter = _adapter_of(config, block)
+    adapter = _find_adapter(config, block)
     if not isinstance(adapter, JobsConfig):
         return True
     graded = isinstance(adapter, OpenAiAdapterConfig) and adapter.reinforcement is not None
@@ -362,7 +362,7 @@ def _check_hosted(
 
 async def _capabilities(builder: Builder, block: FinetuneConfig) -> Capabilities:
     name, target = str(block.trainer_adapter), str(block.target_model)
-    adapter = _adapter_of(builder.config, block)
+    adapter = _find_adapter(builder.config, block)
     if not isinstance(adapter, LocalAdapterConfig):
         capabilities: Capabilities = (await builder.get_trainer_adapter(name)).capabilities()
         return capabilities

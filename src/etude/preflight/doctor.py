@@ -155,10 +155,10 @@ def _torch(findings: Findings) -> None:
         findings.ok("bfloat16", bfloat16 if multiplies_bfloat16() else "not multiplied by this CPU")
     if device.type == "mps":
         if os.environ.get(_FALLBACK) == "1":
-            findings.ok("MPS", f"operations that it does not have run on the CPU ({_FALLBACK}=1)")
+            findings.ok("MPS", f"operations that it lacks run on the CPU ({_FALLBACK}=1)")
         else:
-            advice = f"to have them run on the CPU: export {_FALLBACK}=1"
-            findings.warn("MPS", f"operations that it does not have are errors; {advice}")
+            advice = f"to run them on the CPU: export {_FALLBACK}=1"
+            findings.warn("MPS", f"operations that it lacks are errors; {advice}")
     findings.ok("threads", f"{cores} cores, of which torch takes {taken}; OMP_NUM_THREADS sets it")
 
 
@@ -198,7 +198,7 @@ def try_loop(findings: Findings) -> None:
         _try(folder, findings)
         findings.ok("loop", f"all of it took {time.monotonic() - begun:.0f} s")
     except EtudeError as error:
-        told = f"{error}\nIts run is in {folder / 'runs' / _RUN}; mend what is said above first"
+        told = f"{error}\nIts run is in {folder / 'runs' / _RUN}; fix the error above first"
         findings.fail("loop", told)
     finally:
         if not findings.of("error"):

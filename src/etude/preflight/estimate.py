@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.algorithm import groups_of
+from etude.algorithms.algorithm import read_groups
 from etude.algorithms.collecting import Collecting, CollectingBuilder
 from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig
-from etude.budget.bill import Bill, BillEntry, bill_of
-from etude.budget.ledger import how_to_price, prices_of, require_bounded, unpriced_models
+from etude.budget.bill import Bill, BillEntry, load_bill
+from etude.budget.ledger import find_prices, how_to_price, require_bounded, unpriced_models
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
@@ -64,14 +64,14 @@ class EpisodeUsage:
         """Return the `calls`, `prompt_tokens` or `completion_tokens` of one episode over all models."""
         return float(sum(getattr(line, name) for line in self.lines)) / self.episodes
 
-    def tokens_of(self, model: str | None) -> float:
+    def average_tokens(self, model: str | None) -> float:
         """Return the average tokens of an episode for one model."""
         own = [line for line in self.lines if line.model == model]
         return sum(line.prompt_tokens + line.completion_tokens for line in own) / self.episodes
 
     def usd(self, config: Config) -> dict[str, float]:
         """Return the cost of one episode by model, for models with a price."""
-        prices = prices_of(config)
+        prices = find_prices(config)
         costs: dict[str, float] = {}
         for line in self.lines:
             usage = Usage(line.prompt_tokens, line.completion_tokens, line.cached_tokens)
@@ -93,7 +93,7 @@ class EpisodeUsage:
 def measure_usage(run: RunFolder) -> EpisodeUsage | None:
     """Return the average usage of a run's episodes so far, or None if none has ended."""
     keys = [key for key, _ in stored_episodes(run.journal)]
-    lines = Bill(tuple(each for each in bill_of(run.journal).lines if each.role != "training")).by("model")
+    lines = Bill(tuple(each for each in load_bill(run.journal).lines if each.role != "training")).by("model")
     if not keys or not lines:
         return None
     chosen = sorted({keys[number * len(keys) // _LOOKED_AT] for number in range(_LOOKED_AT)})
@@ -108,7 +108,7 @@ def check_spending(config: Config, findings: Findings) -> None:
     """Check that the budget's limits can be kept, and report the price of each model or its absence."""
     with findings.catch_errors("budget"):
         require_bounded(config)
-        for name, price in prices_of(config).items():
+        for name, price in find_prices(config).items():
             each = f"${price.prompt:g} for a million prompt tokens, ${price.completion:g} sampled"
             findings.ok(f"price of {name}", each)
         for name in unpriced_models(config):
@@ -237,7 +237,7 @@ def _training_cost(config: Config, episodes: int, each: EpisodeUsage) -> tuple[f
         adapter = config.trainer_adapters.get(block.trainer_adapter or "")
         if not block.enabled or not isinstance(adapter, OpenAiAdapterConfig):
             continue
-        tokens = episodes * each.tokens_of(block.target_model)
+        tokens = episodes * each.average_tokens(block.target_model)
         passes = AUTO_EPOCHS if adapter.n_epochs == "auto" else adapter.n_epochs
         llm = config.llms.get(block.target_model or "")
         model = str(getattr(llm, "model_name", ""))
@@ -310,7 +310,7 @@ async def _try_algorithm(
         raise algorithm_error(collecting.algorithm, error) from error
     groups: list[list[SampleOrPair]] = []
     with suppress(EtudeError):  # Texts may lack tokens. Another check looks at whether they are needed.
-        groups = groups_of(collection, collecting.algorithm)
+        groups = read_groups(collection, collecting.algorithm)
     try_loss(collecting.algorithm, groups)
 
 

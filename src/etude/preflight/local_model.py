@@ -104,8 +104,8 @@ def _check_template(what: str, policy: Policy, options: Mapping[str, Any], findi
     except RequestError:
         findings.warn(
             what,
-            "its chat template rewrites earlier turns: each call of a conversation is trained on as a "
-            "sequence of its own",
+            "its chat template rewrites earlier turns: each call of a conversation is trained on as its "
+            "own sequence",
         )
     except EtudeError as error:
         findings.fail(what, error)

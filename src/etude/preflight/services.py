@@ -81,7 +81,7 @@ async def _try_backend(builder: Builder, name: str, findings: Findings) -> None:
     with findings.catch_errors(what):
         adapter = await builder.get_trainer_adapter(name)
         if await adapter.is_healthy():
-            findings.ok(what, "answers, and could train now")
+            findings.ok(what, "answers, and can train now")
         else:
             why = f" ({adapter.unhealthy_because})" if adapter.unhealthy_because else ""
             findings.fail(

@@ -23,7 +23,7 @@ from etude.algorithms.samples import branches_in
 from etude.config.builder import Builder
 from etude.config.import_path import where_raised
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.data_model import kind_of, number
+from etude.core.data_model import name_type, number
 from etude.core.episode import WORKFLOW, EpisodeRecord, Example
 from etude.core.errors import EtudeError, RequestError, nearest
 from etude.core.message import Message
@@ -234,7 +234,7 @@ def algorithm_error(algorithm: Algorithm, error: Exception) -> RequestError:
 
 
 def _wrong(algorithm: Algorithm, method: str, found: Any, expected: str, where: str = "") -> RequestError:
-    returned = f"{where}{kind_of(found)}"
+    returned = f"{where}{name_type(found)}"
     return RequestError(f"{_name(algorithm)}.{method} returned {returned}; expected: {expected}")
 
 

@@ -63,7 +63,7 @@ class Terms(BaseModel, frozen=True, strict=True, allow_inf_nan=False):
 _PROVER_TERMS = ("prover_reward", "shared_reward", "prover_invalid_response_penalty")
 
 
-def _terms_of(protocol: Callable[..., Any], values: Mapping[str, Any], *, has_provers: bool = True) -> Terms:
+def _to_terms(protocol: Callable[..., Any], values: Mapping[str, Any], *, has_provers: bool = True) -> Terms:
     """Build the terms of the named protocol that the function `protocol` makes, from the given values.
 
     Raises RequestError for unknown names and invalid values.
@@ -137,7 +137,7 @@ def nip(
     """
     return _proof(
         "nip",
-        _terms_of(nip, terms),
+        _to_terms(nip, terms),
         {"prover": _stance(randomize_prover_stance)},
         {"prover": "main"},
         [_cycle((("prover",),), verifier_first)],
@@ -153,7 +153,7 @@ def adp(*, randomize_prover_stance: bool = False, **terms: Any) -> Protocol:
     """
     return _proof(
         "adp",
-        _terms_of(adp, terms),
+        _to_terms(adp, terms),
         {"prover": _stance(randomize_prover_stance)},
         {"prover": "main"},
         [_cycle((("prover",),), verifier_first=False)],
@@ -180,7 +180,7 @@ def debate(
     """
     return _proof(
         "debate",
-        _terms_of(debate, terms),
+        _to_terms(debate, terms),
         _OPPOSED,
         _OWN_CHANNELS,
         [_cycle(_two_provers(sequential, prover0_first), verifier_first)],
@@ -209,7 +209,7 @@ def mnip(
     """
     return _proof(
         "mnip",
-        _terms_of(mnip, terms),
+        _to_terms(mnip, terms),
         dict.fromkeys(_OWN_CHANNELS, _stance(randomize_prover_stance)),
         _OWN_CHANNELS,
         [_cycle(_two_provers(sequential, prover0_first), verifier_first)],
@@ -227,7 +227,7 @@ def merlin_arthur(**terms: Any) -> Protocol:
     """
     return _proof(
         "merlin_arthur",
-        _terms_of(merlin_arthur, terms),
+        _to_terms(merlin_arthur, terms),
         _OPPOSED,
         dict.fromkeys(_OPPOSED, "main"),
         [((prover,), (VERIFIER,)) for prover in _OPPOSED],
@@ -239,7 +239,7 @@ def merlin_arthur(**terms: Any) -> Protocol:
 
 def solo_verifier(**terms: Any) -> Protocol:
     """The verifier decides alone: the baseline for the other protocols."""
-    own_terms = _terms_of(solo_verifier, terms, has_provers=False)
+    own_terms = _to_terms(solo_verifier, terms, has_provers=False)
     return _proof("solo_verifier", own_terms, {}, {}, [((VERIFIER,),)], max_rounds=1)
 
 

@@ -98,7 +98,7 @@ _UNSURE = (("neither agree nor disagree", 0.0),)
 ACCEPT_REJECT = Scale("accept_reject", (("reject", -1.0), ("accept", 1.0)))
 
 
-def _out_of(most: int, name: str) -> Scale:
+def _whole_numbers(most: int, name: str) -> Scale:
     """Return the scale of whole numbers from 0 to `most`, with `most / 2` for neither."""
     return Scale(name, tuple((str(number), 2 * number / most - 1) for number in range(most + 1)))
 
@@ -113,9 +113,9 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
             Scale("likert_scale_5", (*_DISAGREE, ("disagree", -0.5), *_UNSURE, ("agree", 0.5), *_AGREE)),
             Scale("likert_scale_6", (*_DISAGREE, *_THIRDS[0], *_THIRDS[1], *_AGREE)),
             Scale("likert_scale_7", (*_DISAGREE, *_THIRDS[0], *_UNSURE, *_THIRDS[1], *_AGREE)),
-            _out_of(10, "likert_int_scale_11"),
-            _out_of(10, "out_of_10"),
-            _out_of(100, "out_of_100"),
+            _whole_numbers(10, "likert_int_scale_11"),
+            _whole_numbers(10, "out_of_10"),
+            _whole_numbers(100, "out_of_100"),
         )
     }
 )

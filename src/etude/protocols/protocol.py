@@ -143,7 +143,7 @@ class Protocol:
         """Return the agent's name as it appears in the prompts of others."""
         return self.agents[agent].label or agent
 
-    def stance_of(self, agent: str, stance: Verdict) -> Verdict | None:
+    def find_stance(self, agent: str, stance: Verdict) -> Verdict | None:
         """Return the verdict that the agent argues for on an example with the given stance."""
         own = self.agents[agent].stance
         return stance if own == "example" else own

@@ -71,7 +71,7 @@ def agent_log(
         protocol=protocol,
         round=number,
         lines=tuple(lines),
-        stance=protocol.stance_of(agent, stance),
+        stance=protocol.find_stance(agent, stance),
         turns_left=sum(own_turns[number + 1 :]),
         own_turns=sum(own_turns),
     )

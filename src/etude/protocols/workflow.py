@@ -34,7 +34,7 @@ from etude.rewards.evaluator import scored
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.episode import Episode
 from etude.rollout.reply import Reply
-from etude.rollout.tools import all_of
+from etude.rollout.tools import gather_results
 from etude.rollout.workflow import Workflow, as_workflow
 from etude.store.journal import Journal
 from etude.wire.sampling import change_sampling
@@ -162,7 +162,7 @@ class _Asker:
         rejected: dict[int, tuple[Rejected, ...]] = {}
         for retries_left in range(self._workflow.retries, -1, -1):
             waiting = [index for index in range(len(questions)) if index not in answers]
-            replies = await all_of(self._chat(questions[index]) for index in waiting)
+            replies = await gather_results(self._chat(questions[index]) for index in waiting)
             for index, (call, reply) in zip(waiting, replies, strict=True):
                 act = self._act(reply.text, questions[index].turn)
                 before = rejected.get(index, ())

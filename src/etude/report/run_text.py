@@ -43,12 +43,12 @@ def first_and_last_reward(facts: RunFacts) -> list[str | None]:
         score = Score.model_validate((result.get("scores") or {}).get(result.get("reward")) or {})
         return [None, None if score.mean is None else score.interval]
     if not facts.summary.targets:
-        return _ends_of(facts.summary)
-    ends = {name: _ends_of(summary, short=True) for name, summary in facts.summary.targets.items()}
+        return _list_ends(facts.summary)
+    ends = {name: _list_ends(summary, short=True) for name, summary in facts.summary.targets.items()}
     return [", ".join(f"{name} {own[when] or '–'}" for name, own in ends.items()) for when in (0, 1)]
 
 
-def _ends_of(summary: Summary, *, short: bool = False) -> list[str | None]:
+def _list_ends(summary: Summary, *, short: bool = False) -> list[str | None]:
     ends: list[str | None] = []
     for figure in summary.ends.values():
         if figure is None or figure.avg_reward is None:

@@ -89,7 +89,7 @@ class Evaluation(ABC):
         """Return the episodes and scores for a request."""
 
 
-def item_of(record: EpisodeRecord) -> EvalInputItem:
+def make_item(record: EpisodeRecord) -> EvalInputItem:
     """Return an episode as evaluators see it."""
     example = record.example
     return EvalInputItem(
@@ -103,7 +103,7 @@ def item_of(record: EpisodeRecord) -> EvalInputItem:
     )
 
 
-def summary_of(outputs: list[EvalOutputItem]) -> EvalOutput:
+def summarise(outputs: list[EvalOutputItem]) -> EvalOutput:
     """Return one evaluator's scores with their mean, which is None if nothing was scored."""
     values = [output.score for output in outputs if output.is_scored and output.score is not None]
     mean = math.fsum(values) / len(values) if values else None
@@ -123,7 +123,7 @@ def merge_outputs(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput
     items = [item for output in outputs for item in output.eval_input.eval_input_items]
     return EvaluationRunOutput(
         eval_input=EvalInput(eval_input_items=items),
-        evaluation_results=[(name, summary_of(given)) for name, given in scores.items()],
+        evaluation_results=[(name, summarise(given)) for name, given in scores.items()],
         workflow_interrupted=any(output.workflow_interrupted for output in outputs),
         failures=dict(failures),
         causes=merge_causes(cause for output in outputs for cause in output.causes)[:_CAUSES],
@@ -206,7 +206,7 @@ class ScoreCollector:
         self._calls: Counter[str] = Counter()
         self._retries = RetryCount()
 
-    async def output_of(self, records: AsyncGenerator[EpisodeRecord]) -> EvaluationRunOutput:
+    async def score_all(self, records: AsyncGenerator[EpisodeRecord]) -> EvaluationRunOutput:
         """Score all episodes. Few wait for their scores at a time, so that memory stays flat.
 
         Raises ErrorBudgetExceeded if too much failed, and any exception of `records` or a callback.
@@ -244,7 +244,7 @@ class ScoreCollector:
         return EvaluationRunOutput(
             eval_input=EvalInput(eval_input_items=[item for item, _ in done]),
             evaluation_results=[
-                (name, summary_of([scores[name] for _, scores in done])) for name in self._scorer.names
+                (name, summarise([scores[name] for _, scores in done])) for name in self._scorer.names
             ],
             workflow_interrupted=self._budget.failed_episodes > 0,
             failures=dict(self._budget.counts),
@@ -262,7 +262,7 @@ class ScoreCollector:
             self._calls[name] += count
         for call in record.calls:
             self._retries.add(call.retried, call.waited)
-        item = item_of(record)
+        item = make_item(record)
         scores: Scores = {}
         if record.failure is None:
             scores = await self._scorer.score_single(item)

@@ -79,7 +79,7 @@ class EvaluationRun(Evaluation):
         )
         try:
             async with self._journal.beginning(f"{phase}/"):
-                return await gathering.output_of(self._collector.collect(jobs))
+                return await gathering.score_all(self._collector.collect(jobs))
         except (ErrorBudgetExceeded, ModelOut):
             # Failures of episodes that were not yet counted are forgotten too. Pending writes must be
             # committed first, since the loop reads only committed records.
@@ -133,7 +133,7 @@ async def rescore(
                 yield record
 
     try:
-        return await gathering.output_of(records())
+        return await gathering.score_all(records())
     except (ErrorBudgetExceeded, ModelOut):
         await journal.flush()  # As in `EvaluationRun.answer`.
         for episode_id in ids.values():

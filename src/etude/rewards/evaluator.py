@@ -20,7 +20,7 @@ from etude.config.component import CHANGEABLE, EvaluatorConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.references import AgentRef, ReferenceTo
 from etude.config.registry import config_factory, register_evaluator
-from etude.core.data_model import kind_of, number
+from etude.core.data_model import name_type, number
 from etude.core.episode import Example, recorded_score
 from etude.core.errors import RequestError
 from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, ScoreBounds, is_score, rising
@@ -56,7 +56,7 @@ def scored(item: EvalInputItem, result: Any, bounds: Bounds | None = None) -> Ev
     try:
         score = number(result)
     except ValueError:
-        return unscored(item, f"the evaluator returned {kind_of(result)}; a score is a number", reasoning)
+        return unscored(item, f"the evaluator returned {name_type(result)}; a score is a number", reasoning)
     if not is_score(score):
         limits = f"a finite number within ±{LARGEST_SCORE:g}"
         return unscored(item, f"the evaluator returned {score:g}; a score is {limits}", reasoning)
@@ -142,7 +142,7 @@ class FunctionEvaluator(Evaluator):
         self._takes_episode = _takes_episode(fn, self._arguments)
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        given = (_example_of(item), item.output_obj, *([item.episode] if self._takes_episode else []))
+        given = (_find_example(item), item.output_obj, *([item.episode] if self._takes_episode else []))
         return scored(item, await call_any(partial(self.fn, *given, **self._arguments)), self.bounds)
 
 
@@ -177,7 +177,7 @@ def _takes_episode(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> bool
     return takes_episode
 
 
-def _example_of(item: EvalInputItem) -> Example:
+def _find_example(item: EvalInputItem) -> Example:
     if item.episode is not None:
         return item.episode.example
     if isinstance(item.full_dataset_entry, Example):
@@ -246,9 +246,9 @@ class WeightedEvaluator(Evaluator):
             total = math.fsum(weight * values[name] for name, weight in self.weights.items())
         except (OverflowError, ValueError):  # Some terms are infinite, or nearly.
             total = math.nan
-        return scored(item, (total, values), self._bounds_of(scores))
+        return scored(item, (total, values), self._sum_bounds(scores))
 
-    def _bounds_of(self, scores: Mapping[str, EvalOutputItem]) -> Bounds | None:
+    def _sum_bounds(self, scores: Mapping[str, EvalOutputItem]) -> Bounds | None:
         """Return the bounds of the sum, from the bounds of its parts; None if a part has none."""
         parts = [
             (weight, scores[name].bounds or self.parts[name].bounds)

@@ -154,7 +154,7 @@ class LlmJudge(Evaluator):
         if item.expected_output_obj is not None:
             material["expected"] = item.expected_output_obj
         if config.transcript:
-            material["transcript"] = messages_of(item)
+            material["transcript"] = list_messages(item)
         material["output"] = item.output_obj
         system = (
             f"You judge the work of an AI agent by this:\n\n{config.prompt.strip()}\n\n"
@@ -200,7 +200,7 @@ class GroupJudge(Evaluator):
         return (await self.evaluate_group([item]))[0]
 
     async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
-        transcripts = [*map(messages_of, items)]
+        transcripts = [*map(list_messages, items)]
         texts = [to_json(transcript, fallback=str, inf_nan_mode="strings") for transcript in transcripts]
         # Identical attempts are shown once: they cannot be told apart, nor score differently.
         shown = dict(zip(texts, transcripts, strict=True))
@@ -250,7 +250,7 @@ async def group_judge(config: GroupJudgeConfig, builder: Builder) -> AsyncIterat
     yield GroupJudge(config, await builder.get_llm(config.model))
 
 
-def messages_of(item: EvalInputItem) -> list[Message]:
+def list_messages(item: EvalInputItem) -> list[Message]:
     """Return the episode's messages in order, each once, and the output last if it is no message.
 
     If a call does not continue the call before it, a message with the role `conversation` precedes it. The

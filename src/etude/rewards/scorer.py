@@ -11,7 +11,7 @@ from typing import Any
 
 from etude.budget.meter import asking_for
 from etude.config.import_path import where_raised
-from etude.core.data_model import kind_of
+from etude.core.data_model import name_type
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, ModelOut, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
@@ -191,7 +191,7 @@ async def evaluate(
                 else:
                     outputs = [await evaluator.evaluate_item(item) for item in own]
         if not isinstance(outputs, Sequence) or isinstance(outputs, str):
-            raise TypeError(f"evaluate_group returned {kind_of(outputs)}; return a list, a score an episode")
+            raise TypeError(f"evaluate_group returned {name_type(outputs)}; return a list of scores")
         if len(outputs) != len(items):
             raise ValueError(f"{len(outputs)} scores for {len(items)} episodes")
         given = zip(items, _in_order(items, outputs), strict=True)

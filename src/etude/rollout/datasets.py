@@ -19,7 +19,7 @@ from etude.core.episode import Example
 from etude.core.errors import DatasetError, EtudeError, MissingExtraError, alternatives, nearest
 from etude.core.interfaces import Dataset
 from etude.core.keys import content_hash, generator
-from etude.rollout.run_workflow import failure_of
+from etude.rollout.run_workflow import make_failure
 
 
 class DatasetStructure(BaseModel, extra="forbid"):
@@ -187,7 +187,7 @@ class PythonDatasetConfig(RowsConfig, name="python"):
         except EtudeError:
             raise
         except Exception as error:  # the user's function
-            raise DatasetError(f"'{self.function}' failed: {failure_of(error).reason}") from error
+            raise DatasetError(f"'{self.function}' failed: {make_failure(error).reason}") from error
 
 
 def _example(config: RowsConfig, where: str, row: Any) -> Example:

@@ -22,7 +22,7 @@ from etude.core.keys import generator
 from etude.core.message import Tool
 from etude.rollout.episode_loop import EpisodeLoop, ProgramFolder, ProgramResult, last_line
 from etude.rollout.recorder import Recorder
-from etude.rollout.reply import Reply, describe_tools, reply_of, schema_of
+from etude.rollout.reply import Reply, as_response_format, describe_tools, make_reply
 from etude.rollout.tools import EpisodeTools, SyncTools, Tools
 from etude.rollout.workflow import FunctionScope, current_function
 from etude.wire.answers import AnswerHeader, RecordedCompletion
@@ -71,9 +71,9 @@ class Episode:
         self._tools = EpisodeTools(self.id, tools, recorder.journal, record, self.loop)
         self._endpoint: Endpoint | None = None
         self._workplace = ProgramFolder()
-        self.said = AnswerMemory()
+        self.answers_given = AnswerMemory()
         """The answers that clients were given, to recognise them in any form that they come back in."""
-        self.readers = recorder.models
+        self.models = recorder.models
         """The models that clients may ask, and their readers."""
 
     @property
@@ -119,7 +119,7 @@ class Episode:
             "max_tokens": max_tokens,
             "stop": stop,
             "seed": seed,
-            "constraint": read_format(schema_of(response_format), "response_format"),
+            "constraint": read_format(as_response_format(response_format), "response_format"),
         }
         allowed, choice = choose_tools(describe_tools(tools), tool_choice)
         asked = ChatBody(
@@ -133,7 +133,7 @@ class Episode:
         _, call = await self.loop.call(
             self._recorder.ask(asked, model=model, function=current_function.get())
         )
-        return reply_of(call)
+        return make_reply(call)
 
     def openai(self, model: str | None = None) -> AsyncOpenAI:
         """Return a real `AsyncOpenAI` client whose chat completions and responses are recorded here.
@@ -144,7 +144,7 @@ class Episode:
         from etude.wire.gateway import recording_client
 
         self.require_model(model)
-        return recording_client(lambda body: self.answer(body, model), self.said)
+        return recording_client(lambda body: self.answer(body, model), self.answers_given)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -153,9 +153,9 @@ class Episode:
         The server listens on this machine only, and refuses the key when the episode is over.
         """
         if not self.loop.is_here:
-            return self.loop.wait(_endpoint_of(self))
+            return self.loop.wait(_get_endpoint(self))
         if self._endpoint is None:
-            self._endpoint = self._server.open(self.answer, self.said, self.readers)
+            self._endpoint = self._server.open(self.answer, self.answers_given, self.models)
         return self._endpoint
 
     @property
@@ -334,7 +334,7 @@ class SyncEpisode:
         episode = self._episode
         episode.require_model(model)
         return blocking_recording_client(
-            lambda body: episode.answer(body, model), self.loop.wait, episode.said
+            lambda body: episode.answer(body, model), self.loop.wait, episode.answers_given
         )
 
     @contextlib.contextmanager
@@ -349,5 +349,5 @@ class SyncEpisode:
         return self._episode.endpoint
 
 
-async def _endpoint_of(episode: Episode) -> Endpoint:
+async def _get_endpoint(episode: Episode) -> Endpoint:
     return episode.endpoint

@@ -193,12 +193,12 @@ class ProgramFolder:
             except OSError as error:
                 reason = f"cannot start {command[0]!r} in {cwd}: {error.strerror}"
                 raise EpisodeError(f"{reason}; install it, or give its whole path") from error
-            returncode = await _end_of(process, lifeline, limit)
+            returncode = await _end_process(process, lifeline, limit)
             seconds = time.monotonic() - started
             return ProgramResult(returncode, _tail(stdout.fileno()), _tail(stderr.fileno()), seconds)
 
 
-async def _end_of(process: asyncio.subprocess.Process, lifeline: int, limit: float | None) -> int | None:
+async def _end_process(process: asyncio.subprocess.Process, lifeline: int, limit: float | None) -> int | None:
     """Return the exit status, or None after a timeout. Kill the process group in any case."""
     try:
         async with asyncio.timeout(limit):

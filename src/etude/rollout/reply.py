@@ -60,7 +60,7 @@ class Reply:
     """The sampled token ids, if the engine returns them."""
 
 
-def reply_of(call: Call) -> Reply:
+def make_reply(call: Call) -> Reply:
     """Return the answer of a finished call. Its message is a copy, so the record cannot be changed."""
     completion = call.completion
     assert completion is not None, "the call has no answer"
@@ -91,7 +91,7 @@ def _tool_call(wire: Any) -> ToolCall:
     )
 
 
-def schema_of(response_format: Any) -> Any:
+def as_response_format(response_format: Any) -> Any:
     """Return a pydantic model as OpenAI's `response_format`, and anything else unchanged."""
     if not (isinstance(response_format, type) and issubclass(response_format, BaseModel)):
         return response_format

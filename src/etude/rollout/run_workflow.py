@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core import threads
-from etude.core.data_model import kind_of
+from etude.core.data_model import name_type
 from etude.core.episode import Failure
 from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, error_words, find_class
 from etude.core.threads import call_in_thread
@@ -62,7 +62,7 @@ async def run_workflow(
         return None, Failure("raised", f"{workflow.where}: CancelledError: the workflow cancelled itself")
     error = task.exception()
     if error is not None:
-        return None, failure_of(error)
+        return None, make_failure(error)
     try:
         return to_output(task.result()), None
     except NoOutput as error:
@@ -114,7 +114,7 @@ def _forget(task: asyncio.Task[Any]) -> None:
         task.exception()  # Retrieve the exception: how the task ended no longer matters.
 
 
-def failure_of(error: BaseException) -> Failure:
+def make_failure(error: BaseException) -> Failure:
     """Return the failure for an exception of the workflow: `file:line: Type: message`."""
     if isinstance(error.__cause__, StopIteration):
         error = error.__cause__  # A coroutine cannot raise it: Python raises a RuntimeError instead.
@@ -212,11 +212,11 @@ def _meant(value: Any) -> Any:
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()  # Otherwise Python would warn that nobody awaited it.
-        problem = f"{kind_of(value)} that nobody awaited; write `return await …`"
+        problem = f"{name_type(value)} that nobody awaited; write `return await …`"
     elif isinstance(value, Iterator | AsyncIterator):
-        problem = f"{kind_of(value)} (does it `yield`?); return all of it, as a list or text"
+        problem = f"{name_type(value)} (does it `yield`?); return all of it, as a list or text"
     elif package in _CLIENTS:
-        problem = f"{kind_of(value)} of {package}; return the text of the answer in it"
+        problem = f"{name_type(value)} of {package}; return the text of the answer in it"
     else:
         return value
     raise NoOutput(f"the workflow returned {problem}")

@@ -249,7 +249,7 @@ class Tools:
 
         Raises ToolError like `call`, once all calls have ended.
         """
-        return await all_of(map(self.call, calls))
+        return await gather_results(map(self.call, calls))
 
     async def _text(self, call: ToolCall) -> str:
         opened = self._owners.get(call.name)
@@ -285,7 +285,7 @@ class Tools:
         return None
 
 
-async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
+async def gather_results(calls: Iterable[Awaitable[T]]) -> list[T]:
     """Return the results of all calls. Errors are raised once all have ended, so no result is lost."""
     results: list[T] = []
     for result in await asyncio.gather(*calls, return_exceptions=True):

@@ -194,7 +194,7 @@ class RunnerLink:
             elif kind == "answer" and not waiting.done():
                 waiting.set_result(rest[0])
             elif kind == "error" and not waiting.done():
-                waiting.set_exception(_error_of(rest[0]))
+                waiting.set_exception(_rebuild_error(rest[0]))
 
     async def _work(self, number: int, method: str, parameters: dict[str, Any]) -> None:
         def note(value: Any) -> None:
@@ -235,7 +235,7 @@ def _as_json(error: Exception) -> dict[str, Any]:
 _BUILT_IN = {kind.__name__: kind for kind in (RuntimeError, ValueError, TypeError, OSError, TimeoutError)}
 
 
-def _error_of(data: dict[str, Any]) -> Exception:
+def _rebuild_error(data: dict[str, Any]) -> Exception:
     """Recreate the other end's error, in its class or the nearest known one."""
     names, text = data["kinds"], data["text"]
     if (built_in := _BUILT_IN.get(names[0])) is not None:

@@ -26,7 +26,7 @@ from etude.core.interfaces import Engine, PortableEngine, innermost
 from etude.core.process import allow_open_files
 from etude.inference.child_process import TeamLauncher, last_exception, last_lines
 from etude.inference.programs import Child, Launcher, LocalLauncher
-from etude.rewards.evaluation import item_of
+from etude.rewards.evaluation import make_item
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import EpisodeJob
 from etude.runners.head import Head, RemoteRunner, RunnerDied, RunnerSlot, RunnerSlots
@@ -213,7 +213,7 @@ class RunnerPool:
         runner: RemoteRunner | None = None
         try:
             async with asyncio.timeout(_START_SECONDS):
-                stream = await _first_of(calling, process)
+                stream = await _first_stream(calling, process)
                 runner = RemoteRunner(self._head, stream, process, self._beat_seconds)
                 await runner.build(self._build)
         except BaseException:
@@ -246,7 +246,7 @@ class RunnerPool:
         record = read_episode(journal, job.id, job.example)
         reason = f"the process that played it {death}; its log: {death.log}"
         if record is not None:
-            await self._scorer.give_up(item_of(record), reason.replace("played", "scored"))
+            await self._scorer.give_up(make_item(record), reason.replace("played", "scored"))
             return
         prefix, reader = call_key(job.id, ""), CallReader(journal, job.id)
         names = [key.removeprefix(prefix) for key, _ in journal.scan(prefix)]
@@ -265,7 +265,7 @@ class RunnerPool:
         await journal.put(job.id, encode_episode(failed, {call.index: name for call, name in calls}))
 
 
-async def _first_of(calling: asyncio.Future[Stream], process: Child) -> Stream:
+async def _first_stream(calling: asyncio.Future[Stream], process: Child) -> Stream:
     """Return a runner's stream once it has connected. Raises RunnerDied if it ends before."""
     ending = asyncio.ensure_future(process.ended())
     try:

@@ -26,7 +26,7 @@ from etude.core.errors import EngineError, EtudeError, ModelOut, StoreError
 from etude.core.interfaces import Engine, PortableEngine, Run, innermost
 from etude.core.job import ModelVersion
 from etude.core.process import set_up_process
-from etude.rewards.evaluation import item_of
+from etude.rewards.evaluation import make_item
 from etude.rewards.scorer import Scorer
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.runners.link import (
@@ -114,7 +114,7 @@ class RunnerProgram:
     async def _play(self, parameters: dict[str, Any]) -> None:
         """Run an episode and score it, unless the head's journal has the result."""
         agent = self._built
-        example = await _example_of(parameters["example"], agent.builder)
+        example = await _read_example(parameters["example"], agent.builder)
         job = EpisodeJob(
             parameters["id"],
             example,
@@ -126,14 +126,14 @@ class RunnerProgram:
             with agent.journal.episode(job.id, parameters["steps"]):
                 record = await agent.collector.run(job)
                 if record.failure is None:
-                    await agent.scorer.score_single(item_of(record))
+                    await agent.scorer.score_single(make_item(record))
         finally:
             for engine in agent.engines.values():
                 if isinstance(engine, RemoteEngine):
                     engine.forget(job.id)
 
 
-async def _example_of(data: Any, builder: Builder) -> Example:
+async def _read_example(data: Any, builder: Builder) -> Example:
     """Return the example, looked up by its id if JSON cannot hold it."""
     if isinstance(data, dict):
         return Example(**data)

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from etude.config.builder import Builder
 from etude.config.document import KeyPath, copied, dig, dotted, replace_at, strings
 from etude.config.key_types import KeyType, walk
-from etude.config.load import parse_config, portable_references, required_variables, secrets_of
+from etude.config.load import find_secrets, parse_config, portable_references, required_variables
 from etude.config.registry import NOUNS, SINGLE, components_in
 from etude.config.schema import Config
 from etude.core.call import Sampling
@@ -126,7 +126,7 @@ def _withhold(config: Config, data: dict[str, Any], at_head: Collection[str]) ->
             otherwise = None if _is_built_there(path, at_head) else NOT_SENT
             replace_at(data, path, portable_references(text, os.environ, otherwise))
     written_out = []
-    for path in secrets_of(config, config.model_dump(mode="json", fallback=str), sure=True):
+    for path in find_secrets(config, config.model_dump(mode="json", fallback=str), sure=True):
         if path in references or dig(data, path) is None:
             continue
         if _is_built_there(path, at_head):

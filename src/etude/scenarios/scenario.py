@@ -156,7 +156,7 @@ class CodeValidation(Scenario):
 
     def stance(self, example: Example) -> Verdict:
         """Return the provers' side if the protocol leaves it to the example: drawn from the program."""
-        return stance_of(str(example.inputs.get("solution", "")))
+        return choose_stance(str(example.inputs.get("solution", "")))
 
     def check_protocol(self, protocol: Protocol) -> None:
         """Raise RequestError for an agent without a prompt, and for a prompt without its agent."""
@@ -183,7 +183,7 @@ class CodeValidation(Scenario):
         )
 
 
-def stance_of(solution: str) -> Verdict:
+def choose_stance(solution: str) -> Verdict:
     """Return the parity of a program's SHA-256: the same everywhere, and as good as a coin toss."""
     return ACCEPT if hashlib.sha256(solution.encode()).digest()[-1] % 2 else REJECT
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from etude.core.errors import ImpossibleCall, RequestError
 from etude.core.json_text import JsonError, read_json
 from etude.core.keys import content_hash
-from etude.core.training_rows import ROWS, GrpoRow, TrainingRow, method_of
+from etude.core.training_rows import ROWS, GrpoRow, TrainingRow, guess_method
 from etude.core.trajectory import Method
 from etude.jobs.rows import require_written
 from etude.models.text_codec import TextCodec
@@ -28,7 +28,7 @@ from etude.server.database import FILES, Order, Page, Row, fetch_page, fetch_row
 from etude.server.guard import not_found
 from etude.store.files import open_draft, open_private
 from etude.wire.http_server import ApiError
-from etude.wire.sampling import problems_of
+from etude.wire.sampling import describe_problems
 
 _LONGEST_LINE = 16 * 2**20
 _PIECE = 2**20
@@ -50,7 +50,7 @@ def check_training_file(filename: str, file: BinaryIO, speech: TextCodec | None 
             row = read_json(line)
         except JsonError as error:
             raise _refused(f"{where}: not JSON: {error.problem}") from error
-        kind = method_of(row)
+        kind = guess_method(row)
         if kind is None:
             raise _refused(
                 f"{where}: no training row; it needs `messages` (supervised), `input`, `preferred_output` "
@@ -62,7 +62,7 @@ def check_training_file(filename: str, file: BinaryIO, speech: TextCodec | None 
         try:
             read = ROWS[kind].model_validate(row)
         except ValidationError as error:
-            problems, _ = problems_of(error.errors(include_url=False, include_input=False))
+            problems, _ = describe_problems(error.errors(include_url=False, include_input=False))
             raise _refused(f"{where}: {problems}") from error
         if speech is not None:
             _require_learnable(read, speech, where)

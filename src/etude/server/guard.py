@@ -25,9 +25,9 @@ from etude.core.errors import EngineAway, EngineError, EtudeError, ImpossibleCal
 from etude.core.json_text import read_json
 from etude.core.threads import call_off_loop
 from etude.server.settings import ServerSettings
-from etude.wire.gateway import code_of
+from etude.wire.gateway import choose_code
 from etude.wire.http_server import ApiError, RequestChecks, in_one_line, is_key, require_own_name, shown_key
-from etude.wire.sampling import problems_of
+from etude.wire.sampling import describe_problems
 
 _LOG = logging.getLogger("etude.server")
 
@@ -63,10 +63,10 @@ def api_error(request: Request, error: Exception) -> ApiError:
             answer.headers = error.headers
             return answer
         case RequestValidationError():
-            message, param = problems_of(error.errors())
+            message, param = describe_problems(error.errors())
             return ApiError(400, message, param=param, code="invalid_value")
         case RequestError() | ImpossibleCall():
-            return ApiError(400, str(error), param=error.param, code=code_of(error))
+            return ApiError(400, str(error), param=error.param, code=choose_code(error))
         case DBAPIError():
             _LOG.error("%s: the database: %s", where, in_one_line(error))
             message = "the server's database does not answer; its log has the reason"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from etude.algorithms.algorithm import Algorithm, Gradient, algorithm_of, algorithm_type, gradient_fields
+from etude.algorithms.algorithm import Algorithm, Gradient, algorithm_type, gradient_fields, make_algorithm
 from etude.config import registry
 from etude.config.key_types import descriptions
 from etude.core.sample import Kind
@@ -136,8 +136,8 @@ def hyperparameters_for(method: Method, **given: Any) -> Hyperparameters:
 def job_algorithm(method: Method, values: Mapping[str, Any]) -> Algorithm:
     """Return a job's algorithm with resolved hyperparameters. DPO's reference is the model it starts from."""
     kind = algorithm_type(method)
-    kept = {"reference": "base"} if kind.kind == "pairs" else {}
-    return algorithm_of(method, {name: values[name] for name in gradient_fields(kind, at_server=True)} | kept)
+    options = {name: values[name] for name in gradient_fields(kind, at_server=True)}
+    return make_algorithm(method, options | ({"reference": "base"} if kind.kind == "pairs" else {}))
 
 
 def resolve_hyperparameters(
@@ -150,8 +150,8 @@ def resolve_hyperparameters(
     """
     given, algorithm = asked.given(), algorithm_type(method)
     kind, options = algorithm.kind, {*gradient_fields(algorithm, at_server=True)}
-    chosen = algorithm_of(method, {name: given[name] for name in options & given.keys()})
-    rank, alpha = _lora_of(given, lora, fine_tuned=fine_tuned)
+    chosen = make_algorithm(method, {name: given[name] for name in options & given.keys()})
+    rank, alpha = _get_lora(given, lora, fine_tuned=fine_tuned)
     for_lora, for_all = _LEARNING_RATES[kind]
     batch = rows if kind == "samples" else max(1, min(_LARGEST_BATCH, rows // _STEPS_OF_AN_EPOCH))
     defaults: dict[str, Any] = {
@@ -168,7 +168,7 @@ def resolve_hyperparameters(
     return defaults | given | {"lora_rank": rank, "lora_alpha": alpha}
 
 
-def _lora_of(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned: bool) -> tuple[int, float]:
+def _get_lora(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned: bool) -> tuple[int, float]:
     rank, alpha = given.get("lora_rank"), given.get("lora_alpha")
     if not fine_tuned:
         rank = _RANK if rank is None else int(rank)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, Field, GetJsonSchemaHandler, PrivateAttr, field_validator, model_validator
 from pydantic_core import CoreSchema
 
-from etude.algorithms.algorithm import algorithm_type, kind_of
+from etude.algorithms.algorithm import algorithm_type, data_kind
 from etude.core.keys import content_hash
 from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
@@ -312,7 +312,7 @@ def _file(files: FileStore, name: str, method: Method, param: str) -> Row:
         row = files.get(name)
     except ApiError as error:
         raise ApiError(400, f"there is no file {name!r}", param=param, code="invalid_value") from error
-    if row["method"] != ROW_OF[kind_of(method)]:
+    if row["method"] != ROW_OF[data_kind(method)]:
         message = f"file {name} has rows for {row['method']}, and the method is {method}"
         raise ApiError(400, message, param=param, code="invalid_training_file")
     return row

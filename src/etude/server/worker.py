@@ -268,7 +268,7 @@ def train_job(
 
 
 def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy) -> JobData:
-    def rows_of(file: str | None) -> Sequence[UnitRow]:
+    def read_units(file: str | None) -> Sequence[UnitRow]:
         if not file:
             return []
         rows: Any = read_rows(stores.files.path(file), ROW_OF[algorithm.kind])
@@ -276,8 +276,8 @@ def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy
 
     return JobData(
         algorithm,
-        rows_of(job["training_file"]),
-        rows_of(job["validation_file"]),
+        read_units(job["training_file"]),
+        read_units(job["validation_file"]),
         passes=job["hyperparameters"]["n_epochs"],
         batch_size=job["hyperparameters"]["batch_size"],
         seed=job["seed"],

@@ -210,13 +210,13 @@ def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
 
     For evaluations, `evaluate` has the model, the episodes for each example, and whether it was greedy.
     """
-    settings = [dict(leaves(_settings_of(run))) for run in runs]
+    settings = [dict(leaves(_read_settings(run))) for run in runs]
     keys = dict.fromkeys(key for setting in settings for key in setting if key not in _LOCATIONS)
     values = {key: [setting.get(key) for setting in settings] for key in keys}
     return {dotted(key): each for key, each in values.items() if any(value != each[0] for value in each)}
 
 
-def _settings_of(run: Path) -> dict[str, Any]:
+def _read_settings(run: Path) -> dict[str, Any]:
     data, request = stored_data(run, required=False), read_request(run)
     if request is None:
         return data

@@ -101,7 +101,7 @@ def failed_counts(metrics: Mapping[str, Any]) -> tuple[int, int]:
     return sum(failures.values()) - scores, scores
 
 
-def drift_of(history: History) -> Counter[str]:
+def count_drift(history: History) -> Counter[str]:
     """Count the branches of all epochs that began because a template changed earlier text, by cause."""
     return sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())
 

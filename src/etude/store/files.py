@@ -274,7 +274,7 @@ def damage_in(folder: Path) -> list[str]:
     if not folder.is_dir():
         return [f"{folder.name} is missing"]
     try:
-        known = _sums_of(folder)
+        known = _read_digests(folder)
     except DamagedError as error:
         return [error.clause]
     there = {path.name for path in folder.iterdir()} - {SUMS}
@@ -287,7 +287,7 @@ def require_as_written(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         raise DamagedError(folder, f"{folder.name} is missing")
-    expected = _sums_of(folder).get(path.name, "")
+    expected = _read_digests(folder).get(path.name, "")
     clause = _damage(path, expected or None)
     if clause is not None:
         raise DamagedError(folder, clause)
@@ -306,7 +306,7 @@ def require_whole(folder: Path) -> None:
         raise DamagedError(folder, "; ".join(damage))
 
 
-def _sums_of(folder: Path) -> dict[str, str]:
+def _read_digests(folder: Path) -> dict[str, str]:
     """Return the digests by file name. Raises DamagedError."""
     path = folder / SUMS
     try:

@@ -168,8 +168,8 @@ def _encoded(sample: Sample, side: str, seen: LearnerNumbers) -> dict[str, Any]:
         "length": len(sample.ids),
         "reward": sample.reward,
         "turns": [[turn.start, turn.stop, turn.model_version] for turn in sample.turns],
-        "advantages": None if sample.advantages is None else _short_of(sample, sample.advantages),
-        "weights": None if weights == alike else _short_of(sample, sample.loss_weights),
+        "advantages": None if sample.advantages is None else _shorten(sample, sample.advantages),
+        "weights": None if weights == alike else _shorten(sample, sample.loss_weights),
         "side": side or None,
         "agent": sample.agent,
     }
@@ -203,7 +203,7 @@ def _decoded(line: str, source: Source) -> LearnedSample:
     )
 
 
-def _short_of(sample: Sample, values: Sequence[float]) -> dict[str, list[Any]] | list[float]:
+def _shorten(sample: Sample, values: Sequence[float]) -> dict[str, list[Any]] | list[float]:
     """Return one number per answer if its tokens agree and all others have 0, else runs of equal numbers."""
     firsts = [float(values[turn.start]) if turn.stop > turn.start else 0.0 for turn in sample.turns]
     if [*map(float, values)] == [*sample.by_token(firsts)]:
@@ -212,7 +212,7 @@ def _short_of(sample: Sample, values: Sequence[float]) -> dict[str, list[Any]] |
 
 
 def _spread(values: Any, turns: Sequence[tuple[int, int]], length: int) -> tuple[float, ...]:
-    """Return the numbers that `_short_of` shortened, one per token."""
+    """Return the numbers that `_shorten` shortened, one per token."""
     if isinstance(values, dict):
         return tuple(chain.from_iterable([value] * int(count) for value, count in values["runs"]))
     spread = [0.0] * length

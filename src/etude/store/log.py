@@ -114,7 +114,7 @@ class EpochLog:
             submissions.append((int(epoch), int(job or 1), Submission.model_validate(value)))
         return submissions
 
-    def submission_of(self, name: str) -> Submission | None:
+    def find_submission(self, name: str) -> Submission | None:
         """Return the record of the job with a name, or None."""
         prefix = f"{self._prefix}submitted/"
         rows = self._journal.select(

@@ -51,7 +51,7 @@ class EpisodeOutline:
     """All stored values of the episode, if they were asked for."""
 
 
-def question_of(inputs: Mapping[str, Any]) -> Any:
+def first_question(inputs: Mapping[str, Any]) -> Any:
     """Return the first input of an example. If that is a conversation, return its last message."""
     first = next(iter(inputs.values()), "")
     if isinstance(first, list) and first and isinstance(first[-1], dict):

@@ -101,7 +101,7 @@ def needs_program(run: Path) -> bool:
     return any(path[-1] == "_type" and value == LIVE for path, value in values)
 
 
-def evaluators_of(data: Mapping[str, Any]) -> list[str]:
+def list_evaluators(data: Mapping[str, Any]) -> list[str]:
     """Return the names of the evaluators in a run's config."""
     return list((data.get("eval") or {}).get("evaluators") or {})
 

@@ -117,7 +117,7 @@ def _required(wanted: RunVersion, kept: bool) -> RunVersion:
     return wanted
 
 
-def kept_of(run: Path, history: History) -> str | None:
+def describe_kept(run: Path, history: History) -> str | None:
     """Return which trained versions are on the disk, in words. None if all are, or a backend has them."""
     made = {version.number: version for entry in history.trained if (version := entry.version) is not None}
     last = made[max(made)] if made else None

@@ -127,7 +127,7 @@ def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
 
 def chat_episodes(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRecord]:
     """Yield each chat as an episode. Chats that began with the same prompt share an example."""
-    examples = [_example_of(chat) for chat in chats]
+    examples = [_make_example(chat) for chat in chats]
     order = sorted({example.id for example in examples}, key=lambda name: fold(0, "hold out", name))
     # With two prompts or more, hold out at least one, unless the share is 0.
     least = 1 if hold_out and len(order) > 1 else 0
@@ -137,10 +137,10 @@ def chat_episodes(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRec
         generation = generations[example.id]
         generations[example.id] += 1
         phase = HELD_OUT if example.id in held_out else CHATS
-        yield _episode_of(chat, example, generation, f"{phase}/{example.id}/{generation}")
+        yield _make_episode(chat, example, generation, f"{phase}/{example.id}/{generation}")
 
 
-def _example_of(chat: Chat) -> Example:
+def _make_example(chat: Chat) -> Example:
     first = chat.calls[0]
     expected = next((call.expected for call in reversed(chat.calls) if call.expected is not None), None)
     messages, tools = masked_data(list(first.messages)), list(first.tools)
@@ -148,7 +148,7 @@ def _example_of(chat: Chat) -> Example:
     return Example(content_hash([[*map(message_key, messages)], tools, expected]), inputs, expected)
 
 
-def _episode_of(chat: Chat, example: Example, generation: int, name: str) -> EpisodeRecord:
+def _make_episode(chat: Chat, example: Example, generation: int, name: str) -> EpisodeRecord:
     calls = tuple(
         Call(
             index,

@@ -103,7 +103,7 @@ def _call(row: RowValue) -> Record:
     failed = row["level"].value == "ERROR" and answer is None
     if answer is None and not failed:
         return SkippedEntry(row.where, "generation without an output")
-    began, seconds = record.times_of(row["start_time"], row["end_time"])
+    began, seconds = record.parse_times(row["start_time"], row["end_time"])
     usage = RowValue(row["usage_details"].value or row["usage"].value, row.where, "usageDetails").object
     sampled = {key: _number(value) for key, value in given.object.items()}
     return LoggedCall(
@@ -114,7 +114,7 @@ def _call(row: RowValue) -> Record:
         model=row.text("provided_model_name", "model"),
         sampling=record.read_sampling(replace(given, value=sampled)),
         usage=record.read_usage(usage.get("input"), usage.get("output")),
-        finish_reason=record.finish_reason_of(answer),
+        finish_reason=record.guess_finish_reason(answer),
         error=(row.text("status_message") or record.NO_MESSAGE) if failed else None,
         began=began,
         seconds=seconds,

@@ -63,7 +63,7 @@ def _conversation(row: RowValue, name: str, facts: Mapping[str, Any]) -> Iterato
             answer,
             tools,
             model=row.text("model"),
-            finish_reason=record.finish_reason_of(answer),
+            finish_reason=record.guess_finish_reason(answer),
             # Feedback is on the whole, so the last answer gets the row's own name.
             id=name if index == answers[-1] else f"{name}@{index}",
             is_whole=True,
@@ -90,7 +90,7 @@ def _exchange(row: RowValue, name: str, facts: Mapping[str, Any]) -> Iterator[Re
         model=response.text("model") or request.text("model"),
         sampling=record.read_sampling(request),
         usage=record.read_usage(usage.get("prompt_tokens"), usage.get("completion_tokens")),
-        began=record.time_of(at if at.value else replace(at, value=response["created"].value)),
+        began=record.parse_time(at if at.value else replace(at, value=response["created"].value)),
         id=name,
         **facts,
     )

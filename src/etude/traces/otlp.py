@@ -47,7 +47,7 @@ def _items(row: RowValue, *path: str) -> Iterator[RowValue]:
 def _of_span(span: RowValue) -> Iterator[Record]:
     attributes = _attributes(span)
     operation, known = attributes.text("gen_ai.operation.name"), attributes.object
-    if _OUTPUT in known or (_INPUT in known and _error_of(span, attributes)):
+    if _OUTPUT in known or (_INPUT in known and _find_error(span, attributes)):
         yield from _calls(attributes, span)
     elif operation in _CHATS or _INPUT in known:
         yield SkippedEntry(span.where, "span of a chat without its messages: not captured, or in events")
@@ -82,7 +82,7 @@ def _of_event(name: str, attributes: RowValue, place: RowValue) -> Iterator[Reco
         yield SkippedEntry(place.where, "event of something else")
 
 
-def _error_of(span: RowValue, attributes: RowValue) -> str | None:
+def _find_error(span: RowValue, attributes: RowValue) -> str | None:
     """Return why a call failed, or None."""
     status = span["status"] if isinstance(span["status"].value, Mapping) else RowValue(None, span.where)
     kind = attributes.text("error.type")
@@ -93,12 +93,12 @@ def _error_of(span: RowValue, attributes: RowValue) -> str | None:
 
 def _calls(attributes: RowValue, place: RowValue) -> Iterator[Record]:
     answers = _messages(attributes[_OUTPUT])
-    error = None if answers else _error_of(place, attributes)
+    error = None if answers else _find_error(place, attributes)
     if not answers and error is None:
         yield SkippedEntry(place.where, f"chat without {_OUTPUT}")
         return
     start = "startTimeUnixNano" if "startTimeUnixNano" in place.object else "timeUnixNano"
-    began, seconds = record.times_of(place[start], place["endTimeUnixNano"])
+    began, seconds = record.parse_times(place[start], place["endTimeUnixNano"])
     request = {key.removeprefix("gen_ai.request."): value for key, value in attributes.object.items()}
     system, usage = attributes["gen_ai.system_instructions"].parsed, "gen_ai.usage.{}_tokens".format
     call = LoggedCall(

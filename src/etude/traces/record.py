@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from etude.core.call import NO_USAGE, PLAIN_SAMPLING, Sampling, Usage
-from etude.core.data_model import kind_of, number
+from etude.core.data_model import name_type, number
 from etude.core.episode import WORKFLOW
 from etude.core.errors import DatasetError
 from etude.core.evaluation import is_score
@@ -235,7 +235,7 @@ def make_score(
     return LoggedScore(where, name, score, reason if isinstance(reason, str) else "", call, trace)
 
 
-def time_of(part: RowValue) -> float:
+def parse_time(part: RowValue) -> float:
     """Return a time in Unix seconds from ISO 8601, a datetime, or a number whose size shows its unit.
 
     0 without a value. Raises RowError.
@@ -255,13 +255,13 @@ def time_of(part: RowValue) -> float:
     return seconds / unit if 0 <= seconds < 1e20 else 0.0
 
 
-def times_of(start: RowValue, end: RowValue) -> tuple[float, float]:
+def parse_times(start: RowValue, end: RowValue) -> tuple[float, float]:
     """Return when a call began, in Unix seconds, and its duration in seconds; 0 if unknown."""
-    began, ended = time_of(start), time_of(end)
+    began, ended = parse_time(start), parse_time(end)
     return began, max(0.0, ended - began) if began and ended else 0.0
 
 
-def finish_reason_of(answer: Message | None) -> str:
+def guess_finish_reason(answer: Message | None) -> str:
     """Return why an answer ended, for a log that does not say so."""
     return "tool_calls" if answer is not None and answer.get("tool_calls") else "stop"
 
@@ -282,4 +282,4 @@ def shown(value: Any) -> str:
     """Return a short form of a value for an error."""
     if isinstance(value, Mapping):
         return f"an object with {', '.join(map(str, list(value)[:6])) or 'nothing in it'}"
-    return kind_of(value) if isinstance(value, list) or value is None else f"{value!r:.60}"
+    return name_type(value) if isinstance(value, list) or value is None else f"{value!r:.60}"

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-from etude.budget.bill import Bill, BillEntry, bill_of, total
+from etude.budget.bill import Bill, BillEntry, load_bill, total
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.document import leaves
@@ -146,11 +146,11 @@ _LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}
 """Metrics that are not figures of an epoch, or have an unlimited number of names."""
 
 
-def records_of(run: RunFolder, sent: Collection[str] = ()) -> Iterator[RunRecord]:
+def list_records(run: RunFolder, sent: Collection[str] = ()) -> Iterator[RunRecord]:
     """Yield all records of a run so far, in order, except the sent ones. Raises StoreError."""
     # Read these first: if they exist, the histories below are complete.
     result, is_over = run.read_json(RESULT), run.read_json(SUMMARY) is not None
-    by_target, bill = histories(run.journal, run.name), bill_of(run.journal)
+    by_target, bill = histories(run.journal, run.name), load_bill(run.journal)
     for target, history in by_target.items():
         key, prefix = _key("warm_up", 0, target), _prefix(target)
         if (entry := history.warm_up) is not None and key not in sent:

@@ -34,8 +34,8 @@ from etude.trackers.record import (
     State,
     TrackedRun,
     Tracker,
+    list_records,
     live_tracker_config,
-    records_of,
 )
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
@@ -98,7 +98,7 @@ class TrackerReader:
     def counts(self) -> tuple[int, int]:
         """Return the number of records that were sent, and of all records. Raises StoreError."""
         with RunFolder.read(self._run) as run:
-            keys = {record.key for record in records_of(run)}
+            keys = {record.key for record in list_records(run)}
             return len(self._sent(run) & keys), len(keys)
 
     def _work(self) -> None:
@@ -124,7 +124,7 @@ class TrackerReader:
     def _serve(self) -> None:
         with RunFolder.read(self._run) as run:
             sent = self._sent(run)
-            for record in records_of(run, sent):
+            for record in list_records(run, sent):
                 if self._is_abandoned:
                     return
                 if not self._is_open:

@@ -59,7 +59,7 @@ def phases_page(request: Request) -> Response:
         if query:
             return _filtered_page(request, run.journal, path.name, phases, library.reward(path), None)
         entries = _entries(run.journal, run.name)
-    rows = [(phase, entries.get(_kin_of(phase))) for phase in phases]
+    rows = [(phase, entries.get(_plain_phase(phase))) for phase in phases]
     return page(
         request, "phases.html", run=path.name, tab="Episodes", up=True, rows=rows, query="", words=WORDS
     )  # fmt: skip
@@ -75,8 +75,8 @@ def phase_page(request: Request) -> Response:
             raise RequestError(f"run {run.name} has no episodes of the phase '{phase}'")
         if request.query_params.get("q", "").strip():
             return _filtered_page(request, run.journal, path.name, [phase], library.reward(path), phase)
-        entry = _entries(run.journal, run.name).get(_kin_of(phase))
-        groups = [*islice(groups_of(run.journal, phase, library.reward(path), after), GROUPS + 1)]
+        entry = _entries(run.journal, run.name).get(_plain_phase(phase))
+        groups = [*islice(list_groups(run.journal, phase, library.reward(path), after), GROUPS + 1)]
     rewards = [reward for group in groups for reward in group.rewards]
     more = groups[GROUPS - 1].episodes[-1].id if len(groups) > GROUPS else ""
     context: dict[str, Any] = {
@@ -95,7 +95,7 @@ def phase_page(request: Request) -> Response:
     return page(request, "groups.html" if after else "phase.html", **context)
 
 
-def groups_of(journal: Journal, phase: str, reward: str | None, after: str = "") -> Iterator[Group]:
+def list_groups(journal: Journal, phase: str, reward: str | None, after: str = "") -> Iterator[Group]:
     """Yield the groups of a phase in the order of their examples' ids, after the id `after`."""
     episodes = outlines(journal, f"{phase}/", reward, after=after)
     for example, own in groupby(episodes, lambda episode: episode.example):
@@ -131,7 +131,7 @@ def _around(phases: Sequence[str], phase: str | None) -> dict[str, str | None]:
     return {"before": before, "following": kin[at - 1] if at > 0 else None}
 
 
-def _kin_of(phase: str) -> str:
+def _plain_phase(phase: str) -> str:
     """Return the phase without the label that divides an epoch's episodes."""
     epoch = phase_epoch(phase)
     return phase if epoch is None else f"train/{epoch + 1}"
@@ -165,7 +165,7 @@ class Turn:
     is_bad: bool = False
 
 
-def turns_of(record: EpisodeRecord) -> list[Turn]:
+def list_turns(record: EpisodeRecord) -> list[Turn]:
     """Return the turns of an episode. A call that continues an earlier one adds only its new messages."""
     turns: list[Turn] = []
     for each in in_order(record):
@@ -297,15 +297,15 @@ def episode_page(request: Request) -> Response:
     id, rewards = request.path_params["id"], library.rewards(path)
     with RunFolder.read(path) as run:
         record, (phase, _) = read_record(run, id), split_id(run.journal, id)
-        turns = turns_of(record)
+        turns = list_turns(record)
         context: dict[str, Any] = {
             "record": record,
             "phase": phase,
             "turns": turns[start : start + _TURNS],
             "more": start + _TURNS if len(turns) > start + _TURNS else 0,
-            "play": _play_of(record),
+            "play": _describe_play(record),
             "scores": _scores(run.journal, id, rewards),
-            "siblings": siblings_of(
+            "siblings": find_siblings(
                 run.journal, phase, record.example.id, next(iter(rewards.values()), None)
             ),
         }
@@ -318,12 +318,12 @@ def group_page(request: Request) -> Response:
     library, path = library_and_run(request)
     with RunFolder.read(path) as run:
         phase, example = split_id(run.journal, request.path_params["id"])
-        siblings = siblings_of(run.journal, phase, example, library.reward(path))
+        siblings = find_siblings(run.journal, phase, example, library.reward(path))
         if not siblings:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}' in {phase}")
         records = [read_record(run, sibling.id) for sibling in siblings[:_SIBLINGS]]
     shown = [
-        (each, record, turns_of(record), _play_of(record))
+        (each, record, list_turns(record), _describe_play(record))
         for each, record in zip(siblings, records, strict=False)
     ]
     context: dict[str, Any] = {
@@ -343,13 +343,13 @@ def read_record(run: RunFolder, id: str) -> EpisodeRecord:
     return record
 
 
-def siblings_of(journal: Journal, phase: str, example: str, reward: str | None) -> list[EpisodeOutline]:
+def find_siblings(journal: Journal, phase: str, example: str, reward: str | None) -> list[EpisodeOutline]:
     """Return outlines of the episodes of an example in a phase."""
     episodes = outlines(journal, f"{phase}/{example}/", reward)
     return sorted((each for each in episodes if each.example == example), key=lambda each: each.generation)
 
 
-def _play_of(record: EpisodeRecord) -> dict[str, Any] | None:
+def _describe_play(record: EpisodeRecord) -> dict[str, Any] | None:
     return shown_play(record) if is_play(record) and record.failure is None else None
 
 

@@ -24,7 +24,7 @@ from etude.core.stats import shown_seconds
 from etude.store.database import DATABASE
 from etude.store.facts import RunFacts, is_run, list_runs, read_facts
 from etude.store.jsonable import jsonable
-from etude.store.outline import question_of
+from etude.store.outline import first_question
 from etude.store.run_folder import LOCK, lock_holder
 from etude.store.stored_config import CONFIG, reward_names, stored_data
 
@@ -155,7 +155,7 @@ def in_one_line(value: Any, most: int = 160) -> str:
 
 def asked(inputs: Mapping[str, Any], most: int = 160) -> str:
     """Return an example's question in one line: its first input if that is text, or else all inputs."""
-    first = question_of(inputs)
+    first = first_question(inputs)
     return in_one_line(first if isinstance(first, str) else dict(inputs), most)
 
 

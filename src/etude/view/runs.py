@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from etude.budget.bill import bill_of
+from etude.budget.bill import load_bill
 from etude.config.document import dig
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, EpochEntry, History, Score, ValidationEntry
@@ -75,7 +75,7 @@ def overview(library: Library, path: Path) -> dict[str, Any]:
     facts = library.facts(path)
     with RunFolder.read(path) as run:
         models = histories(run.journal, run.name)
-        bill = bill_of(run.journal)
+        bill = load_bill(run.journal)
         phases = list_phases(run.journal)
     entries = [entry for history in models.values() for entry in history.entries]
     by_epoch = {epoch: phase for phase in reversed(phases) if (epoch := phase_epoch(phase)) is not None}
@@ -88,7 +88,7 @@ def overview(library: Library, path: Path) -> dict[str, Any]:
             {
                 "name": name,
                 "lines": figure_lines(facts.summary.targets[name]) if name in facts.summary.targets else (),
-                "charts": charts_of(history),
+                "charts": list_charts(history),
                 "rows": [*_rows(history, by_epoch)],
             }
             for name, history in models.items()
@@ -199,7 +199,7 @@ class Chart:
         return asdict(self)
 
 
-def charts_of(history: History) -> dict[str, list[Chart]]:
+def list_charts(history: History) -> dict[str, list[Chart]]:
     """Return the charts by group, without charts that have only zeros."""
     names = dict.fromkeys(name for entry in history.entries for name in entry.metrics.get("evaluators") or {})
     # A single evaluator is the reward.

@@ -23,7 +23,7 @@ from etude.store.learned import (
     trained_sequences,
 )
 from etude.store.run_folder import RunFolder
-from etude.view.episodes import read_record, siblings_of, split_id
+from etude.view.episodes import find_siblings, read_record, split_id
 from etude.view.pages import library_and_run, page
 
 CHUNK = 1000
@@ -61,7 +61,7 @@ def tokens_page(request: Request) -> Response:
     with RunFolder.read(path) as run:
         sequences = _sequences(run, id)
         phase, rest = split_id(run.journal, id)
-        siblings = siblings_of(run.journal, phase, rest.rpartition("/")[0], library.reward(path))
+        siblings = find_siblings(run.journal, phase, rest.rpartition("/")[0], library.reward(path))
     number = number if call is None else _with_call(sequences, _whole(request, "call"))
     sequence = chosen_sequence(sequences, number)
     context: dict[str, Any] = {
@@ -87,7 +87,7 @@ def chunk_page(request: Request) -> Response:
     with RunFolder.read(path) as run:
         sequence = chosen_sequence(_sequences(run, id), _whole(request, "sequence"))
     texts = TokenTexts(path, library.settings(path), sequence.model)
-    return JSONResponse(chunk_of(sequence, texts, start, start + CHUNK, sample))
+    return JSONResponse(token_chunk(sequence, texts, start, start + CHUNK, sample))
 
 
 def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def source_notes(samples: Sequence[LearnedSample]) -> list[str]:
     return notes
 
 
-def chunk_of(
+def token_chunk(
     sequence: TokenSequence, texts: TokenTexts, start: int, stop: int, sample: int = 0
 ) -> dict[str, Any]:
     """Return the tokens from `start` to `stop` as columns. An unknown number is null.

@@ -105,7 +105,7 @@ def named_ids(tokens: Any) -> tuple[int, ...] | None:
     return ids if ids and len(ids) == len(named) else None
 
 
-def texts_of(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def token_texts(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the text of each token, or nothing if the endpoint gives no texts."""
     texts = tuple([str(token.get("token", "")) for token in tokens])
     return texts if any(texts) else ()
@@ -188,10 +188,10 @@ class RecordedCompletion(AnswerHeader):
     @property
     def tokens(self) -> list[TokenLogprob]:
         """The sampled tokens with their logprobs; none if the engine does not give them."""
-        return tokens_of(self.completion)
+        return list_tokens(self.completion)
 
 
-def tokens_of(source: Completion | Delta) -> list[TokenLogprob]:
+def list_tokens(source: Completion | Delta) -> list[TokenLogprob]:
     """Return the tokens of an answer or a piece of it, each with its logprob and alternatives."""
     ids: Sequence[Token] | None
     if isinstance(source, Completion):
@@ -222,11 +222,11 @@ class StreamProgress:
         self.content += delta.content
         self.reasoning += delta.reasoning
         self.tokens += len(delta.ids)
-        self.waiting += tokens_of(delta)
+        self.waiting += list_tokens(delta)
 
     def take_rest(self, completion: Completion) -> Delta:
         """Record the end of the answer, and return the text that has not been sent."""
-        message, tokens = completion.message, tokens_of(completion)
+        message, tokens = completion.message, list_tokens(completion)
         self.waiting += tokens[self.tokens :]
         self.tokens = len(tokens)
         content = unsent_text(message_text(message), self.content)

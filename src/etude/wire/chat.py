@@ -38,7 +38,7 @@ class ChatDialect(Dialect):
             "created": asked.created,
             "model": answers[0].model,
             "choices": [_choice(index, answer, asked) for index, answer in enumerate(answers)],
-            "usage": usage_of(answers, asked),
+            "usage": total_usage(answers, asked),
         }
         if asked.prompt_logprobs is not None:
             reply["prompt_logprobs"] = prompt_logprobs_object(answers[0])
@@ -119,7 +119,7 @@ class _ChatStream(ChunkStream):
         tokens = self.said[index].taken()
         logprobs = logprobs_object(tokens, heading) if tokens and self.asked.logprobs else None
         choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
-        ids = {"token_ids": ids_of(tokens)} if self.asked.return_token_ids else {}
+        ids = {"token_ids": known_ids(tokens)} if self.asked.return_token_ids else {}
         return self.chunk(choice | ids)
 
 
@@ -128,14 +128,14 @@ def _text_fields(delta: Delta) -> dict[str, Any]:
     return thinking | ({"content": delta.content} if delta.content else {})
 
 
-def usage_of(answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, int]:
+def total_usage(answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, int]:
     """Return OpenAI's `usage` of answers; a prompt with several answers is counted once."""
     prompts = sum(answer.completion.usage.prompt_tokens for answer in answers[:: asked.n])
     sampled = sum(answer.completion.usage.completion_tokens for answer in answers)
     return {"prompt_tokens": prompts, "completion_tokens": sampled, "total_tokens": prompts + sampled}
 
 
-def ids_of(tokens: Iterable[TokenLogprob]) -> list[int]:
+def known_ids(tokens: Iterable[TokenLogprob]) -> list[int]:
     """Return the ids of tokens that have one."""
     return [token for token, _, _ in tokens if isinstance(token, int)]
 
@@ -211,7 +211,7 @@ class CompletionsDialect(Dialect):
             "created": asked.created,
             "model": answers[0].model,
             "choices": choices,
-            "usage": usage_of(answers, asked),
+            "usage": total_usage(answers, asked),
         }
 
     def stream(self, asked: ChatBody) -> Stream:
@@ -247,7 +247,7 @@ def _text_choice(
     """Return a choice, or a piece of it whose text begins at `offset`."""
     logprobs = _logprobs(heading, tokens, offset) if asked.logprobs else None
     choice = {"index": index, "text": text, "finish_reason": finish_reason, "logprobs": logprobs}
-    return choice | ({"token_ids": ids_of(tokens)} if asked.return_token_ids else {})
+    return choice | ({"token_ids": known_ids(tokens)} if asked.return_token_ids else {})
 
 
 def _logprobs(heading: AnswerHeader, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:

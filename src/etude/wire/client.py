@@ -21,7 +21,7 @@ from etude.wire.answers import (
     read_tops,
     require_ids,
     require_logprobs,
-    texts_of,
+    token_texts,
 )
 from etude.wire.dialect import tool_call
 from etude.wire.retries import Refusal, Retryable, error_text
@@ -82,7 +82,7 @@ def parse_completion(
             completion_ids=completion_ids,
             logprobs=logprobs,
             top_logprobs=read_tops(tokens or (), top) if top else (),
-            token_texts=texts_of(tokens or ()) if completion_ids is None else (),
+            token_texts=token_texts(tokens or ()) if completion_ids is None else (),
             prompt_logprobs=tuple([own for own, _ in scores]),
             prompt_top=tuple([top for _, top in scores]),
             usage=usage,

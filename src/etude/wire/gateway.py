@@ -94,7 +94,7 @@ class Gateway:
         try:
             return await self.respond(method, path, headers, body)
         except EtudeError as error:
-            return error_response(path, _status_of(error), str(error), code=code_of(error), cause=error)
+            return error_response(path, _http_status(error), str(error), code=choose_code(error), cause=error)
 
     async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         """Answer a request, for callers with custom error responses. Raises EtudeError."""
@@ -199,7 +199,7 @@ async def _events(
     while item is not None:
         if isinstance(item, Exception):
             failure = item if isinstance(item, EtudeError) else EngineError(str(item))
-            error = dialect.error(_status_of(failure), str(failure), param=None, code=code_of(failure))
+            error = dialect.error(_http_status(failure), str(failure), param=None, code=choose_code(failure))
             yield server_sent(error, dialect.error_event)
             return
         index, heading, delta = item
@@ -272,25 +272,25 @@ def error_response(
         headers[ERROR_HEADER] = type(cause).__name__
     if isinstance(cause, RequestError | ImpossibleCall):
         param = cause.param
-    dialect = dialect_of(path)
+    dialect = dialect_at(path)
     error = dialect.error(status, message, param=param, code=code)
     return json_reply(error, status, headers)
 
 
-def dialect_of(path: str) -> type[Dialect]:
+def dialect_at(path: str) -> type[Dialect]:
     """Return the dialect for a path's error responses."""
     path = _plain_path(path)
     return MessagesDialect if path.startswith("/messages") else _DIALECTS.get(path, ChatDialect)
 
 
-def code_of(error: EtudeError) -> str | None:
+def choose_code(error: EtudeError) -> str | None:
     """Return OpenAI's code for an error, or None if it has none."""
     if isinstance(error, PromptTooLong):
         return "context_length_exceeded"
     return "invalid_value" if isinstance(error, RequestError | ImpossibleCall) else None
 
 
-def _status_of(error: EtudeError) -> int:
+def _http_status(error: EtudeError) -> int:
     if isinstance(error, RequestError | ImpossibleCall):
         return 400
     return 500 if isinstance(error, EngineError) else 409

@@ -237,7 +237,7 @@ _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNSUPPORTED_PROTOCOL", "REC
 WRITE_HTTP = "the server speaks plain HTTP: write http:// in place of https:// in the address"
 
 
-def reason_of(error: httpx.RequestError) -> str:
+def as_reason(error: httpx.RequestError) -> str:
     """Describe the error, with a remedy where one is known."""
     import httpx
 
@@ -331,7 +331,7 @@ class Retryable(Exception):
         return RetryReason(self.cause, self.retry_after)
 
 
-def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Refusal | Retryable:
+def to_failure(status: int, headers: Mapping[str, str], data: bytes) -> Refusal | Retryable:
     """Convert an answer with a status other than 200: Retryable if a retry may succeed, else Refusal."""
     try:
         body = from_json(data)

@@ -162,11 +162,11 @@ def validated(kind: type[B], body: Any, **defaults: Any) -> B:
     try:
         return kind.model_validate(defaults | body)
     except ValidationError as error:
-        message, param = problems_of(error.errors(include_url=False))
+        message, param = describe_problems(error.errors(include_url=False))
         raise RequestError(message, param=param) from error
 
 
-def problems_of(errors: Iterable[Any]) -> tuple[str, str | None]:
+def describe_problems(errors: Iterable[Any]) -> tuple[str, str | None]:
     """Return pydantic's errors as a sentence, and the first wrong field, like `messages[0].role`."""
     problems, first = [], None
     for error in errors:

@@ -46,8 +46,8 @@ async def test_an_answer_that_is_no_action_is_told_counted_and_charged(journal):
     assert scores(record) == {"turns": 3, "invalid": 3, "reward": -0.75}
     told = [call.request.messages[-1]["content"] for call in record.calls[1:]]
     assert told == [
-        "That is no action: several of the actions are in it. Answer with one of: 0, 1, 2",
-        "That is no action: it is none of the actions. Answer with one of: 0, 1, 2",
+        "That is not an action: several of the actions are in it. Answer with one of: 0, 1, 2",
+        "That is not an action: it is none of the actions. Answer with one of: 0, 1, 2",
     ]
 
 
@@ -70,7 +70,7 @@ async def test_step_rewards_credit_each_answer_with_what_comes_after_it(journal)
     ("fault", "reason"),
     [
         ("raises", r"step\(\) failed: .*careless.py:\d+: KeyError: 'no such square'"),
-        ("nan", r"the reward nan is no finite number"),
+        ("nan", r"the reward nan is not a finite number"),
         ("four", r"step\(\) failed: .*not enough values to unpack"),
         ("reset", r"reset\(\) failed: .*too many values to unpack"),
         ("picture", r"an observation is an array of 12288 numbers, shape \(64, 64, 3\)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etude.core.errors import DatasetError, RequestError
-from etude.integrations.games.reasoning import ReasoningGymDatasetConfig, entries_of
+from etude.integrations.games.reasoning import ReasoningGymDatasetConfig, make_dataset
 from tests.integrations.games.playing import played, scores
 from tests.support import needs
 
@@ -45,6 +45,6 @@ def test_what_a_task_does_not_have_is_said():
     with pytest.raises(DatasetError, match=r"has \d+ different questions for validation, and 50 are asked"):
         examples(config={"max_value": 6}, size=50, split="validation")
     with pytest.raises(RequestError, match=r"no task of reasoning-gym's 'gdc'; did you mean 'gcd'"):
-        entries_of("gdc", {}, 0)
+        make_dataset("gdc", {}, 0)
     with pytest.raises(RequestError, match=r"does not take \{'max': 3\}"):
-        entries_of("gcd", {"max": 3}, 0)
+        make_dataset("gcd", {"max": 3}, 0)

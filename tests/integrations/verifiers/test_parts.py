@@ -14,8 +14,8 @@ from etude.core.episode import Example
 from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
 from etude.integrations.verifiers.environment import Tasks
-from etude.integrations.verifiers.scores import Score, episode_error, scores_of
-from etude.rollout.run_workflow import failure_of as failure_of_episode
+from etude.integrations.verifiers.scores import Score, episode_error, find_scores
+from etude.rollout.run_workflow import make_failure as failure_of_episode
 
 
 def ran(agent: str, rewards: dict[str, tuple[float, float]], metrics: dict[str, Any] | None = None) -> Any:
@@ -26,7 +26,7 @@ def ran(agent: str, rewards: dict[str, tuple[float, float]], metrics: dict[str, 
 
 def test_the_reward_is_the_weighted_sum_and_one_agent_has_no_scores_apart():
     run = ran("agent", {"right": (1.0, 1.0), "short": (0.5, 2.0)}, {"words": 3.0, "left_out": None})
-    assert scores_of([run]) == [
+    assert find_scores([run]) == [
         Score("words", 3.0, None, 1),
         Score("right", 1.0, None, 1),
         Score("short", 0.5, None, 1),
@@ -37,7 +37,7 @@ def test_the_reward_is_the_weighted_sum_and_one_agent_has_no_scores_apart():
 def test_several_runs_give_their_mean_and_agents_without_rewards_take_no_part():
     right, wrong = (ran("solver", {"right": (score, 1.0)}) for score in (1.0, 0.0))
     runs = [right, wrong, ran("user", {}, {"turns": 4.0})]
-    by_name = {(score.name, score.agent): (score.value, score.runs) for score in scores_of(runs)}
+    by_name = {(score.name, score.agent): (score.value, score.runs) for score in find_scores(runs)}
     assert by_name == {
         ("right", None): (0.5, 2),
         ("reward", None): (0.5, 2),
@@ -50,8 +50,8 @@ def test_several_runs_give_their_mean_and_agents_without_rewards_take_no_part():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_is_an_error_and_not_zero(value: float):
-    with pytest.raises(EpisodeError, match=r"'right' of 'agent' is (nan|inf); mend what gives it"):
-        scores_of([ran("agent", {"right": (value, 1.0)})])
+    with pytest.raises(EpisodeError, match=r"'right' of 'agent' is (nan|inf); a reward or a metric"):
+        find_scores([ran("agent", {"right": (value, 1.0)})])
 
 
 def test_infrastructure_is_nobodys_failure_and_a_models_error_the_models():

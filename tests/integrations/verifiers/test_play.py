@@ -126,7 +126,7 @@ async def test_roles_sample_from_their_own_models_and_have_their_own_rewards(tmp
 
 FAILING = {
     "reward": ("agent", "ZeroDivisionError: no luck"),
-    "nan": ("agent", "'good' of 'agent' is nan; mend what gives it"),
+    "nan": ("agent", "'good' of 'agent' is nan; a reward or a metric"),
     "sandbox": ("environment", "the box is gone"),
 }
 
@@ -167,7 +167,8 @@ async def test_examples_of_ones_own_are_tasks_by_their_columns(tmp_path: Path):
         wrong = await play(Example("other", {"prompt": "5 + 7 ="}))
     assert recorded_score(record, "correct").value == 1.0
     assert (
-        "example 'other' is no task of taskset 'sums_env', and its columns make none" in wrong.failure.reason
+        "example 'other' is not a task of taskset 'sums_env', and its columns make none"
+        in wrong.failure.reason
     )
 
 

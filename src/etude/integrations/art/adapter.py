@@ -17,7 +17,7 @@ from etude.core.keys import content_hash
 from etude.core.trajectory import Trajectory
 from etude.integrations.art.client import ArtClient, ArtError, ArtInference, ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.wire import ArtGroup, ArtModel, check_episode_order, group_of, to_art_groups
+from etude.integrations.art.wire import ArtGroup, ArtModel, check_episode_order, make_group, to_art_groups
 from etude.jobs.folders import JobContent, data_hash
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         try:
             base = jobs.base or await self._served(await self.remote_backend.step(), "the beginning")
             if self._inference is not None:
-                await self._inference.probe(await self._name_of(base.number))
+                await self._inference.probe(await self._served_name(base.number))
         except ArtError as error:
             raise ArtError(f"{error}. The ART server says that it serves the model at {address}") from error
         jobs.keep(base=base)
@@ -119,7 +119,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         """Return whether the training server is healthy and the endpoint serves the model."""
         try:
             await self.remote_backend.check_health()
-            await self._name_of(await self.remote_backend.step())
+            await self._served_name(await self.remote_backend.step())
         except ArtError:
             return False
         return True
@@ -130,7 +130,7 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def _construct_trajectory_groups(self, trajectory_lists: list[list[Trajectory]]) -> list[ArtGroup]:
         """Return ART's groups, one for each example. Raises ValueError for an invalid trajectory."""
-        return [group_of(trajectories) for trajectories in trajectory_lists]
+        return [make_group(trajectories) for trajectories in trajectory_lists]
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
         """Start training, unless the job is already running or completed. Raises as `to_art_groups`."""
@@ -150,7 +150,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         step, message = await self.remote_backend.step(), None
         if self._version is not None and (sampled := self._version.number) != step:
             message = (
-                f"sampled at step {sampled}, trained from step {step}: an earlier job was done after all"
+                f"sampled at step {sampled}, trained from step {step}: an earlier job had ended after all"
             )
         job = ArtJob(content=content, before=step, message=message)
         jobs.put(name, job)
@@ -290,13 +290,13 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def _served(self, step: int, job: str) -> ModelVersion:
         """Return the version of a step, with its served name. Raises ArtError if it is not served."""
-        location = await self._name_of(step)
+        location = await self._served_name(step)
         backend = self.adapter_config.backend
         # ART gives no hash of the weights, so the digest covers their origin.
         digest = content_hash([backend.url, backend.project, backend.name, step, job])
         return ModelVersion(number=step, location=location, digest=digest)
 
-    async def _name_of(self, step: int) -> str:
+    async def _served_name(self, step: int) -> str:
         """Return the served name: `name@step` (ART 0.5), or `name` (0.4, which swaps its weights)."""
         name = self.adapter_config.backend.name
         names = (f"{name}@{step}", name)

@@ -33,8 +33,8 @@ from etude.wire.retries import (
     Retryable,
     RetryPolicy,
     RetryReason,
-    failure_of,
-    reason_of,
+    as_reason,
+    to_failure,
     with_retries,
 )
 
@@ -93,14 +93,14 @@ class _JsonClient:
         return await with_retries(attempt, policy=self._policy)
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> ArtError:
-        reason = reason_of(error) if isinstance(error, httpx.RequestError) else type(error).__name__
+        reason = as_reason(error) if isinstance(error, httpx.RequestError) else type(error).__name__
         # After a read timeout, the server may still be working on the request.
         again = None if isinstance(error, httpx.ReadTimeout) else RetryReason("connection")
         return ArtError(f"{self._name} did not answer {request} ({reason}){self._hint}", again=again)
 
     def _refused(self, request: str, status: int, content: bytes, headers: Mapping[str, str]) -> ArtError:
         """Return a one-line error for an answer with a status other than 200."""
-        failure = failure_of(status, headers, content)
+        failure = to_failure(status, headers, content)
         later = failure.again if isinstance(failure, Retryable) else None
         return ArtError(f"{self._name} answered {request} with {failure}", status, later)
 
@@ -187,7 +187,7 @@ class ArtClient(_JsonClient):
     def _metrics(self, line: str) -> dict[str, float]:
         metrics = self._parsed(line, f"sent no JSON: {line[:200]!r}")
         if not isinstance(metrics, dict):
-            raise ArtError(f"{self._name} sent metrics that are no object: {line[:200]!r}")
+            raise ArtError(f"{self._name} sent metrics that are not an object: {line[:200]!r}")
         return {
             str(key): float(value)
             for key, value in metrics.items()

@@ -37,7 +37,7 @@ from etude.server.hyperparameters import (
     resolve_hyperparameters,
 )
 from etude.wire.http_server import ApiError
-from etude.wire.sampling import problems_of
+from etude.wire.sampling import describe_problems
 from etude.wire.tokens import OWNER
 
 _MOST_VALUES = 20_000_000
@@ -120,7 +120,7 @@ class TrainBody(BaseModel):
         try:
             return cls.model_validate(read_json(body, most_values=_MOST_VALUES))
         except ValidationError as error:
-            message, param = problems_of(error.errors(include_url=False, include_input=False))
+            message, param = describe_problems(error.errors(include_url=False, include_input=False))
             raise ApiError(400, message, param=param, code="invalid_value") from error
         except ValueError as error:
             raise ApiError(400, f"the request is not JSON: {error}", code="invalid_value") from error

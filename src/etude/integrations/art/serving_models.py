@@ -25,7 +25,7 @@ from etude.server.jobs import FINAL
 from etude.server.models import Alias, ModelStore
 from etude.wire.bodies import check_conversation
 from etude.wire.http_server import ApiError
-from etude.wire.sampling import problems_of
+from etude.wire.sampling import describe_problems
 
 ART_MODELS = table(
     "art_models", sa.Column("project", sa.Text, nullable=False), sa.Column("base", sa.Text, nullable=False)
@@ -58,7 +58,7 @@ class ArtStep:
     created: float
 
 
-def steps_of(connection: sa.Connection, model: str | None = None) -> list[ArtStep]:
+def find_steps(connection: sa.Connection, model: str | None = None) -> list[ArtStep]:
     """Return the existing steps of one model or of all models, in order."""
     served = sa.func.coalesce(ART_STEPS.c.served, JOBS.c.fine_tuned_model)
     joined = ART_STEPS.outerjoin(JOBS, ART_STEPS.c.job == JOBS.c.id)
@@ -87,7 +87,7 @@ class ArtNames:
     def aliases(self, connection: sa.Connection) -> dict[str, Alias]:
         """Return all names, with the served model of each."""
         names: dict[str, Alias] = {}
-        for step in steps_of(connection):
+        for step in find_steps(connection):
             names[step.name] = names[step.model] = Alias(step.served, step.created)
         return names
 
@@ -95,7 +95,7 @@ class ArtNames:
         """Return the model that answers for one of ART's names; None if the name is not ART's."""
         name = plain_name(name)
         model = name.partition("@")[0]
-        steps = steps_of(connection, model)
+        steps = find_steps(connection, model)
         if name == model:
             return steps[-1].served if steps else None
         return next((step.served for step in steps if step.name == name), None)
@@ -127,14 +127,14 @@ class ArtModels:
             raise ApiError(
                 409,
                 f"'{name}' is registered here in project '{known['project']}' with base_model "
-                f"'{known['base']}', and names are the server's; choose another name",
+                f"'{known['base']}', and a name is unique at a server; choose another",
                 param="name",
             )
 
     def steps(self, name: str) -> list[ArtStep]:
         """Return the existing steps, in order. Raises ApiError 404 if the model is not registered."""
         with self._engine.connect() as connection:
-            steps = steps_of(connection, name)
+            steps = find_steps(connection, name)
         if not steps:
             message = f"there is no model '{name}'; register it first (`await model.register(backend)`)"
             raise ApiError(404, message, param="name", code="model_not_found")
@@ -186,7 +186,7 @@ class ArtModels:
     def _unused(self, connection: sa.Connection, served: set[str]) -> list[str]:
         """Return the models in `served` that neither a step, a registered model nor the server needs."""
         bases = set(connection.execute(sa.select(ART_MODELS.c.base)).scalars())
-        still = {step.served for step in steps_of(connection)} | bases | {self._models.base.name}
+        still = {step.served for step in find_steps(connection)} | bases | {self._models.base.name}
         return sorted(served - still)
 
     def _newest_and_job(self, name: str, request_hash: str = "") -> tuple[ArtStep, str | None]:
@@ -294,14 +294,14 @@ def _branches(history: ArtHistory, speech: TextCodec, counts: Counter[str], insi
             choice = ArtChoice.model_validate(message)
         except ValidationError as error:
             raise _wrong(
-                where, problems_of(error.errors(include_url=False, include_input=False))[0]
+                where, describe_problems(error.errors(include_url=False, include_input=False))[0]
             ) from error
         if choice.logprobs is not None and (tokens := choice.logprobs.content or choice.logprobs.refusal):
             try:
                 check_conversation(messages, history.tools)
                 prompt = speech.template.prompt(ChatRequest(tuple(messages), tuple(history.tools or ()))).ids
             except (RequestError, EngineError) as error:
-                raise _wrong(where, f"what stands before it is no prompt: {error}") from error
+                raise _wrong(where, f"what comes before it is not a prompt: {error}") from error
             branch = branches[-1] if branches else None
             if branch is None or prompt[: len(branch.ids)] != branch.ids:
                 counts["drifted_prompts"] += branch is not None

@@ -174,7 +174,7 @@ def to_art_trajectory(trajectory: Trajectory, *, needs_tokens: bool = True) -> A
     # ART trains on a whole choice. An answer with zero weight becomes a plain message.
     sampled = [item for item in items if item.is_sampled and (item.weights is None or any(item.weights))]
     if not sampled:
-        raise ValueError("it has no message that the model sampled, or none that is to be trained on")
+        raise ValueError("it has no message that the model sampled, or none to train on")
     facts = trajectory.metadata or {}
     return ArtTrajectory(
         messages_and_choices=[
@@ -226,7 +226,7 @@ def _message(item: EpisodeItem) -> Json:
     return {"role": item.role.value, "content": facts.get("content", item.content), **kept}
 
 
-def group_of(trajectories: list[Trajectory]) -> ArtGroup:
+def make_group(trajectories: list[Trajectory]) -> ArtGroup:
     """Return an example's trajectories, with OpenAI's `Choice` for each answer that is trained on.
 
     Raises ValueError for a trajectory that ART cannot train on.

@@ -19,7 +19,7 @@ from etude.config.component import Supplies
 from etude.config.import_path import is_import_path
 from etude.config.references import LlmRef
 from etude.config.registry import register_workflow
-from etude.core.data_model import kind_of, number
+from etude.core.data_model import name_type, number
 from etude.core.episode import WORKFLOW, Example
 from etude.core.errors import EpisodeError, RequestError
 from etude.integrations.games.turn_game import (
@@ -100,7 +100,7 @@ class GymGame:
         course = GameResult(config.id, rewards={WORKFLOW: 0.0})
         seed, options = _beginning(example, config.id)
         async with open_game(config.id, self.make, config.call_timeout) as guest:
-            read = reader_of(config.action, getattr(guest.env, "action_space", None))
+            read = choose_reader(config.action, getattr(guest.env, "action_space", None))
             shown, over = await guest.call("reset()", lambda env: self._reset(env, seed, options)), False
             while not over and course.turns < config.max_turns:
                 text = await player.answer(episode, shown)
@@ -109,7 +109,7 @@ class GymGame:
                     action = read(text)
                 except ValueError as error:
                     course.invalid[WORKFLOW] += 1
-                    shown = f"That is no action: {error}"
+                    shown = f"That is not an action: {error}"
                     continue
                 shown, reward, over = await guest.call("step()", partial(self._stepped, action))
                 earned = course.earn(WORKFLOW, reward)
@@ -149,12 +149,12 @@ def _beginning(example: Example, what: str) -> tuple[int | None, Mapping[str, An
     """
     options = example.inputs.get("options")
     if options is not None and not isinstance(options, Mapping):
-        raise EpisodeError(f"example {example.id!r}: 'options' is a mapping, found {kind_of(options)}")
+        raise EpisodeError(f"example {example.id!r}: 'options' is a mapping, found {name_type(options)}")
     needs_seed = options is None or example.inputs.get("seed") is not None
     return (whole_number(example, "seed", what) if needs_seed else None), options
 
 
-def reader_of(written: list[str] | dict[str, Any] | str | None, space: Any) -> Reader:
+def choose_reader(written: list[str] | dict[str, Any] | str | None, space: Any) -> Reader:
     """Return the action reader from the config, or the default for the environment's action space.
 
     Raises RequestError if there is neither.
@@ -174,7 +174,7 @@ def reader_of(written: list[str] | dict[str, Any] | str | None, space: Any) -> R
         return str.strip
     raise RequestError(
         f"action: nothing says how an answer becomes an action of {space}; name a function of the answer's "
-        "text, `action: module:function`, which raises ValueError for what is none"
+        "text, `action: module:function`, which raises ValueError for anything else"
     )
 
 

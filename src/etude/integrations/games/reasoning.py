@@ -70,7 +70,7 @@ class ReasoningGymDatasetConfig(DatasetConfig, name="reasoning_gym"):
 
     def examples(self) -> list[Example]:
         """Generate the examples. Raises DatasetError if the task has too few different questions."""
-        entries, made = entries_of(self.task, self.config, self.seed), dict[str, Example]()
+        entries, made = make_dataset(self.task, self.config, self.seed), dict[str, Example]()
         for index in range(min(_ALL, self.size * _TRIES)):
             try:
                 entry = entries[index]
@@ -89,7 +89,7 @@ class ReasoningGymDatasetConfig(DatasetConfig, name="reasoning_gym"):
         )
 
 
-def entries_of(task: str, options: Mapping[str, Any], seed: int) -> Any:
+def make_dataset(task: str, options: Mapping[str, Any], seed: int) -> Any:
     """Return a task's dataset. Raises RequestError for an unknown task and for options that do not fit."""
     library = ReasoningGymConfig.library()
     known = ReasoningGymConfig.library("reasoning_gym.factory").DATASETS
@@ -112,9 +112,9 @@ async def reasoning_gym_dataset(
 
 @register_workflow(config_type=ReasoningGymConfig)
 async def reasoning_gym(config: ReasoningGymConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Build the workflow. Raises MissingExtraError without reasoning-gym, RequestError as `entries_of`."""
+    """Build the workflow. Raises MissingExtraError without reasoning-gym, RequestError as `make_dataset`."""
     name = f"reasoning-gym's {config.task}"
-    await call_with_timeout(name, lambda: entries_of(config.task, config.config, 0), config.call_timeout)
+    await call_with_timeout(name, lambda: make_dataset(config.task, config.config, 0), config.call_timeout)
     yield Workflow(config.task, ReasoningTask(config), config.timeout)
 
 
@@ -144,7 +144,7 @@ class ReasoningTask:
         """Return an example's dataset and entry. Raises EpisodeError if its question is not the entry's."""
         what = f"the task '{self.config.task}' of reasoning-gym, which makes and scores its own questions,"
         seed, index = (whole_number(example, name, what) for name in ("seed", "index"))
-        entries = self._entries.get(seed) or entries_of(self.config.task, self.config.config, seed)
+        entries = self._entries.get(seed) or make_dataset(self.config.task, self.config.config, seed)
         self._entries[seed] = entries
         entry = entries[index]
         if example.inputs.get("question", entry["question"]) != entry["question"]:

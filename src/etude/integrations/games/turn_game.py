@@ -17,7 +17,7 @@ from pydantic import Field
 
 from etude.config.component import CHANGEABLE, Supplies, WorkflowConfig
 from etude.config.import_path import import_object, where_raised
-from etude.core.data_model import kind_of, number
+from etude.core.data_model import name_type, number
 from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError, alternatives, require_extra
 from etude.core.message import Message
@@ -95,7 +95,7 @@ def named_function(path: str, key: str) -> Callable[..., Any]:
     """Import the function or class that a config key names. Raises RequestError for other objects."""
     made: Callable[..., Any] = import_object(path)
     if not callable(made):
-        raise RequestError(f"{key}: '{path}' is no class or function")
+        raise RequestError(f"{key}: '{path}' is not a class or function")
     return made
 
 
@@ -113,7 +113,7 @@ def whole_number(example: Example, name: str, what: str) -> int:
     try:
         return int(str(value))
     except ValueError:
-        found = "it has none" if value is None else f"found {kind_of(value)}"
+        found = "it has none" if value is None else f"found {name_type(value)}"
         raise EpisodeError(
             f"example {example.id!r} is no game: {what} needs a whole number as '{name}', and {found}; give "
             "each row one, or leave the dataset out, and the workflow brings its own"
@@ -251,7 +251,7 @@ class GameResult:
         except ValueError:
             reward = math.nan
         if not math.isfinite(reward):
-            raise EnvironmentFailed(f"{self.game}: the reward {given!r:.80} is no finite number")
+            raise EnvironmentFailed(f"{self.game}: the reward {given!r:.80} is not a finite number")
         self.rewards[seat] = self.rewards.get(seat, 0.0) + reward
         return reward
 

@@ -85,7 +85,7 @@ class Connection:
             raise self._error(f"answered '{name}' with the error {error.code}: {error.message}") from error
         except (ValidationError, RuntimeError, httpx2.HTTPError, OSError) as error:
             raise self._error(f"gave '{name}' no valid answer: {_cause(error)}") from error
-        return ToolResult(_text_of(result), result.is_error)
+        return ToolResult(_result_text(result), result.is_error)
 
     @property
     def log_size(self) -> int:
@@ -170,7 +170,7 @@ def _described(tool: types.Tool) -> Tool:
     }
 
 
-def _text_of(result: types.CallToolResult) -> str:
+def _result_text(result: types.CallToolResult) -> str:
     """Return a result's text, with type names for other blocks, or its structured content if it has none."""
     parts = []
     for block in result.content:

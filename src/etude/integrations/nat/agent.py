@@ -109,7 +109,7 @@ class NatAgent:
         try:
             self._result = parse(result_json_path)
         except JSONPathError as error:
-            problem = f"--result_json_path {result_json_path} is no JSON path: {error}"
+            problem = f"--result_json_path {result_json_path} is not a JSON path: {error}"
             raise RequestError(problem) from error
         self._result_json_path = result_json_path
         self.steps: Steps | None = None

@@ -88,13 +88,13 @@ def only_model(llms: Mapping[str, Any]) -> str:
     """Return the name of the only entry. Raises RequestError unless there is exactly one."""
     if len(llms) != 1:
         raise RequestError(
-            "say which of `llms` is trained with `finetuning.target_model`; there are: "
+            "name the trained entry of `llms` with `finetuning.target_model`; there are: "
             f"{', '.join(llms) or 'none'}"
         )
     return next(iter(llms))
 
 
-async def agent_of(builder: Builder) -> NatAgent:
+async def find_agent(builder: Builder) -> NatAgent:
     """Return the agent of the config's workflow. Raises RequestError if it is not the toolkit's."""
     workflow = await builder.get_workflow()
     if not isinstance(workflow, NatWorkflow) or workflow.agent is None:
@@ -112,7 +112,7 @@ class NatDatasetConfig(DatasetConfig, name="nat"):
 @register_dataset(config_type=NatDatasetConfig)
 async def nat_dataset(config: NatDatasetConfig, builder: Builder) -> AsyncIterator[NatDataset]:
     """Build the dataset. Raises RequestError if the workflow is not the toolkit's."""
-    agent = await agent_of(builder)
+    agent = await find_agent(builder)
     from etude.integrations.nat.evaluation import NatDataset
 
     yield NatDataset(agent.config.eval.general, config.file_path)
@@ -128,7 +128,7 @@ class NatEvaluatorConfig(EvaluatorConfig, name="nat"):
 @register_evaluator(config_type=NatEvaluatorConfig)
 async def nat_evaluator(config: NatEvaluatorConfig, builder: Builder) -> AsyncIterator[Evaluator]:
     """Build the evaluator. Raises RequestError for another workflow, or an unknown evaluator."""
-    agent = await agent_of(builder)
+    agent = await find_agent(builder)
     from etude.integrations.nat.evaluation import NatEvaluator
 
     yield NatEvaluator(agent, config.evaluator)

@@ -74,7 +74,7 @@ class NatDataset:
             raise DatasetError(f"{_source(config)} cannot be read by the toolkit: {error!r}") from error
         if not items:
             raise DatasetError(f"{_source(config)} holds no examples with a question")
-        examples = [example_of(item) for item in items]
+        examples = [to_example(item) for item in items]
         if len({example.id for example in examples}) < len(examples):
             raise DatasetError(f"{_source(config)}: two rows have the same id in '{config.id_key}'")
         return examples
@@ -93,7 +93,7 @@ class NatDataset:
         return kind(**columns, file_path=self._file)
 
 
-def example_of(item: NatItem) -> Example:
+def to_example(item: NatItem) -> Example:
     """Convert a toolkit row to an example. Without an id, the id is a hash of the content."""
     row = to_jsonable_python(item.full_dataset_entry, fallback=str, inf_nan_mode="null")
     name = content_hash([item.input_obj, row]) if item.id in ("", None) else str(item.id)
@@ -103,7 +103,7 @@ def example_of(item: NatItem) -> Example:
     return Example(name, inputs, item.expected_output_obj)
 
 
-def item_of(example: Example, output: Any, steps: Any) -> NatItem:
+def to_item(example: Example, output: Any, steps: Any) -> NatItem:
     """Convert an example back to its toolkit row, with an output and steps."""
     return NatItem(
         id=example.id,
@@ -156,7 +156,7 @@ class NatEvaluator(Evaluator):
         assert item.episode is not None, "a score is made of an episode"
         kept = self._agent.steps.of(item.episode.id) if self._agent.steps else []
         steps = IntermediateStepAdapter().validate_intermediate_steps(kept)
-        prepared = item_of(item.episode.example, item.output_obj, steps)
+        prepared = to_item(item.episode.example, item.output_obj, steps)
         general = self._agent.config.eval.general
         process = general.output.custom_pre_eval_process_function if general.output else None
         if process is None:
@@ -253,7 +253,7 @@ def evaluation_to_toolkit(output: evaluation.EvaluationRunOutput) -> EvaluationR
     ]
     # In Etude, the `full_dataset_entry` of an item is its example.
     items = [
-        item_of(item.full_dataset_entry, item.output_obj, []) for item in output.eval_input.eval_input_items
+        to_item(item.full_dataset_entry, item.output_obj, []) for item in output.eval_input.eval_input_items
     ]
     return EvaluationRunOutput(
         workflow_output_file=None,

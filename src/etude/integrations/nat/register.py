@@ -42,7 +42,7 @@ from etude.integrations.nat.evaluation import (
     status_to_toolkit,
     to_toolkit,
 )
-from etude.integrations.nat.run import LogStream, etude_config, logger, run_of
+from etude.integrations.nat.run import LogStream, logger, open_run, translate
 from etude.loop.recording_wrappers import RecordedTrainer
 from etude.loop.targets import assemble_trainer
 from etude.report.files import RunReport
@@ -107,7 +107,7 @@ class _Delegate(Generic[PartT]):
     def etude(self) -> PartT:
         """The part of Etude that does the work. Raises RequestError before `etude_trainer` has started."""
         if self._etude is None:
-            raise RequestError(f"`{self.called}` works within a trainer of `_type: etude_trainer` alone")
+            raise RequestError(f"`{self.called}` works only within a trainer of `_type: etude_trainer`")
         return self._etude
 
     def bind(self, etude: PartT) -> None:
@@ -195,7 +195,7 @@ class EtudeTrainer(Trainer):
         await super().initialize(run_config)
         file = run_config.run_configuration.config_file
         toolkit_config = load_config(file) if isinstance(file, str | Path) else file
-        self._config = etude_config(toolkit_config, run_config)
+        self._config = translate(toolkit_config, run_config)
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Train for `num_epochs` epochs, including the finished epochs of a resumed run.
@@ -253,7 +253,7 @@ class EtudeTrainer(Trainer):
             if self._config is None:
                 raise EtudeError("the trainer was not initialized; call initialize(run_config) first")
             async with AsyncExitStack() as stack:
-                run = stack.enter_context(run_of(self._config))
+                run = stack.enter_context(open_run(self._config))
                 logger.info("the run folder is %s", run.path)
                 opened = open_runtime(
                     self._config, run, progress=LineProgress(LogStream()), report=RunReport()

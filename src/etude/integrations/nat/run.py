@@ -82,7 +82,7 @@ def trained_model(llms: Mapping[str, Any], wanted: str | None) -> str:
     return named[0]
 
 
-def etude_config(toolkit_config: Any, run_config: Any) -> Config:
+def translate(toolkit_config: Any, run_config: Any) -> Config:
     """Build the config of the Etude run that the toolkit's config describes.
 
     `run_config` is its `finetuning`, with the command's options in `run_configuration`. Raises RequestError
@@ -182,7 +182,7 @@ def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
 
 
 @contextmanager
-def run_of(config: Config) -> Iterator[RunFolder]:
+def open_run(config: Config) -> Iterator[RunFolder]:
     """Open the folder of the latest unfinished run of this config, or of a new run.
 
     Changeable keys, such as limits and the number of epochs, may differ. Raises StoreError if the folder

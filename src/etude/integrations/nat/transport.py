@@ -44,7 +44,7 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         episode, request.headers[FUNCTION_HEADER] = self._running()
         if episode is None:
             return _nobody(request, self._model)
-        recording = RecordingTransport(lambda body: episode.answer(body, self._model), episode.said)
+        recording = RecordingTransport(lambda body: episode.answer(body, self._model), episode.answers_given)
         return await recording.handle_async_request(request)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -53,7 +53,7 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         if episode is None:
             return _nobody(request, self._model)
         recording = BlockingRecordingTransport(
-            lambda body: episode.answer(body, self._model), episode.loop.wait, episode.said
+            lambda body: episode.answer(body, self._model), episode.loop.wait, episode.answers_given
         )
         return recording.handle_request(request)
 

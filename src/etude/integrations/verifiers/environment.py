@@ -249,7 +249,7 @@ class Tasks:
             return task_type(data_type.model_validate(columns), self._taskset.config.task)
         except ValueError as error:
             raise DatasetError(
-                f"example {example.id!r} is no task of {self._name}, and its columns make none: "
+                f"example {example.id!r} is not a task of {self._name}, and its columns make none: "
                 f"{where_raised(error)}"
             ) from error
 

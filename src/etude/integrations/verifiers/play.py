@@ -25,7 +25,7 @@ from etude.config.import_path import where_raised
 from etude.core.episode import Example
 from etude.core.errors import EnvironmentAway, EpisodeError, EtudeError
 from etude.integrations.verifiers.environment import Tasks
-from etude.integrations.verifiers.scores import episode_error, problems_of, scores_of
+from etude.integrations.verifiers.scores import episode_error, find_problems, find_scores
 from etude.rollout.episode import Episode
 from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import ChatBody
@@ -45,7 +45,7 @@ class EpisodeCalls:
 
     def __init__(self, episode: Episode) -> None:
         self._episode = episode
-        self._gateway = Gateway(self._answer, episode.said, episode.readers)
+        self._gateway = Gateway(self._answer, episode.answers_given, episode.models)
         self.errors: list[EtudeError] = []
         """The errors of failed calls."""
 
@@ -234,8 +234,8 @@ class VerifiersWorkflow:
         except Exception as error:
             raise EpisodeError(f"'{self.name}', task {example.id!r}: {where_raised(error)}") from error
         if not self.env.complete(played):
-            raise episode_error(self.name, example.id, list(problems_of(played)), calls.errors)
-        for score in scores_of(played.traces):
+            raise episode_error(self.name, example.id, list(find_problems(played)), calls.errors)
+        for score in find_scores(played.traces):
             reason = f"mean of {score.runs} runs" if score.runs > 1 else None
             episode.score(score.name, score.value, reason, agent=score.agent)
         for trace in played.traces:

@@ -27,7 +27,7 @@ class Score:
     """The number of runs that `value` is the mean of."""
 
 
-def scores_of(traces: Sequence[Any]) -> list[Score]:
+def find_scores(traces: Sequence[Any]) -> list[Score]:
     """Return every reward and metric of the episode and, with several agents, of each agent.
 
     A score is the mean over an agent's runs, and over agents for the episode. The reward replaces a metric
@@ -66,8 +66,8 @@ def _check(trace: Any) -> None:
     for name, value in numbers.items():
         if not math.isfinite(value):
             raise EpisodeError(
-                f"the environment's '{name}' of '{agent}' is {value}; mend what gives it: a reward or a "
-                "metric is a finite number"
+                f"the environment's '{name}' of '{agent}' is {value}; a reward or a metric "
+                "must be a finite number"
             )
     missing = [name for name, reward in trace.rewards.items() if reward is None]
     if missing:
@@ -95,7 +95,7 @@ Problem: TypeAlias = tuple[str | None, Any]
 """The agent whose run failed, or None for the environment's code, and the error that verifiers recorded."""
 
 
-def problems_of(played: Any) -> Iterator[Problem]:
+def find_problems(played: Any) -> Iterator[Problem]:
     """Yield the last error of each failed agent run, then the environment's last error."""
     for trace in played.traces:
         if not trace.ok and trace.errors:

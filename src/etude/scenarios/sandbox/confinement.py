@@ -171,8 +171,8 @@ def main() -> None:
             failed.append(arguments.exc_value)
 
     threading.excepthook = note
-    end = _end_of(lambda: _run(job, report))
-    report(_end_of(lambda: _finish(failed)) if end["end"] == "ok" else end)
+    end = _run_step(lambda: _run(job, report))
+    report(_run_step(lambda: _finish(failed)) if end["end"] == "ok" else end)
     os._exit(_ENDED)
 
 
@@ -236,7 +236,7 @@ def _finish(failed: list[BaseException]) -> None:
         raise failed[0]
 
 
-def _end_of(step: Callable[[], None]) -> dict[str, str]:
+def _run_step(step: Callable[[], None]) -> dict[str, str]:
     try:
         step()
     except MemoryError:
