@@ -38,13 +38,13 @@ def no_leftovers() -> Iterator[None]:
 def _started_with(mark: str) -> list[psutil.Process]:
     """The processes below this one or with that mark which are no zombies, the innermost last."""
     found, own = [], psutil.Process()
-    # Without the mark are forks of this process, and processes with an environment of their own.
+    # Forks of this process have no mark. What commands of other workers start is below, and has their mark.
     below = own.children(recursive=True)
     commands = {command.pid for command in forked.started if command.poll() is None}
     for process in psutil.process_iter():
         try:
-            is_ours = process in below or process.pid in commands or process.environ().get(_MARK) == mark
-            if process == own or not is_ours:
+            ours = process.environ().get(_MARK, process in below and mark) == mark or process.pid in commands
+            if process == own or not ours:
                 continue
             line = " ".join(process.cmdline())
             # The server of commands is that of all workers.

@@ -106,21 +106,21 @@ def test_grpo_learns_from_what_the_server_sampled(client: openai.OpenAI) -> None
 def test_a_job_is_created_once_for_an_idempotency_key(client: openai.OpenAI) -> None:
     file = upload(client, supervised(2))
     header = {"extra_headers": {"Idempotency-Key": "run-1/epoch-3"}}
-    first = create(client, file, request=header, n_epochs=1)
-    assert create(client, file, request=header, n_epochs=1).id == first.id
+    first = create(client, file, request=header, n_epochs=500)
+    assert create(client, file, request=header, n_epochs=500).id == first.id
     with pytest.raises(openai.ConflictError) as caught:
         create(client, file, request=header, n_epochs=2)
     assert caught.value.code == "idempotency_key_reused"
     assert "differs in hyperparameters" in caught.value.message
     # What counts is what a file has in it, and not when it was uploaded.
-    assert create(client, upload(client, supervised(2)), request=header, n_epochs=1).id == first.id
+    assert create(client, upload(client, supervised(2)), request=header, n_epochs=500).id == first.id
     with pytest.raises(openai.ConflictError, match="differs in training_file"):
-        create(client, upload(client, supervised(3)), request=header, n_epochs=1)
+        create(client, upload(client, supervised(3)), request=header, n_epochs=500)
     with pytest.raises(openai.ConflictError, match="differs in method, training_file"):
-        create(client, upload(client, dpo(2)), "dpo", request=header, n_epochs=1)
+        create(client, upload(client, dpo(2)), "dpo", request=header, n_epochs=500)
     by_metadata = {"metadata": {"idempotency_key": "run-2"}}
-    second = create(client, file, request=by_metadata, n_epochs=1)
-    assert create(client, file, request=by_metadata, n_epochs=1).id == second.id != first.id
+    second = create(client, file, request=by_metadata, n_epochs=500)
+    assert create(client, file, request=by_metadata, n_epochs=500).id == second.id != first.id
     for job in (first, second):
         client.fine_tuning.jobs.cancel(job.id)
 
