@@ -44,7 +44,7 @@ def asking_for(role: Role, episode_id: str) -> ContextValue[Purpose]:
 
 
 def use_purpose(purpose: Purpose) -> ContextValue[Purpose]:
-    """Charge the block's calls to a purpose that another process has sent."""
+    """Charge the block's calls to a purpose."""
     return ContextValue(_PURPOSE, purpose)
 
 

@@ -28,7 +28,7 @@ from etude.cli import (
     view,
 )
 from etude.cli.command import option, report_errors
-from etude.cli.console import INVOCATION, Invocation
+from etude.cli.console import INVOCATION
 from etude.report.logs import LogLevel, show_logs
 
 _HELP = """Etude fine-tunes the models inside LLM agents from the agents' own runs.
@@ -43,11 +43,10 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the program's own arguments. Each command parses its own later."""
         end = args.index("--") if "--" in args else len(args)
-        is_debug, folder = "--debug" in args[:end], None
+        INVOCATION.words, INVOCATION.folder, INVOCATION.debug = tuple(args), None, "--debug" in args[:end]
         with suppress(FileNotFoundError):
-            folder = Path.cwd()
-        INVOCATION.set(Invocation(tuple(args), folder, is_debug))
-        if not is_debug:
+            INVOCATION.folder = Path.cwd()
+        if not INVOCATION.debug:
             # Future changes in libraries do not concern a user who trains an agent.
             warnings.simplefilter("ignore", FutureWarning)
         words = [word for index, word in enumerate(args) if word != "--debug" or index >= end]
@@ -108,7 +107,7 @@ def etude(
     ] = None,
 ) -> None:
     """Set the options of the program itself."""
-    show_logs(log_level or (LogLevel.DEBUG if INVOCATION.get().debug else LogLevel.INFO))
+    show_logs(log_level or (LogLevel.DEBUG if INVOCATION.debug else LogLevel.INFO))
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (

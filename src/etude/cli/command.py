@@ -129,7 +129,7 @@ def on_error(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
 
 def _report(error: BaseException, sentence: str, code: int, options: Mapping[str, Any]) -> typer.Exit:
     """Print the error of a command that had these options, and return the exit for it."""
-    if INVOCATION.get().debug:
+    if INVOCATION.debug:
         traceback.print_exception(error)
     if options.get("as_json"):
         emit({"event": "error", "type": type(error).__name__, "error": str(error), "exit_code": code})

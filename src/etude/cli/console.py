@@ -10,7 +10,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
@@ -82,9 +81,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
     say("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Invocation:
-    """The words after `etude`, and the folder at the start (None: deleted), which an agent may change."""
+    """The words after `etude`, and the folder at the start (None: deleted), which an agent may change.
+
+    A process has one, which `etude` fills in when it begins.
+    """
 
     words: tuple[str, ...] = ()
     folder: Path | None = None
@@ -92,12 +94,12 @@ class Invocation:
     """Whether the words include `--debug`, which shows tracebacks."""
 
 
-INVOCATION: ContextVar[Invocation] = ContextVar("etude_invocation", default=Invocation())  # noqa: B039  it is frozen
+INVOCATION = Invocation()
 
 
 def shown_path(path: Path) -> str:
     """Return a path as a user would type it here. It never begins like an option."""
-    here = INVOCATION.get().folder or Path.cwd()
+    here = INVOCATION.folder or Path.cwd()
     path = path if path.is_absolute() else here / path
     shown = str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
     return f"./{shown}" if shown.startswith("-") else shown

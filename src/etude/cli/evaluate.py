@@ -113,7 +113,7 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -
 
     with (
         RunFolder.open(run) as folder,
-        on_error(lambda: hints.command(*INVOCATION.get().words)),
+        on_error(lambda: hints.command(*INVOCATION.words)),
         progress_for(stream=sys.stderr if as_json else None) as progress,
     ):
         scored, evaluation = run_async(rescore_run(settings, folder, phase=phase, progress=progress))

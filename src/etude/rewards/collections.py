@@ -10,11 +10,11 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
+from etude.budget.meter import Purpose, current_purpose, use_purpose
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.evaluation import EvalInput, EvaluationRunOutput
 from etude.core.keys import shuffled_forever
@@ -156,7 +156,7 @@ class Collections(Evaluation):
 
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
         """Collect under a new phase. If there is only one kind of collection, `request.phase` is left out."""
-        stage, number = _within.get() or ("train", self._epoch())
+        stage, number = _current_part() or ("train", self._epoch())
         label = await self._label(number) if stage == "train" else ""
         key = phase_name(stage, number, "-".join(filter(None, (request.phase, label))))
         self._calls[key] += 1
@@ -198,18 +198,25 @@ class Collections(Evaluation):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-_within: ContextVar[tuple[Stage, int] | None] = ContextVar("within", default=None)
+def collecting_for(stage: Stage, number: int) -> ContextValue[Purpose]:
+    """Collect for an epoch (from 0) or a validation in the block, and in tasks started there.
 
-
-def collecting_for(stage: Stage, number: int) -> ContextValue[tuple[Stage, int]]:
-    """Collect for an epoch (from 0) or a validation in the block, and in tasks started there."""
-    return ContextValue(_within, (stage, number))
+    Calls outside of episodes are charged to it.
+    """
+    return use_purpose(Purpose(phase=phase_name(stage, number)))
 
 
 def current_number(stage: Stage) -> int | None:
     """Return the epoch or validation of this stage that is being collected here; None outside of one."""
-    inside = _within.get()
-    return inside[1] if inside is not None and inside[0] == stage else None
+    part = _current_part()
+    return part[1] if part is not None and part[0] == stage else None
+
+
+def _current_part() -> tuple[Stage, int] | None:
+    name, _, number = current_purpose().phase.partition("/")
+    if name not in get_args(Stage) or not number.isdecimal():
+        return None
+    return cast("Stage", name), int(number) - (name == "train")
 
 
 def phase_name(stage: Stage, number: int, label: str = "") -> str:
