@@ -34,7 +34,7 @@ from tests.inference.test_vllm_processes import answers, ask, engine_of
 from tests.inference.test_vllm_processes import lora as lora
 from tests.inference.test_vllm_processes import source as source
 from tests.models.tiny_models import continuing
-from tests.support import until
+from tests.support import is_alive, until
 from tests.vllm import QUICKLY, command_of
 
 pytest.importorskip("ray")
@@ -104,7 +104,9 @@ async def test_one_that_is_killed_comes_back_with_the_version_before_it_is_asked
     """Weights are sent to its node's disk; they are loaded before the first call, and gone when dropped."""
     await two.add_lora("lora-1", lora)
     engine, killed = engine_of(two, "lora-1", source), two.processes[0]
-    os.kill(killed.pid, signal.SIGKILL)
+    pid = killed.pid
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not is_alive(pid))
     assert await answers(engine, two) == [0, 12]
     await two.add_lora("lora-2", lora)
     newest = engine_of(two, "lora-2", source)

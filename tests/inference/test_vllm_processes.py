@@ -33,7 +33,7 @@ from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.inference.test_vllm import options_of
 from tests.models.tiny_models import continuing
-from tests.support import until
+from tests.support import is_alive, until
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,9 @@ async def test_a_killed_process_costs_no_call_and_comes_back_with_its_weights(tw
     engine = engine_of(two, "lora-1", source)
     before = await answers(engine, two)
     killed = two.processes[0]
-    os.kill(killed.pid, signal.SIGKILL)
+    pid = killed.pid
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not is_alive(pid))
     assert await answers(engine, two) == [0, 12]
     await until(lambda: killed.restarts == 1 and killed.state == "running")
     assert two.routes.addresses[0].failed <= before[0]
