@@ -421,14 +421,14 @@ def children(parent: int | None = None) -> list[str]:
     """The processes that one has started, this one by default; on Linux."""
     wanted = os.getpid() if parent is None else parent
     processes = (path.name for path in Path("/proc").glob("[0-9]*"))
-    return sorted(process for process in processes if stat_of(process)[:2] == ("run", wanted))
+    return sorted(process for process in processes if read_stat(process)[:2] == ("run", wanted))
 
 
 def is_running(process: str) -> bool:
-    return stat_of(process)[0] == "run"
+    return read_stat(process)[0] == "run"
 
 
-def stat_of(process: str) -> tuple[str, int]:
+def read_stat(process: str) -> tuple[str, int]:
     """Whether a process runs, and its parent."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
