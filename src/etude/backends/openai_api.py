@@ -193,7 +193,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     # Version 3 of the SDK is annotated with httpx2 but also accepts a client of httpx.
     http: Any = WholeAnswers(
         seconds=config.request_timeout,
-        problem_of=response_problem,
+        find_problem=response_problem,
         follow_redirects=True,
         headers=UNCOMPRESSED,
         event_hooks={"response": [limit_answer]},

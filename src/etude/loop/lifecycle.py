@@ -200,7 +200,7 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
     return await forget_failures(run.journal, is_open)
 
 
-DamageOf: TypeAlias = Callable[[ModelVersion], Awaitable[list[str]]]
+FindDamage: TypeAlias = Callable[[ModelVersion], Awaitable[list[str]]]
 """Returns how the stored weights of a version are damaged: a clause for each file."""
 
 _BASE = ModelVersion(number=0, location="", digest="")
@@ -242,7 +242,7 @@ async def recover(books: Bookkeeper) -> None:
 
 
 async def recovery_point(
-    history: History, warm_up: Sequence[WarmUpJob], damage_of: DamageOf
+    history: History, warm_up: Sequence[WarmUpJob], find_damage: FindDamage
 ) -> RecoveryPoint | None:
     """Return where to go back to from the last version. None if it and the warm-up's weights are whole.
 
@@ -250,7 +250,7 @@ async def recovery_point(
     done again, because algorithms compare with these weights.
     """
     start = history.start
-    if start is not None and (damage := await damage_of(start)):
+    if start is not None and (damage := await find_damage(start)):
         return RecoveryPoint(tuple(damage))
     if history.warm_up is None and not history.epochs and warm_up:
         start = warm_up[-1].version
@@ -260,7 +260,7 @@ async def recovery_point(
     whole: tuple[int, ModelVersion] | None = None
     for epoch, version in chain(steps, [(0, start)]):
         if version is not None and version.number not in damaged:
-            if not (damage := await damage_of(version)):
+            if not (damage := await find_damage(version)):
                 whole = (epoch, version)
                 break
             damaged[version.number] = damage
