@@ -131,7 +131,7 @@ async def test_a_trainer_that_trains_one_model_is_refused(run):
 
 
 async def test_an_agent_must_say_which_of_several_models_it_means(run):
-    with pytest.raises(Exception, match="name the model to call"):
+    with pytest.raises(Exception, match="there are several models; name the one to call"):
         await run.start(config(workflow="tests.training:play"))
 
 

@@ -229,7 +229,7 @@ def test_a_run_that_was_killed_before_it_had_a_journal_is_begun_again(project: P
     assert (project / "runs" / "r" / LOCK).exists()
     refused = etude("resume", "r")
     assert refused.exit_code == 2, refused.output
-    assert "run r was stopped before it had stored anything, so there is nothing to go on" in refused.output
+    assert "run r was stopped before it stored anything, so there is nothing to continue" in refused.output
     assert "Start it again: etude train CONFIG --name r" in refused.output
     begun = etude("train", "config.yml", "--name", "r")
     assert begun.exit_code == 0, begun.output

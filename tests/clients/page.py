@@ -25,7 +25,7 @@ HEAD = """\
 
 Which client libraries work unchanged with the models of Etude: at `episode.endpoint`, where every call is
 recorded with its token ids and logprobs, and at [`etude serve`](backends.md#the-server). The tests drive each
-of them, in a process of its own and with its default settings, and this page is made of what passed.
+of them, in its own process and with its default settings, and this page is made of what passed.
 
 Give a client the address and the key:
 

@@ -91,7 +91,7 @@ def test_two_nodes_train_what_one_process_does_and_survive_kill_9(
     wait_for_step(two.client(), job, 8)
     os.kill(list_processes(two, job)[1], signal.SIGKILL)
     events = check_equal(two, job, of_one_process)
-    assert any("process 1: it was killed" in text and "goes on from step" in text for text in events)
+    assert any("process 1: it was killed" in text and "continues from step" in text for text in events)
     assert any(text.startswith("Fine-tuning job started, from step") for text in events)
 
 

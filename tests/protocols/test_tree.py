@@ -91,7 +91,7 @@ def test_each_way_of_a_play_counts_by_how_likely_it_was() -> None:
 
 async def test_what_is_no_play_has_no_score() -> None:
     (output,) = await evaluate(VerdictAccuracy(), [EvalInputItem(id="e", output_obj="text")], 5)
-    assert "was a protocol played in it?" in str(output.error)
+    assert "did the episode play a protocol?" in str(output.error)
 
 
 async def test_the_answers_of_one_round_are_crossed_and_each_is_sampled_once(journal: Journal) -> None:

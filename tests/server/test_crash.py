@@ -66,7 +66,7 @@ def test_a_killed_worker_is_replaced_and_goes_on_from_its_checkpoint(server: Ser
     os.kill(find_worker(server, job), signal.SIGKILL)
     check_whole(client, job)
     told = messages(client, job)
-    assert any("signal 9" in text and "goes on from step" in text for text in told)
+    assert any("signal 9" in text and "continues from step" in text for text in told)
     assert any(text.startswith("Fine-tuning job started, from step") for text in told)
 
 
@@ -87,7 +87,7 @@ def test_the_worker_of_a_server_that_ends_makes_way_and_the_next_server_goes_on(
     server.start()
     client = server.client()
     check_whole(client, job)
-    assert end is ServerProcess.stop or any("the server was ended" in text for text in messages(client, job))
+    assert end is ServerProcess.stop or any("server was stopped" in text for text in messages(client, job))
     assert wait(client, waiting).status == "succeeded"
 
 

@@ -63,7 +63,7 @@ def test_a_job_goes_on_from_the_checkpoint_before_a_damaged_one(own_server: Serv
     check_whole(client, job)
     (event,) = (text for text in messages(client, job) if "checkpoint is damaged" in text)
     assert f"{checkpoints[-1].name}/optimiser.safetensors is not what was written" in event
-    assert event.endswith(f"goes on from step {checkpoints[-2].name.removeprefix('step-')}")
+    assert event.endswith(f"continues from step {checkpoints[-2].name.removeprefix('step-')}")
 
 
 KEY, TOKEN = "canary-server-key-01", "canary-hub-token-02"

@@ -114,9 +114,9 @@ def test_the_engine_makes_way_for_jobs_and_comes_back_by_itself(model: Path, tmp
         (["./nowhere", "--host", "0.0.0.0"], "--api-key-env"),
         (["./nowhere", "--host", "203.0.113.1"], "there is no API key"),
         (["./nowhere", "--dtype", "int3"], "--dtype"),
-        (["./nowhere", "--vllm-arg=--enforce-eager"], "there is no vLLM without --engine vllm"),
-        (["./nowhere", "--vllm-device", "0"], "there is no vLLM without --engine vllm"),
-        (["./nowhere", "--samplers", "2"], "there is no vLLM without --engine vllm"),
+        (["./nowhere", "--vllm-arg=--enforce-eager"], "needs --engine vllm"),
+        (["./nowhere", "--vllm-device", "0"], "needs --engine vllm"),
+        (["./nowhere", "--samplers", "2"], "needs --engine vllm"),
         (["./nowhere", "--samplers", "2", "--engine", "vllm"], "name one: --on auto"),
     ],
 )
@@ -274,7 +274,7 @@ def test_two_processes_train_what_one_does_and_survive_kill_9(
             os.kill(list_ranks(two, job)[1], signal.SIGKILL)
             check_whole(client, job)
             told = messages(client, job)
-            assert any("process 1: signal 9" in text and "goes on from step" in text for text in told)
+            assert any("process 1: signal 9" in text and "continues from step" in text for text in told)
             assert any(text.startswith("Fine-tuning job started, from step") for text in told)
         assert wait(client, job).status == "succeeded"
         found.append(losses(client, job))

@@ -105,7 +105,7 @@ class Tally:
     left_out: Counter[str] = field(default_factory=Counter)
     """The counts of everything that the algorithm left out, by reason."""
     reward_groups: dict[str, int] = field(default_factory=dict)
-    """Groups with several rewards (`compared`), and those of them without an advantage (`flat`)."""
+    """Groups with several rewards (`compared`), and how many of them have no advantage (`flat`)."""
 
     def leave_out(self, reason: str, count: int) -> None:
         """Count what an algorithm leaves out. A reason with a count of 0 is not kept."""

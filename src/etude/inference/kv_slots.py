@@ -261,7 +261,7 @@ class RowGroup:
     """Rows of a pass that attend together. Their token counts differ by less than a factor of two."""
 
     count: int
-    """The group's tokens, row after row; they follow those of the group before."""
+    """The group's tokens, row after row; they follow the tokens of the group before."""
     shape: tuple[int, int]
     """The number of rows B, and T, the tokens of the longest."""
     padded: tuple[torch.Tensor, torch.Tensor] | None

@@ -368,8 +368,8 @@ def _round_count(protocol: str, max_rounds: int | None, min_rounds: int, cycle: 
     if count not in good:
         near = [str(each) for each in good if abs(each - max(count, 0)) <= len(cycle)]
         raise RequestError(
-            f"{protocol}: with max_message_rounds {count} the last round is not the verifier's, which has to "
-            f"decide there; use {' or '.join(near)}"
+            f"{protocol}: with max_message_rounds {count}, the verifier must decide in the last round, but "
+            f"does not speak in it; use {' or '.join(near)}"
         )
     if not 1 <= min_rounds <= count:
         raise RequestError(

@@ -170,7 +170,7 @@ class ErrorBudget:
             lines.append(f"  {kind}: {count}")
             lines += [f"    {failure.episode}: {failure.reason}" for failure in of_kind[:_EXAMPLES]]
         lines.append(
-            "All other episodes and scores are kept. Mend the cause and resume the run, or raise the budget."
+            "All other episodes and scores are kept. Fix the cause and resume the run, or raise the budget."
         )
         return ErrorBudgetExceeded("\n".join(lines))
 

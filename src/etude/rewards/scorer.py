@@ -62,7 +62,7 @@ class Scorer:
     def _sort_in(self, name: str, evaluator: Evaluator) -> None:
         if self._all().get(name, evaluator) is not evaluator:
             raise RequestError(
-                f"two evaluators are called '{name}', and a weighted evaluator combines one of them"
+                f"two evaluators are called '{name}', which a weighted evaluator uses; rename one of them"
             )
         if isinstance(evaluator, WeightedEvaluator):
             for part_name, part in evaluator.parts.items():
@@ -167,7 +167,7 @@ def _score_key(episode_id: str, label: str, evaluator: str) -> str:
 
 def _episode(item: EvalInputItem) -> EpisodeRecord:
     if item.episode is None:
-        raise ValueError(f"example {item.id!r} has no episode to keep a score for")
+        raise ValueError(f"the score of example {item.id!r} cannot be stored, because it has no episode")
     return item.episode
 
 
@@ -193,7 +193,7 @@ async def evaluate(
         if not isinstance(outputs, Sequence) or isinstance(outputs, str):
             raise TypeError(f"evaluate_group returned {name_type(outputs)}; return a list of scores")
         if len(outputs) != len(items):
-            raise ValueError(f"{len(outputs)} scores for {len(items)} episodes")
+            raise ValueError(f"evaluate_group returned {len(outputs)} scores for {len(items)} episodes")
         given = zip(items, _in_order(items, outputs), strict=True)
         return [scored(item, output, evaluator.bounds) for item, output in given]
     except ModelOut:
@@ -225,7 +225,7 @@ def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequenc
         return outputs
     wanted = [item.generation for item in items]
     if set(given) != set(wanted):
-        raise ValueError(f"the evaluator returned scores of the generations {given}, asked about {wanted}")
+        raise ValueError(f"the evaluator returned scores for generations {given}, but should score {wanted}")
     return [outputs[given.index(generation)] for generation in wanted]
 
 

@@ -55,7 +55,7 @@ async def _answer(example: Example, episode: Episode, config: AgentConfig, sets:
                 return reply.text
             if turn < config.max_turns:
                 messages += await tools.call_all(reply.tool_calls)
-    episode.note(f"stopped after {config.max_turns} turns, with a call of a tool")
+    episode.note(f"stopped after {config.max_turns} turns, while it was still calling tools")
     return reply.text
 
 
@@ -65,7 +65,7 @@ def _filled(text: str, example: Example, key: str) -> str:
     def value(match: re.Match[str]) -> str:
         if match[1] not in example.inputs:
             raise RequestError(
-                f"workflow.{key}: '{match[0]}' is no input of example '{example.id}'; inputs: "
+                f"workflow.{key}: example '{example.id}' has no input '{match[0]}'; inputs: "
                 + ", ".join(example.inputs)
             )
         return str(example.inputs[match[1]])
@@ -82,7 +82,7 @@ def _prompt(example: Example, template: str) -> list[Message]:
     if "question" in inputs or len(inputs) == 1:
         return [{"role": "user", "content": str(inputs.get("question", next(iter(inputs.values()))))}]
     raise RequestError(
-        f"example '{example.id}' has the inputs {', '.join(inputs) or '(none)'}; say which are asked for: "
+        f"example '{example.id}' has the inputs {', '.join(inputs) or '(none)'}; name those to ask for: "
         "`workflow: {prompt: '…{name}…'}`"
     )
 
@@ -126,7 +126,7 @@ class SimulatedUser:
         if not goal.strip():
             raise RequestError("a simulated user needs a goal")
         if max_turns < 1 or not stop:
-            raise RequestError("a simulated user needs a word to stop with, and at least one turn")
+            raise RequestError("a simulated user needs a stop word and at least one turn")
         self._episode, self._model = episode, model
         self._stop, self._max_turns = stop, max_turns
         self._greeting = greeting

@@ -103,8 +103,8 @@ def _read_list(path: Path) -> Iterator[PlacedRow]:
     data = read_json_file(path)
     if not isinstance(data, list):
         raise DatasetError(
-            f"{path}: a JSON dataset is a list of objects, found {type(data).__name__}; "
-            f"for one object per line use the type jsonl"
+            f"{path}: a JSON dataset must be a list of objects, found {type(data).__name__}; "
+            f"if the file has one object per line, use the type jsonl"
         )
     for number, content in enumerate(data, start=1):
         yield f"{path}: row {number}", content
@@ -181,7 +181,7 @@ class PythonDatasetConfig(RowsConfig, name="python"):
             rows = origin(**self.arguments) if callable(origin) else origin
             if isinstance(rows, Mapping | str) or not isinstance(rows, Iterable):
                 raise DatasetError(
-                    f"'{self.function}' must give an iterable of dicts or Examples, found {rows!r:.80}"
+                    f"'{self.function}' must return an iterable of dicts or Examples, found {rows!r:.80}"
                 )
             yield from rows
         except EtudeError:
@@ -194,7 +194,7 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
     if isinstance(row, Example):
         return row
     if not isinstance(row, Mapping):
-        raise DatasetError(f"{where}: a row is an object with named columns, found {row!r:.80}")
+        raise DatasetError(f"{where}: a row must be an object with named columns, found {row!r:.80}")
     columns = dict(row)
 
     def value(name: str) -> Any:
@@ -216,7 +216,7 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
     try:
         return Example(_id(config, columns, where), inputs, answer)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{where}: no id can be made of this row: {error}") from error
+        raise DatasetError(f"{where}: no id can be made from this row: {error}") from error
 
 
 def _id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:
@@ -241,7 +241,7 @@ def _unique(examples: Iterable[tuple[str, Example]], config: RowsConfig) -> Iter
             example = replace(example, id=f"{example.id}-{count[example.id]}")
         if example.id in first:
             raise DatasetError(
-                f"{where}: id '{example.id}' is taken already by {first[example.id]}; "
+                f"{where}: id '{example.id}' is already taken by {first[example.id]}; "
                 f"make ids unique, or set `ids: from_row` to make them from the rows"
             )
         first[example.id] = where

@@ -183,10 +183,10 @@ def to_output(returned: Any) -> Any:
     except NoOutput:
         raise
     except RecursionError as error:
-        raise NoOutput("the output holds itself, or is too deep to be kept; return something flat") from error
+        raise NoOutput("the output contains itself or is too deep; return something flat") from error
     except Exception as error:
         raise NoOutput(
-            f"the output cannot be kept: {error or type(error).__name__}; "
+            f"the output cannot be stored: {error or type(error).__name__}; "
             "return text, numbers, lists or dicts"
         ) from error
     return output
@@ -212,11 +212,11 @@ def _meant(value: Any) -> Any:
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()  # Otherwise Python would warn that nobody awaited it.
-        problem = f"{name_type(value)} that nobody awaited; write `return await …`"
+        problem = f"{name_type(value)} that was never awaited; write `return await …`"
     elif isinstance(value, Iterator | AsyncIterator):
         problem = f"{name_type(value)} (does it `yield`?); return all of it, as a list or text"
     elif package in _CLIENTS:
-        problem = f"{name_type(value)} of {package}; return the text of the answer in it"
+        problem = f"{name_type(value)} of {package}; return the text of its answer"
     else:
         return value
     raise NoOutput(f"the workflow returned {problem}")

@@ -65,7 +65,7 @@ class Workflow:
             expected = ", ".join(("example", "episode", *self.arguments))
             raise RequestError(
                 f"{self.where}: workflow '{self.name}' is called with ({expected}), "
-                f"and takes {signature}: {error}"
+                f"but takes {signature}: {error}"
             ) from error
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -242,7 +242,7 @@ class RemoteRunner:
                 asked_at = time.monotonic()
                 ping = asyncio.ensure_future(self._greet())
             elif time.monotonic() - asked_at > head.patience:
-                end = ProcessEnd(f"did not answer for {head.patience:g} s: something in it blocks")
+                end = ProcessEnd(f"did not answer for {head.patience:g} s; something in it blocks")
                 self._killed_for = RunnerDied(end, is_late=True)
                 self.process.kill()
 

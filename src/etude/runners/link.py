@@ -70,7 +70,7 @@ class Stream:
         """Send a frame. Raises TypeError or ValueError for a value that is no JSON; then nothing is sent."""
         data = json.dumps(frame, separators=(",", ":")).encode()
         if len(data) >= _MOST_BYTES:
-            raise ValueError(f"a message of {len(data)} bytes is too long; the most is {_MOST_BYTES}")
+            raise ValueError(f"a message of {len(data)} bytes is too long; the limit is {_MOST_BYTES}")
         self.writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
     async def receive(self, most: int = _MOST_BYTES) -> Any:
@@ -78,12 +78,12 @@ class Stream:
         try:
             length = int.from_bytes(await self.reader.readexactly(_LENGTH_BYTES), "big")
             if length >= most:
-                raise Disconnected(f"a message of {length} bytes is not one of ours")
+                raise Disconnected(f"a message of {length} bytes is too long to be one of Etude's")
             return json.loads(await self.reader.readexactly(length))
         except (OSError, asyncio.IncompleteReadError) as error:
             raise Disconnected("the connection was closed") from error
         except ValueError as error:
-            raise Disconnected("what came is not one of our messages") from error
+            raise Disconnected("the message received is not one of Etude's") from error
 
     async def close(self) -> None:
         """Close the connection. Frames sent before are still delivered, if the peer takes them in time."""
@@ -112,9 +112,9 @@ async def shake_hands(stream: Stream, own: int | None, key_of: Callable[[int], b
             case [None, str(theirs)] if own is not None:
                 number, here, there = own, "runner", "head"
             case _:
-                raise Disconnected("what came is not one of our messages")
+                raise Disconnected("the message received is not one of Etude's")
         if (key := key_of(number)) is None:
-            raise Disconnected("a runner called that nobody waits for")
+            raise Disconnected("a runner connected that is not expected")
         stream.send(_proof(key, here, ours, theirs))
         shown = str(await stream.receive(_MOST_BYTES_BEFORE_PROOF))
         if not hmac.compare_digest(shown.encode(errors="replace"), _proof(key, there, theirs, ours).encode()):

@@ -129,7 +129,7 @@ class RunnerPool:
             if record is not None and (record.failure is not None or not self._scorer.missing(record)):
                 return record
             if is_played:
-                raise StoreError(f"{self._head.journal.path}: a runner finished {job.id}, which is not there")
+                raise StoreError(f"{self._head.journal.path} lacks {job.id}, which a runner finished")
             async with self.places.take(alone=suspected) as place:
                 try:
                     runner = await self._runner_at(place, alone=suspected, fresh=deaths > 0)

@@ -91,7 +91,7 @@ class RunnerProgram:
     @property
     def _built(self) -> Agent:
         if self._agent is None:
-            raise EtudeError("the agent of this runner is not built")
+            raise EtudeError("this runner has not built its agent")
         return self._agent
 
     async def _build(self, parameters: dict[str, Any]) -> None:
@@ -144,8 +144,8 @@ async def _read_example(data: Any, builder: Builder) -> Example:
             if (example := next((each for each in examples if each.id == data), None)) is not None:
                 return example
     raise EtudeError(
-        f"example '{data}' holds values that cannot be sent to a runner, and is in none of the config's "
-        "datasets; read it from a file or from a function of a module"
+        f"example '{data}' holds values that cannot be sent to a runner, and none of the config's datasets "
+        "has it; read it from a file or from a function of a module"
     )
 
 
@@ -234,7 +234,7 @@ class RemoteJournal(Steps):
         """
         episode = next((each for each in self._steps if key == each or key.startswith(f"{each}/")), None)
         if episode is None:
-            raise StoreError(f"{self.path}: a runner keeps steps of the episodes that it plays, not {key!r}")
+            raise StoreError(f"{self.path}: a runner only stores steps of its own episodes, not {key!r}")
         await self._link.ask("put", {"key": key, "value": value})
         if episode in self._steps:
             self._steps[episode][key] = value

@@ -125,7 +125,7 @@ class CodeValidation(Scenario):
         self._prompts = {name: Template(text) for name, text in {**PROMPTS, **(prompts or {})}.items()}
         for name, template in self._prompts.items():
             if not template.is_valid():
-                raise RequestError(f"prompt '{name}': a dollar sign that is no $name is written $$")
+                raise RequestError(f"prompt '{name}': write $$ for a dollar sign that does not begin a $name")
             for identifier in template.get_identifiers():
                 if identifier not in _NAMES:
                     raise RequestError(
@@ -151,7 +151,7 @@ class CodeValidation(Scenario):
         if expected in ("reject", 0):
             return REJECT
         raise RequestError(
-            f"example '{example.id}': expected is {expected!r}; it must be 1, for a right program, or 0"
+            f"example '{example.id}': expected is {expected!r}; it must be 1 (right) or 0 (wrong)"
         )
 
     def stance(self, example: Example) -> Verdict:

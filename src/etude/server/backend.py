@@ -137,8 +137,8 @@ class VllmBackend(Backend):
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if self._device == "cpu" and head < _SMALLEST_HEAD:
             raise RequestError(
-                f"the model '{self._settings.model}' has heads of {head} (head_dim), and vLLM serves none "
-                f"below {_SMALLEST_HEAD} on a CPU; serve it with --engine embedded"
+                f"the model '{self._settings.model}' has a head_dim of {head}, but vLLM needs at least "
+                f"{_SMALLEST_HEAD} on a CPU; serve it with --engine embedded"
             )
         # vLLM 0.32 loads an output layer that is tied to the embeddings only at start.
         self._loads_in_place = not config.tie_word_embeddings

@@ -53,11 +53,11 @@ def check_training_file(filename: str, file: BinaryIO, speech: TextCodec | None 
         kind = guess_method(row)
         if kind is None:
             raise _refused(
-                f"{where}: no training row; it needs `messages` (supervised), `input`, `preferred_output` "
-                "and `non_preferred_output` (dpo), or `trajectories` (grpo)"
+                f"{where}: this is not a training row; it needs `messages` (supervised), `input`, "
+                "`preferred_output` and `non_preferred_output` (dpo), or `trajectories` (grpo)"
             )
         if method is not None and kind != method:
-            raise _refused(f"{where}: a row for {kind}, and those before it are for {method}")
+            raise _refused(f"{where}: this row is for {kind}, but the rows before it are for {method}")
         method, rows = kind, rows + 1
         try:
             read = ROWS[kind].model_validate(row)
@@ -83,7 +83,7 @@ def _require_learnable(row: TrainingRow, speech: TextCodec, where: str) -> None:
             for index, token in enumerate(ids)
             if token >= vocabulary
         )
-        raise _refused(f"{where}: {first} is no token of the model, which has {vocabulary}")
+        raise _refused(f"{where}: {first} is not a token id of the model, which has {vocabulary} tokens")
     try:
         require_written(row, speech.template)
     except (RequestError, ImpossibleCall) as error:
@@ -103,7 +103,7 @@ def _lines(filename: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     while line := file.readline(_LONGEST_LINE + 1):
         number += 1
         if len(line) > _LONGEST_LINE:
-            raise _refused(f"{filename}, line {number}: longer than {_LONGEST_LINE} bytes")
+            raise _refused(f"{filename}, line {number}: the line is longer than {_LONGEST_LINE} bytes")
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if line.strip():
             yield number, line
@@ -149,7 +149,7 @@ class FileStore:
             pieces = zip_longest(*(iter(partial(each.read, _PIECE), b"") for each in (file, content)))
             if all(kept == sent for kept, sent in pieces):
                 return row
-        message = f"the idempotency key belongs to file {row['id']}, which has another content"
+        message = f"the idempotency key belongs to file {row['id']}, which has different content"
         raise ApiError(409, message, code="idempotency_key_reused")
 
     def write_results(self, name: str, filename: str, text: str) -> None:
@@ -239,7 +239,7 @@ def file_routes(files: FileStore) -> APIRouter:
         If a file was uploaded with the same `Idempotency-Key`, return that one.
         """
         if anchor is not None or seconds is not None:
-            message = "files stay until they are deleted here; leave 'expires_after' out"
+            message = "files are kept here until they are deleted; leave 'expires_after' out"
             raise ApiError(400, message, param="expires_after", code="invalid_value")
         # Keep only the file name, because clients may send a path.
         name = PurePosixPath((file.filename or "").replace("\\", "/")).name[:255]

@@ -242,5 +242,5 @@ def _card(served: ServedModel, base: str, lora: bool) -> str:
         f"---\n{dump(front).strip()}\n---\n\n# {served.name}\n\n"
         f"{'LoRA weights' if lora else 'Weights'} of a model of `etude serve`.\n\n"
         f"| | |\n|---|---|\n{table}\n\n"
-        "No license was stated with this export; the base model's may hold for it.\n\n"
+        "No license was stated with this export; the base model's may apply to it.\n\n"
     )

@@ -313,7 +313,7 @@ class Journal:
         if self._closed:
             raise StoreError(f"{self.path}: the journal is closed")
         if self._writer is None:
-            raise StoreError(f"{self.path}: this journal was opened for reading only")
+            raise StoreError(f"{self.path}: this journal was opened only for reading")
         return self._writer
 
     def _lookup(self, key: str) -> str | None:
@@ -337,7 +337,7 @@ def _dumps(key: str, value: Json) -> str:
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"the value of step {key!r} cannot be kept as JSON: {error}") from error
+        raise TypeError(f"the value of step {key!r} cannot be stored as JSON: {error}") from error
 
 
 def _after(key: str) -> str:

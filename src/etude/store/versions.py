@@ -84,7 +84,7 @@ def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersio
     known = {version.number: version for version in versions if version is not None}
     numbers = _listed(number for number in known if number)
     if _NUMBER.fullmatch(wish) is None:
-        raise RequestError(f"'{wish}' is no version; write {BEST}, {LAST}, {BASE}, or a number: {numbers}")
+        raise RequestError(f"'{wish}' is not a version; write {BEST}, {LAST}, {BASE}, or a number: {numbers}")
     version = known.get(int(wish.removeprefix("v")))
     if version is None:
         raise RequestError(f"run {run.name} has no version v{wish.removeprefix('v')}; it has {numbers}")
@@ -100,9 +100,7 @@ def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) ->
     known = [
         f"{target}:{LAST if best_version(history) is None else BEST}" for target, history in histories.items()
     ]
-    raise RequestError(
-        f"run {run.name} trains several models; say which and what version: {', '.join(known)}"
-    )
+    raise RequestError(f"run {run.name} trains several models; name one and its version: {', '.join(known)}")
 
 
 def _required(wanted: RunVersion, kept: bool) -> RunVersion:
@@ -110,9 +108,9 @@ def _required(wanted: RunVersion, kept: bool) -> RunVersion:
     if kept and (folder := wanted.folder) is not None and not folder.exists():
         raise RequestError(
             f"the weights of v{wanted.number} of run {wanted.run.name} were not kept; there are "
-            f"{_listed(_kept_in(folder.parent))}. `etude export` trains it again. `keep_checkpoints` of "
-            "the trainer says how many are kept, and `checkpoint_seconds` of the adapter how often one is "
-            "written"
+            f"{_listed(_kept_in(folder.parent))}. `etude export` trains it again. The trainer's "
+            "`keep_checkpoints` says how many are kept, and the adapter's `checkpoint_seconds` how often one "
+            "is written"
         )
     return wanted
 
@@ -158,7 +156,7 @@ def _best_or_last(
         )
     if wish == BEST and best is None:
         raise RequestError(
-            f"run {whose} has not measured any version after training it, so none is known to be the best; "
+            f"run {whose} has not measured any version after training it, so the best is not known; "
             f"{whose}:{LAST} is the last one, v{last.number}. Validations of held-out "
             "examples ('finetuning.run_configuration.validation_dataset') measure them"
         )
@@ -176,7 +174,7 @@ def _best_or_last(
 def _why_not(run: Path) -> str:
     state = read_facts(run).state
     if state == "unfinished":
-        return f" yet; go on with it: etude resume {shlex.quote(str(run))}"
+        return f" yet; continue it: etude resume {shlex.quote(str(run))}"
     return " yet" if state == "running" else ": it trained on nothing, or its backend keeps the versions"
 
 

@@ -59,7 +59,7 @@ def _trace(row: RowValue) -> Iterator[Record]:
         if isinstance(each.value, Mapping):
             yield from _row(_snaked({**own, **each.value}, place))
         else:
-            yield SkippedEntry(place, "trace whose observations are named and not there: export those too")
+            yield SkippedEntry(place, "trace without the observations that it names: export those too")
     for score in row["scores"].items or about["scores"].items:
         yield _score(_snaked({**own, **score.object}, score.where))
 
@@ -77,7 +77,7 @@ def _row(row: RowValue) -> Iterator[Record]:
 def _score(row: RowValue) -> Record:
     kind, name = row["data_type"].value, row["name"].value
     if kind not in ("NUMERIC", "BOOLEAN", None):
-        return SkippedEntry(row.where, f"score '{name}' of the type {kind}, which is no number")
+        return SkippedEntry(row.where, f"score '{name}' of the type {kind}, which is not a number")
     own = {"call": row.text("observation_id"), "trace": row.text("trace_id")}
     return record.make_score(row.where, name, row["value"].value, row["comment"].value, **own)
 

@@ -50,9 +50,9 @@ def _of_span(span: RowValue) -> Iterator[Record]:
     if _OUTPUT in known or (_INPUT in known and _find_error(span, attributes)):
         yield from _calls(attributes, span)
     elif operation in _CHATS or _INPUT in known:
-        yield SkippedEntry(span.where, "span of a chat without its messages: not captured, or in events")
+        yield SkippedEntry(span.where, "chat span without messages: they were not captured, or are in events")
     else:
-        yield SkippedEntry(span.where, f"span that is no chat: {operation or 'of no GenAI operation'}")
+        yield SkippedEntry(span.where, f"span that is not a chat: {operation or 'no GenAI operation'}")
     for event in span["events"].items:
         name = event.text("name")
         if name in (_DETAILS, _RESULT):
@@ -79,7 +79,7 @@ def _of_event(name: str, attributes: RowValue, place: RowValue) -> Iterator[Reco
             "gen_ai_latest_experimental where the chats are logged",
         )
     else:
-        yield SkippedEntry(place.where, "event of something else")
+        yield SkippedEntry(place.where, "event that is not a chat")
 
 
 def _find_error(span: RowValue, attributes: RowValue) -> str | None:

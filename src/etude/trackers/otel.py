@@ -79,7 +79,7 @@ class OtelTracker:
             while batch := [*islice(spans, _AT_ONCE)]:
                 if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                     raise EtudeError(
-                        "the collector has not taken spans; is it there, and does it take OTLP over HTTP?"
+                        "the collector did not take the spans; does it run, and does it take OTLP over HTTP?"
                     )
 
     def close(self, state: State) -> None:

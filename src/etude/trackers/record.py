@@ -267,7 +267,7 @@ def as_tracker(value: Any) -> Tracker:
         tracker: Tracker = value
         return tracker
     if not callable(value):
-        raise RequestError(f"a tracker is a function of a record, or has open, send and close: {value!r:.80}")
+        raise RequestError(f"a tracker must be a function or have open, send and close: {value!r:.80}")
     return FunctionTracker(value)
 
 
@@ -290,7 +290,7 @@ async def live_tracker(config: LiveTrackerConfig, builder: Builder) -> AsyncIter
         run = "run" if builder.run is None else str(builder.run.path)
         raise RequestError(
             f"the run was started by a program with its own function '{config.name}', which is not in the "
-            f"config; give it again, in Python: etude.resume({run!r}, report=…)"
+            f"config; pass it again in Python: etude.resume({run!r}, report=…)"
         )
 
     yield as_tracker(missing if config.value is None else config.value)

@@ -162,7 +162,7 @@ class TrackerReader:
         kind = type(error).__name__
         self.error = text if isinstance(error, EtudeError) else f"{kind}: {text}" if text else kind
         self._say_once(
-            f"{self.title} takes nothing: {self.error}. The run goes on, and what is missing is sent later",
+            f"{self.title} takes no records: {self.error}. The run continues, and they are sent later",
             warning=True,
         )
         self._tries += 1
@@ -241,10 +241,10 @@ class Reporting:
         about = {"tracker": reader.title, "sent": sent, "records": records, "error": reader.error}
         self.outcomes.append(about)
         if sent < records:
-            why = reader.error or f"more were not sent within the {seconds:g} s after its end"
+            why = reader.error or f"the rest could not be sent within {seconds:g} s after its end"
             self._progress.message(
-                f"{reader.title} has {sent} of {records} records of the run ({why}). The rest "
-                f"is sent with: etude report {shlex.quote(str(self._run.path))}",
+                f"{reader.title} has {sent} of {records} records of the run ({why}). Send "
+                f"the rest with: etude report {shlex.quote(str(self._run.path))}",
                 warning=True,
             )
 

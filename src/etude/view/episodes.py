@@ -106,7 +106,7 @@ def split_id(journal: Journal, id: str) -> tuple[str, str]:
     """Split an address within a run into the phase and the rest. Raises RequestError."""
     fits = [phase for phase in list_phases(journal) if id.startswith(f"{phase}/")]
     if not fits:
-        raise RequestError(f"there is no phase that '{id}' begins with")
+        raise RequestError(f"the episode id '{id}' does not begin with a known phase")
     phase = max(fits, key=len)
     return phase, id.removeprefix(f"{phase}/")
 

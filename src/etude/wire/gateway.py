@@ -170,7 +170,7 @@ class Gateway:
         is_models = has_models and (path == "/models" or path.startswith("/models/"))
         known = [*_DIALECTS, *(TOKEN_PATHS if has_models else ())]
         if not is_models and path not in known:
-            message = f"{method} {path} is not served here; served are POST {', '.join(known)}"
+            message = f"{method} {path} is not served here; the server answers POST {', '.join(known)}"
             return error_response(path, 404, message, code="unknown_url")
         wanted = "GET" if is_models else "POST"
         if method == wanted:

@@ -51,7 +51,7 @@ async def limit_answer(response: httpx.Response) -> None:
     """
     stream, encoding = response.stream, response.headers.get("content-encoding", "identity")
     if encoding != "identity":
-        reason = f"the answer is compressed as {encoding[:40]!r}, and was asked for as it is"
+        reason = f"the answer is compressed as {encoding[:40]!r}, but was requested uncompressed"
         raise httpx.DecodingError(reason, request=response.request)
     assert isinstance(stream, httpx.AsyncByteStream)
     limits: dict[str, Any] = {"megabytes": USUAL_MEGABYTES, "setting": "a limit of etude"}
@@ -100,7 +100,7 @@ class WholeAnswers(httpx.AsyncClient):
             async with asyncio.timeout(self._seconds + length / SLOWEST_BYTES):
                 response = await super().send(request, **options)
         except TimeoutError as error:
-            raise httpx.ReadTimeout(f"no whole answer in {self._seconds:g} s", request=request) from error
+            raise httpx.ReadTimeout(f"no complete answer in {self._seconds:g} s", request=request) from error
         if response.is_success and not options.get("stream"):
             problem = self._find_problem(response)
             if problem is not None:

@@ -64,7 +64,7 @@ async def token_reply(path: str, body: Any, size: int, readers: Readers) -> dict
         detokenize = validated(DetokenizeBody, body)
         async with readers.reader(detokenize.model or "") as speech:
             if wrong := [token for token in detokenize.tokens if token >= speech.vocabulary]:
-                message = f"token id {wrong[0]} is not in the vocabulary of {speech.vocabulary}"
+                message = f"token id {wrong[0]} is not in the vocabulary of {speech.vocabulary} tokens"
                 raise RequestError(message, param="tokens")
             tokens = detokenize.tokens
             return {"prompt": await call_off_loop(len(tokens), speech.template.decode, tokens)}

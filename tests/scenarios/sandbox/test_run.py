@@ -136,7 +136,7 @@ ENDLESS = [
 @pytest.mark.parametrize("source", ENDLESS)
 async def test_what_does_not_end_is_ended(source: str):
     result = await run(source, limits=Limits(wall_seconds=0.5))
-    assert (result.status, result.reason) == ("timeout", "it was not done after 0.5 s")
+    assert (result.status, result.reason) == ("timeout", "it did not finish within 0.5 s")
     assert result.seconds < 60
 
 
@@ -403,7 +403,7 @@ async def test_calls_before_the_one_that_does_not_end_are_kept():
         source, "f", [(0,), (1,), (0,)], limits=Limits(wall_seconds=60, cpu_seconds=1)
     )
     assert (result.status, result.returned) == ("timeout", (Returned(0),))
-    assert result.reason == "it was not done after 1 s of CPU time"
+    assert result.reason == "it did not finish within 1 s of CPU time"
 
 
 @settings(max_examples=drawn(3), deadline=None)
