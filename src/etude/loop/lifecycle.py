@@ -308,7 +308,7 @@ _VERSION = re.compile(r"v(\d+)")
 
 def check_journal(run: Path) -> list[str]:
     """Return how the journal of a run is damaged, in sentences. Raises StoreError when the run is in use."""
-    with _locked(run), closing(open_database(run / DATABASE)) as connection:
+    with _hold_lock(run), closing(open_database(run / DATABASE)) as connection:
         return journal_damage(connection)
 
 
@@ -317,7 +317,7 @@ def check_files(run: Path) -> list[str]:
 
     Raises StoreError when the run is in use, or its journal cannot be read.
     """
-    with _locked(run):
+    with _hold_lock(run):
         if (damage := config_damage(run)) is not None:
             # Without a config, the expected versions are not known.
             return [damage]
@@ -332,11 +332,11 @@ def check_files(run: Path) -> list[str]:
                     if folder is not None:
                         made.append(folder)
         folders = dict.fromkeys(made)
-        return [_located(run, folder, clause) for folder in folders for clause in damage_in(folder)]
+        return [_with_model_name(run, folder, clause) for folder in folders for clause in damage_in(folder)]
 
 
 @contextmanager
-def _locked(run: Path) -> Iterator[None]:
+def _hold_lock(run: Path) -> Iterator[None]:
     """Hold a run's lock in the block. Raises StoreError when the run is in use."""
     lock = RunLock(run / LOCK)
     try:
@@ -345,7 +345,7 @@ def _locked(run: Path) -> Iterator[None]:
         lock.release()
 
 
-def _located(run: Path, folder: Path, clause: str) -> str:
+def _with_model_name(run: Path, folder: Path, clause: str) -> str:
     """Return the clause, with the model's name if several are trained."""
     inside = folder.parent.relative_to(run)
     return clause if inside == Path("checkpoints") else f"{inside}/{clause}"

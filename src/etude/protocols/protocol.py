@@ -182,12 +182,12 @@ def _faults(protocol: Protocol) -> Iterator[str]:
         if role.stance not in (None, REJECT, ACCEPT, "example"):
             yield f"the stance of '{agent}' is {role.stance!r}; it must be 0, 1, example or None"
     for channel, readers in protocol.channels.items():
-        yield from _unknown(sorted(readers), agents, f"channel '{channel}' is read by")
+        yield from _unknown_names(sorted(readers), agents, f"channel '{channel}' is read by")
     if not protocol.schedules or not all(protocol.schedules):
         yield "it has no rounds"
     if protocol.forced not in (None, "accept", "reject", "truth"):
         yield f"a forced decision must be accept, reject or truth, found {protocol.forced!r}"
-    yield from _unknown(bounds, agents, "bounds are for")
+    yield from _unknown_names(bounds, agents, "bounds are for")
     for agent in agents if bounds else ():
         if agent not in bounds:
             yield f"'{agent}' has no bounds; give them for all agents or for none"
@@ -218,8 +218,8 @@ def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[s
         yield f"'{agent}' has two turns in {where}"
     for turn in turns:
         agent, writes = turn.agent, turn.writes
-        yield from _unknown([agent], protocol.agents, f"{where} has a turn of")
-        yield from _unknown(writes, protocol.channels, f"'{agent}' writes in {where} on")
+        yield from _unknown_names([agent], protocol.agents, f"{where} has a turn of")
+        yield from _unknown_names(writes, protocol.channels, f"'{agent}' writes in {where} on")
         for channel in writes:
             if agent not in protocol.channels[channel]:
                 yield f"'{agent}' writes on channel '{channel}' in {where}, but cannot read it"
@@ -239,7 +239,7 @@ def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[s
         yield f"{' and '.join(deciders)} may both decide in {where}, but the first decision ends the play"
 
 
-def _unknown(names: Iterable[str], known: Collection[str], where: str) -> Iterator[str]:
+def _unknown_names(names: Iterable[str], known: Collection[str], where: str) -> Iterator[str]:
     for name in names:
         if name not in known:
             yield f"{where} '{name}', which does not exist" + alternatives(name, known)

@@ -164,7 +164,7 @@ class _Asker:
             waiting = [index for index in range(len(questions)) if index not in answers]
             replies = await gather_results(self._chat(questions[index]) for index in waiting)
             for index, (call, reply) in zip(waiting, replies, strict=True):
-                act = self._act(reply.text, questions[index].turn)
+                act = self._parse_answer(reply.text, questions[index].turn)
                 before = rejected.get(index, ())
                 if isinstance(act, Malformed) and retries_left:
                     rejected[index] = (*before, Rejected(call, act.reason))
@@ -183,7 +183,7 @@ class _Asker:
         with self._episode.function(agent):
             return call, await self._episode.chat(question.prompt, model=self._models.get(agent), **sampling)
 
-    def _act(self, text: str, turn: Turn) -> Move | Malformed:
+    def _parse_answer(self, text: str, turn: Turn) -> Move | Malformed:
         act = self._workflow.scenario.parse(text, turn)
         if isinstance(act, Malformed):
             return act

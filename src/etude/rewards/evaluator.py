@@ -294,15 +294,15 @@ class MeasuredEvaluator(Evaluator):
         if event is not None:
             return scored(item, (event.value, event.text or None))
         recorded = {
-            _described(event.name, event.agent): None
+            _describe_score(event.name, event.agent): None
             for event in item.episode.events
             if event.kind == "score"
         }
-        missing, others = _described(self.name, self.agent), ", ".join(recorded) or "none"
+        missing, others = _describe_score(self.name, self.agent), ", ".join(recorded) or "none"
         return unscored(item, f"the episode recorded no score {missing} (it recorded: {others})")
 
 
-def _described(name: str, agent: str | None) -> str:
+def _describe_score(name: str, agent: str | None) -> str:
     return f"'{name}'" if agent is None else f"'{name}' of '{agent}'"
 
 

@@ -84,14 +84,14 @@ class Scorer:
 
     async def score_single(self, item: EvalInputItem) -> Scores:
         """Return the scores of the evaluators that judge each episode alone."""
-        scores = await _together([self._score([item], *named) for named in self._single.items()])
+        scores = await _gather_results([self._score([item], *named) for named in self._single.items()])
         return {name: outputs[0] for name, outputs in zip(self._single, scores, strict=True)}
 
     async def score_group(self, items: Sequence[EvalInputItem]) -> list[Scores]:
         """Return the scores of comparing evaluators; `items` are one example's episodes with an output."""
         if not items:
             return []
-        scores = await _together([self._score(items, *named) for named in self._relative.items()])
+        scores = await _gather_results([self._score(items, *named) for named in self._relative.items()])
         return [dict(zip(self._relative, of_one, strict=True)) for of_one in zip(*scores, strict=True)]
 
     async def combine(self, item: EvalInputItem, scores: Scores) -> Scores:
@@ -134,7 +134,7 @@ class Scorer:
                 outputs = await evaluate(evaluator, items, self._timeout)
             times = {"began": began, "seconds": time.perf_counter() - clock}
         pairs = zip(items, outputs, strict=True)
-        await _together([self._keep(item, name, out, **times) for item, out in pairs])
+        await _gather_results([self._keep(item, name, out, **times) for item, out in pairs])
         return outputs
 
     async def _keep(self, item: EvalInputItem, name: str, output: EvalOutputItem, **times: float) -> None:
@@ -145,7 +145,7 @@ class Scorer:
         await self._journal.put(_score_key(_episode(item).id, self._label, name), data)
 
 
-async def _together(work: Sequence[Awaitable[Any]]) -> list[Any]:
+async def _gather_results(work: Sequence[Awaitable[Any]]) -> list[Any]:
     """Return the results of concurrent work. A single item gets no task, which would cost time."""
     return [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
 
@@ -181,7 +181,7 @@ async def evaluate(
     """
     seconds = seconds if evaluator.timeout is None else evaluator.timeout
     try:
-        own = [_own(item) for item in items]
+        own = [_copy_item(item) for item in items]
         async with asyncio.timeout(seconds) as limit:
             # User code that would end the program raises instead.
             with ending_where_a_model_is_out(), no_exit("the evaluator"):
@@ -229,7 +229,7 @@ def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequenc
     return [outputs[given.index(generation)] for generation in wanted]
 
 
-def _own(item: EvalInputItem) -> EvalInputItem:
+def _copy_item(item: EvalInputItem) -> EvalInputItem:
     """Copy the item for one evaluator, so that its changes reach neither the record nor other evaluators."""
     output, record = copy.deepcopy(item.output_obj), item.episode
     changes: dict[str, Any] = {"output_obj": output}

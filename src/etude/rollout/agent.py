@@ -44,7 +44,7 @@ class AgentConfig(WorkflowConfig, name="agent"):
 
 async def _answer(example: Example, episode: Episode, config: AgentConfig, sets: tuple[ToolSet, ...]) -> str:
     """Answer the prompt, calling tools until the model needs no more."""
-    system = _filled(config.system, example, "system")
+    system = _fill_inputs(config.system, example, "system")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages += _prompt(example, config.prompt)
     async with episode.tools(*(config.tools or ()), *sets) as tools:
@@ -59,7 +59,7 @@ async def _answer(example: Example, episode: Episode, config: AgentConfig, sets:
     return reply.text
 
 
-def _filled(text: str, example: Example, key: str) -> str:
+def _fill_inputs(text: str, example: Example, key: str) -> str:
     """Fill the example's inputs into the text. Raises RequestError for an unknown input."""
 
     def value(match: re.Match[str]) -> str:
@@ -76,7 +76,7 @@ def _filled(text: str, example: Example, key: str) -> str:
 def _prompt(example: Example, template: str) -> list[Message]:
     inputs = example.inputs
     if template:
-        return [{"role": "user", "content": _filled(template, example, "prompt")}]
+        return [{"role": "user", "content": _fill_inputs(template, example, "prompt")}]
     if isinstance(inputs.get("messages"), list):
         return list(inputs["messages"])
     if "question" in inputs or len(inputs) == 1:
@@ -149,14 +149,14 @@ class SimulatedUser:
         if self.ended is not None:
             return None
         with self._episode.function(SIMULATED_USER):
-            reply = await self._episode.chat(self._seen(messages), model=self._model)
+            reply = await self._episode.chat(self._user_view(messages), model=self._model)
         self.turns += 1
         if self._stop in reply.text:
             self.ended = "stop"
             return None
         return reply.text
 
-    def _seen(self, messages: Sequence[Message]) -> list[Message]:
+    def _user_view(self, messages: Sequence[Message]) -> list[Message]:
         """Return the conversation from the user's side, where the user's messages are the assistant's."""
         sides = {"user": "assistant", "assistant": "user"}
         seen: list[Message] = [

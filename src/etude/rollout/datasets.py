@@ -54,7 +54,7 @@ class RowsConfig(DatasetConfig):
     seed: int = Field(default=0, ge=0)
     """Set the seed of the shuffle."""
 
-    def _placed(self) -> Iterator[PlacedRow]:
+    def _rows(self) -> Iterator[PlacedRow]:
         """Yield the content of each row with its place."""
         source = getattr(self, self.source_key)
         for number, content in enumerate(self._contents(), start=1):
@@ -70,7 +70,7 @@ class RowsConfig(DatasetConfig):
         repeated id; the message names the row. Raises MissingExtraError if the libraries that read it are not
         installed.
         """
-        examples = list(_unique(((where, _example(self, where, row)) for where, row in self._placed()), self))
+        examples = list(_unique(((where, _example(self, where, row)) for where, row in self._rows()), self))
         if not examples:
             raise DatasetError(f"{getattr(self, self.source_key)} holds no examples")
         if self.shuffle:
@@ -86,7 +86,7 @@ class FileDatasetConfig(RowsConfig):
     file_path: Path
     """Set the path of the file."""
 
-    def _placed(self) -> Iterator[PlacedRow]:
+    def _rows(self) -> Iterator[PlacedRow]:
         path = self.file_path
         if path.is_file():
             return _READERS[self.type_name](path)
@@ -214,12 +214,12 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
         inputs.pop(config.structure.question_key, None)
         inputs["question"] = question
     try:
-        return Example(_id(config, columns, where), inputs, answer)
+        return Example(_read_id(config, columns, where), inputs, answer)
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{where}: no id can be made from this row: {error}") from error
 
 
-def _id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:
+def _read_id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:
     if config.ids == "from_row":
         return content_hash(columns)
     value = columns.get(config.id_key)

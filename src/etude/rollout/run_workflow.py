@@ -178,7 +178,7 @@ def to_output(returned: Any) -> Any:
     if returned is None:
         raise NoOutput("the workflow returned None; return its answer")
     try:
-        output = plain(_meant(returned))
+        output = plain(_replace_replies(returned))
         json.dumps(output)
     except NoOutput:
         raise
@@ -192,7 +192,7 @@ def to_output(returned: Any) -> Any:
     return output
 
 
-def _meant(value: Any) -> Any:
+def _replace_replies(value: Any) -> Any:
     """Replace each `Reply` in the value by its text. Raises NoOutput for a value that is no output."""
     if isinstance(value, Reply):
         if value.tool_calls and not value.text:
@@ -203,9 +203,9 @@ def _meant(value: Any) -> Any:
             )
         return value.text
     if isinstance(value, Mapping):
-        return {key: _meant(inner) for key, inner in value.items()}
+        return {key: _replace_replies(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_meant(inner) for inner in value]
+        return [_replace_replies(inner) for inner in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
     package = type(value).__module__.partition(".")[0]

@@ -265,7 +265,7 @@ def encode_request(request: ChatRequest, model: str, number: int, known: CallCac
     for call in request.earlier:
         if id(call.completion) not in numbers:
             each = -1 - len(known) - len(sent)  # Requested calls have numbers from 0.
-            sent.append([each, encode_call(call, _last(earlier, known))])
+            sent.append([each, encode_call(call, _last_call(earlier, known))])
             known[each] = call
             numbers[id(call.completion)] = each
         earlier.append(numbers[id(call.completion)])
@@ -273,7 +273,7 @@ def encode_request(request: ChatRequest, model: str, number: int, known: CallCac
     return {
         "number": number,
         "conversation": request.conversation,
-        "call": encode_call(asked, _last(earlier, known)),
+        "call": encode_call(asked, _last_call(earlier, known)),
         "earlier": earlier,
         "sent": sent,
         "streams": request.on_delta is not None,
@@ -292,7 +292,7 @@ def decode_request(data: Mapping[str, Any], known: CallCache) -> Call:
 
 def encode_answer(call: Call, known: CallCache, earlier: list[int]) -> Any:
     """Encode the completion of a requested call as JSON."""
-    return encode_call(call, _last(earlier, known))["completion"]
+    return encode_call(call, _last_call(earlier, known))["completion"]
 
 
 def decode_answer(asked: Mapping[str, Any], completion: Any, known: CallCache) -> Completion:
@@ -308,7 +308,7 @@ decode_delta = TypeAdapter(Delta).validate_python
 """Decode a piece of an answer from its fields."""
 
 
-def _last(earlier: list[int], known: CallCache) -> tuple[str, Call] | None:
+def _last_call(earlier: list[int], known: CallCache) -> tuple[str, Call] | None:
     return (str(earlier[-1]), known[earlier[-1]]) if earlier else None
 
 

@@ -75,7 +75,7 @@ class RunnerProgram:
                 await self._play(parameters)
             case "adopt":
                 for name, version in parameters.items():
-                    await self._built.engines[name].adopt(ModelVersion.model_validate(version))
+                    await self._get_agent.engines[name].adopt(ModelVersion.model_validate(version))
             case "ping":
                 return {"calls": {} if self._agent is None else self._agent.collector.calls_under_way()}
             case _:
@@ -89,7 +89,7 @@ class RunnerProgram:
             await asyncio.gather(self._keeper, return_exceptions=True)
 
     @property
-    def _built(self) -> Agent:
+    def _get_agent(self) -> Agent:
         if self._agent is None:
             raise EtudeError("this runner has not built its agent")
         return self._agent
@@ -113,7 +113,7 @@ class RunnerProgram:
 
     async def _play(self, parameters: dict[str, Any]) -> None:
         """Run an episode and score it, unless the head's journal has the result."""
-        agent = self._built
+        agent = self._get_agent
         example = await _read_example(parameters["example"], agent.builder)
         job = EpisodeJob(
             parameters["id"],

@@ -69,7 +69,7 @@ def config_to_json(
     for path, text in [*strings(data)]:
         replace_at(data, path, text.replace("$", "$$"))  # It is no reference to the environment.
     if over_network:
-        _withhold(config, data, at_head)
+        _remove_secrets(config, data, at_head)
     for path, text in config._as_written.items():
         if "$" not in text and dig(data, path) is not None:
             replace_at(data, path, text)  # The import path of a type, which registers it there.
@@ -113,7 +113,7 @@ def _is_same(value: Any, kept: Any) -> bool:
     return bool(value == kept)
 
 
-def _withhold(config: Config, data: dict[str, Any], at_head: Collection[str]) -> None:
+def _remove_secrets(config: Config, data: dict[str, Any], at_head: Collection[str]) -> None:
     """Replace values from the environment by references, and clear values that runners do not use.
 
     Raises RequestError for written-out secrets that runners need.

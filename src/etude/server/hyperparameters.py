@@ -151,7 +151,7 @@ def resolve_hyperparameters(
     given, algorithm = asked.given(), algorithm_type(method)
     kind, options = algorithm.kind, {*gradient_fields(algorithm, at_server=True)}
     chosen = make_algorithm(method, {name: given[name] for name in options & given.keys()})
-    rank, alpha = _get_lora(given, lora, fine_tuned=fine_tuned)
+    rank, alpha = _lora_size(given, lora, fine_tuned=fine_tuned)
     for_lora, for_all = _LEARNING_RATES[kind]
     batch = rows if kind == "samples" else max(1, min(_LARGEST_BATCH, rows // _STEPS_OF_AN_EPOCH))
     defaults: dict[str, Any] = {
@@ -168,7 +168,7 @@ def resolve_hyperparameters(
     return defaults | given | {"lora_rank": rank, "lora_alpha": alpha}
 
 
-def _get_lora(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned: bool) -> tuple[int, float]:
+def _lora_size(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned: bool) -> tuple[int, float]:
     rank, alpha = given.get("lora_rank"), given.get("lora_alpha")
     if not fine_tuned:
         rank = _RANK if rank is None else int(rank)

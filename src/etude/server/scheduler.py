@@ -245,9 +245,9 @@ class Scheduler:
     def _add(self, job: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks[job] = task
-        task.add_done_callback(lambda done: self._ended(job, done))
+        task.add_done_callback(lambda done: self._handle_end(job, done))
 
-    def _ended(self, job: str, task: asyncio.Task[None]) -> None:
+    def _handle_end(self, job: str, task: asyncio.Task[None]) -> None:
         del self._tasks[job]
         self._woken.set()
         if not task.cancelled() and task.exception() is not None:

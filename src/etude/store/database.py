@@ -296,7 +296,7 @@ class Writer:
     def _run(self) -> None:
         while batch := self._take():
             items = [*self._unstored, *batch]
-            error = self._tried([operation for operation, _ in items])
+            error = self._try_to_write([operation for operation, _ in items])
             if error is None:
                 self.committed += sum(operation is not None and bool(waiters) for operation, waiters in batch)
             self._unstored = [item for item in items if not item[1]] if error is not None else []
@@ -315,7 +315,7 @@ class Writer:
                 break
         return batch
 
-    def _tried(self, batch: list[Operation]) -> StoreError | None:
+    def _try_to_write(self, batch: list[Operation]) -> StoreError | None:
         """Write a batch; return the error if that fails. If this thread died, writers would wait for ever."""
         try:
             self._write(batch)

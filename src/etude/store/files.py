@@ -265,8 +265,8 @@ def note_sum(path: Path, digest: str | None = None) -> None:
     """
     digest, sums = digest or _digest(path), path.with_name(SUMS)
     with _noting:
-        known = _parsed(sums.read_text(encoding="utf-8")) if sums.exists() else {}
-        sums.write_text(_text({**known, path.name: digest}), encoding="utf-8")
+        known = _parse_digests(sums.read_text(encoding="utf-8")) if sums.exists() else {}
+        sums.write_text(_format_digests({**known, path.name: digest}), encoding="utf-8")
 
 
 def damage_in(folder: Path) -> list[str]:
@@ -311,14 +311,14 @@ def _read_digests(folder: Path) -> dict[str, str]:
     path = folder / SUMS
     try:
         text = path.read_text(encoding="utf-8")
-        known = _parsed(text)
+        known = _parse_digests(text)
     except FileNotFoundError:
         raise DamagedError(folder, f"{_shown(path)} is missing") from None
     except OSError as error:
         raise DamagedError(folder, f"{_shown(path)} cannot be read ({error.strerror})") from error
     except ValueError:
         known = {}
-    if not known or _text(known) != text:
+    if not known or _format_digests(known) != text:
         raise DamagedError(folder, f"{_shown(path)} is not what was written")
     return known
 
@@ -351,7 +351,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _parsed(text: str) -> dict[str, str]:
+def _parse_digests(text: str) -> dict[str, str]:
     """Parse a file of digests. Raises ValueError if it is not one."""
     matches = [_LINE.fullmatch(line) for line in text.splitlines()]
     if None in matches:
@@ -359,5 +359,5 @@ def _parsed(text: str) -> dict[str, str]:
     return {match[2]: match[1] for match in matches if match is not None}
 
 
-def _text(known: dict[str, str]) -> str:
+def _format_digests(known: dict[str, str]) -> str:
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(known.items()))

@@ -226,13 +226,13 @@ def parse_query(words: str) -> Query:
         negated = part.startswith("-") and len(part) > 1
         test = _test(part[negated:])
         if test is not None:
-            tests.append(_other(test) if negated else test)
+            tests.append(_negate(test) if negated else test)
         else:
             texts.append(part.removeprefix("text:").lower())
     return Query(words.strip(), tuple(tests), tuple(texts))
 
 
-def _other(test: Test) -> Test:
+def _negate(test: Test) -> Test:
     return lambda episode: not test(episode)
 
 

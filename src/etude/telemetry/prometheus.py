@@ -32,7 +32,7 @@ _COUNTERS: tuple[tuple[str, str, str, Values], ...] = (
 """The name after `etude_`, labels (except the run), help text and values of each metric that never falls."""
 
 
-def _of_models(value: Callable[[ModelStatus], float]) -> Values:
+def _by_model(value: Callable[[ModelStatus], float]) -> Values:
     return lambda status: {model.name: value(model) for model in status.models}
 
 
@@ -46,9 +46,9 @@ _GAUGES: tuple[tuple[str, str, str, Values], ...] = (
     ("reward", "target", "Mean reward of the last epoch's episodes.", lambda s: s.rewards),
     ("validation_reward", "target", "Mean reward of the last validation.", lambda s: s.validation),
     ("phase_seconds", "phase", "Time in this phase.", lambda s: {s.phase: s.phase_seconds}),
-    ("model_version", "model", "The version that is sampled from.", _of_models(lambda m: m.version)),
-    ("calls_in_flight", "model", "Calls that wait for an answer.", _of_models(lambda m: m.waiting)),
-    ("oldest_call_seconds", "model", "Age of the oldest call.", _of_models(lambda m: m.oldest or 0.0)),
+    ("model_version", "model", "The version that is sampled from.", _by_model(lambda m: m.version)),
+    ("calls_in_flight", "model", "Calls that wait for an answer.", _by_model(lambda m: m.waiting)),
+    ("oldest_call_seconds", "model", "Age of the oldest call.", _by_model(lambda m: m.oldest or 0.0)),
     (
         "runners",
         "node state",

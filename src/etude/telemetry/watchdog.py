@@ -55,7 +55,7 @@ class Watchdog:
             yield
         finally:
             self._jobs -= 1
-            self._progressed()
+            self._note_progress()
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -117,7 +117,7 @@ class Watchdog:
         )
         if pulse != self._pulse or self._jobs:
             self._pulse = pulse
-            self._progressed()
+            self._note_progress()
             return False
         silent, episode = time.monotonic() - self._moved, self._parts.collector.timeout
         ends = self._config.end_after
@@ -138,7 +138,7 @@ class Watchdog:
     def _warn(self, text: str) -> None:
         self._parts.counts.message(f"{text} Stacks: {self._stacks}", warning=True)
 
-    def _progressed(self) -> None:
+    def _note_progress(self) -> None:
         if self._said:
             silent = shown_seconds(time.monotonic() - self._moved)
             self._parts.counts.message(f"the run moves again after {silent}")

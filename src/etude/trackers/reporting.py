@@ -99,7 +99,7 @@ class TrackerReader:
         """Return the number of records that were sent, and of all records. Raises StoreError."""
         with RunFolder.read(self._run) as run:
             keys = {record.key for record in list_records(run)}
-            return len(self._sent(run) & keys), len(keys)
+            return len(self._sent_keys(run) & keys), len(keys)
 
     def _work(self) -> None:
         pause: float | None = None
@@ -123,7 +123,7 @@ class TrackerReader:
 
     def _serve(self) -> None:
         with RunFolder.read(self._run) as run:
-            sent = self._sent(run)
+            sent = self._sent_keys(run)
             for record in list_records(run, sent):
                 if self._is_abandoned:
                     return
@@ -151,7 +151,7 @@ class TrackerReader:
         if where:
             self._say_once(f"{self.title}: {where}")
 
-    def _sent(self, run: RunFolder) -> set[str]:
+    def _sent_keys(self, run: RunFolder) -> set[str]:
         """Return the keys of the records that were sent, including epochs undone by a rollback."""
         prefix = f"{self._key}/sent/"
         return {key.removeprefix(prefix) for key, row in run.journal.scan(prefix) if row["sent"]}
@@ -227,11 +227,11 @@ class Reporting:
         try:
             for reader in readers:
                 reader.close(state)
-            await asyncio.gather(*(self._ended(reader, state) for reader in readers))
+            await asyncio.gather(*(self._report_end(reader, state) for reader in readers))
         finally:
             await self._exits.aclose()
 
-    async def _ended(self, reader: TrackerReader, state: State) -> None:
+    async def _report_end(self, reader: TrackerReader, state: State) -> None:
         seconds = reader.config.patience if self._patience is None else self._patience
         if state == "stopped":
             seconds = min(seconds, _SECONDS_AFTER_STOP)

@@ -72,9 +72,9 @@ def parse_completion(
         message = _message(choice["message"])
         tokens = (choice.get("logprobs") or {}).get("content")
         completion_ids, logprobs = sampled(choice, tokens, vocabulary)
-        prompt_ids = _ids(_of_prompt("token_ids", reply, choice), vocabulary, "prompt_token_ids")
+        prompt_ids = _ids(_prompt_field("token_ids", reply, choice), vocabulary, "prompt_token_ids")
         usage = _usage(reply.get("usage"))
-        scores = read_prompt_logprobs(_of_prompt("logprobs", reply, choice), prompt_ids, prompt_top)
+        scores = read_prompt_logprobs(_prompt_field("logprobs", reply, choice), prompt_ids, prompt_top)
         return Completion(
             message=message,
             finish_reason=_finish_reason(choice.get("finish_reason"), message),
@@ -109,7 +109,7 @@ def sampled(
     return ids, logprobs
 
 
-def _of_prompt(name: str, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Any:
+def _prompt_field(name: str, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Any:
     """Return a field about the prompt; chat completions have it outside the choice, completions inside."""
     return reply.get(f"prompt_{name}") or choice.get(f"prompt_{name}")
 

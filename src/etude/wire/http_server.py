@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.core.errors import RequestError
 from etude.core.process import allow_open_files
-from etude.wire.gateway import dialect_at
+from etude.wire.gateway import find_dialect
 
 if TYPE_CHECKING:
     import uvicorn
@@ -49,7 +49,9 @@ class ApiError(HTTPException):
 
     def response(self, path: str = "") -> JSONResponse:
         """Return the response to a request for a path, in the format of its API."""
-        content = dialect_at(path).error(self.status_code, str(self.detail), param=self.param, code=self.code)
+        content = find_dialect(path).error(
+            self.status_code, str(self.detail), param=self.param, code=self.code
+        )
         return JSONResponse(content, self.status_code, dict(self.headers or {}))
 
 

@@ -188,7 +188,7 @@ class MessagesBody(RequestBody):
     stop: Stops | None = Field(default=None, alias="stop_sequences")
 
     @model_validator(mode="after")
-    def _ends_with_the_user(self) -> MessagesBody:
+    def _require_user_last(self) -> MessagesBody:
         if self.messages[-1].role == "assistant":
             raise ValueError("a model cannot continue a partial answer here; end with a user message")
         return self

@@ -237,7 +237,7 @@ _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNSUPPORTED_PROTOCOL", "REC
 WRITE_HTTP = "the server speaks plain HTTP: write http:// in place of https:// in the address"
 
 
-def as_reason(error: httpx.RequestError) -> str:
+def describe(error: httpx.RequestError) -> str:
     """Describe the error, with a remedy where one is known."""
     import httpx
 

@@ -135,7 +135,7 @@ class RequestBody(SamplingFields, extra="allow"):
     """Parameters that cannot be honoured, and their values that change nothing."""
 
     @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> RequestBody:
+    def _require_known_parameters(self) -> RequestBody:
         """Raise RequestError, which pydantic passes on, because it names the parameter."""
         for name, value in (self.model_extra or {}).items():
             if name in self.free or value is None:
