@@ -80,7 +80,7 @@ def test_schedules_that_cannot_be_played_are_refused(rounds: list, message: str)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"channels": {"hall": frozenset({"eve"})}}, "channel 'hall' is read by 'eve', which is not there"),
+        ({"channels": {"hall": frozenset({"eve"})}}, "channel 'hall' is read by 'eve', which does not exist"),
         (
             {
                 "agents": ROLES | {"ann": Role("prover", may_decide=True), "bob": Role("prover")},
