@@ -203,7 +203,7 @@ def test_whatever_byte_of_a_run_is_flipped_it_ends_as_if_it_had_not_been_or_is_r
         if result.exit_code == 0:
             require_undisturbed(other, trained)
         else:
-            assert "is damaged" in result.output or "run database" in result.output, result.output
+            assert "is damaged" in result.output or "run's database" in result.output, result.output
         shutil.rmtree(other)
     assert ends.count(0) > 30
     assert ends.count(1) > 5

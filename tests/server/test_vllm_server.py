@@ -120,7 +120,7 @@ def test_heads_that_are_too_small_for_vllm_on_a_cpu_are_refused_at_the_start(
     model: Path, tmp_path: Path
 ) -> None:
     options = ["--engine", "vllm", "--vllm-command", shlex.join(STAND_IN), "--device", "cpu"]
-    assert re.search(r"heads of 16 \(head_dim\)[\s\S]*--engine embedded", refused(model, tmp_path, *options))
+    assert re.search(r"a head_dim of 16[\s\S]*--engine embedded", refused(model, tmp_path, *options))
 
 
 @pytest.mark.parametrize("engine", ["embedded", "vllm"])

@@ -313,7 +313,7 @@ class Journal:
         if self._closed:
             raise StoreError(f"{self.path}: the journal is closed")
         if self._writer is None:
-            raise StoreError(f"{self.path}: this journal was opened only for reading")
+            raise StoreError(f"{self.path}: this journal was opened for reading only")
         return self._writer
 
     def _lookup(self, key: str) -> str | None:
