@@ -34,7 +34,7 @@ from etude.store.run_folder import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # The cluster is that of the tests.
 
-from tests.chaos.nodes import cluster_of
+from tests.chaos.nodes import start_cluster
 
 HERE = Path(__file__).parent
 
@@ -137,7 +137,7 @@ class Spent:
 
 
 @asynccontextmanager
-async def arms_of(
+async def open_arms(
     places: Sequence[Place], llm: dict[str, Any], calls: int, address: str
 ) -> AsyncIterator[list[Arm]]:
     """A runtime for each place, all open at once and their runners started: then they can take turns."""
@@ -176,7 +176,7 @@ async def efficiency(address: str, quick: bool, note: Note) -> dict[str, Any]:
     places = [Place("none"), Place("process"), *(Place("ray", count) for count in COUNTS)]
     note(f"agents that wait, in {', '.join(map(str, COUNTS))} runners")
     with server_process(LATENCY) as (url, _):
-        async with arms_of(places, {"base_url": url}, CALLS, address) as arms:
+        async with open_arms(places, {"base_url": url}, CALLS, address) as arms:
             spent = await turns(arms, lambda place: rounds * place.at_once, repeats)
     none, process, *on_ray = spent
     alone = on_ray[0]
@@ -203,7 +203,7 @@ async def overhead(address: str, quick: bool, note: Note) -> dict[str, Any]:
     places = [Place("none", each=16), Place("process", each=16), Place("ray", each=16)]
     note("the cost of an episode in one runner")
     with server_process() as (url, _):
-        async with arms_of(places, {"base_url": url}, 1, address) as arms:
+        async with open_arms(places, {"base_url": url}, 1, address) as arms:
             spent = await turns(arms, lambda place: episodes, repeats)
     walls = [[1000 * each.wall / each.episodes for each in of] for of in spent]
     cpus = [[1000 * each.head_cpu / each.episodes for each in of] for of in spent]
@@ -220,7 +220,7 @@ async def journal(address: str, quick: bool, note: Note) -> dict[str, Any]:
     """Calls a second that the run's process commits for two runners, whose model answers at once there."""
     episodes, repeats, calls = (60, 2, 10) if quick else (200, 10, 10)
     note("calls committed for two runners")
-    async with arms_of([Place("ray", 2, 16)], {"_type": "cluster_rates:at_once"}, calls, address) as arms:
+    async with open_arms([Place("ray", 2, 16)], {"_type": "cluster_rates:at_once"}, calls, address) as arms:
         (spent,) = await turns(arms, lambda place: episodes, repeats)
     return {
         "journal_calls_per_s": measured([calls * each.rate for each in spent], 1),
@@ -242,7 +242,7 @@ def measure_rates(names: Sequence[str], quick: bool, note: Note) -> dict[str, di
     results = {}
     for name in names:
         # Room for the runners of all places at once: those whose turn it is not only wait.
-        with cluster_of(4, 4) as cluster:
+        with start_cluster(4, 4) as cluster:
             results[name] = asyncio.run(within_limit(name, cluster.address))
     return results
 

@@ -131,12 +131,12 @@ def run(command: Sequence[str], start: float) -> Iterator[dict[str, Any]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            yield json.loads(line) | {"at": time.perf_counter() - start, "cpu": cpu_of(process.pid)}
+            yield json.loads(line) | {"at": time.perf_counter() - start, "cpu": read_cpu_seconds(process.pid)}
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
 
 
-def cpu_of(pid: int) -> float | None:
+def read_cpu_seconds(pid: int) -> float | None:
     """CPU seconds that a process has taken so far."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()

@@ -184,7 +184,7 @@ for line in sys.stdin:
 
 
 @contextmanager
-def vllm_of(
+def start_vllm(
     policy: Policy, folder: Path, dtype: str = "float32", *, compiled: bool = False, threads: int = 1
 ) -> Iterator[Vllm | None]:
     """A vLLM for the policy, where ETUDE_TEST_VLLM names its program."""
@@ -291,7 +291,7 @@ async def _all(engine: EmbeddedEngine, requests: Sequence[ChatRequest]) -> list[
     return await asyncio.gather(*(engine.sample(request) for request in requests))
 
 
-def cost_of(sample: Sample, prompts: Prompts, tokens: int, at_once: int) -> tuple[float, float]:
+def measure_cost(sample: Sample, prompts: Prompts, tokens: int, at_once: int) -> tuple[float, float]:
     """CPU and wall seconds of continuing all prompts, so many at a time."""
     wall, cpu = time.perf_counter(), time.process_time()
     counts = [
@@ -329,7 +329,7 @@ def fastest_generate(policy: Policy) -> Sample:
     """Of the caches that `generate` has, the faster one at 8 requests."""
     prompts = random_prompts(random.Random(0), 8)
     samples = [generate(policy, cache) for cache in (None, "static")]
-    costs = [min(cost_of(sample, prompts, 32, 8)[0] for _ in range(3)) for sample in samples]
+    costs = [min(measure_cost(sample, prompts, 32, 8)[0] for _ in range(3)) for sample in samples]
     return samples[costs.index(min(costs))]
 
 
@@ -365,7 +365,7 @@ def long_conversations(own: Sample, ask: Ask, choose: random.Random, *, keep: bo
 def samples_of_one(own: Sample, ask: Ask, choose: random.Random, *, keep: bool) -> float:
     """CPU seconds of 8 samples of 32 tokens after each of 8 prompts of 256; without `keep`, of 64 prompts."""
     prompts = random_prompts(choose, 8 if keep else 64, 256)
-    return cost_of(own, prompts * (8 if keep else 1), 32, 64)[0]
+    return measure_cost(own, prompts * (8 if keep else 1), 32, 64)[0]
 
 
 def worth(kind: Callable[..., float], own: Sample, ask: Ask, repeats: int) -> float:
@@ -389,12 +389,12 @@ def measure_all(quick: bool, note: Callable[[str], None]) -> tuple[list[Setting]
         engine = EmbeddedEngine(policy)
         ask = asker(engine)
         own = embedded(ask, iter(range(2**60)))
-        with tempfile.TemporaryDirectory() as folder, vllm_of(policy, Path(folder) / "model") as vllm:
+        with tempfile.TemporaryDirectory() as folder, start_vllm(policy, Path(folder) / "model") as vllm:
             peer = fastest_generate(policy)
             for concurrency in CONCURRENCIES:
                 note(f"{name}, {concurrency} at a time")
                 samples = {"etude": own, "generate": peer, "continuous": continuous(policy)}
-                ways = {way: partial(cost_of, sample) for way, sample in samples.items()}
+                ways = {way: partial(measure_cost, sample) for way, sample in samples.items()}
                 settings.append(measure(name, concurrency, ways | ({"vllm": vllm.cost} if vllm else {}), 5))
         if name == SMALL:
             note(f"{name}, what is kept")

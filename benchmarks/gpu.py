@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from common import parse_arguments, print_json, print_table, progress
 from engine import Sample as Sampler
-from engine import asker, continuous, cost_of, embedded, generate, random_prompts
+from engine import asker, continuous, embedded, generate, measure_cost, random_prompts
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
@@ -110,7 +110,7 @@ SMALL = Scale(
 )
 
 
-def policy_of(scale: Scale, device: torch.device, dtype: torch.dtype, **changes: Any) -> Policy:
+def make_policy(scale: Scale, device: torch.device, dtype: torch.dtype, **changes: Any) -> Policy:
     """A Qwen2 with random weights, that never stops by itself."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -151,7 +151,7 @@ class Work:
         return 6.0 * (weights * self.tokens + head + attention)
 
 
-def work_of(sequences: Sequence[Sample], *, tree: bool) -> Work:
+def count_work(sequences: Sequence[Sample], *, tree: bool) -> Work:
     """Of sequences by themselves, or as a token tree."""
     choices = sum(sum(map(bool, one.loss_weights)) for one in sequences)
     if not tree:
@@ -344,7 +344,9 @@ def measure_learner(policy: Policy, scale: Scale, repeats: int, note: Note) -> l
 def _measured(policy: Policy, scale: Scale, shape: str, repeats: int, note: Note) -> Cost:
     sequences = scale.shapes[shape](random.Random(0))
     units = [(one,) for one in sequences]
-    cost = Cost(shape, {"tree": work_of(sequences, tree=True), "padded": work_of(sequences, tree=False)})
+    cost = Cost(
+        shape, {"tree": count_work(sequences, tree=True), "padded": count_work(sequences, tree=False)}
+    )
     chosen: dict[str, Step] = {}
     for way, packing in (("tree", "tree"), ("padded", "padded")):
         note(f"{scale.name}, {shape}, {way}")
@@ -404,7 +406,7 @@ def exactness(scale: Scale, device: torch.device) -> dict[str, Any]:
 
     The largest difference, relative to the largest number; and why trees were padded, if they were.
     """
-    policy = policy_of(scale, device, torch.float32, num_hidden_layers=2, vocab_size=512)
+    policy = make_policy(scale, device, torch.float32, num_hidden_layers=2, vocab_size=512)
     sequences = scale.shapes["turns"](random.Random(0))[: 12 if scale is FULL else None]
     units = [(one,) for one in sequences]
     tree, padded = (Way(policy, units, packing, 16384) for packing in ("tree", "padded"))
@@ -470,7 +472,7 @@ def _rate(sample: Sampler, scale: Scale, concurrency: int, repeats: int) -> floa
     walls = []
     for number in range(repeats + 1):
         prompts = random_prompts(choose, concurrency, scale.prompt)
-        _, wall = cost_of(sample, prompts, scale.answer, concurrency)
+        _, wall = measure_cost(sample, prompts, scale.answer, concurrency)
         if number:  # The first is to warm up.
             walls.append(wall)
     return concurrency * scale.answer / min(walls)
@@ -512,7 +514,7 @@ def measure(scale: Scale, device: torch.device, arguments: Any, note: Any) -> di
     if both or arguments.learner:
         note("exactness")
         found["exactness"] = exactness(scale, device)
-    policy = policy_of(scale, device, torch.bfloat16)
+    policy = make_policy(scale, device, torch.bfloat16)
     if both or arguments.learner:
         costs = measure_learner(policy, scale, repeats, note)
         rows = [one.as_json(policy, rate) for one in costs]

@@ -45,7 +45,7 @@ def words(start: int, count: int) -> str:
     return " ".join([f"w{(start * 31 + place * 17) % 990}" for place in range(count)])
 
 
-def tokens_of(text: str) -> list[int]:
+def word_tokens(text: str) -> list[int]:
     """A token for each word."""
     return [FIRST_WORD + int(word[1:]) for word in text.split()]
 
@@ -54,7 +54,7 @@ def prompt_tokens(messages: Sequence[Message]) -> list[int]:
     """The whole prompt, up to the point where the assistant is to speak."""
     ids: list[int] = []
     for message in messages:
-        ids += (START, *tokens_of(message["content"]), END)
+        ids += (START, *word_tokens(message["content"]), END)
     return [*ids, START]
 
 
@@ -80,7 +80,7 @@ class StubEngine:
         return Completion(
             message={"role": "assistant", "content": text},
             prompt_ids=tuple(prompt_ids),
-            completion_ids=(*tokens_of(text), END),
+            completion_ids=(*word_tokens(text), END),
             logprobs=tuple(logprobs()),
             usage=Usage(len(prompt_ids), TOKENS),
         )
@@ -164,7 +164,7 @@ def _chat_completion(request: dict[str, Any]) -> bytes:
         "message": {"role": "assistant", "content": text, "refusal": None, "tool_calls": []},
         "finish_reason": "stop",
         "logprobs": {"content": content},
-        "token_ids": [*tokens_of(text), END],
+        "token_ids": [*word_tokens(text), END],
     }
     reply = {
         "id": "chatcmpl-stub",

@@ -329,7 +329,7 @@ def long_settings() -> list[Setting]:
     return [Setting(LONG_MODEL, "grpo", shape) for shape in LONG]
 
 
-def units_of(method: str, sequences: Sequence[Sample]) -> list[tuple[Sample, ...]]:
+def make_units(method: str, sequences: Sequence[Sample]) -> list[tuple[Sample, ...]]:
     """Pairs for DPO, of neighbours."""
     if method == "dpo":
         return list(zip(sequences[0::2], sequences[1::2], strict=True))
@@ -350,7 +350,7 @@ def own_step(policy: Policy, setting: Setting, units: Sequence[Any], **options: 
 def measure(setting: Setting, repeats: int) -> Cost:
     """Medians of all ways on one setting, each at its fastest."""
     policy, sequences = model(setting.model), (SHAPES | LONG)[setting.shape](random.Random(0))
-    units = units_of(setting.method, sequences)
+    units = make_units(setting.method, sequences)
     budgets = PADDED_BUDGETS if setting.shape in SHAPES else LONG_BUDGETS
     padded = [own_step(policy, setting, units, packing="padded", token_budget=one) for one in budgets]
     ways = {

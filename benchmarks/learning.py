@@ -167,7 +167,7 @@ def measure(side: str, course: Course, file: Path, began: float) -> None:
     draft.replace(file)
 
 
-def series_of(side: str, course: Course, note: Callable[[str], None]) -> Series:
+def load_series(side: str, course: Course, note: Callable[[str], None]) -> Series:
     """A training that is in its file, or is done now. Raises SystemExit for a file of another training."""
     file = course.folder / f"{course.task}-{course.seed}-{side}.json"
     if not file.is_file():
@@ -348,10 +348,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measure(given.side, course, out / f"{course.task}-{course.seed}-{given.side}.json", given.began)
             return
         note = silent if given.json else progress
-        tasks = {name: [series_of(ETUDE, one, note) for one in own] for name, own in courses.items()}
+        tasks = {name: [load_series(ETUDE, one, note) for one in own] for name, own in courses.items()}
         theirs = courses.get(REVERSAL, []) if given.trl else []
         pairs = [
-            Pair(own, series_of(TRL, one, note))
+            Pair(own, load_series(TRL, one, note))
             for own, one in zip(tasks.get(REVERSAL, []), theirs, strict=False)
         ]
     if given.json:

@@ -285,7 +285,7 @@ def database() -> sqlite3.Connection:
     return found
 
 
-def rows_of(query: str) -> list[str] | None:
+def query_rows(query: str) -> list[str] | None:
     """The rows that a query finds, sorted; None where it is none, or takes too long."""
     database().set_progress_handler(lambda: 1, 1_000_000)
     try:
@@ -313,7 +313,7 @@ def _queries() -> Iterator[Example]:
         chosen["n"] = rng.randint(2, 150)
         text, right = question.format(**chosen), answer.format(**chosen)
         # Where there is nothing to find, much that is wrong would be right.
-        if text not in seen and rows_of(right):
+        if text not in seen and query_rows(right):
             seen.add(text)
             yield Example(f"q{len(seen)}", {"question": text}, right)
 
@@ -330,7 +330,7 @@ async def query(example: etude.Example, episode: etude.Episode) -> str:
 @etude.evaluator
 def right_rows(example: etude.Example, output: str) -> bool:
     """Whether it finds the right rows."""
-    return rows_of(output) == rows_of(example.expected)
+    return query_rows(output) == query_rows(example.expected)
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 from common import print_json, print_table, progress, silent
-from engine import PROGRAM, Prompts, asker, cost_of, embedded, generate, random_prompts, vllm_of
-from gpu import FULL, SMALL, Way, work_of
+from engine import PROGRAM, Prompts, asker, embedded, generate, measure_cost, random_prompts, start_vllm
+from gpu import FULL, SMALL, Way, count_work
 
 from demo import run
 from etude.algorithms.grpo import Grpo
@@ -120,7 +120,7 @@ LOOK = Size(
 """Everything small: whether it runs."""
 
 
-def policy_of(size: Size, dtype: torch.dtype, tokenizer: Any = None) -> Policy:
+def make_policy(size: Size, dtype: torch.dtype, tokenizer: Any = None) -> Policy:
     """A policy with random weights, that never stops by itself unless `tokenizer` is its own."""
     own = tokenizer or build_tokenizer(["what is 1 plus 2? it is 3."], vocab_size=512)
     torch.manual_seed(0)
@@ -239,7 +239,7 @@ HELD = 4096
 
 def measure_steps(size: Size, quick: bool, note: Note) -> dict[str, Any]:
     """For each shape the cost of a gradient, of the whole step, and of TRL's gradient."""
-    policies = {name: policy_of(size, DTYPES[name]) for name in PRECISIONS}
+    policies = {name: make_policy(size, DTYPES[name]) for name in PRECISIONS}
     shapes = ["turns"] if quick else size.shapes
     return {shape: _step_measured(size, shape, policies, size.rounds[quick], note) for shape in shapes}
 
@@ -256,7 +256,7 @@ def _step_measured(
     ways: dict[str, Step] = {**own, **{f"{name} step": way.whole for name, way in own.items()}, "trl": trl}
     costs = rounds({name: partial(timed, step) for name, step in ways.items()}, count)
     best = min(PRECISIONS, key=lambda name: median(costs[name]))
-    work = work_of(sequences, tree=True)
+    work = count_work(sequences, tree=True)
     rate, flops = matrix_rate(policies[best], work.tokens), work.flops(policies[best])
     whole = {name: costs[f"{name} step"] for name in PRECISIONS}
     return {
@@ -313,12 +313,12 @@ VLLM = tuple((name, compiled) for compiled in (False, True) for name in reversed
 def measure_sampling(size: Size, quick: bool, threads: int, note: Note) -> dict[str, Any]:
     """For each number of requests at a time the cost of all ways, and the machine's limit."""
     with ExitStack() as stack:
-        policies = {name: policy_of(size, DTYPES[name]) for name in PRECISIONS}
+        policies = {name: make_policy(size, DTYPES[name]) for name in PRECISIONS}
         ways: dict[str, Sampler] = {}
         for name, policy in policies.items():
             engine = EmbeddedEngine(policy)
             stack.callback(lambda engine=engine: asyncio.run(engine.close()))
-            ways[f"etude {name}"] = partial(cost_of, embedded(asker(engine), iter(range(2**60))))
+            ways[f"etude {name}"] = partial(measure_cost, embedded(asker(engine), iter(range(2**60))))
         note(f"{size.name}: the settings of generate")
         chosen = {"generate": _fastest_generate(size, policies, ways)}
         note(f"{size.name}: the settings of vLLM")
@@ -368,7 +368,7 @@ def _fastest_generate(size: Size, policies: dict[str, Policy], ways: dict[str, S
     found: list[tuple[float, str, Sampler]] = []
     for dtype, policy in policies.items():
         for cache in (None, "static"):
-            way: Sampler = partial(cost_of, generate(policy, cache))
+            way: Sampler = partial(measure_cost, generate(policy, cache))
             way(prompts, size.answer, len(prompts))
             found.append(
                 (way(prompts, size.answer, len(prompts))[0], f"{dtype}, {cache or 'dynamic'} cache", way)
@@ -390,12 +390,12 @@ def _fastest_vllm(
     with tempfile.TemporaryDirectory() as folder:
         for dtype, compiled in () if quick else VLLM:
             note(f"{size.name}: vLLM in {dtype}{', compiled' * compiled}")
-            with vllm_of(policy, Path(folder), dtype, compiled=compiled, threads=threads) as vllm:
+            with start_vllm(policy, Path(folder), dtype, compiled=compiled, threads=threads) as vllm:
                 assert vllm is not None
                 vllm.cost(prompts, size.answer, len(prompts))
                 found.append((vllm.cost(prompts, size.answer, len(prompts))[0], dtype, compiled))
         _, dtype, compiled = min(found, default=(0.0, *VLLM[0]))
-        with vllm_of(policy, Path(folder), dtype, compiled=compiled, threads=threads) as vllm:
+        with start_vllm(policy, Path(folder), dtype, compiled=compiled, threads=threads) as vllm:
             assert vllm is not None
             yield f"{dtype}{', compiled' * compiled}", vllm.cost
 
@@ -531,7 +531,7 @@ async def _make_base(base: Path, plan: Plan, dtype: str, note: Note) -> dict[str
     asked = questions[:TRAINING]
     shown = [careless_transcript(q, rng) if plan.is_careless else transcript(q) for q in asked]
     tokenizer = build_tokenizer(conversation_texts(shown, tools), splits=["[0-9+*]"])
-    policy = policy_of(plan.size, DTYPES[dtype], tokenizer)
+    policy = make_policy(plan.size, DTYPES[dtype], tokenizer)
     with torch.no_grad():
         for layer in policy.model.model.layers[plan.silent_from :]:
             layer.self_attn.o_proj.weight.zero_()
@@ -636,7 +636,7 @@ def measure(flags: argparse.Namespace, sizes: Sequence[Size], note: Note) -> dic
     of_size: dict[str, Callable[[Size], Any]] = {
         "step": lambda size: measure_steps(size, flags.quick, note),
         "sampling": lambda size: measure_sampling(size, flags.quick, flags.threads, note),
-        "mismatch": lambda size: mismatch(policy_of(size, DTYPES["bfloat16"]), size.prompt, size.answer),
+        "mismatch": lambda size: mismatch(make_policy(size, DTYPES["bfloat16"]), size.prompt, size.answer),
     }
     for part in flags.only:
         if part != "run":

@@ -89,7 +89,7 @@ def conversation(work: Work) -> list[Call]:
 
 
 @functools.cache
-def steps_of(work: Work) -> dict[str, Any]:
+def make_steps(work: Work) -> dict[str, Any]:
     """The steps that an episode commits for its calls, by the call's name."""
     steps: dict[str, Any] = {}
     parent: tuple[str, Call] | None = None
@@ -107,7 +107,7 @@ class ShapedRunner:
         self.link = RunnerLink(stream, self._answer)
         self._work = work
         self._on_commit = on_commit
-        self._steps = steps_of(work)
+        self._steps = make_steps(work)
         # Every conversation begins with these calls; only their names are kept with an episode.
         self._names = dict(enumerate(self._steps))
         self._calls = [replace(call, completion=None) for call in conversation(replace(work, tokens=2))]
@@ -325,7 +325,7 @@ async def connect(loop: VirtualLoop, path: str, to_server: Carry, to_client: Car
 
 def frame_bytes(tokens: int) -> int:
     """Bytes on the head's network for a call that a runner has sampled: the step, and its receipt."""
-    name, step = [*steps_of(Work(2, tokens)).items()][1]
+    name, step = [*make_steps(Work(2, tokens)).items()][1]
     asked = ["ask", 10_000, "put", {"key": call_key("train/1/q1000/0", name), "value": step}]
     return sum(4 + len(json.dumps(each, separators=(",", ":"))) for each in (asked, ["answer", 10_000, None]))
 

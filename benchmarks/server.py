@@ -272,7 +272,7 @@ def server(
         process.wait()
 
 
-def vllm_of(server: int, model: Path) -> Place:
+def find_vllm(server: int, model: Path) -> Place:
     """The vLLM that a server runs: its port is on its command line, its key in its environment."""
     process = next(each for each in psutil.Process(server).children() if "--enable-lora" in each.cmdline())
     line, key = process.cmdline(), process.environ()["VLLM_API_KEY"]
@@ -319,7 +319,7 @@ def canned(against: Path | None, quick: bool, say: Callable[[str], None]) -> dic
             options = ("--engine", "vllm", "--vllm-command", str(program))
             url, pid = running.enter_context(server(model, folder / name, *options, more=more))
             places[name] = Place(name, url, "tiny", pid=pid)
-        places["alone"] = vllm_of(places["through"].pid, model)
+        places["alone"] = find_vllm(places["through"].pid, model)
         found = measure_canned(places, 4 if quick else 20, say)
     overhead = found["through"]["ms_p50"] - found["alone"]["ms_p50"]
     return {"overhead_ms_p50": overhead, "cpu_ms_p50": found["through"]["cpu_ms_p50"], "canned": found}
@@ -377,7 +377,7 @@ def in_front_of_vllm(program: str, quick: bool, say: Callable[[str], None]) -> d
             server(model, folder / "embedded") as (embedded, _),
         ):
             places = [
-                vllm_of(pid, model),
+                find_vllm(pid, model),
                 Place("vLLM through etude serve", through, "tiny"),
                 Place("etude serve, embedded engine", embedded, "tiny"),
             ]

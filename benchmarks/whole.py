@@ -129,7 +129,7 @@ def examples(task: str, count: int) -> list[dict[str, Any]]:
     return rows
 
 
-def part_of(stack: Any) -> str:
+def find_part(stack: Any) -> str:
     """The part of the work that a thread's stack is in; empty where it waits."""
     files = []
     while stack is not None:
@@ -177,7 +177,7 @@ class Watch(Progress):
     def _look(self) -> None:
         own = threading.get_ident()
         while not self.is_over.wait(0.05):
-            seen = {part_of(stack) for thread, stack in sys._current_frames().items() if thread != own}
+            seen = {find_part(stack) for thread, stack in sys._current_frames().items() if thread != own}
             for part in ("gradient", "sampling", "harness"):
                 if part in seen:
                     self.parts[part] += 1

@@ -50,7 +50,7 @@ Places: TypeAlias = "Mapping[str, Sequence[tuple[Any, str]]]"
 """The methods by which a process comes to each place, with what has them."""
 
 
-def end_of(kind: str, folder: Path, *kill: Any) -> int:
+def run_to_end(kind: str, folder: Path, *kill: Any) -> int:
     """Begin a run or go on with it: the exit code. What is to be killed is a process of its own."""
     folder.mkdir(exist_ok=True)
     if not kill:
@@ -66,10 +66,10 @@ def end_of(kind: str, folder: Path, *kill: Any) -> int:
 def killed_and_whole(kind: str, folder: Path, kills: Sequence[tuple[str, int]]) -> tuple[Path, Path]:
     """The folders of a run that was killed at each of those places, and of one that was not."""
     killed, whole = folder / "killed", folder / "whole"
-    assert end_of(kind, whole) == 0
+    assert run_to_end(kind, whole) == 0
     for kill in kills:
-        assert end_of(kind, killed, *kill) == -signal.SIGKILL, kill
-    assert end_of(kind, killed) == 0
+        assert run_to_end(kind, killed, *kill) == -signal.SIGKILL, kill
+    assert run_to_end(kind, killed) == 0
     return killed, whole
 
 
@@ -115,10 +115,10 @@ def _one(folder: Path, ahead: bool) -> tuple[Any, Places]:
     if ahead:
         run.finetuning.collect_ahead = True
         run.adapter.behave = after_a_moment
-    return run.start(num_epochs=4), places_of([run.engine], run.adapter)
+    return run.start(num_epochs=4), list_places([run.engine], run.adapter)
 
 
-def places_of(engines: Sequence[Any], adapter: Any) -> Places:
+def list_places(engines: Sequence[Any], adapter: Any) -> Places:
     """Those of a run of `tests.training`."""
     return {
         "request": [(engine, "complete") for engine in engines],
@@ -145,7 +145,7 @@ def _two(folder: Path, ahead: bool) -> tuple[Any, Places]:
             "run_configuration": {"validation_dataset": held_out, "validation_interval": 2},
         },
     )
-    return run.start(settings), places_of([*run.engines.values()], several.FakeAdapter)
+    return run.start(settings), list_places([*run.engines.values()], several.FakeAdapter)
 
 
 async def play(example: etude.Example, episode: Any) -> str:
@@ -195,7 +195,7 @@ def _pool(folder: Path, ahead: bool) -> tuple[Any, Places]:
     run = AgainstPool(folder / "run", OpponentsConfig(of="policy", size=2), keep_checkpoints=1)
     run.adapter = FakeAdapter(folder / "backend", lose_jobs=True)
     run.examples, run.validation = examples(6), examples(4, "v")
-    places = {**places_of([run.engine], run.adapter), "guess": [(Guessing, "complete")]}
+    places = {**list_places([run.engine], run.adapter), "guess": [(Guessing, "complete")]}
     return run.start(num_epochs=4), places
 
 

@@ -40,7 +40,7 @@ class GuideBuilder(etude.TrajectoryBuilder):
                     continue
                 for item in result.eval_output_items:
                     reward = await self.compute_reward(item, meta)
-                    trajectory = trajectory_of(episodes[item.id], reward)
+                    trajectory = make_trajectory(episodes[item.id], reward)
                     groups.setdefault(item.id, []).append(trajectory)
         collection = etude.TrajectoryCollection(trajectories=list(groups.values()), run_id=run_id)
         self.collected.append(collection)
@@ -50,7 +50,7 @@ class GuideBuilder(etude.TrajectoryBuilder):
         """Nothing to log."""
 
 
-def trajectory_of(episode: Any, reward: float) -> etude.Trajectory:
+def make_trajectory(episode: Any, reward: float) -> etude.Trajectory:
     """The first call: a question and an answer."""
     call = episode.calls[0]
     question = etude.EpisodeItem(role="user", content=str(call.request.messages[0]["content"]))

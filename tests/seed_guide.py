@@ -80,7 +80,7 @@ class MyTrajectoryBuilder(TrajectoryBuilder):
             raise ValueError(f"No evaluation runs found for run_id: {run_id}")
         groups: dict[str, list[Trajectory]] = {}
         for output in await asyncio.gather(*self.evaluation_runs.pop(run_id)):
-            rewards = await self.rewards_of(output, meta)
+            rewards = await self.read_rewards(output, meta)
             for item in output.eval_input.eval_input_items:
                 episode = self.parse(item)
                 if item.id in rewards and len(episode) >= self.config.min_episode_length:
@@ -90,7 +90,7 @@ class MyTrajectoryBuilder(TrajectoryBuilder):
                     groups.setdefault(item.id, []).append(trajectory)
         return TrajectoryCollection(trajectories=list(groups.values()), run_id=run_id)
 
-    async def rewards_of(self, output: EvaluationRunOutput, meta: dict | None) -> dict[str, float]:
+    async def read_rewards(self, output: EvaluationRunOutput, meta: dict | None) -> dict[str, float]:
         """By the example's id."""
         reward, rewards = self.trajectory_builder_config.reward, {}
         for name, result in output.evaluation_results:

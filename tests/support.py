@@ -92,7 +92,7 @@ class ScriptedEngine:
         if self._log is not None:
             os.write(self._log, f"{request.key}\n".encode())
         prompt_ids = _prompt_ids(request)
-        completion_ids = (*_text_of(message), END)
+        completion_ids = (*_message_text(message), END)
         random = generator(request.key, "logprobs")
         return Completion(
             message=message,
@@ -151,11 +151,11 @@ def _prompt_ids(request: ChatRequest) -> tuple[int, ...]:
             ids = before.prompt_ids + before.completion_ids
             messages = request.messages[len(said) :]
     for message in messages:
-        ids += (START, *_text_of(message), END)
+        ids += (START, *_message_text(message), END)
     return (*ids, START)
 
 
-def _text_of(message: Message) -> bytes:
+def _message_text(message: Message) -> bytes:
     text = message.get("content") or ""
     return (text + json.dumps(message["tool_calls"]) if message.get("tool_calls") else text).encode()
 

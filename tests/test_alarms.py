@@ -54,7 +54,7 @@ class ReturningAdapter(FakeAdapter):
             self._version = own
 
 
-def adapter_of(run: Run) -> ReturningAdapter:
+def make_adapter(run: Run) -> ReturningAdapter:
     return ReturningAdapter(run.path.parent / "backend", capabilities=GOING_BACK)
 
 
@@ -62,7 +62,7 @@ def adapter_of(run: Run) -> ReturningAdapter:
 def run(tmp_path, request) -> Run:
     """A run of our trainer, or of one that implements only the interface."""
     made = Run(tmp_path / "run")
-    made.adapter = adapter_of(made)
+    made.adapter = make_adapter(made)
     made.engine = engine()
     if request.param != "epochs":
         kind = guide.GuideTrainer if request.param == "guide" else guide.OneLoopTrainer
@@ -84,7 +84,7 @@ def engine() -> ScriptedEngine:
 def again(run: Run) -> Run:
     """The run in a new process."""
     resumed = run.restarted()
-    resumed.adapter, resumed.engine, resumed.make_trainer = adapter_of(run), engine(), run.make_trainer
+    resumed.adapter, resumed.engine, resumed.make_trainer = make_adapter(run), engine(), run.make_trainer
     return resumed
 
 
@@ -92,18 +92,18 @@ def alarm(action: str, *at: int) -> dict[str, Alarm]:
     return {"mine": AtEpochs(action=action, at=list(at))}
 
 
-def history_of(run: Run) -> Any:
+def read_history(run: Run) -> Any:
     with RunFolder.read(run.path) as folder:
         return EpochLog(folder.journal).history("run")
 
 
-def summary_of(run: Run) -> Summary:
+def read_summary(run: Run) -> Summary:
     with RunFolder.read(run.path) as folder:
         return summary_in(histories(folder.journal, "run"), "run")
 
 
 def epochs_done(run: Run) -> list[int]:
-    return [entry.epoch for entry in history_of(run).epochs]
+    return [entry.epoch for entry in read_history(run).epochs]
 
 
 def everything(run: Run) -> dict[str, Any]:
@@ -122,7 +122,7 @@ async def test_a_warning_is_told_once_and_is_in_the_journal_the_files_and_the_su
     ]
     assert held == [[], [("mine", True, 2)], [("mine", False, 2)], []]
     assert {"answer_tokens", "sampled_entropy", "repeated_share"} <= lines[0].keys()
-    warnings = [text for text in summary_of(run).warnings if "trusted" in text]
+    warnings = [text for text in read_summary(run).warnings if "trusted" in text]
     assert warnings == ["epoch 3 (and 1 other): this epoch is not to be trusted, since epoch 2"]
     resumed = again(run)
     await resumed.start(num_epochs=5)
@@ -134,7 +134,7 @@ async def test_stop_ends_the_run_early_with_the_reason_also_when_it_is_resumed(r
     await run.start(num_epochs=4)
     assert epochs_done(run) == [1, 2]
     assert len(run.engine.requests) == 2 * OF_AN_EPOCH
-    assert summary_of(run).stopped == "epoch 2: this epoch is not to be trusted"
+    assert read_summary(run).stopped == "epoch 2: this epoch is not to be trusted"
     assert any(text.startswith("stopped after epoch 2: epoch 2: this") for text in run.watcher.events)
     resumed = again(run)
     await resumed.start(num_epochs=4)
@@ -170,7 +170,7 @@ async def killed_when_it_rings(run: Run, num_epochs: int = 4) -> Run:
 
 def check_way_back(run: Run) -> None:
     """After epoch 3 the run went back to v1, and made versions with new numbers from there."""
-    epochs = history_of(run).epochs
+    epochs = read_history(run).epochs
     assert [entry.sampled_from.number for entry in epochs] == [0, 1, 2, 1, 4]
     assert [entry.version.number for entry in epochs] == [1, 2, 3, 4, 5]
     assert [entry.back_to and entry.back_to.number for entry in epochs] == [None, None, 1, None, None]
@@ -207,14 +207,14 @@ def ahead(run: Run) -> Run:
 @pytest.mark.parametrize("run", ["epochs"], indirect=True)
 async def test_what_was_collected_ahead_of_a_rollback_is_collected_again(run, tmp_path):
     await ahead(run).start(num_epochs=5)
-    epochs = history_of(run).epochs
+    epochs = read_history(run).epochs
     # The fourth epoch's episodes were collected from v2 while v3 was made.
     assert epochs[2].back_to.number == 1
     assert epochs[3].sampled_from.number == 1 and epochs[3].metrics["model_versions"] == {"1": OF_AN_EPOCH}
     assert len(run.engine.requests) == 6 * OF_AN_EPOCH
     (tmp_path / "other").mkdir()
     other = Run(tmp_path / "other" / "run")
-    other.adapter, other.engine = adapter_of(other), engine()
+    other.adapter, other.engine = make_adapter(other), engine()
     resumed = await killed_when_it_rings(ahead(other), num_epochs=5)
     await resumed.start(num_epochs=5)
     assert everything(other) == everything(run)

@@ -122,7 +122,7 @@ def _dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(module: str) -> str:
+def find_room(module: str) -> str:
     """The room of a module; the package's own `__init__` has none."""
     return module.split(".")[1] if "." in module else ""
 
@@ -177,7 +177,7 @@ def check(found: Iterable[object]) -> None:
 
 
 def test_every_room_is_on_the_plan():
-    assert {room_of(module) for module in modules()} - {""} <= set(ROOMS), "give new rooms a place in ROOMS"
+    assert {find_room(module) for module in modules()} - {""} <= set(ROOMS), "give new rooms a place in ROOMS"
 
 
 def test_rooms_import_only_from_rooms_below_them():
@@ -185,8 +185,8 @@ def test_rooms_import_only_from_rooms_below_them():
     check(
         each
         for each in imports()
-        if room_of(each.module) and each.name.startswith("etude.")
-        if ROOMS.index(room_of(each.name)) > ROOMS.index(room_of(each.module))
+        if find_room(each.module) and each.name.startswith("etude.")
+        if ROOMS.index(find_room(each.name)) > ROOMS.index(find_room(each.module))
     )
 
 
@@ -229,7 +229,7 @@ def test_only_what_runs_or_trains_models_here_imports_torch_at_its_top():
         each
         for each in imports()
         if each.package in HEAVY and each.is_top_level and not each.is_for_typing
-        if room_of(each.module) not in TORCH_ROOMS
+        if find_room(each.module) not in TORCH_ROOMS
     )
 
 
@@ -239,7 +239,7 @@ def test_importing_etude_is_light_and_nothing_needs_torch_before_a_model_is_load
     others = sorted(
         name
         for name in modules()
-        if room_of(name) not in TORCH_ROOMS | {"__main__"} and name not in of_guests
+        if find_room(name) not in TORCH_ROOMS | {"__main__"} and name not in of_guests
         if not name.startswith("etude.integrations.art.serving")  # A part of the server.
     )
     assert "etude.components" in others and "etude.cli.app" in others
@@ -281,7 +281,7 @@ def test_only_the_command_line_and_the_report_print():
     check(
         f"{module}:{node.lineno}"
         for module, found in nodes().items()
-        if room_of(module) not in PRINTING_ROOMS
+        if find_room(module) not in PRINTING_ROOMS
         for node in found
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     )
@@ -376,14 +376,14 @@ def _is_defined(file: str, name: str) -> bool:
     """Whether a file defines a function, class, method or field."""
     scope: ast.AST = modules()[_dotted(SOURCE / file)]
     for part in name.split("."):
-        inner = [node for node in ast.iter_child_nodes(scope) if _name_of(node) == part]
+        inner = [node for node in ast.iter_child_nodes(scope) if _defined_name(node) == part]
         if not inner:
             return False
         scope = inner[0]
     return True
 
 
-def _name_of(node: ast.AST) -> str | None:
+def _defined_name(node: ast.AST) -> str | None:
     match node:
         case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             return name

@@ -14,7 +14,7 @@ from tests.cli.projects import change, finished
 from tests.crashing import killed_and_whole
 from tests.forked import Forked
 from tests.support import one_quick, without_times
-from tests.test_docs import ROOT, blocks_of, write_file
+from tests.test_docs import ROOT, find_blocks, write_file
 
 ONE = [
     ("request", 3),
@@ -83,7 +83,7 @@ EPOCHS = 3
 def own_folder(tmp_path: Path) -> Path:
     """The files of the page on extending."""
     page = ROOT / "docs" / "extending.md"
-    for block in blocks_of(page):
+    for block in find_blocks(page):
         write_file(block, page, tmp_path)
     change(tmp_path / "config.yml", finetuning__num_epochs=EPOCHS)
     return tmp_path

@@ -57,7 +57,7 @@ class Block:
     line: int
 
 
-def blocks_of(page: Path) -> Iterator[Block]:
+def find_blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
     for match in _FENCE.finditer(text):
         language, *orders = match["info"].split() or [""]
@@ -65,19 +65,19 @@ def blocks_of(page: Path) -> Iterator[Block]:
         yield Block(language, pairs, match["text"], text.count("\n", 0, match.start()) + 1)
 
 
-def name_of(page: Path) -> str:
+def page_id(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
 @functools.cache
-def anchors_of(page: Path) -> set[str]:
+def find_anchors(page: Path) -> set[str]:
     """The anchors that a page's headings get."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-WITH_PROGRAMS = [page for page in PAGES if any("runnable" in block.orders for block in blocks_of(page))]
+WITH_PROGRAMS = [page for page in PAGES if any("runnable" in block.orders for block in find_blocks(page))]
 
 
 def test_links_lead_somewhere():
@@ -86,9 +86,9 @@ def test_links_lead_somewhere():
         for match in _LINK.finditer(_FENCE.sub("", page.read_text(encoding="utf-8"))):
             address, _, anchor = match["target"].partition("#")
             target = (page.parent / address).resolve() if address else page
-            is_anchor = not anchor or target.suffix != ".md" or anchor in anchors_of(target)
+            is_anchor = not anchor or target.suffix != ".md" or anchor in find_anchors(target)
             if ":" not in address and not (target.exists() and is_anchor):
-                broken.append(f"{name_of(page)}: {match['target']}")
+                broken.append(f"{page_id(page)}: {match['target']}")
     assert not broken
 
 
@@ -98,20 +98,20 @@ LONG = {"docs/protocols.md", "docs/data.md", "docs/first-agent.md", "docs/extend
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=pytest.mark.slow) if name_of(page) in LONG else page for page in WITH_PROGRAMS],
-    ids=name_of,
+    [pytest.param(page, marks=pytest.mark.slow) if page_id(page) in LONG else page for page in WITH_PROGRAMS],
+    ids=page_id,
 )
 def test_programs_run(page: Path, tmp_path: Path):
-    for block in blocks_of(page):
+    for block in find_blocks(page):
         write_file(block, page, tmp_path)
         if "shows" in block.orders:
             assert block.text in (tmp_path / block.orders["shows"]).read_text(encoding="utf-8"), block.line
         if "runnable" in block.orders:
-            run(command_of(block), tmp_path, f"{name_of(page)}:{block.line}")
+            run(make_command(block), tmp_path, f"{page_id(page)}:{block.line}")
 
 
 def test_the_program_of_the_readme_trains(tmp_path: Path):
-    program = next(block.text for block in blocks_of(ROOT / "README.md") if "file" in block.orders)
+    program = next(block.text for block in find_blocks(ROOT / "README.md") if "file" in block.orders)
     changed = {
         "HuggingFaceTB/SmolLM2-135M-Instruct": "tiny",
         "output.strip() == example.expected": "len(output) % 2 == 0",
@@ -132,7 +132,7 @@ build_policy(build_tokenizer(["Which number is larger, 1 or 2?"]), seed=0).expor
 
 
 def test_keys_of_configs_that_are_shown_are_known():
-    shown = [(page, block) for page in PAGES for block in blocks_of(page) if block.language == "yaml"]
+    shown = [(page, block) for page in PAGES for block in find_blocks(page) if block.language == "yaml"]
     assert len(shown) > 20
     for page, block in shown:
         data = yaml.safe_load(block.text)
@@ -145,14 +145,14 @@ def test_keys_of_configs_that_are_shown_are_known():
         except ConfigError as error:
             # What a piece lacks, and what it imports from elsewhere, is no fault of it.
             wrong = [line for line in str(error).splitlines() if "is not known" in line or "expected" in line]
-            assert not wrong, f"{name_of(page)}:{block.line}"
+            assert not wrong, f"{page_id(page)}:{block.line}"
 
 
 def write_file(block: Block, page: Path, folder: Path) -> None:
     """Write the block's file, where it is one, after those of the page that it goes with."""
     if "with" in block.orders:
         other = page.parent / block.orders["with"]
-        for needed in blocks_of(other):
+        for needed in find_blocks(other):
             write_file(needed, other, folder)
     if "file" in block.orders:
         path = folder / block.orders["file"]
@@ -161,7 +161,7 @@ def write_file(block: Block, page: Path, folder: Path) -> None:
         path.write_text(before + block.text, encoding="utf-8")
 
 
-def command_of(block: Block) -> list[str]:
+def make_command(block: Block) -> list[str]:
     if block.language == "python":
         return ["python", "-c", block.text]
     lines = [line.removeprefix("$ ") for line in block.text.splitlines() if line.startswith("$ ")]
@@ -200,7 +200,7 @@ def test_commands_that_are_shown_exist_with_their_options():
             of_all = {"--help", "--version", "--debug", "--log-level"}
             options = {word.partition("=")[0] for word in words if word.startswith("--")}
             if name is None or options - own - of_all:
-                wrong.append(f"{name_of(page)}: {line}")
+                wrong.append(f"{page_id(page)}: {line}")
     assert not wrong
 
 

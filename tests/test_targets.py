@@ -23,7 +23,7 @@ from etude.store.journal import Journal
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from tests import several
-from tests.crashing import AgainstPool, end_of, killed_and_whole
+from tests.crashing import AgainstPool, killed_and_whole, run_to_end
 from tests.protocols.games import find_agent
 from tests.rollout.running import collect
 from tests.several import Several, config
@@ -38,7 +38,7 @@ def run(tmp_path):
     return Several(tmp_path / "run")
 
 
-def history_of(run, target):
+def read_history(run, target):
     with RunFolder.read(run.path) as folder:
         return histories(folder.journal, "run")[target]
 
@@ -84,7 +84,7 @@ async def test_everybody_collects_before_anybody_is_trained_and_is_trained_befor
 
 async def test_models_take_turns_by_their_schedules(run):
     await run.start(config(num_epochs=4, prover={"every": 2}, verifier={"every": 2, "offset": 1}))
-    prover, verifier = history_of(run, "prover"), history_of(run, "verifier")
+    prover, verifier = read_history(run, "prover"), read_history(run, "verifier")
     assert [bool(entry.status) for entry in prover.epochs] == [True, False, True, False]
     assert [bool(entry.status) for entry in verifier.epochs] == [False, True, False, True]
     assert prover.epochs[1].resting == "not its turn (every: 2, offset: 0)"
@@ -109,8 +109,8 @@ async def test_one_validation_serves_all(run):
         f"validation/{epoch}/v{number}/0" for epoch in (0, 1) for number in range(3)
     ]
     for name in ("prover", "verifier"):
-        assert [entry.version.number for entry in history_of(run, name).validations] == [0, 1]
-        assert history_of(run, name).validations[0].metrics["target"] == name
+        assert [entry.version.number for entry in read_history(run, name).validations] == [0, 1]
+        assert read_history(run, name).validations[0].metrics["target"] == name
 
 
 async def test_targets_may_ask_for_more_of_the_same_episodes(run):
@@ -121,8 +121,8 @@ async def test_targets_may_ask_for_more_of_the_same_episodes(run):
     targets = {"prover": {"trajectory_builder": "few"}, "verifier": {"trajectory_builder": "many"}}
     await run.start(config(num_epochs=1, trajectory_builders=builders, **targets))
     assert run.requests() == {"prover": 3 * 6, "verifier": 3 * 6}
-    assert history_of(run, "prover").epochs[0].metrics["episodes"] == 6
-    assert history_of(run, "verifier").epochs[0].metrics["episodes"] == 18
+    assert read_history(run, "prover").epochs[0].metrics["episodes"] == 6
+    assert read_history(run, "verifier").epochs[0].metrics["episodes"] == 18
 
 
 async def test_a_trainer_that_trains_one_model_is_refused(run):
@@ -131,7 +131,7 @@ async def test_a_trainer_that_trains_one_model_is_refused(run):
 
 
 async def test_an_agent_must_say_which_of_several_models_it_means(run):
-    with pytest.raises(Exception, match="name the model to call"):
+    with pytest.raises(Exception, match="there are several models; name the one to call"):
         await run.start(config(workflow="tests.training:play"))
 
 
@@ -200,7 +200,7 @@ def test_the_config_that_a_run_keeps_is_read_again():
 async def test_both_models_are_trained_by(played, builder, method):
     await played.start(play(builder))
     for name in ("prover", "verifier"):
-        (entry,) = history_of(played, name).epochs
+        (entry,) = read_history(played, name).epochs
         assert entry.skipped is None
         assert entry.metrics["num_trajectories"] > 0
         assert played.engines[name].version == 1
@@ -232,7 +232,7 @@ async def test_guesses_are_put_right(played):
         "guess_replacement": {"proportion": 1.0, "annealing": "linear", "annealing_rate": 1.0},
     }
     await played.start(play(builder, 2))
-    first, second = history_of(played, "verifier").epochs
+    first, second = read_history(played, "verifier").epochs
     assert first.metrics["num_trajectories"] == 16
     assert second.metrics["num_trajectories"] < 16
 
@@ -273,7 +273,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pool") / "whole"
-    assert end_of("pool", folder) == 0
+    assert run_to_end("pool", folder) == 0
     return folder
 
 

@@ -31,7 +31,7 @@ def correct(example, output):
 """
 
 
-def rows_of(prefix):
+def make_rows(prefix):
     return [{"id": f"{prefix}{n}", "question": f"{prefix}{n}?", "answer": "yes"} for n in range(4)]
 
 
@@ -40,7 +40,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tests_finetune_agent.py").write_text(AGENT)
     for name, prefix in (("train", "t"), ("held_out", "v")):
-        (tmp_path / f"{name}.json").write_text(json.dumps(rows_of(prefix)))
+        (tmp_path / f"{name}.json").write_text(json.dumps(make_rows(prefix)))
     return tmp_path
 
 
@@ -93,7 +93,7 @@ async def test_a_trainer_that_returns_failures_fails(project, status, error):
         await train_in(config(**changes), run)
 
 
-ROWS = rows_of("t")
+ROWS = make_rows("t")
 HELD_OUT = [Example(f"v{n}", {"question": f"v{n}?"}, "yes") for n in range(4)]
 MODEL = {"_type": "tests.cli.parts:scripted", "temperature": 0.5}
 EVALUATED = {"examples": ROWS, "model": MODEL, "progress": False}

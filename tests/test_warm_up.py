@@ -15,7 +15,7 @@ from etude.run import Run as StoredRun
 from etude.store.versions import choose_version
 from etude.verbs import train_in
 from tests import guide_parts as guide
-from tests.crashing import end_of, killed_and_whole
+from tests.crashing import killed_and_whole, run_to_end
 from tests.crashing import warm_up_config as config
 from tests.support import one_quick, without_times
 from tests.training import FakeAdapter, Interrupted, Run, examples, learning_engine
@@ -43,7 +43,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("warm-up") / "whole"
-    assert end_of("warm-up", folder) == 0
+    assert run_to_end("warm-up", folder) == 0
     return folder / "run"
 
 

@@ -29,7 +29,7 @@ commands = pytest.mark.parametrize(
 """For tests that take a `command`."""
 
 
-def command_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+def choose_command(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """vLLM's program, with the environment in which it starts quickly on two cores."""
     if name == "stand-in":
         return STAND_IN
@@ -41,7 +41,7 @@ def command_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return (program,)
 
 
-def vllms_of(server: int) -> list[int]:
+def list_vllms(server: int) -> list[int]:
     """The vLLM processes that a server has started, in that order."""
     children = sorted(psutil.Process(server).children(), key=lambda child: (child.create_time(), child.pid))
     return [child.pid for child in children if "--enable-lora" in child.cmdline()]

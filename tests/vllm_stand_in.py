@@ -55,14 +55,14 @@ def main() -> None:
     if "--slow" in others:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
-    uvicorn.run(app_of(given.model, set(others)), host=given.host, port=given.port, log_level="warning")
+    uvicorn.run(make_app(given.model, set(others)), host=given.host, port=given.port, log_level="warning")
 
 
-def app_of(source: str, options: set[str]) -> FastAPI:
+def make_app(source: str, options: set[str]) -> FastAPI:
     asked: list[Any] = []
     silent, dying = bool({"--silent", "--dying", "--echo"} & options), "--dying" in options
     refused = ""
-    app, engines = FastAPI(), {source: None if silent else engine_of(source)}
+    app, engines = FastAPI(), {source: None if silent else make_engine(source)}
     hanging = asyncio.Event()
 
     @app.middleware("http")
@@ -112,7 +112,7 @@ def app_of(source: str, options: set[str]) -> FastAPI:
             return JSONResponse({"error": {"message": f"{name} has already been loaded"}}, 400)
         if not Path(folder).is_absolute() or not (Path(folder) / "adapter_config.json").exists():
             return JSONResponse({"error": {"message": f"no adapter at {folder}"}}, 404)
-        engines[name] = None if silent else engine_of(source, folder)
+        engines[name] = None if silent else make_engine(source, folder)
         return Response(f"Success: LoRA adapter '{name}' added successfully.")
 
     @app.post("/v1/unload_lora_adapter")
@@ -149,7 +149,7 @@ def app_of(source: str, options: set[str]) -> FastAPI:
             return StreamingResponse(map_lines(pieces), media_type="text/event-stream")
         choice = whole([piece async for piece in pieces])
         if body.get("prompt_logprobs") is not None:
-            choice["prompt_logprobs"] = scores_of(
+            choice["prompt_logprobs"] = score_prompt(
                 engines[body["model"]], body["prompt"], body["prompt_logprobs"]
             )
         return JSONResponse({"choices": [choice]})
@@ -161,11 +161,11 @@ def load_in_place(engines: dict[str, Any], name: str, folder: Path, silent: bool
     """Give a model other weights; the kinds of layers that did not get theirs."""
     if json.loads((folder / "config.json").read_text())["tie_word_embeddings"]:
         return ["RotaryEmbedding", "ParallelLMHead"]
-    engines[name] = None if silent else engine_of(str(folder))
+    engines[name] = None if silent else make_engine(str(folder))
     return ["RotaryEmbedding"]
 
 
-def engine_of(source: str, lora: str | None = None) -> Any:
+def make_engine(source: str, lora: str | None = None) -> Any:
     import torch
     from peft import PeftModel
 
@@ -179,7 +179,7 @@ def engine_of(source: str, lora: str | None = None) -> Any:
     return EmbeddedEngine(policy)
 
 
-def scores_of(engine: Any, prompt: list[int], count: int) -> list[dict[str, Any] | None]:
+def score_prompt(engine: Any, prompt: list[int], count: int) -> list[dict[str, Any] | None]:
     """As vLLM has them: of each token its own and those of the likeliest, by their ids."""
     import torch
 
@@ -210,8 +210,8 @@ async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[dict[str, A
     task = asyncio.ensure_future(engine.sample(request))
     task.add_done_callback(lambda done: queue.put_nowait(None))
     while (token := await queue.get()) is not None:
-        yield choice_of(token)
-    yield choice_of(None, (await task).finish_reason)
+        yield make_choice(token)
+    yield make_choice(None, (await task).finish_reason)
 
 
 async def map_lines(pieces: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
@@ -220,7 +220,7 @@ async def map_lines(pieces: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]
     yield "data: [DONE]\n\n"
 
 
-def choice_of(token: Any, finish_reason: str | None = None) -> dict[str, Any]:
+def make_choice(token: Any, finish_reason: str | None = None) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": finish_reason}
     choice |= {"token_ids": [], "logprobs": None}
     if token is not None:

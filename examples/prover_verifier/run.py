@@ -50,13 +50,13 @@ async def run(
     if not (folder / "base").exists():
         await build_base(folder / "base", seed)
     made = time.monotonic()
-    config = config_of(folder, algorithm, seed, trained_on, epochs=8 if quick else ALGORITHMS[algorithm][1])
+    config = make_config(folder, algorithm, seed, trained_on, epochs=8 if quick else ALGORITHMS[algorithm][1])
     with new_run(config, algorithm) as training:
         await train_in(config, training)
     trained = time.monotonic()
     protocols: dict[str, Any] = {}
     for protocol in measured:
-        config = config_of(folder, algorithm, seed, protocol)
+        config = make_config(folder, algorithm, seed, protocol)
         before, after = [
             await accuracy(config, training.path, version, protocol, 256 if quick else None)
             for version in (BASE, LAST)
@@ -82,7 +82,7 @@ async def run(
     }
 
 
-def config_of(folder: Path, algorithm: str, seed: int, protocol: str, epochs: int | None = None) -> Config:
+def make_config(folder: Path, algorithm: str, seed: int, protocol: str, epochs: int | None = None) -> Config:
     """The example's config, with everything that it reads and writes in `folder`."""
     provers = PROVERS.get(protocol, ("prover",))
     policies = dict.fromkeys(provers, "prover") | {"verifier": "verifier"}

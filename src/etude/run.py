@@ -171,6 +171,6 @@ def _metric_rows(folder: Path) -> list[dict[str, Any]]:
 def _item_rows(folder: Path) -> list[dict[str, Any]]:
     path = folder / "items.jsonl"
     if not path.is_file():
-        raise RequestError(f"the evaluation {folder} is not finished; etude.resume(run) goes on with it")
+        raise RequestError(f"the evaluation {folder} is not finished; continue it with etude.resume(run)")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [{**row, **{f"score.{name}": score for name, score in row["scores"].items()}} for row in rows]

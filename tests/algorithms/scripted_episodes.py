@@ -111,7 +111,7 @@ def scored_play(record: EpisodeRecord, reward: float = 0.0) -> ScoredEpisode:
     return ScoredEpisode(record, reward, tuple(find_branches(without_retries(record), EVERY, "policy")))
 
 
-def part_of(agent: str, *records: EpisodeRecord) -> list[ScoredEpisode]:
+def agent_part(agent: str, *records: EpisodeRecord) -> list[ScoredEpisode]:
     """One agent's part of the episodes."""
     groups = by_agent([scored_play(record) for record in records])
     return next((group for group in groups if group[0].agent == agent), [])

@@ -128,7 +128,7 @@ def played(*rewards_and_cuts):
     return evaluated(*rows)
 
 
-def builder_of(name, **options):
+def open_builder(name, **options):
     builder = CollectingBuilder(make_algorithm(name, options))
     builder.algorithm.check()
     reward = RewardFunctionConfig(name="correct")
@@ -138,7 +138,7 @@ def builder_of(name, **options):
 
 async def made(name, output, **options):
     """The units that are trained on, as the learner takes them, and the facts of the collection."""
-    builder = builder_of(name, **options)
+    builder = open_builder(name, **options)
     collection = await finish(builder, output)
     algorithm = make_algorithm(collection.method, collection.options)
     groups = read_groups(collection, algorithm)
@@ -184,7 +184,7 @@ async def test_what_is_imitated_keeps_the_other_answers_and_has_the_cut_one_as_c
     trained = ["".join(chr(t) for t, own in zip(s.ids, s.mask, strict=True) if own) for [s] in units]
     assert trained == ["one.three.", "one.two."]
     assert facts["left_out"] == {CUT_OFF_SAMPLE: 1}
-    collection = await finish(builder_of("supervised", cut_off="mask"), output)
+    collection = await finish(open_builder("supervised", cut_off="mask"), output)
     weights = [
         [message.get("weight") for message in supervised_row(one)["messages"] if message["role"] != "user"]
         for one in collection.trajectories[0]
@@ -199,7 +199,7 @@ def test_answers_that_are_compared_within_an_episode_pay_too_and_can_be_left_out
     ]
     events = [Event("step_reward", index, float(index)) for index in range(3)]
     record = episode([calls[0], calls[1], *cut(calls[2])], events=events)
-    scored = builder_of("dpo", compare="turns", cut_off_penalty=5.0).scored(record, 3.0, None, Tally())
+    scored = open_builder("dpo", compare="turns", cut_off_penalty=5.0).scored(record, 3.0, None, Tally())
     assert scored is not None and scored.reward == -2.0
     [choice] = find_choices(scored)
     assert [candidate.value for candidate in choice.candidates] == [0.0, 1.0, -3.0]

@@ -23,7 +23,7 @@ from etude.protocols import SCALES, Move, adp, nip
 from etude.protocols.scenario import parse_answer
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
-from tests.algorithms.scripted_episodes import part_of, played
+from tests.algorithms.scripted_episodes import agent_part, played
 from tests.algorithms.test_grpo import sample
 from tests.backends.test_local import AGENT
 from tests.learner.gradients import forest
@@ -61,7 +61,7 @@ async def fooled(tmp_path):
 
 def verifier_rows(record, tally=None, **replacement):
     config = SelectionConfig(min_reward=0.5, guess_replacement=GuessReplacementConfig(**replacement))
-    return imitations([part_of("verifier", record)], config, 1.0, 0, 7, tally or Tally())[0]
+    return imitations([agent_part("verifier", record)], config, 1.0, 0, 7, tally or Tally())[0]
 
 
 async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled):
@@ -153,7 +153,7 @@ async def test_replaced_guesses_are_a_share_of_all_and_the_rest_is_selected_by_r
             )
         )
     config = SelectionConfig(min_reward=0.5, guess_replacement=GuessReplacementConfig(proportion=0.5))
-    (rows,) = imitations([part_of("verifier", *records)], config, 1.0, 0, 3, Tally())
+    (rows,) = imitations([agent_part("verifier", *records)], config, 1.0, 0, 3, Tally())
     replaced = [row for row in rows if row.metadata.get("guess_replaced")]
     selected = [row for row in rows if not row.metadata.get("guess_replaced")]
     assert len(replaced) == 2
@@ -166,7 +166,7 @@ async def test_replaced_guesses_are_a_share_of_all_and_the_rest_is_selected_by_r
 async def test_each_agent_is_selected_by_what_it_earned_itself(tmp_path):
     fooling = await played(tmp_path, adp(), ["lie", WRONG], about=example(0))
     config = SelectionConfig(min_reward=0.5)
-    parts = [part_of("prover", fooling), part_of("verifier", fooling)]
+    parts = [agent_part("prover", fooling), agent_part("verifier", fooling)]
     prover, verifier = imitations(parts, config, 1.0, 0, 0, Tally())
     assert [row.episode[-1].content for row in prover] == ["lie"]
     assert verifier == []

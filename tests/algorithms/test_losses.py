@@ -16,11 +16,11 @@ from etude.core.sample import Turn
 from etude.learner.learner import Learner, LearnerOptions
 from tests.learner.gradients import (
     assert_same,
-    batch_of,
+    find_temperature,
+    get_gradient,
     gradient_by_autograd,
-    gradient_of,
     sequences,
-    temperature_of,
+    to_batch,
     train,
 )
 from tests.models.tiny_models import family, fresh_policy, policy
@@ -34,7 +34,7 @@ def tokens(of, sequence):
     logits_TV = of.model(input_ids=torch.tensor([sequence.ids]), use_cache=False).logits[0].float()
     for at, weight in enumerate(sequence.loss_weights):
         if weight:
-            logprobs_V = torch.log_softmax(logits_TV[at - 1] / temperature_of(sequence, at), dim=-1)
+            logprobs_V = torch.log_softmax(logits_TV[at - 1] / find_temperature(sequence, at), dim=-1)
             yield at, logprobs_V[sequence.ids[at]], sequence.logprobs[at], sequence.advantages[at]
 
 
@@ -57,8 +57,8 @@ def grpo_by_hand(of, units, aggregation):
 def test_grpo_is_the_clipped_policy_gradient(aggregation, temperature):
     of = policy()
     units = sequences(of, 5, temperature=temperature)
-    ours = gradient_of(
-        of, batch_of(units), Grpo(correction="none", aggregation=aggregation, constant_length=CONSTANT)
+    ours = get_gradient(
+        of, to_batch(units), Grpo(correction="none", aggregation=aggregation, constant_length=CONSTANT)
     )
     assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, aggregation)))
 
@@ -71,7 +71,7 @@ def test_grpo_pulls_towards_the_base_model():
         base = [[float(lp) for _, lp, _, _ in tokens(of, one)] for one in units]
         for parameter in of.trainable().values():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.02)
-    ours = gradient_of(of, batch_of(units), Grpo(correction="none", beta=0.3))
+    ours = get_gradient(of, to_batch(units), Grpo(correction="none", beta=0.3))
     count = sum(map(len, base))
     gain = grpo_by_hand(of, units, "token")
     kl = sum(
@@ -98,7 +98,7 @@ def test_dpo_prefers_by_how_much_the_policy_has_moved(smoothing):
         loss = loss - (1 - smoothing) * torch.nn.functional.logsigmoid(margin)
         loss = loss - smoothing * torch.nn.functional.logsigmoid(-margin)
     by_hand = gradient_by_autograd(of, loss / 3)
-    assert_same(gradient_of(of, batch_of(pairs), Dpo(beta=0.5, label_smoothing=smoothing)), by_hand)
+    assert_same(get_gradient(of, to_batch(pairs), Dpo(beta=0.5, label_smoothing=smoothing)), by_hand)
 
 
 def test_dpo_against_the_base_does_not_look_at_sampled_logprobs():
@@ -110,8 +110,8 @@ def test_dpo_against_the_base_does_not_look_at_sampled_logprobs():
         for parameter in of.trainable().values():
             parameter.mul_(1.05)
     blank = [tuple(replace(s, logprobs=(0.0,) * len(s.ids)) for s in pair) for pair in pairs]
-    recorded = gradient_of(of, batch_of(pairs), Dpo(reference="sampler"))
-    computed = gradient_of(of, batch_of(blank), Dpo(reference="base"))
+    recorded = get_gradient(of, to_batch(pairs), Dpo(reference="sampler"))
+    computed = get_gradient(of, to_batch(blank), Dpo(reference="base"))
     assert_same(computed, recorded, tolerance=1e-4)
 
 
@@ -123,7 +123,7 @@ def test_a_conversation_may_be_sampled_at_several_temperatures():
         )
         for one in sequences(of, 3)
     ]
-    ours = gradient_of(of, batch_of(units), Grpo(correction="none"))
+    ours = get_gradient(of, to_batch(units), Grpo(correction="none"))
     assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, "token")))
 
 
@@ -132,7 +132,7 @@ def test_any_architecture_is_trained_on_its_own_logprobs(name):
     changes = {"Gemma2Config": {"head_dim": 8}, "MambaConfig": {"state_size": 4}, "RwkvConfig": {}}
     of = family(name, **changes[name])
     units = sequences(of, 3)
-    ours = gradient_of(of, batch_of(units), Grpo(correction="none"))
+    ours = get_gradient(of, to_batch(units), Grpo(correction="none"))
     assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, "token")), tolerance=2e-5)
 
 
@@ -153,10 +153,10 @@ def units_for(of, objective):
 def test_how_a_step_is_cut_into_micro_batches_changes_nothing(objective):
     of = fresh_policy()
     of.keep_base()
-    batch = batch_of(units_for(of, objective))
-    whole = gradient_of(of, batch, objective)
+    batch = to_batch(units_for(of, objective))
+    whole = get_gradient(of, batch, objective)
     for budget in (1, 30):
-        assert_same(gradient_of(of, batch, objective, token_budget=budget), whole)
+        assert_same(get_gradient(of, batch, objective, token_budget=budget), whole)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
@@ -166,7 +166,7 @@ def test_skipping_what_has_no_advantage_changes_nothing(aggregation):
     idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in units[:3]]
     objective = Grpo(aggregation=aggregation)
     assert objective.skips_idle
-    batch = batch_of([*idle, *units[3:]])
+    batch = to_batch([*idle, *units[3:]])
 
     class Thorough(Grpo):
         @property
@@ -174,7 +174,7 @@ def test_skipping_what_has_no_advantage_changes_nothing(aggregation):
             return False
 
     thorough = Thorough(aggregation=aggregation)
-    assert_same(gradient_of(of, batch, objective), gradient_of(of, batch, thorough))
+    assert_same(get_gradient(of, batch, objective), get_gradient(of, batch, thorough))
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
@@ -182,7 +182,7 @@ def test_metrics_tell_what_was_clipped_and_how_far_the_policy_is_from_the_sample
     of = policy()
     units = sequences(of, 6, shift=0.6)
     objective = Grpo(correction="none", aggregation=aggregation)
-    metrics = train(Learner(of, LearnerOptions(learning_rate=0.0)), batch_of(units), objective)
+    metrics = train(Learner(of, LearnerOptions(learning_rate=0.0)), to_batch(units), objective)
     clips, gaps = [], []
     with torch.no_grad():
         for one in units:

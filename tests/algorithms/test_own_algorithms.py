@@ -151,7 +151,7 @@ def test_a_server_trains_with_the_algorithms_that_it_was_started_with(project, m
             row["trajectories"][1]["reward"] = 3.0
         groups, pairs = upload(client, rows), upload(client, dpo())
 
-        def metrics_of(file, method, **options):
+        def measure_metrics(file, method, **options):
             """The metrics of a job's only step."""
             options |= {"learning_rate": 0.01, "lora_rank": 4, "n_epochs": 1, "batch_size": 8}
             job = wait(client, create(client, file, method, request={"seed": 3}, **options).id)
@@ -159,10 +159,10 @@ def test_a_server_trains_with_the_algorithms_that_it_was_started_with(project, m
             events = client.fine_tuning.jobs.list_events(job.id).data
             return next(event.data for event in events if "grad_norm" in (event.data or {}))
 
-        advantage, shipped = metrics_of(groups, own[0]), metrics_of(groups, "grpo")
+        advantage, shipped = measure_metrics(groups, own[0]), measure_metrics(groups, "grpo")
         assert advantage["clip_fraction"] >= 0 and advantage["grad_norm"] != shipped["grad_norm"]
-        assert "plain_loss" in metrics_of(groups, own[1], floor=-20.0)
-        hinge, sigmoid = (metrics_of(pairs, method, beta=0.5) for method in (own[2], "dpo"))
+        assert "plain_loss" in measure_metrics(groups, own[1], floor=-20.0)
+        hinge, sigmoid = (measure_metrics(pairs, method, beta=0.5) for method in (own[2], "dpo"))
         assert (hinge["loss"], sigmoid["loss"]) == (pytest.approx(1.0), pytest.approx(math.log(2)))
         with pytest.raises(BadRequestError, match="floor"):
             create(client, groups, own[1], floor=1.0)

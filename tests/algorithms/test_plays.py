@@ -21,7 +21,7 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.malt import Malt
 from etude.core.conversion import to_trajectory
 from etude.protocols import adp, debate, mnip, nip
-from tests.algorithms.scripted_episodes import expected_value, part_of, played, scored_play
+from tests.algorithms.scripted_episodes import agent_part, expected_value, played, scored_play
 from tests.protocols.games import ChanceEngine, example
 from tests.support import END, ScriptedEngine, drawn
 
@@ -53,14 +53,14 @@ async def test_an_answer_that_was_asked_for_again_is_not_trained_on(tmp_path):
     record = await played(tmp_path, adp(), ["proof", "well", ACCEPT], retries=1)
     assert len(record.calls) == 3
     assert [call.index for call in without_retries(record).calls] == [0, 2]
-    assert [branch.calls[0].index for branch in part_of("verifier", record)[0].branches] == [2]
+    assert [branch.calls[0].index for branch in agent_part("verifier", record)[0].branches] == [2]
 
 
 async def test_an_answer_earns_what_came_after_it(tmp_path):
     protocol = nip(max_message_rounds=5, verifier_no_guess_reward=-0.1)
     record = await played(tmp_path, protocol, ["one?", "so", "two?", "so", ACCEPT])
     tree = read_tree(record)
-    (verifier,), (prover,) = (part_of(agent, record) for agent in ("verifier", "prover"))
+    (verifier,), (prover,) = (agent_part(agent, record) for agent in ("verifier", "prover"))
     assert turn_returns(verifier.branches[0], tree, "verifier", 1.0) == pytest.approx([0.8, 0.9, 1.0])
     assert turn_returns(verifier.branches[0], tree, "verifier", 0.5) == pytest.approx([0.1, 0.4, 1.0])
     assert turn_returns(prover.branches[0], tree, "prover", 1.0) == pytest.approx([1.0, 1.0])
@@ -93,7 +93,7 @@ async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
     late = await played(
         tmp_path, protocol, ["one?", "so", "two?", "so", REJECT], generation=1, id="train/1/e/1"
     )
-    (group,) = answer_groups(part_of("verifier", early, late), 1.0)
+    (group,) = answer_groups(agent_part("verifier", early, late), 1.0)
     assert group[0].returns == pytest.approx([0.9, 1.0])
     assert group[1].returns == pytest.approx([-1.2, -1.1, -1.0])
     ((first,), (second,)) = _units(group)
@@ -126,7 +126,7 @@ def preferences(part, tally=None, **config):
 async def test_dpo_pairs_the_answers_to_one_prompt(tmp_path):
     answers = ["a", "b", "c", *[ACCEPT] * 3, ACCEPT, REJECT, REJECT, *[REJECT] * 3]
     record = await played(tmp_path, adp(), answers, widths=3)
-    prover, tally = part_of("prover", record), Tally()
+    prover, tally = agent_part("prover", record), Tally()
     assert preferences(prover, tally) == [("a", "c"), ("a", "b"), ("b", "c")]
     assert preferences(prover, pairs="best_vs_worst") == [("a", "c")]
     assert preferences(prover, min_reward_diff=0.5) == [("a", "c"), ("a", "b")]
@@ -160,24 +160,24 @@ async def one_sided(tmp_path):
 async def test_an_answer_that_is_worth_the_mid_point_is_preferred_to_one_below_it(one_sided):
     tree = read_tree(one_sided)
     assert [tree.value(node, "prover") for node in tree.children()] == [0.5, 0.0]
-    assert rows(part_of("prover", one_sided)) == [(0, GOOD, BAD, 0.5)]
+    assert rows(agent_part("prover", one_sided)) == [(0, GOOD, BAD, 0.5)]
 
 
 async def test_each_agent_is_judged_by_its_own_payoff(one_sided):
     tally = Tally()
-    assert rows(part_of("verifier", one_sided), tally) == [(0, ACCEPT, REJECT, 2.0)]
+    assert rows(agent_part("verifier", one_sided), tally) == [(0, ACCEPT, REJECT, 2.0)]
     # After no proof both answers were wrong, and neither is better.
     assert tally.left_out == {malt.NO_PAIR: 1}
 
 
 async def test_an_interval_is_a_share_of_what_can_be_earned(one_sided):
-    prover = part_of("prover", one_sided)
+    prover = agent_part("prover", one_sided)
     assert rows(prover, pairs="interval", interval=0.5) == []
     assert rows(prover, pairs="interval", interval=0.4) == [(0, GOOD, BAD, 0.5)]
 
 
 async def test_a_row_has_the_tokens_and_the_logprobs_that_were_sampled(one_sided):
-    (row,) = malt_trajectories(part_of("prover", one_sided), Malt(), Tally())
+    (row,) = malt_trajectories(agent_part("prover", one_sided), Malt(), Tally())
     item, first, second = row.episode[0], *one_sided.calls[:2]
     assert [message.role for message in item.prompt] == ["system", "user"]
     assert item.prompt[0].content == "You are prover. e"
@@ -210,7 +210,7 @@ async def test_early_answers_count_as_much_as_late_ones(tmp_path):
 
     first = iter([True, False])
     record = await played(tmp_path, nip(max_message_rounds=3), answer, widths=2)
-    (pair,) = malt_trajectories(part_of("verifier", record), Malt(), Tally())
+    (pair,) = malt_trajectories(agent_part("verifier", record), Malt(), Tally())
     assert (pair.metadata["chosen_reward"], pair.metadata["rejected_reward"]) == (1.0, -1.0)
     assert read_tree(record).value(None, "verifier") == 0.0
 
@@ -225,7 +225,7 @@ async def test_values_are_those_of_listing_every_way_to_the_end(tmp_path_factory
     )
     tree = read_tree(record)
     for agent in tree.agents:
-        for part in part_of(agent, record):
+        for part in agent_part(agent, record):
             for turn in find_choices(part):
                 for candidate in turn.candidates:
                     places = [node for node in tree.nodes if node.call == candidate.call.index]
@@ -241,7 +241,7 @@ async def test_pairs_share_a_prompt_and_the_better_answer_is_chosen(tmp_path_fac
     calls = {call.completion.prompt_ids for call in record.calls}
     for agent in ("prover0", "prover1", "verifier"):
         config = Malt(pairs=rule, interval=0.1)
-        for one in malt_trajectories(part_of(agent, record), config, Tally()):
+        for one in malt_trajectories(agent_part(agent, record), config, Tally()):
             item = one.episode[0]
             assert one.metadata["chosen_reward"] > one.metadata["rejected_reward"]
             assert item.chosen_ids != item.rejected_ids

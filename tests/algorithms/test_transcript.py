@@ -17,12 +17,12 @@ from tests.algorithms.scripted_episodes import call, conversation, episode, ids
 from tests.support import tool_call
 
 
-def branch_of(calls):
+def to_branch(calls):
     (branch,) = find_branches(episode(calls), (WORKFLOW,), "policy")
     return branch
 
 
-def items_of(branch):
+def to_items(branch):
     return to_trajectory(as_sample(branch, episode(branch.calls), 0.0)).episode
 
 
@@ -45,7 +45,7 @@ def test_concatenated_items_equal_the_last_calls_prompt_and_completion(turns):
         calls.append(Call(index, WORKFLOW, "policy", ChatRequest(tuple(messages)), sampled))
         messages.append(reply)
         sequence += context + completion
-    items = items_of(branch_of(calls))
+    items = to_items(to_branch(calls))
     assert (
         sum((item.context_ids + item.token_ids for item in items if item.token_ids is not None), ())
         == sequence
@@ -65,7 +65,7 @@ def test_tool_calls_and_results_stay_what_they_were():
         call(0, [user], asks, "<1+1>", "[add].", function=WORKFLOW),
         call(1, [user, asks, result], answers, "<1+1>[add].(2)", "It is 2."),
     ]
-    _, tool_call, tool_result, _ = items_of(branch_of(calls))
+    _, tool_call, tool_result, _ = to_items(to_branch(calls))
     assert tool_call.role is EpisodeItemRole.ASSISTANT
     assert tool_call.metadata["tool_calls"] == wanted
     assert tool_result.role is EpisodeItemRole.TOOL
@@ -78,7 +78,7 @@ def test_assistant_messages_that_the_agent_wrote_itself_are_marked_as_given():
         {"role": "assistant", "content": "one"},
         {"role": "user", "content": "2"},
     ]
-    items = items_of(branch_of([call(0, shots, {"role": "assistant", "content": "two"}, "<shots>", "two.")]))
+    items = to_items(to_branch([call(0, shots, {"role": "assistant", "content": "two"}, "<shots>", "two.")]))
     assert items[1].given and not items[1].is_sampled
     assert items[1].token_ids is None
     assert items[3].token_ids == ids("two.")
@@ -87,7 +87,7 @@ def test_assistant_messages_that_the_agent_wrote_itself_are_marked_as_given():
 def test_a_trajectory_says_where_it_comes_from():
     calls = conversation("a", "b")
     trajectory = to_trajectory(
-        as_sample(branch_of(calls), episode(calls, generation=3), 0.5, reasoning="fine")
+        as_sample(to_branch(calls), episode(calls, generation=3), 0.5, reasoning="fine")
     )
     assert (trajectory.example_id, trajectory.episode_id) == ("e", "train/1/e/3")
     assert trajectory.reward == 0.5

@@ -13,7 +13,7 @@ from etude.algorithms.grpo import Grpo, Rloo
 from etude.algorithms.imitation import Supervised
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
-from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of, sequences
+from tests.learner.gradients import assert_same, get_gradient, gradient_by_autograd, sequences, to_batch
 from tests.models.tiny_models import fresh_policy, true_logprobs
 from tests.support import one_quick
 
@@ -30,7 +30,7 @@ def padded(rows, padding=0):
     return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows])
 
 
-def trainer_of(kind, of, folder, rows, *, ref_model=None, **options):
+def make_trainer(kind, of, folder, rows, *, ref_model=None, **options):
     """A TRL trainer of the policy's model, in evaluation mode: no dropout, no accumulation."""
     config = getattr(trl, f"{kind}Config")(
         output_dir=str(folder), use_cpu=True, report_to="none", per_device_train_batch_size=8,
@@ -79,15 +79,15 @@ def grpo_inputs(units):
 def test_grpo(aggregation, loss_type, temperature, tmp_path):
     of = fresh_policy()
     units = sequences(of, 6, temperature=temperature)
-    trainer = trainer_of(
+    trainer = make_trainer(
         "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type=loss_type, epsilon=0.2, epsilon_high=0.28,
         beta=0.0, num_generations=8, max_completion_length=9, temperature=temperature,
     )  # fmt: skip
     inputs = grpo_inputs(units)
     # TRL averages a sequence's loss over all tokens of its completion that it trains on.
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
-    ours = gradient_of(
-        of, batch_of(units), Grpo(correction="none", aggregation=aggregation, constant_length=9)
+    ours = get_gradient(
+        of, to_batch(units), Grpo(correction="none", aggregation=aggregation, constant_length=9)
     )
     assert_same(ours, theirs)
 
@@ -116,7 +116,7 @@ def test_a_named_variant_of_grpo_is_that_of_trl(variant, tmp_path):
     with torch.no_grad():
         for parameter in of.trainable().values():
             parameter.mul_(1.001 if variant == "gspo" else 1.02)
-    trainer = trainer_of(
+    trainer = make_trainer(
         "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, beta=0.0, num_generations=8, max_completion_length=9,
         use_bias_correction_kl=False, **VARIANTS[variant],
     )  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_named_variant_of_grpo_is_that_of_trl(variant, tmp_path):
     inputs = grpo_inputs(units) | {"ref_per_token_logps": padded(base, 0.0)[:, 1:]}
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
     algorithm = Grpo(correction="none", variant=variant, constant_length=9)
-    assert_same(gradient_of(of, batch_of(units), algorithm), theirs)
+    assert_same(get_gradient(of, to_batch(units), algorithm), theirs)
     assert algorithm.advantage_scale == trainer.scale_rewards.replace("group", "std")
 
 
@@ -133,7 +133,7 @@ def test_a_named_variant_of_grpo_is_that_of_trl(variant, tmp_path):
 def test_the_correction_for_another_sampler_is_that_of_trl(kind, tmp_path):
     of = fresh_policy()
     units = sequences(of, 8, seed=2, shift=0.9)
-    trainer = trainer_of(
+    trainer = make_trainer(
         "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", beta=0.0, num_generations=8,
         max_completion_length=9, vllm_importance_sampling_mode=f"token_{kind}",
     )  # fmt: skip
@@ -148,22 +148,22 @@ def test_the_correction_for_another_sampler_is_that_of_trl(kind, tmp_path):
     inputs["importance_sampling_ratio"] = weights
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
     objective = Grpo(correction=kind, correction_cap=2.0)
-    told = Learner(of, LearnerOptions()).evaluate(batch_of(units), objective)
+    told = Learner(of, LearnerOptions()).evaluate(to_batch(units), objective)
     share = float((outside.expand_as(mask) * mask).sum() / mask.sum())
     assert told["out_of_bounds"] == pytest.approx(share) and 0 < share < 1
-    assert_same(gradient_of(of, batch_of(units), objective), theirs)
+    assert_same(get_gradient(of, to_batch(units), objective), theirs)
 
 
 def test_a_later_step_of_a_corrected_job_is_clipped_from_the_jobs_start_as_in_trl(tmp_path):
     of = fresh_policy()
     units = sequences(of, 8, seed=2, shift=0.9)
-    trainer = trainer_of(
+    trainer = make_trainer(
         "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
         beta=0.0, num_generations=8, max_completion_length=9, vllm_importance_sampling_mode="token_truncate",
     )  # fmt: skip
     trainer.use_vllm = True
     start = padded([[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units], 0.0)[:, 1:]
-    learner, batch, objective = Learner(of, LearnerOptions()), batch_of(units), Grpo(correction="truncate")
+    learner, batch, objective = Learner(of, LearnerOptions()), to_batch(units), Grpo(correction="truncate")
     learner.begin_training(batch, objective)
     with torch.no_grad():
         for parameter in of.trainable().values():
@@ -181,12 +181,12 @@ def test_a_later_step_of_a_corrected_job_is_clipped_from_the_jobs_start_as_in_tr
 def test_the_entropy_bonus_is_that_of_trl(tmp_path):
     of = fresh_policy()
     units = sequences(of, 6)
-    trainer = trainer_of(
+    trainer = make_trainer(
         "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
         beta=0.0, num_generations=8, max_completion_length=9, entropy_coef=0.3,
     )  # fmt: skip
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
-    assert_same(gradient_of(of, batch_of(units), Grpo(correction="none", entropy_bonus=0.3)), theirs)
+    assert_same(get_gradient(of, to_batch(units), Grpo(correction="none", entropy_bonus=0.3)), theirs)
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "sigmoid_norm", "ipo"])
@@ -200,24 +200,24 @@ def test_dpo(kind, tmp_path):
         for parameter in of.trainable().values():
             parameter.mul_(1.05)
     rows = {"prompt": ["a"] * 3, "chosen": ["b"] * 3, "rejected": ["c"] * 3}
-    trainer = trainer_of("DPO", of, tmp_path, rows, ref_model=base, beta=0.5, loss_type=kind)
+    trainer = make_trainer("DPO", of, tmp_path, rows, ref_model=base, beta=0.5, loss_type=kind)
     ids, real, trained = tensors([*chosen, *rejected])
     inputs = {"input_ids": ids, "attention_mask": real, "completion_mask": trained}
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs, False))
     pairs = list(zip(chosen, rejected, strict=True))
     objective = Dpo(beta=0.5, loss_type=kind, reference="base")
-    assert_same(gradient_of(of, batch_of(pairs), objective), theirs)
+    assert_same(get_gradient(of, to_batch(pairs), objective), theirs)
 
 
 def test_sft(tmp_path):
     of = fresh_policy()
     units = sequences(of, 6)
-    trainer = trainer_of("SFT", of, tmp_path, {"input_ids": [[1, 2, 3]]})
+    trainer = make_trainer("SFT", of, tmp_path, {"input_ids": [[1, 2, 3]]})
     ids, real, trained = tensors(units)
     labels = ids.masked_fill(trained == 0, -100)
     loss = trainer.compute_loss(of.model, {"input_ids": ids, "attention_mask": real, "labels": labels})
     theirs = gradient_by_autograd(of, loss)
-    assert_same(gradient_of(of, batch_of(units), Supervised()), theirs)
+    assert_same(get_gradient(of, to_batch(units), Supervised()), theirs)
 
 
 def test_rloo_on_policy(tmp_path):
@@ -228,11 +228,11 @@ def test_rloo_on_policy(tmp_path):
         logprobs = (0.0, *true_logprobs(of, one.ids[:1], one.ids[1:]))
         advantages = (0.0,) + (max(one.advantages, key=abs),) * length
         units.append(Sample(one.ids, (False,) + (True,) * length, logprobs, advantages))
-    trainer = trainer_of(
+    trainer = make_trainer(
         "RLOO", of, tmp_path, {"prompt": ["a"] * 8}, beta=0.0, num_generations=8, max_completion_length=9
     )
     inputs = grpo_inputs(units) | {"old_logps": torch.tensor([sum(one.logprobs) for one in units])}
     _, theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
     # Of the loss only the gradient is the same: a ratio for the sequence, and one for each of its tokens.
-    _, ours = gradient_of(of, batch_of(units), Rloo(correction="none"))
+    _, ours = get_gradient(of, to_batch(units), Rloo(correction="none"))
     assert_same((0.0, ours), (0.0, theirs))

@@ -210,7 +210,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> 
     return config
 
 
-def adapter_of(server: Server, **settings: object) -> LmServerAdapter:
+def make_adapter(server: Server, **settings: object) -> LmServerAdapter:
     llm = OpenAiLlmConfig(model_name="policy", base_url=f"{server.url}/v1", api_key=KEY)
     config = LmServerAdapterConfig(**settings)
     client = connect(config, llm, needs_key=False)
@@ -251,9 +251,9 @@ async def test_the_client_and_the_server_agree(server):
 @pytest.mark.slow
 async def test_a_job_that_is_submitted_twice_is_made_once(server):
     data = supervised("s", rows=2)
-    first = await adapter_of(server).submit(data)
-    assert await adapter_of(server).submit(data) == first
-    adapter = adapter_of(server)
+    first = await make_adapter(server).submit(data)
+    assert await make_adapter(server).submit(data) == first
+    adapter = make_adapter(server)
     await adapter.initialize(FinetuneConfig())
     status = await adapter.wait_until_complete(
         TrainingJobRef(run_id=data.run_id, backend="lm_server"), poll_interval=0.1

@@ -48,7 +48,7 @@ def varied(example, output):
 """
 
 
-def project_of(folder, monkeypatch, module, agent):
+def make_project(folder, monkeypatch, module, agent):
     """A folder with an agent's module, examples and a model, which is the current one."""
     monkeypatch.chdir(folder)
     (folder / f"{module}.py").write_text(agent)
@@ -60,7 +60,7 @@ def project_of(folder, monkeypatch, module, agent):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    return project_of(tmp_path, monkeypatch, "tests_local_agent", AGENT)
+    return make_project(tmp_path, monkeypatch, "tests_local_agent", AGENT)
 
 
 def run_config(epochs, module, **adapter):
@@ -170,7 +170,7 @@ LORA = {"lora": {"r": 4, "alpha": 8}}
 
 @pytest.fixture
 def shared_project(tmp_path, monkeypatch):
-    return project_of(tmp_path, monkeypatch, "tests_shared_agent", TWO_AGENTS)
+    return make_project(tmp_path, monkeypatch, "tests_shared_agent", TWO_AGENTS)
 
 
 def two_models(llms, targets, **adapter):

@@ -288,13 +288,13 @@ def test_an_image_is_not_counted_by_its_bytes():
     assert most_tokens(ChatRequest(({"role": "user", "content": parts},))).prompt_tokens < 50_000
 
 
-def ledger_of(journal: Journal, usd: float) -> Ledger:
+def make_ledger(journal: Journal, usd: float) -> Ledger:
     model = {"_type": "openai", "model_name": BASE, "max_tokens": 10}
     model["prices"] = {"prompt": 1, "completion": 1, "training": 25.0}
     return Ledger(journal, parse_config({"llms": {"policy": model}, "budget": {"usd": usd}}))
 
 
-async def line_of(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJobs:
+async def open_jobs(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJobs:
     adapter = OpenAiAdapter(OpenAiAdapterConfig(retry_wait=0.001, n_epochs=2), server.client(), BASE)
     await adapter.initialize(FinetuneConfig())
     line = ModelJobs("policy", "policy", adapter, EchoEngine(), journal, ledger=ledger)
@@ -303,8 +303,8 @@ async def line_of(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJob
 
 
 async def test_a_job_counts_as_the_most_it_may_train_on_and_then_as_the_api_says(journal: Journal):
-    server, ledger = StandIn(), ledger_of(journal, 1.0)
-    line = await line_of(server, journal, ledger)
+    server, ledger = StandIn(), make_ledger(journal, 1.0)
+    line = await open_jobs(server, journal, ledger)
     data = supervised()
     tokens = line.adapter.charged_tokens(data)
     assert tokens is not None
@@ -320,8 +320,8 @@ async def test_a_job_counts_as_the_most_it_may_train_on_and_then_as_the_api_says
 
 
 async def test_a_job_that_costs_too_much_is_not_submitted(journal: Journal):
-    server, ledger = StandIn(), ledger_of(journal, 1e-5)
-    line = await line_of(server, journal, ledger)
+    server, ledger = StandIn(), make_ledger(journal, 1e-5)
+    line = await open_jobs(server, journal, ledger)
     stopped = asyncio.Event()
     ledger.on_reached = stopped.set
     submitting = asyncio.ensure_future(line.submit(supervised()))

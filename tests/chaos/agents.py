@@ -37,7 +37,7 @@ def misbehave(scene: Scene) -> Figures:
     cases = [(who, deed, isolation) for isolation in ("none", "process") for who, deed in deeds]
     scene.note(f"{len(cases)} faults of agents and evaluators")
 
-    def problem_of(number: int) -> str | None:
+    def play_case(number: int) -> str | None:
         place, begun = scene.folder / f"deed-{number}", time.monotonic()
         problem = _play(place, *cases[number])
         shutil.rmtree(place)
@@ -45,7 +45,7 @@ def misbehave(scene: Scene) -> Figures:
         return problem and f"{', '.join(cases[number])}: {problem}, after {seconds:.0f} s"
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        problems = [problem for problem in pool.map(problem_of, range(len(cases))) if problem]
+        problems = [problem for problem in pool.map(play_case, range(len(cases))) if problem]
     return {"faults": len(cases), "problems": problems}
 
 

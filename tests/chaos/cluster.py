@@ -29,8 +29,8 @@ import psutil
 
 from etude.cluster.launch import TeamProcess
 from tests.chaos.cluster_endpoint import PaidEndpoint
-from tests.chaos.nodes import add_node, cluster_of
-from tests.chaos.project import NAME, contents, differences, path_of, write_project
+from tests.chaos.nodes import add_node, start_cluster
+from tests.chaos.project import NAME, contents, differences, run_path, write_project
 from tests.chaos.scene import Figures, Scene
 
 _KILLS = (100, 6)
@@ -99,7 +99,7 @@ class _Operator:
         self._cluster, self._choice = cluster, choice
         # Beside the project, which goes along to the nodes.
         self.paid_log, self._head_log = folder.with_suffix(".paid"), folder.with_suffix(".log")
-        self._endpoints = [PaidEndpoint(path_of(folder) / "run.db", self.paid_log) for _ in range(2)]
+        self._endpoints = [PaidEndpoint(run_path(folder) / "run.db", self.paid_log) for _ in range(2)]
         urls = [each.url for each in self._endpoints]
         write_project(folder, cluster.address, urls, kind.epochs, kind.learners)
         self._head: subprocess.Popen[bytes] | None = None
@@ -128,7 +128,7 @@ class _Operator:
 
     def start_head(self) -> None:
         """`etude train`, or `etude resume` where there is a run."""
-        there = (path_of(self.folder) / "config.yml").exists()
+        there = (run_path(self.folder) / "config.yml").exists()
         # A head that was killed while it made the run folder leaves nothing that could go on.
         if not there:
             shutil.rmtree(self.folder / "runs", ignore_errors=True)
@@ -188,7 +188,7 @@ class _Operator:
     def commit_after(self, moment: float) -> float | None:
         """When the first step after a moment was committed."""
         try:
-            uri = f"file:{path_of(self.folder)}/run.db?mode=ro"
+            uri = f"file:{run_path(self.folder)}/run.db?mode=ro"
             with closing(sqlite3.connect(uri, uri=True, timeout=10)) as journal:
                 query = "SELECT min(created) FROM steps WHERE created > ?"
                 (first,) = journal.execute(query, (moment,)).fetchone()
@@ -198,13 +198,13 @@ class _Operator:
 
     def trained(self) -> list[Path]:
         """The job that learners train, and its checkpoints; none that is being written."""
-        folder = path_of(self.folder) / "learners"
+        folder = run_path(self.folder) / "learners"
         checkpoints = (each for each in folder.glob("job-*/step-*") if each.name[5:].isdecimal())
         return sorted([*folder.glob("job-*"), *checkpoints])
 
     def tails(self) -> str:
         """The ends of the logs, to show why nothing happens."""
-        logs = [self._head_log, *sorted((path_of(self.folder) / "runners").glob("*.log"))]
+        logs = [self._head_log, *sorted((run_path(self.folder) / "runners").glob("*.log"))]
         texts = [f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs if log.exists()]
         return "\n".join([f"head: {'running' if self.is_running else self.exit_code}", *texts])
 
@@ -315,7 +315,7 @@ def kill_on_cluster(scene: Scene) -> Figures:
     if importlib.util.find_spec("ray") is None:
         return {"problems": ["it needs the extra `ray`: pip install 'etude[ray]'"]}
     kills, ends = _KILLS[scene.quick], _Ends()
-    with cluster_of(_NODE_CPUS, _NODE_CPUS) as cluster:
+    with start_cluster(_NODE_CPUS, _NODE_CPUS) as cluster:
         for kind in _KINDS:
             folder = scene.folder / f"cluster-{kind.learners}"
             _play(kind, folder, cluster, max(1, round(kind.share * kills)), scene, ends)

@@ -14,7 +14,7 @@ MEMORY = 80_000_000
 
 
 @contextmanager
-def cluster_of(*cpus: int) -> Iterator[Any]:
+def start_cluster(*cpus: int) -> Iterator[Any]:
     """Ray's `Cluster` with a node for each number of CPUs, beside the head."""
     # Ray's processes run at a niceness of 15, where others would be served first.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray spells it so

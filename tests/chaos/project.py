@@ -58,14 +58,14 @@ def write_project(
     )
 
 
-def path_of(folder: Path) -> Path:
+def run_path(folder: Path) -> Path:
     """The folder of the project's run."""
     return folder / "runs" / NAME
 
 
 def contents(folder: Path) -> dict[str, Any]:
     """All that the run's journal holds, without times and without which endpoint answered."""
-    return everything(path_of(folder), "address", "retries", "retried", "waited", "remote")
+    return everything(run_path(folder), "address", "retries", "retried", "waited", "remote")
 
 
 def differences(expected: dict[str, Any], actual: dict[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from anyio.from_thread import start_blocking_portal
 
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
-from tests.chaos.project import NAME, contents, differences, path_of
+from tests.chaos.project import NAME, contents, differences, run_path
 from tests.chaos.scene import Figures, Scene
 from tests.cli.projects import finished, rows
 from tests.faults.remote_faults import FAULTS, VOCABULARY, SocketServer, reply, sends
@@ -189,7 +189,7 @@ class _Played:
             self._ends.stops += 1
             if problem := _stop_problem(done.returncode, done.stderr):
                 self._ends.problems.append(f"{place}: {problem}")
-            begun = (path_of(folder) / "run.db").exists()
+            begun = (run_path(folder) / "run.db").exists()
             command = ("resume", NAME, "--retry-failed", "--json") if begun else kind.command
         else:
             self._ends.problems.append(
@@ -267,7 +267,7 @@ class FaultyApi:
         self.api.say = lambda model, number: "yes" if content[0] < 100 + 40 * len(self.api.jobs) else "no"
         return self.api.answer(request)
 
-    def fault_of(self, method: str, path: str, body: bytes) -> tuple[str | None, bool]:
+    def choose_fault(self, method: str, path: str, body: bytes) -> tuple[str | None, bool]:
         """The fault that a request has, and whether it is done all the same."""
         is_call = path.endswith("/chat/completions")
         content = hashlib.sha256(body).hexdigest() if is_call else ""
@@ -312,7 +312,7 @@ class FaultyServer(SocketServer):
         """Do what is asked, commit a fault, or both."""
         _, name, path = path.split("/", 2)
         mounted = self._mounted[name]
-        fault, is_done = mounted.fault_of(method, path.split("?")[0], body)
+        fault, is_done = mounted.choose_fault(method, path.split("?")[0], body)
         request = httpx.Request(method, f"{self.origin}/{path}", headers=headers, content=body)
         response = mounted.answer(request) if is_done else None
         if fault is None:

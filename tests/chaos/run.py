@@ -18,7 +18,7 @@ import httpx
 from etude.models.tiny import build_policy, build_tokenizer
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.chaos.acknowledged import is_answered, lost_entries
-from tests.chaos.project import AGENT, NAME, differences, path_of
+from tests.chaos.project import AGENT, NAME, differences, run_path
 from tests.cli.killed import everything, repeatable_project
 from tests.cli.projects import change, rows
 from tests.forked import Forked
@@ -86,7 +86,7 @@ class ShortRun:
     @property
     def path(self) -> Path:
         """The run folder."""
-        return path_of(self.folder)
+        return run_path(self.folder)
 
     @contextmanager
     def attended(self) -> Iterator[None]:
@@ -155,11 +155,11 @@ class ShortRun:
         """All that the run keeps, without that it went back: steps of its journal, and files."""
         return {
             **{key: value for key, value in everything(self.path).items() if "/recovery/" not in key},
-            **{name: content for name, content in _files_of(self.path) if ".set-aside-" not in name},
+            **{name: content for name, content in _list_files(self.path) if ".set-aside-" not in name},
         }
 
 
-def _files_of(run: Path) -> Iterator[tuple[str, Any]]:
+def _list_files(run: Path) -> Iterator[tuple[str, Any]]:
     """Names of files, with the digest of weights, and with metrics but for what is different each time.
 
     Not the logs of what single processes did, whose last lines a kill may cost.

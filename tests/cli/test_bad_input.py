@@ -60,7 +60,7 @@ def test_things_that_are_not_there(project, arguments, text):
     [
         ('{"id": "1", "question": "a"\n', r"train.jsonl:1:\d+: broken JSON"),
         ('{"question": "a"}\n', "train.jsonl:1: there is no id in column 'id'"),
-        (rows(1, "t") * 2, "train.jsonl:2: id 't0' is taken already by .*train.jsonl:1"),
+        (rows(1, "t") * 2, "train.jsonl:2: id 't0' is already taken by .*train.jsonl:1"),
     ],
 )
 def test_datasets_that_are_no_use(project, text, told):

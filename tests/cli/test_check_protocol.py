@@ -49,7 +49,7 @@ def project(folder: Path, **changes: Any) -> str:
     return (folder / "config.yml").read_text()
 
 
-def line_of(text: str, words: str) -> int:
+def find_line(text: str, words: str) -> int:
     [found] = [number for number, line in enumerate(text.splitlines(), 1) if words in line]
     return found
 
@@ -82,7 +82,7 @@ def test_an_unknown_agent_is_found_before_anything_is_sampled(
     shown = etude("check", "config.yml")
     assert shown.exit_code == 2
     output = " ".join((shown.stderr + shown.stdout).split())
-    assert f"config.yml:{line_of(text, words)}:" in output
+    assert f"config.yml:{find_line(text, words)}:" in output
     assert f"{path}: the workflow has no agent 'verifer'; did you mean 'verifier'?" in output
 
 

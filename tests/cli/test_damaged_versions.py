@@ -203,7 +203,7 @@ def test_whatever_byte_of_a_run_is_flipped_it_ends_as_if_it_had_not_been_or_is_r
         if result.exit_code == 0:
             require_undisturbed(other, trained)
         else:
-            assert "is damaged" in result.output or "run database" in result.output, result.output
+            assert "is damaged" in result.output or "run's database" in result.output, result.output
         shutil.rmtree(other)
     assert ends.count(0) > 30
     assert ends.count(1) > 5
@@ -229,7 +229,7 @@ def test_a_run_that_was_killed_before_it_had_a_journal_is_begun_again(project: P
     assert (project / "runs" / "r" / LOCK).exists()
     refused = etude("resume", "r")
     assert refused.exit_code == 2, refused.output
-    assert "run r was stopped before it had stored anything, so there is nothing to go on" in refused.output
+    assert "run r was stopped before it stored anything, so there is nothing to continue" in refused.output
     assert "Start it again: etude train CONFIG --name r" in refused.output
     begun = etude("train", "config.yml", "--name", "r")
     assert begun.exit_code == 0, begun.output

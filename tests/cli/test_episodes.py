@@ -192,7 +192,7 @@ def test_an_exported_model_does_what_its_version_does(trained):
     ("model", "reason"),
     [
         ("r:v9", "has no version v9"),
-        ("r:worst", "'worst' is no version"),
+        ("r:worst", "'worst' is not a version"),
         ("./nowhere", "the folder does not exist"),
     ],
 )

@@ -15,7 +15,7 @@ from etude.rewards.collections import phase_name
 from tests.cli.projects import change, etude, events, rows
 from tests.export.hub import Hub, log_in, running_hub
 from tests.support import one_quick
-from tests.test_docs import ROOT, blocks_of, write_file
+from tests.test_docs import ROOT, find_blocks, write_file
 
 
 def test_a_model_is_a_folder_that_transformers_loads(trained):
@@ -100,7 +100,7 @@ def own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     page = ROOT / "docs" / "extending.md"
-    for block in blocks_of(page):
+    for block in find_blocks(page):
         write_file(block, page, tmp_path)
     yield tmp_path
     for name in ("coin", "coin_backend", "extremes"):

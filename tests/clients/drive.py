@@ -92,7 +92,7 @@ class Client:
         self.features[name] = Feature(title, run, calls, extends)
 
 
-def client_of(module: str) -> Client:
+def load_client(module: str) -> Client:
     """The client that a module of this folder drives. The library itself is not imported."""
     client = import_module(f"tests.clients.{module}").CLIENT
     assert isinstance(client, Client)
@@ -154,17 +154,17 @@ def run_features(module: str, targets: Mapping[str, Mapping[str, Target]]) -> No
     logging.getLogger().setLevel(logging.ERROR)
     # Clients keep connections, which belong to a loop.
     with asyncio.Runner() as runner:
-        for name, feature in client_of(module).features.items():
+        for name, feature in load_client(module).features.items():
             for side, target in targets[name].items():
                 for _ in range(_TRIES[side]):
-                    error = _error_of(feature, target, runner)
+                    error = _run_feature(feature, target, runner)
                     if error is None:
                         break
                 out.write(json.dumps({"feature": name, "side": side, "error": error}) + "\n")
                 out.flush()
 
 
-def _error_of(feature: Feature, target: Target, runner: asyncio.Runner) -> str | None:
+def _run_feature(feature: Feature, target: Target, runner: asyncio.Runner) -> str | None:
     """Why a feature does not work, if it does not."""
     try:
         result = feature.run(target)

@@ -19,7 +19,7 @@ from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
-from tests.clients.drive import MODULES, Feature, Target, client_of, encode
+from tests.clients.drive import MODULES, Feature, Target, encode, load_client
 from tests.clients.model import PLAIN, TRANSCRIPTS, build_model
 from tests.forked import program
 from tests.server.process import ServerProcess
@@ -67,7 +67,7 @@ Outcomes = Mapping[tuple[str, str, str], Outcome]
 
 def is_installed(module: str) -> bool:
     """Whether a client that is optional can be driven here."""
-    client = client_of(module)
+    client = load_client(module)
     if client.registry == "venv":
         return bool(INSPECT)
     return (NODE / "node_modules" / client.package / "package.json").is_file()
@@ -76,7 +76,7 @@ def is_installed(module: str) -> bool:
 def features(modules: Sequence[str] = MODULES) -> Iterator[tuple[str, str, Feature]]:
     """The features of clients: the module, the function's name, the feature."""
     for module in modules:
-        for name, feature in client_of(module).features.items():
+        for name, feature in load_client(module).features.items():
             yield module, name, feature
 
 

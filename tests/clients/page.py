@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from etude.core.call import Call, continues
-from tests.clients.drive import MODULES, OPTIONAL, Client, Feature, client_of
+from tests.clients.drive import MODULES, OPTIONAL, Client, Feature, load_client
 from tests.clients.matrix import INSPECT, NODE, ROOT, SIDES, Outcome, Outcomes, is_installed, run_matrix
 
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -25,7 +25,7 @@ HEAD = """\
 
 Which client libraries work unchanged with the models of Etude: at `episode.endpoint`, where every call is
 recorded with its token ids and logprobs, and at [`etude serve`](backends.md#the-server). The tests drive each
-of them, in a process of its own and with its default settings, and this page is made of what passed.
+of them, in its own process and with its default settings, and this page is made of what passed.
 
 Give a client the address and the key:
 
@@ -54,13 +54,13 @@ def render(outcomes: Outcomes) -> str:
     written = {part.partition(" (")[0]: part for part in PAGE.read_text(encoding="utf-8").split("\n## ")}
     parts = [HEAD]
     for module in (*MODULES, *OPTIONAL):
-        parts.append(section(module, outcomes) if module in ran else written[client_of(module).name])
+        parts.append(section(module, outcomes) if module in ran else written[load_client(module).name])
     return "\n## ".join(part.rstrip("\n") + "\n" for part in parts)
 
 
 def section(module: str, outcomes: Outcomes) -> str:
     """The section of a client."""
-    client = client_of(module)
+    client = load_client(module)
     parts = [f"{client.name} ({_version(client)})\n", "| what | endpoint | server |\n|---|---|---|"]
     for name, feature in client.features.items():
         at = {side: outcomes[module, name, side] for side in SIDES}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.drive import MODULES, OPTIONAL, Feature, client_of
+from tests.clients.drive import MODULES, OPTIONAL, Feature, load_client
 from tests.clients.matrix import SIDES, USUAL, Outcomes, features, is_installed, run_matrix
 from tests.clients.page import HEAD, PAGE, is_extended, is_recorded, section
 
@@ -31,7 +31,7 @@ MARKS = {"npm": pytest.mark.node, "venv": pytest.mark.inspect}
 def marks(module: str) -> list[pytest.MarkDecorator]:
     if module in MODULES:
         return [] if module in USUAL else [pytest.mark.slow]
-    registry = client_of(module).registry
+    registry = load_client(module).registry
     return [MARKS[registry], pytest.mark.skipif(not is_installed(module), reason=HINTS[registry])]
 
 
@@ -43,7 +43,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def outcomes_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def get_outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The outcomes of a client's features; each client is driven once."""
     driven = functools.cache(lambda modules: run_matrix(tmp_path_factory.mktemp("clients"), modules))
     return lambda module: driven(TOGETHER.get(module, (module,)))
@@ -51,24 +51,24 @@ def outcomes_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("module", "name", "feature"), CASES)
-def test_it_works(outcomes_of: Any, module: str, name: str, feature: Feature, side: str) -> None:
-    outcome = outcomes_of(module)[module, name, side]
+def test_it_works(get_outcomes: Any, module: str, name: str, feature: Feature, side: str) -> None:
+    outcome = get_outcomes(module)[module, name, side]
     assert outcome.error is None, outcome.error
 
 
 @pytest.mark.parametrize(("module", "name", "feature"), CASES)
 def test_every_call_is_recorded_and_a_conversation_extended(
-    outcomes_of: Any, module: str, name: str, feature: Feature
+    get_outcomes: Any, module: str, name: str, feature: Feature
 ) -> None:
     # A call that was refused is recorded with its error.
-    calls = [call for call in outcomes_of(module)[module, name, "endpoint"].calls if call.error is None]
+    calls = [call for call in get_outcomes(module)[module, name, "endpoint"].calls if call.error is None]
     assert len(calls) >= feature.calls
     assert all(map(is_recorded, calls))
     assert is_extended(calls) or not feature.extends
 
 
 @pytest.mark.parametrize("module", ALL)
-def test_the_page_is_up_to_date(outcomes_of: Any, module: str) -> None:
-    outcomes: Outcomes = outcomes_of(module)
+def test_the_page_is_up_to_date(get_outcomes: Any, module: str) -> None:
+    outcomes: Outcomes = get_outcomes(module)
     written = PAGE.read_text(encoding="utf-8")
     assert written.startswith(HEAD.rstrip()) and section(module, outcomes) in written, "type: make docs"

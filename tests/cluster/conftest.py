@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.nodes import cluster_of
+from tests.chaos.nodes import start_cluster
 from tests.server.conftest import model as model
 
 
@@ -15,5 +15,5 @@ from tests.server.conftest import model as model
 def cluster() -> Iterator[Any]:
     """A cluster of two nodes beside the head."""
     pytest.importorskip("ray")
-    with cluster_of(1, 1) as started:
+    with start_cluster(1, 1) as started:
         yield started

@@ -11,7 +11,7 @@ import pytest
 
 from etude.config.load import load_config
 from etude.core.errors import RequestError
-from tests.chaos.nodes import add_node, cluster_of
+from tests.chaos.nodes import add_node, start_cluster
 from tests.runners.playing import evaluate, examples
 from tests.runners.test_places import Endpoint
 from tests.runners.test_places import endpoint as endpoint
@@ -54,7 +54,7 @@ finetuning: {error_budget: 1.0}
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head without the key in its environment, and a node that has it."""
-    with cluster_of() as nodes, pytest.MonkeyPatch.context() as patch:
+    with start_cluster() as nodes, pytest.MonkeyPatch.context() as patch:
         patch.setenv("CANARY_KEY", CANARY)
         add_node(nodes, 1)
         patch.undo()

@@ -23,19 +23,19 @@ from etude.inference.vllm_processes import VllmProcesses
 from etude.inference.vllm_program import VllmOptions
 from tests.inference.test_vllm import (
     PROMPT,
-    logprobs_of,
     lora_folder,
-    options_of,
+    make_options,
+    measure_logprobs,
     require_weights,
     written_model,
 )
-from tests.inference.test_vllm import engine_of as real_engine_of
-from tests.inference.test_vllm_processes import answers, ask, engine_of
+from tests.inference.test_vllm import make_engine as make_real_engine
+from tests.inference.test_vllm_processes import answers, ask, make_engine
 from tests.inference.test_vllm_processes import lora as lora
 from tests.inference.test_vllm_processes import source as source
 from tests.models.tiny_models import continuing
 from tests.support import is_alive, until
-from tests.vllm import QUICKLY, command_of
+from tests.vllm import QUICKLY, choose_command
 
 pytest.importorskip("ray")
 
@@ -67,30 +67,30 @@ async def two(
 
 
 def placed(folder: Path, *, cpus: float = 1.0, **changes: Any) -> VllmProcess:
-    options: VllmOptions = replace(options_of(folder), arguments=("--echo",), **changes)
+    options: VllmOptions = replace(make_options(folder), arguments=("--echo",), **changes)
     return VllmProcess(options, SamplerLauncher(cpus, 0.0, options.start_seconds))
 
 
-def nodes_of(processes: VllmProcesses) -> list[str]:
+def list_nodes(processes: VllmProcesses) -> list[str]:
     """The nodes that they are on, as Ray names them."""
     children = [process._child for process in processes.processes]
     return [child.node_id for child in children if isinstance(child, RayChild)]
 
 
-def commands_of(processes: VllmProcesses) -> str:
+def read_command_lines(processes: VllmProcesses) -> str:
     """Their command lines, which all users of a machine can read."""
     return "".join(Path(f"/proc/{each.pid}/cmdline").read_text() for each in processes.processes)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_each_is_on_a_node_of_its_own_and_lets_nobody_in_without_the_key(two, source):
-    assert len(set(nodes_of(two))) == 2
-    engine = engine_of(two, source, source)
+    assert len(set(list_nodes(two))) == 2
+    engine = make_engine(two, source, source)
     shares = await answers(engine, two)
     assert sum(shares) == 12 and min(shares) >= 4
     status = two.status()["processes"]
     assert all(row["node"] for row in status)
-    assert two.processes[0].key.get_secret_value() not in commands_of(two)
+    assert two.processes[0].key.get_secret_value() not in read_command_lines(two)
     async with httpx.AsyncClient() as http:
         for process in two.processes:
             assert process.where in process.base_url
@@ -103,13 +103,13 @@ async def test_each_is_on_a_node_of_its_own_and_lets_nobody_in_without_the_key(t
 async def test_one_that_is_killed_comes_back_with_the_version_before_it_is_asked(two, source, lora):
     """Weights are sent to its node's disk; they are loaded before the first call, and gone when dropped."""
     await two.add_lora("lora-1", lora)
-    engine, killed = engine_of(two, "lora-1", source), two.processes[0]
+    engine, killed = make_engine(two, "lora-1", source), two.processes[0]
     pid = killed.pid
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not is_alive(pid))
     assert await answers(engine, two) == [0, 12]
     await two.add_lora("lora-2", lora)
-    newest = engine_of(two, "lora-2", source)
+    newest = make_engine(two, "lora-2", source)
     await until(lambda: killed.restarts == 1 and killed.state == "running", _SECONDS)
     await asyncio.gather(*(ask(each, f"new {number}") for each in (engine, newest) for number in range(8)))
     assert two.routes.addresses[0].answered >= 2 and two.routes.addresses[0].failed <= 12
@@ -124,8 +124,8 @@ async def test_one_that_is_killed_comes_back_with_the_version_before_it_is_asked
 @pytest.mark.asyncio(loop_scope="module")
 async def test_one_whose_node_is_killed_comes_back_elsewhere_with_its_weights(two, source, lora, cluster):
     await two.add_lora("lora-3", lora)
-    engine = engine_of(two, "lora-3", source)
-    before, restarts = set(nodes_of(two)), [each.restarts for each in two.processes]
+    engine = make_engine(two, "lora-3", source)
+    before, restarts = set(list_nodes(two)), [each.restarts for each in two.processes]
     doomed = next(node for node in cluster.worker_nodes if node.node_id in before)
     await asyncio.to_thread(cluster.remove_node, doomed, False)
     await until(lambda: [each.restarts for each in two.processes] != restarts, _SECONDS)
@@ -134,7 +134,7 @@ async def test_one_whose_node_is_killed_comes_back_elsewhere_with_its_weights(tw
     assert "was lost with its actor or its node" in lost.reason
     spare = cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
     await until(lambda: lost.state == "running", _SECONDS)
-    assert spare.node_id in nodes_of(two) and doomed.node_id not in nodes_of(two)
+    assert spare.node_id in list_nodes(two) and doomed.node_id not in list_nodes(two)
     await asyncio.gather(*(ask(engine, f"back {number}") for number in range(8)))
     await two.remove_lora("lora-3")
     await engine.close()
@@ -160,7 +160,7 @@ async def test_a_real_vllm_on_a_node_samples_from_the_weights_that_it_was_given(
     connection, tmp_path, monkeypatch
 ):
     """The base, LoRA weights that are sent to its node, and then whole weights in place of the base."""
-    command = command_of("real", monkeypatch)
+    command = choose_command("real", monkeypatch)
     first, second = written_model(tmp_path / "a", 1, tied=False), written_model(tmp_path / "b", 2, tied=False)
     process = placed(tmp_path / "vllm", command=command, environment=QUICKLY)
     process.options = replace(process.options, arguments=("--enforce-eager",))
@@ -170,10 +170,10 @@ async def test_a_real_vllm_on_a_node_samples_from_the_weights_that_it_was_given(
     await require_weights(processes, first, first)
     trained = lora_folder(first, tmp_path / "lora", 3)
     await processes.add_lora("lora-1", tmp_path / "lora")
-    engine = real_engine_of(process, "lora-1", first)
+    engine = make_real_engine(process, "lora-1", first)
     engine._processes = processes
     sampled = await engine.sample(continuing(PROMPT, key=7))
-    expected = logprobs_of(trained, PROMPT, sampled.completion_ids)
+    expected = measure_logprobs(trained, PROMPT, sampled.completion_ids)
     assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
     await engine.close()
     await processes.remove_lora("lora-1")

@@ -35,7 +35,7 @@ def two(cluster: Any, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield running
 
 
-def parts_of(server: ServerProcess, job: str) -> list[int]:
+def list_processes(server: ServerProcess, job: str) -> list[int]:
     """The processes that train a job, the one that writes first."""
     return members(JobFolder(server.data_dir, job).path, 2)
 
@@ -89,9 +89,9 @@ def test_two_nodes_train_what_one_process_does_and_survive_kill_9(
 ) -> None:
     job = long_job(two)
     wait_for_step(two.client(), job, 8)
-    os.kill(parts_of(two, job)[1], signal.SIGKILL)
+    os.kill(list_processes(two, job)[1], signal.SIGKILL)
     events = check_equal(two, job, of_one_process)
-    assert any("process 1: it was killed" in text and "goes on from step" in text for text in events)
+    assert any("process 1: it was killed" in text and "continues from step" in text for text in events)
     assert any(text.startswith("Fine-tuning job started, from step") for text in events)
 
 
@@ -104,7 +104,7 @@ def the_launcher_and_the_server(server: ServerProcess, job: str) -> None:
 
 
 def nothing_but_stop_the_server(server: ServerProcess, job: str) -> None:
-    parts = parts_of(server, job)
+    parts = list_processes(server, job)
     server.stop()
     wait_for_end(parts)
     server.start()
@@ -125,14 +125,14 @@ def test_a_cancelled_job_ends_its_processes_and_a_paused_one_goes_on_later(
 ) -> None:
     client, job = two.client(), long_job(two)
     wait_for_step(client, job, 2)
-    parts = parts_of(two, job)
+    parts = list_processes(two, job)
     client.fine_tuning.jobs.cancel(job)
     wait_for_end(parts)
     assert client.fine_tuning.jobs.retrieve(job).status == "cancelled"
 
     job = long_job(two)
     wait_for_step(client, job, 3)
-    parts = parts_of(two, job)
+    parts = list_processes(two, job)
     client.fine_tuning.jobs.pause(job)
     wait_for_end(parts)
     client.fine_tuning.jobs.resume(job)

@@ -103,7 +103,7 @@ def codes(text):
 BY_CHARACTERS = Encoder(codes, codes)
 
 
-def pairs_of(*items, encoder=BY_CHARACTERS, needs_logprobs=False):
+def make_pairs(*items, encoder=BY_CHARACTERS, needs_logprobs=False):
     return learning_units(trajectory(1.0, *items), "pairs", encoder, needs_logprobs=needs_logprobs)
 
 
@@ -117,7 +117,7 @@ def test_a_preference_is_a_pair_that_shares_its_prompt():
         chosen_mask=(True, False),
         sampling=Sampling(temperature=0.5),
     )
-    (found,) = pairs_of(pair)
+    (found,) = make_pairs(pair)
     chosen, rejected = found.samples
     assert (chosen.ids, chosen.mask, chosen.logprobs) == ((1, 2, 3, 4), (0, 0, 1, 0), (0, 0, -0.1, 0))
     assert (rejected.ids, rejected.mask, rejected.logprobs) == ((1, 2, 5), (0, 0, 1), (0, 0, -0.3))
@@ -130,25 +130,25 @@ def test_a_preference_that_is_only_text_is_tokenised():
         prompt=[OpenAIMessage(role="user", content="a")], chosen_response="b", rejected_response="cd"
     )
     encoder = Encoder(lambda prompt: (7,), codes)
-    (found,) = pairs_of(pair, encoder=encoder)
+    (found,) = make_pairs(pair, encoder=encoder)
     assert (found.chosen.ids, found.rejected.ids) == ((7, 98), (7, 99, 100))
     assert found.rejected.mask == (0, 1, 1)
 
 
 def test_a_preference_without_logprobs_cannot_have_the_sampler_for_reference():
-    assert pairs_of(preference())
+    assert make_pairs(preference())
     with pytest.raises(TrainingError, match="reference: base"):
-        pairs_of(preference(), needs_logprobs=True)
+        make_pairs(preference(), needs_logprobs=True)
 
 
 def test_other_data_than_preferences_is_refused():
     with pytest.raises(TrainingError, match="DPO trains on preferences"):
-        pairs_of(item([1], [2]))
+        make_pairs(item([1], [2]))
     with pytest.raises(TrainingError, match="trains on episodes, and found a preference"):
         to_sample(trajectory(1.0, preference()))
     uneven = preference(prompt_ids=(1,), chosen_ids=(2, 3), rejected_ids=(4,), chosen_mask=(True,))
     with pytest.raises(TrainingError, match="another length"):
-        pairs_of(uneven)
+        make_pairs(uneven)
 
 
 long = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=4)

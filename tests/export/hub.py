@@ -271,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif "/xorbs/" in path and self.command == "POST":
             hub.chunks[last] = list(_chunks(self.body))
         elif path.endswith("/shards"):
-            for blocks in _files_of(self.body):
+            for blocks in _read_files(self.body):
                 data = b"".join(b"".join(hub.chunks[block][start:end]) for block, start, end in blocks)
                 hub.large[hashlib.sha256(data).hexdigest()] = data
             self._send(200, {"type": "result", "result": 1})
@@ -328,7 +328,7 @@ def _chunks(block: bytes) -> Iterator[bytes]:
         yield data
 
 
-def _files_of(shard: bytes) -> Iterator[list[tuple[str, int, int]]]:
+def _read_files(shard: bytes) -> Iterator[list[tuple[str, int, int]]]:
     """The files of a Xet shard: for each, the blocks and their chunks from … to."""
     at = 48
     while shard[at : at + 32] != b"\xff" * 32:

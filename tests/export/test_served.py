@@ -120,7 +120,7 @@ def test_what_the_server_refuses_is_said(trained: SimpleNamespace, here: Path):
     nobody = etude("export", "--server", "http://127.0.0.1:1", "m")
     assert nobody.exit_code == 1 and "ConnectError" in nobody.stderr
     odd = etude("export", "--server", "nowhere", "m")
-    assert odd.exit_code == 1 and "an address begins with http:// or https://" in odd.stderr
+    assert odd.exit_code == 1 and "an address must begin with http:// or https://" in odd.stderr
     runless = etude("export", "ft:tiny:gone")
     assert runless.exit_code == 2 and "etude export --server ADDRESS ft:tiny:gone" in runless.stderr
     assert etude("export", "--server", trained.server.address, "m", "--push", "me/m").exit_code == 2

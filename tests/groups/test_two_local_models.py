@@ -136,7 +136,7 @@ async def test_a_group_that_goes_back_trains_from_there(models, tmp_path, tokeni
             play = {"journal": journal, "retries": 0, "sampling": {"prover": {"max_tokens": 4}}}
             records[n] = await play_record(adp(), model.engine, id=f"train/0/e/{n}", generation=n, **play)
 
-    def group_of(model):
+    def make_group(model):
         agents = [GroupAgent("prover", ModelSettings("tiny"), "prover")]
         return OpenAiSharedModelGroup("prover", agents, model.jobs, adp())
 
@@ -145,14 +145,14 @@ async def test_a_group_that_goes_back_trains_from_there(models, tmp_path, tokeni
         await group.wait_for_fine_tune_job()
         return await group.switch_to_next_model()
 
-    group = group_of(model)
+    group = make_group(model)
     await trained(group, 0)
     state = group.get_state_dict()
     second = await trained(group, 1)
     if fresh:
         model = Model("prover", tokenizer, tmp_path / "checkpoints", model.jobs.log._journal)
         await model.adapter.initialize(FinetuneConfig())
-        group = group_of(model)
+        group = make_group(model)
     group.set_state(state)
     await group.eval()
     assert model.engine.version == 1

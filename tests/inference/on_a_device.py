@@ -22,7 +22,7 @@ FAMILIES = {
 }
 
 
-def rows_of(sampling=Sampling):
+def make_rows(sampling=Sampling):
     prompts = [range(10, 10 + length) for length in (5, 70, 3)]
     return [
         LiveRow(
@@ -38,7 +38,7 @@ def rows_of(sampling=Sampling):
 
 def sampled(policy, *, deterministic=False):
     """Tokens and logprobs of rows, joined by another turn and another conversation half-way."""
-    decoder, rows = make_decoder(policy, slots=4, deterministic=deterministic), rows_of()
+    decoder, rows = make_decoder(policy, slots=4, deterministic=deterministic), make_rows()
 
     def grow(tokens):
         while growing := [row for row in rows if len(row.logprobs) < tokens]:

@@ -48,12 +48,12 @@ def servers(processes: list[EndpointProcess], monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 async def engine(servers: list[EndpointProcess]) -> AsyncIterator[OpenAiEngine]:
-    engine = engine_of(servers)
+    engine = make_engine(servers)
     yield engine
     await engine.close()
 
 
-def engine_of(servers: list[EndpointProcess], **fields: Any) -> OpenAiEngine:
+def make_engine(servers: list[EndpointProcess], **fields: Any) -> OpenAiEngine:
     settings = SETTINGS | {"base_url": [server.url for server in servers], "api_key": "sk-secret"}
     return OpenAiEngine(OpenAiLlmConfig.model_validate(settings | fields))
 
@@ -92,7 +92,7 @@ async def test_episodes_are_shared_out_and_stay(engine, servers):
 
 
 async def test_a_router_is_told_which_calls_belong_together_and_nothing_of_the_episode(servers):
-    engine = engine_of(servers[:1], provider="vllm")
+    engine = make_engine(servers[:1], provider="vllm")
     await homes(engine, EPISODES * 2)
     sessions = [call["session"] for call in servers[0].asked()]
     assert len(set(sessions)) == len(EPISODES) and not any("train" in session for session in sessions)
@@ -147,7 +147,7 @@ async def test_an_address_that_answers_badly_costs_no_call(engine, servers, capl
 
 
 async def test_when_all_are_down_the_cause_of_each_is_told_and_the_first_back_is_used(servers):
-    engine = engine_of(servers[:2], max_retries=1)
+    engine = make_engine(servers[:2], max_retries=1)
     await homes(engine)
     servers[0].kill()
     servers[1].behave("401")

@@ -47,7 +47,7 @@ class Speech:
     stop_ids: frozenset[int] = frozenset({STOP})
 
 
-def pieces_of(text: str, request: ChatRequest, prompt: str = "") -> tuple[list[Delta], dict[str, Any]]:
+def stream_pieces(text: str, request: ChatRequest, prompt: str = "") -> tuple[list[Delta], dict[str, Any]]:
     """The deltas of an answer sampled character by character, and its message."""
     heard: list[Delta] = []
     ids = tuple(map(ord, prompt))
@@ -79,7 +79,7 @@ def test_what_was_given_out_is_never_taken_back(
 ) -> None:
     text = f"<think>Hm. </think>{text}" if thinks and not prompt else text
     request = ChatRequest((), (ADD,) if tools else (), Sampling(stop=stop))
-    heard, message = pieces_of(text, request, prompt)
+    heard, message = stream_pieces(text, request, prompt)
     assert (message["content"] or "").startswith("".join(delta.content for delta in heard))
     thoughts = "".join(delta.reasoning for delta in heard)
     assert (message.get("reasoning_content") or "").startswith(thoughts)
@@ -102,7 +102,7 @@ def test_what_was_given_out_is_never_taken_back(
 def test_text_is_given_out_at_once_where_it_cannot_be_a_call(
     text: str, tools: bool, content: str, thoughts: str
 ) -> None:
-    heard, _ = pieces_of(text, ChatRequest((), (ADD,) if tools else ()))
+    heard, _ = stream_pieces(text, ChatRequest((), (ADD,) if tools else ()))
     assert "".join(delta.content for delta in heard) == content
     assert "".join(delta.reasoning for delta in heard) == thoughts
     first = next((index for index, delta in enumerate(heard) if delta.content), None)

@@ -187,7 +187,7 @@ def calling(choice="auto", *, tools=(STRICT, PLAIN), parallel=True, key=0, **sam
 CHECK = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (STRICT, PLAIN)}
 
 
-def calls_of(answer):
+def called_tools(answer):
     """The names of the called tools; their arguments fit their schemas."""
     calls = [call["function"] for call in answer.message.get("tool_calls") or ()]
     for call in calls:
@@ -210,8 +210,8 @@ def test_tools_are_called_as_the_choice_says(of):
             *(calling(key=key, constraint=Constraint("choice", '["no"]'), **short) for key in keys),
         )
     )
-    assert {tuple(calls_of(next(given))) for _ in keys} <= {("add",), ("look_up",)}
-    assert [calls_of(next(given)) for _ in keys] == [["look_up"]] * 4
+    assert {tuple(called_tools(next(given))) for _ in keys} <= {("add",), ("look_up",)}
+    assert [called_tools(next(given)) for _ in keys] == [["look_up"]] * 4
     assert all("<tool_call>" not in next(given).message["content"] for _ in keys)
     assert all(next(given).message.get("content") in (None, "no") for _ in keys)
 
@@ -225,7 +225,7 @@ def test_several_calls_are_one_answer_where_they_may_be():
     assert answer.finish_reason == "length"
     assert answer.message["content"].count("</tool_call><tool_call>") > 1
     (answer,) = answers(model, calling("required", logit_bias=bias, max_tokens=150, parallel=False))
-    assert len(calls_of(answer)) == 1
+    assert len(called_tools(answer)) == 1
 
 
 def test_calls_whose_arguments_are_not_json_are_refused_by_name():

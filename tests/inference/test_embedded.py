@@ -26,7 +26,7 @@ from tests.models.tiny_models import (
 
 
 @asynccontextmanager
-async def engine_of(of=None, **options):
+async def open_engine(of=None, **options):
     engine = EmbeddedEngine(of or policy(), **options)
     try:
         yield engine
@@ -74,7 +74,7 @@ class Forward:
 
 
 async def test_a_completion_has_the_prompt_the_sampled_tokens_and_their_logprobs():
-    async with engine_of() as engine:
+    async with open_engine() as engine:
         found = await engine.complete(asked())
     assert found.prompt_ids == policy().template.prompt(asked()).ids
     assert found.logprobs == pytest.approx(
@@ -88,7 +88,7 @@ async def test_a_completion_has_the_prompt_the_sampled_tokens_and_their_logprobs
 
 
 async def test_greedy_is_what_generate_gives():
-    async with engine_of() as engine:
+    async with open_engine() as engine:
         texts = ["a", "what is 3 plus 4?", "it is 5. " * 6]
         found = await asyncio.gather(*(engine.complete(asked(text, temperature=0.0)) for text in texts))
     for one in found:
@@ -99,7 +99,7 @@ async def test_greedy_is_what_generate_gives():
 
 
 async def test_the_key_decides_and_a_seed_takes_its_place():
-    async with engine_of() as engine:
+    async with open_engine() as engine:
         one, again, other, seeded = await asyncio.gather(
             *(
                 engine.complete(request)
@@ -112,7 +112,7 @@ async def test_the_key_decides_and_a_seed_takes_its_place():
 async def test_a_deterministic_engine_gives_the_same_bits_alone_and_among_63_others():
     mine = asked("what is 1 plus 2? " * 80, key=5)
     assert len(policy().template.prompt(mine).ids) > 256
-    async with engine_of(deterministic=True) as engine:
+    async with open_engine(deterministic=True) as engine:
         alone = await engine.complete(mine)
         others = [asked("a b " * (n % 9), key=n, max_tokens=1 + n % 7) for n in range(63)]
         among = await asyncio.gather(*(engine.complete(one) for one in [*others[:20], mine, *others[20:]]))
@@ -122,7 +122,7 @@ async def test_a_deterministic_engine_gives_the_same_bits_alone_and_among_63_oth
 async def test_the_next_turn_reads_only_what_is_new():
     of = fresh_policy()
     forward = Forward(of)
-    async with engine_of(of) as engine:
+    async with open_engine(of) as engine:
         first = asked("what is 1 plus 2? " * 20, conversation="c")
         before = await engine.complete(first)
         history = [*first.messages, before.message, user("b")]
@@ -144,7 +144,7 @@ async def test_weights_that_change_in_the_middle_are_read_again():
     of = fresh_policy()
     forward = Forward(of)
     forward.gate.clear()
-    async with engine_of(of) as engine:
+    async with open_engine(of) as engine:
         task = asyncio.create_task(engine.complete(asked(temperature=0.0, max_tokens=60)))
         await forward.reached()
         change = asyncio.create_task(asyncio.to_thread(_change_the_weights, of))
@@ -167,7 +167,7 @@ def _change_the_weights(of):
 
 async def test_the_memory_of_sampling_goes_before_training_and_comes_back():
     of = fresh_policy()
-    async with engine_of(of) as engine:
+    async with open_engine(of) as engine:
         request = asked(conversation="c", temperature=0.0)
         before = await engine.complete(request)
         held = weakref.ref(engine._decoder._kv)
@@ -183,7 +183,7 @@ async def test_the_memory_of_sampling_goes_before_training_and_comes_back():
 
 
 async def test_max_tokens_and_the_context_cut_a_completion():
-    async with engine_of(policy(max_context=64), max_tokens=5) as engine:
+    async with open_engine(policy(max_context=64), max_tokens=5) as engine:
         by_default = await engine.complete(asked(max_tokens=None, key=3))
         cut = await engine.complete(asked(max_tokens=2, key=3))
         full = await engine.complete(asked("a " * 30, max_tokens=500, key=3))
@@ -194,13 +194,13 @@ async def test_max_tokens_and_the_context_cut_a_completion():
 
 
 async def test_a_prompt_that_does_not_fit_is_an_error_that_says_so():
-    async with engine_of(policy(max_context=64)) as engine:
+    async with open_engine(policy(max_context=64)) as engine:
         with pytest.raises(EngineError, match=r"context is 64 tokens, and the prompt has \d+; shorten"):
             await engine.complete(asked("1 2 " * 60))
 
 
 async def test_stop_strings_end_the_text_before_them():
-    async with engine_of() as engine:
+    async with open_engine() as engine:
         some = await asyncio.gather(*(engine.complete(asked(max_tokens=40, key=key)) for key in range(8)))
         key, free = max(enumerate(some), key=lambda pair: len(pair[1].message["content"]))
         text = free.message["content"]
@@ -218,7 +218,7 @@ async def test_tool_calls_are_parsed_and_numbered_through_the_conversation():
     of = chatml_policy()
     call = '<tool_call>{"name": "calculator", "arguments": {"a": 1}}</tool_call>'
     of.template.decode = lambda ids: call  # The policy is random; what it says is put into its mouth.
-    async with engine_of(of) as engine:
+    async with open_engine(of) as engine:
         first = replace(asked(), tools=(CALCULATOR,))
         found = await engine.complete(first)
         result = {"role": "tool", "tool_call_id": "call00000", "content": "3"}
@@ -232,7 +232,7 @@ async def test_a_cancelled_request_frees_its_place():
     of = fresh_policy()
     forward = Forward(of)
     forward.gate.clear()
-    async with engine_of(of, max_batch=1) as engine:
+    async with open_engine(of, max_batch=1) as engine:
         endless = asyncio.create_task(engine.complete(asked(max_tokens=400)))
         waiting = asyncio.create_task(engine.complete(asked(key=2)))
         patient = asyncio.create_task(engine.complete(asked(key=3)))
@@ -250,7 +250,7 @@ async def test_a_model_that_breaks_fails_all_who_wait_and_the_engine_goes_on():
     of = fresh_policy()
     forward = Forward(of)
     forward.error = RuntimeError("no memory")
-    async with engine_of(of) as engine:
+    async with open_engine(of) as engine:
         found = await asyncio.gather(
             *(engine.complete(asked(key=key)) for key in range(3)), return_exceptions=True
         )
@@ -269,7 +269,7 @@ async def test_damaged_weights_are_named():
     of = fresh_policy()
     with torch.no_grad():
         next(iter(of.trainable().values())).fill_(torch.nan)
-    async with engine_of(of) as engine:
+    async with open_engine(of) as engine:
         with pytest.raises(EngineError, match="logits are not finite"):
             await engine.complete(asked())
 
@@ -296,7 +296,7 @@ async def test_closing_fails_what_is_in_flight_and_what_comes_later():
 async def test_more_requests_than_places_all_get_their_answer():
     of = fresh_policy()
     forward = Forward(of)
-    async with engine_of(of, max_batch=8) as engine:
+    async with open_engine(of, max_batch=8) as engine:
         requests = [asked("a " * (n % 5), key=n, max_tokens=1 + n % 6) for n in range(80)]
         found = await asyncio.gather(*(engine.complete(request) for request in requests))
     assert forward.rows <= 8

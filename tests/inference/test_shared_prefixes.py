@@ -22,7 +22,7 @@ from etude.inference.sampler import LiveRow, uniforms
 from etude.inference.shared_prefixes import Prefix, shared_prefixes
 from etude.learner.learner import Learner, LearnerOptions
 from tests.inference.test_decoder import assert_right, run
-from tests.learner.gradients import batch_of, train
+from tests.learner.gradients import to_batch, train
 from tests.models.tiny_models import family, policy, true_logprobs
 from tests.support import drawn, one_quick
 
@@ -94,7 +94,7 @@ def test_no_other_partition_saves_more(ids, cost):
         assert saved == most_saved(ids, cached, cost)
 
 
-def rows_of(choose, groups, most, system):
+def make_rows(choose, groups, most, system):
     """Rows of some prompts, all of which may begin with the same tokens, in any order."""
     start = [choose.randrange(7, 300) for _ in range(system)]
     rows = []
@@ -111,7 +111,7 @@ def rows_of(choose, groups, most, system):
 def sampled(of, seed, groups, most, system, *, cost):
     """As rows join one by one, and finish when they like."""
     choose = random.Random(seed)
-    rows = rows_of(choose, groups, most, system)
+    rows = make_rows(choose, groups, most, system)
     until = {row: len(row.ids) + choose.randrange(2, 24) for row in rows}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_PREFIX", cost)
@@ -265,5 +265,5 @@ def test_in_bfloat16_the_learner_finds_the_logprobs_that_were_sampled(cheap, pre
         )
         for row in rows
     ]
-    metrics = train(Learner(of, LearnerOptions(learning_rate=0.0)), batch_of(samples), Grpo())
+    metrics = train(Learner(of, LearnerOptions(learning_rate=0.0)), to_batch(samples), Grpo())
     assert abs(metrics["mismatch_kl"]) < 1e-3

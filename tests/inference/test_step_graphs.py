@@ -49,7 +49,7 @@ class Recorder:
         return plain, counted
 
 
-def decoder_of(of, record, slots=8):
+def make_slot_decoder(of, record, slots=8):
     return SlotDecoder(of, slots=slots, deterministic=False, record=record)
 
 
@@ -57,7 +57,7 @@ def decoder_of(of, record, slots=8):
 def test_replayed_steps_give_the_models_own_logprobs(name):
     of, record = FAMILIES[name](), Recorder()
     rows, until = rows_of_many_lengths(4, tokens=40)
-    run(decoder_of(of, record), rows, until, start=3)
+    run(make_slot_decoder(of, record), rows, until, start=3)
     assert record.replayed > 2 * record.recorded
     assert_right(of, rows, 1e-4)
 
@@ -65,7 +65,7 @@ def test_replayed_steps_give_the_models_own_logprobs(name):
 @pytest.mark.slow
 def test_rows_and_spans_are_filled_up_to_a_few_shapes():
     of, record = policy(max_context=4096), Recorder()
-    decoder = decoder_of(of, record, slots=40)
+    decoder = make_slot_decoder(of, record, slots=40)
     rows = [LiveRow(str(n), [7 + n, 9], Sampling(), uniforms(n)) for n in range(40)]
     run(decoder, rows, {row: 4 + index for index, row in enumerate(rows)})
     assert record.recorded <= 12
@@ -77,7 +77,7 @@ def test_rows_and_spans_are_filled_up_to_a_few_shapes():
 
 def test_new_weights_are_sampled_from_in_the_same_memory_and_elsewhere():
     of, record = policy().twin(), Recorder()
-    decoder, row = decoder_of(of, record), LiveRow("a", [9, 10], Sampling(), uniforms(0))
+    decoder, row = make_slot_decoder(of, record), LiveRow("a", [9, 10], Sampling(), uniforms(0))
     run(decoder, [row], {row: 12})
     recorded = record.recorded
     for elsewhere in (False, True):
@@ -102,7 +102,7 @@ def test_what_cannot_be_recorded_is_sampled_plainly_and_that_is_said_once(fault,
     of = policy()
     rows, until = rows_of_many_lengths(5, tokens=16)
     with caplog.at_level(logging.WARNING, "etude.engine"):
-        run(decoder_of(of, record), rows, until)
+        run(make_slot_decoder(of, record), rows, until)
     assert_right(of, rows)
     (said,) = caplog.messages
     assert ("not permitted" if fault == "refuses" else "off by") in said

@@ -30,14 +30,14 @@ from etude.models.weights import write_lora_folder
 from tests.forked import ROOT, Forked, program
 from tests.models.tiny_models import continuing
 from tests.support import is_alive, until
-from tests.vllm import STAND_IN, command_of, commands
+from tests.vllm import STAND_IN, choose_command, commands
 
 PROMPT = (5, 40, 41, 42)
 
 
 @pytest.fixture
 def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    return command_of(request.param, monkeypatch)
+    return choose_command(request.param, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options_of(folder: Path, command: tuple[str, ...] = STAND_IN) -> VllmOptions:
+def make_options(folder: Path, command: tuple[str, ...] = STAND_IN) -> VllmOptions:
     """Of a vLLM that answers. The stand-in is forked, so that it starts at once."""
     if command == STAND_IN:
         command = (str(program() / "python"), *STAND_IN[1:])
@@ -63,7 +63,7 @@ def options_of(folder: Path, command: tuple[str, ...] = STAND_IN) -> VllmOptions
 
 def silent(folder: Path) -> VllmOptions:
     """Of a stand-in that only lives."""
-    return replace(options_of(folder), arguments=("--silent",))
+    return replace(make_options(folder), arguments=("--silent",))
 
 
 @asynccontextmanager
@@ -82,16 +82,16 @@ async def served(
 ) -> AsyncIterator[VllmProcess]:
     """A process that several tests ask: to start one takes seconds."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        command = command_of(request.param, monkeypatch)
-        async with running(options_of(tmp_path_factory.mktemp("served"), command), source) as process:
+        command = choose_command(request.param, monkeypatch)
+        async with running(make_options(tmp_path_factory.mktemp("served"), command), source) as process:
             yield process
 
 
-def engine_of(process: VllmProcess, name: str, source: Path) -> VllmEngine:
+def make_engine(process: VllmProcess, name: str, source: Path) -> VllmEngine:
     return VllmEngine(VllmProcesses([process]), name, TextCodec.load(source), max_tokens=16, wait=600)
 
 
-def logprobs_of(policy: Policy, prompt: tuple[int, ...], ids: tuple[int, ...]) -> torch.Tensor:
+def measure_logprobs(policy: Policy, prompt: tuple[int, ...], ids: tuple[int, ...]) -> torch.Tensor:
     with torch.no_grad():
         logits = policy.model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
     return logits.log_softmax(-1)[torch.arange(len(ids)), list(ids)]
@@ -118,9 +118,9 @@ async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weigh
     await served.add_lora("lora-1", tmp_path / "lora")
     answers = {}
     for name, policy in ((str(source), Policy.load(source)), ("lora-1", trained)):
-        engine, told = engine_of(served, name, source), list[Delta]()
+        engine, told = make_engine(served, name, source), list[Delta]()
         sampled = await engine.sample(continuing(PROMPT, key=7, top_logprobs=2, on_delta=told.append))
-        expected = logprobs_of(policy, PROMPT, sampled.completion_ids)
+        expected = measure_logprobs(policy, PROMPT, sampled.completion_ids)
         assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
         assert [token.ids[0] for token in told] == list(sampled.completion_ids)
         again = await engine.sample(continuing(PROMPT, key=7, top_logprobs=2))
@@ -130,7 +130,7 @@ async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weigh
         await engine.close()
     assert len(set(answers.values())) == 2
     await served.remove_lora("lora-1")
-    gone = engine_of(served, "lora-1", source)
+    gone = make_engine(served, "lora-1", source)
     with pytest.raises(EngineError, match="404"):
         await gone.sample(continuing(PROMPT))
     await gone.close()
@@ -139,10 +139,10 @@ async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weigh
 @pytest.mark.slow
 @commands
 async def test_a_crash_is_noticed_and_mended_with_its_lora_weights(command, source, tmp_path):
-    async with running(options_of(tmp_path, command), source) as process:
+    async with running(make_options(tmp_path, command), source) as process:
         lora_folder(source, tmp_path / "lora", 3)
         await process.add_lora("lora-1", tmp_path / "lora")
-        engine = engine_of(process, "lora-1", source)
+        engine = make_engine(process, "lora-1", source)
         request = continuing(PROMPT, Sampling(temperature=0))
         before = await engine.sample(request)
         first = process.pid
@@ -181,7 +181,7 @@ CONSTRAINTS = (
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("served", ["stand-in"], indirect=True, scope="module")
 async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, source):
-    engine = engine_of(served, str(source), source)
+    engine = make_engine(served, str(source), source)
     ends = sorted({*engine.speech.stop_ids, 9})
     async with httpx.AsyncClient(base_url=served.base_url) as client:
         await engine.sample(continuing(PROMPT, EVERYTHING, key=3))
@@ -211,10 +211,10 @@ async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, s
     "served", ["stand-in", pytest.param("real", marks=pytest.mark.vllm)], indirect=True, scope="module"
 )
 async def test_the_prompts_logprobs_are_the_models_own(served, source):
-    engine, heard = engine_of(served, str(source), source), list[Delta]()
+    engine, heard = make_engine(served, str(source), source), list[Delta]()
     sampling = Sampling(temperature=0.5, max_tokens=2)
     sampled = await engine.sample(continuing(PROMPT, sampling, prompt_logprobs=2, on_delta=heard.append))
-    expected = logprobs_of(Policy.load(source), PROMPT[:1], PROMPT[1:])
+    expected = measure_logprobs(Policy.load(source), PROMPT[:1], PROMPT[1:])
     assert torch.tensor(sampled.prompt_logprobs) == pytest.approx(expected, abs=1e-4)
     assert [len(top) for top in sampled.prompt_top] == [2] * 3
     assert [token.ids[0] for token in heard] == list(sampled.completion_ids)
@@ -230,7 +230,7 @@ SPELLED_OUT = ("temperature", "top_p", "max_tokens", "top_k", "min_p", "min_toke
 @pytest.mark.parametrize("served", ["real"], indirect=True, scope="module")
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.kind)
 async def test_the_real_vllm_samples_under_the_learners_grammars(served, source, constraint):
-    engine, policy = engine_of(served, str(source), source), Policy.load(source)
+    engine, policy = make_engine(served, str(source), source), Policy.load(source)
     sampling = Sampling(temperature=0.8, top_k=9, max_tokens=24, constraint=constraint)
     for key in range(4):
         sampled = await engine.sample(continuing(PROMPT, sampling, key=key))
@@ -246,9 +246,9 @@ async def test_the_real_vllm_samples_under_the_learners_grammars(served, source,
 
 
 async def test_an_engine_that_fails_is_told_with_its_exception_and_not_with_code_0(source, tmp_path):
-    options = replace(options_of(tmp_path), arguments=("--dying",), attempts=1)
+    options = replace(make_options(tmp_path), arguments=("--dying",), attempts=1)
     async with running(options, source) as process:
-        engine = engine_of(process, str(source), source)
+        engine = make_engine(process, str(source), source)
         with pytest.raises(EngineAway, match="answered 500"):
             await engine.sample(continuing(PROMPT))
         await until(lambda: process.state == "restarting")
@@ -265,7 +265,7 @@ async def test_impossible_values_are_a_failed_call(served, source, logprob, toke
         fields = {"tokens": ["token_id:1"], "token_logprobs": [logprob], "top_logprobs": [{}]}
         yield {"finish_reason": "stop", "text": "", "logprobs": fields, "token_ids": [token]}
 
-    engine = engine_of(served, str(source), source)
+    engine = make_engine(served, str(source), source)
     monkeypatch.setattr(VllmEngine, "_choices", choices)
     with pytest.raises(EngineError, match=r"a logprob is a number of at most 0|token_ids\[0\] is 300"):
         await engine.sample(continuing(PROMPT))
@@ -326,10 +326,10 @@ def written_model(folder: Path, seed: int, *, tied: bool) -> Path:
 async def require_weights(processes: VllmProcesses, name: Path, weights: Path) -> None:
     """The logprobs under the model `name` are those of `weights`."""
     [process] = processes.processes
-    engine = engine_of(process, str(name), weights)
+    engine = make_engine(process, str(name), weights)
     engine._processes = processes
     sampled = await engine.sample(continuing(PROMPT, key=3))
-    expected = logprobs_of(Policy.load(weights), PROMPT, sampled.completion_ids)
+    expected = measure_logprobs(Policy.load(weights), PROMPT, sampled.completion_ids)
     assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
     await engine.close()
 
@@ -338,7 +338,7 @@ async def require_weights(processes: VllmProcesses, name: Path, weights: Path) -
 @commands
 async def test_whole_weights_are_loaded_without_a_restart_and_stay_after_one(command, tmp_path):
     first, second = written_model(tmp_path / "a", 1, tied=False), written_model(tmp_path / "b", 2, tied=False)
-    processes = VllmProcesses([VllmProcess(options_of(tmp_path / "vllm", command))])
+    processes = VllmProcesses([VllmProcess(make_options(tmp_path / "vllm", command))])
     await processes.start(str(first))
     [process] = processes.processes
     pid = process.pid
@@ -356,7 +356,7 @@ async def test_whole_weights_are_loaded_without_a_restart_and_stay_after_one(com
 @commands
 async def test_weights_that_are_not_loaded_in_truth_are_those_of_a_new_process(command, tmp_path, caplog):
     first, second = written_model(tmp_path / "a", 1, tied=True), written_model(tmp_path / "b", 2, tied=True)
-    processes = VllmProcesses([VllmProcess(options_of(tmp_path / "vllm", command))])
+    processes = VllmProcesses([VllmProcess(make_options(tmp_path / "vllm", command))])
     await processes.start(str(first))
     [process] = processes.processes
     pid = process.pid

@@ -31,7 +31,7 @@ from etude.inference.vllm_processes import VllmProcesses
 from etude.inference.vllm_program import VllmOptions
 from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
-from tests.inference.test_vllm import options_of
+from tests.inference.test_vllm import make_options
 from tests.models.tiny_models import continuing
 from tests.support import is_alive, until
 
@@ -53,7 +53,7 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(folder: Path, count: int, *arguments: str) -> list[VllmOptions]:
-    each = replace(options_of(folder), arguments=arguments or ("--echo",))
+    each = replace(make_options(folder), arguments=arguments or ("--echo",))
     return [
         replace(each, folder=folder / str(number), device=str(number), environment={"DEVICE": str(number)})
         for number in range(count)
@@ -73,7 +73,7 @@ async def two(source: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
     await processes.stop()
 
 
-def engine_of(processes: VllmProcesses, name: str | Path, source: Path, wait: float = 60) -> VllmEngine:
+def make_engine(processes: VllmProcesses, name: str | Path, source: Path, wait: float = 60) -> VllmEngine:
     return VllmEngine(processes, str(name), TextCodec.load(source), max_tokens=4, wait=wait)
 
 
@@ -98,7 +98,7 @@ async def environments(processes: VllmProcesses) -> list[dict[str, str]]:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_conversations_are_shared_out_and_each_process_has_its_device(two, source):
-    engine = engine_of(two, source, source)
+    engine = make_engine(two, source, source)
     first = await answers(engine, two)
     assert sum(first) == 12 and min(first) >= 4
     assert await answers(engine, two) == first, "they stay"
@@ -113,7 +113,7 @@ async def test_conversations_are_shared_out_and_each_process_has_its_device(two,
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_process_costs_no_call_and_comes_back_with_its_weights(two, source, lora):
     await two.add_lora("lora-1", lora)
-    engine = engine_of(two, "lora-1", source)
+    engine = make_engine(two, "lora-1", source)
     before = await answers(engine, two)
     killed = two.processes[0]
     pid = killed.pid
@@ -132,7 +132,7 @@ async def test_a_killed_process_costs_no_call_and_comes_back_with_its_weights(tw
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_process_that_does_not_take_weights_is_started_again_with_them(two, source, lora, caplog):
-    refusing, engine = two.processes[1], engine_of(two, "lora-2", source)
+    refusing, engine = two.processes[1], make_engine(two, "lora-2", source)
     restarts = refusing.restarts
     async with httpx.AsyncClient() as http:
         await http.post(f"{refusing.base_url}/refuse", json={"reason": "out of memory"})
@@ -160,7 +160,7 @@ async def test_processes_that_do_not_start_are_told_and_the_others_go_on(source,
     await processes.start(str(source))
     assert [row["process"] for row in processes.status()["processes"]] == ["running", "failed"]
     await processes.add_lora("lora-1", lora)
-    engine = engine_of(processes, "lora-1", source)
+    engine = make_engine(processes, "lora-1", source)
     assert await answers(engine, processes) == [12, 0]
     processes.processes[1].options = each[1]
     await processes.start(str(source))

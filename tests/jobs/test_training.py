@@ -23,7 +23,7 @@ from etude.learner.optimiser import Schedule, plan_steps
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
 from etude.models.weights import digest
-from tests.learner.gradients import batch_of, sequences
+from tests.learner.gradients import sequences, to_batch
 from tests.models.tiny_models import fresh_policy, policy
 from tests.support import one_quick
 
@@ -53,7 +53,7 @@ class Listener:
 
 
 def data(**options):
-    units = batch_of(sequences(policy(), 6))
+    units = to_batch(sequences(policy(), 6))
     plain = {"objective": Grpo(), "passes": 2, "batch_size": 2, "seed": 3}
     return JobData(rows=[(unit,) for unit in units], **plain | options)
 
@@ -143,7 +143,7 @@ def test_checkpoints_that_somebody_needs_are_kept(tmp_path):
 
 
 def test_the_end_of_an_epoch_is_a_checkpoint_and_validated(tmp_path):
-    held_out = [(unit,) for unit in batch_of(sequences(policy(), 2, seed=9))]
+    held_out = [(unit,) for unit in to_batch(sequences(policy(), 2, seed=9))]
     _, job = training(tmp_path, listener := Listener(), every=100, validation=held_out)
     job.run(threading.Event())
     assert [number for number, _ in listener.checkpoints] == [3, 6]
@@ -159,7 +159,7 @@ def test_a_canceled_job_says_how_far_it_was():
 
 def test_a_job_without_anything_to_learn_is_refused():
     idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in sequences(policy(), 2)]
-    rows = [(unit,) for unit in batch_of(idle)]
+    rows = [(unit,) for unit in to_batch(idle)]
     with pytest.raises(TrainingError, match="nothing to learn from"):
         JobTraining(Learner(fresh_policy(), OPTIONS), JobData(Grpo(), rows), Listener())
 
@@ -172,7 +172,7 @@ def test_a_step_without_an_advantage_is_taken_for_another_term_of_the_loss(algor
     with torch.no_grad():
         next(iter(moved.trainable().values())).mul_(1.5)
     before = digest(moved.trainable())
-    data = JobData(algorithm, [(unit,) for unit in batch_of(idle)])
+    data = JobData(algorithm, [(unit,) for unit in to_batch(idle)])
     assert JobTraining(learner, data, Listener()).run(threading.Event())["grad_norm"] > 0
     assert digest(moved.trainable()) != before
 
@@ -268,7 +268,7 @@ def test_what_sequences_share_is_found_out_once_a_step_where_memory_is_ample(tmp
     assert len(trees) == len(listener.steps)
 
 
-def rows_of(steps):
+def list_rows(steps):
     return [step.rows for step in steps]
 
 
@@ -278,9 +278,9 @@ def test_every_pass_goes_over_all_rows_in_an_order_of_its_own():
     passes = [[row for step in steps if step.epoch == epoch for row in step.rows] for epoch in (1, 2)]
     assert [sorted(rows) for rows in passes] == [list(range(7))] * 2
     assert passes[0] != passes[1]
-    assert rows_of(steps) == rows_of(plan_steps([True] * 7, 2, 3, 5, "epoch"))
-    assert rows_of(steps) != rows_of(plan_steps([True] * 7, 2, 3, 6, "epoch"))
-    assert rows_of(steps) != rows_of(plan_steps([True] * 7, 2, 3, 5, "another job"))
+    assert list_rows(steps) == list_rows(plan_steps([True] * 7, 2, 3, 5, "epoch"))
+    assert list_rows(steps) != list_rows(plan_steps([True] * 7, 2, 3, 6, "epoch"))
+    assert list_rows(steps) != list_rows(plan_steps([True] * 7, 2, 3, 5, "another job"))
 
 
 def test_steps_know_where_they_are():
@@ -294,11 +294,11 @@ def test_steps_know_where_they_are():
 
 
 def test_without_a_batch_size_all_rows_are_one_step_in_their_order():
-    assert rows_of(plan_steps([True] * 3, 2, None, 0)) == [(0, 1, 2)] * 2
+    assert list_rows(plan_steps([True] * 3, 2, None, 0)) == [(0, 1, 2)] * 2
 
 
 def test_steps_without_anything_to_learn_are_left_out():
     steps = plan_steps([True, False, False, False], 3, 1, 0)
-    assert rows_of(steps) == [(0,)] * 3
+    assert list_rows(steps) == [(0,)] * 3
     assert [(step.epoch, step.ends_epoch, step.of) for step in steps] == [(n, True, 3) for n in (1, 2, 3)]
     assert plan_steps([False], 1, None, 0) == []

@@ -21,7 +21,7 @@ from tests.models.tiny_models import true_logprobs
 Gradient = dict[str, torch.Tensor]
 
 
-def gradient_of(
+def get_gradient(
     of: Policy, batch: Sequence[Unit], objective: Objective, **options: Any
 ) -> tuple[float, Gradient]:
     """Loss and gradient of one step of the learner, before clipping. The weights stay as they are."""
@@ -84,7 +84,7 @@ def assert_same(one: tuple[float, Gradient], other: tuple[float, Gradient], tole
         assert float((mine - theirs).abs().max()) <= tolerance * largest, name
 
 
-def temperature_of(sequence: Sample, at: int) -> float:
+def find_temperature(sequence: Sample, at: int) -> float:
     """The temperature that a token was sampled at."""
     return next(turn.sampling.temperature for turn in sequence.turns if turn.start <= at < turn.stop)
 
@@ -123,7 +123,7 @@ def _sequence(
     )
 
 
-def batch_of(units: Any) -> list[Unit]:
+def to_batch(units: Any) -> list[Unit]:
     """Samples, or pairs of them, as the learner takes them."""
     return [(one,) if isinstance(one, Sample) else tuple(one) for one in units]
 

@@ -19,7 +19,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import PassObserver
 from etude.learner.optimiser import Optimiser
 from etude.learner.tree import TreeLayout, token_tree
-from tests.learner.gradients import batch_of, forest
+from tests.learner.gradients import forest, to_batch
 from tests.models.tiny_models import family
 from tests.pretended import DEVICE, moved, pretending
 
@@ -36,7 +36,7 @@ def evaluated(policy, name, packing):
     learner = Learner(policy, LearnerOptions(packing=packing, token_budget=100))
     sequences = forest(1, 20, temperatures=(1.0, 0.7))
     units = list(zip(sequences[0::2], sequences[1::2], strict=True)) if name == "dpo" else sequences
-    found = learner.evaluate(batch_of(units), OBJECTIVES[name])
+    found = learner.evaluate(to_batch(units), OBJECTIVES[name])
     assert learner.note is None
     return found
 

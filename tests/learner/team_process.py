@@ -17,7 +17,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.team import PeerLost, ShardingTeam, Team, join_team
 from etude.models.policy import WEIGHTS_FILE, LoraOptions, Policy
 from etude.models.weights import load_tensors, save_tensors
-from tests.learner.gradients import batch_of, forest, train
+from tests.learner.gradients import forest, to_batch, train
 from tests.models.tiny_models import fresh_policy
 
 OBJECTIVES = {
@@ -48,7 +48,7 @@ UNITS, STEP = 8, 5
 """Units of a job and of its steps, of which the last is shorter."""
 
 
-def learner_of(packing: str, weights: str, team: Team | None = None, **options: object) -> Learner:
+def make_learner(packing: str, weights: str, team: Team | None = None, **options: object) -> Learner:
     policy = fresh_policy()
     if "half" in weights:
         policy.model.to(torch.bfloat16)
@@ -63,7 +63,7 @@ def learner_of(packing: str, weights: str, team: Team | None = None, **options: 
 def batch(objective: str, seed: int, units: int = UNITS):
     """Pairs for preferences."""
     sequences = forest(seed, 2 * units if objective == "dpo" else units)
-    return batch_of(
+    return to_batch(
         list(zip(sequences[0::2], sequences[1::2], strict=True)) if objective == "dpo" else sequences
     )
 
@@ -71,7 +71,7 @@ def batch(objective: str, seed: int, units: int = UNITS):
 def trained(objective: str, packing: str, weights: str, team: Team | None = None) -> tuple[Policy, dict]:
     """Six steps over two jobs; and what validation says after them."""
     again = objective == "grpo by sequence"
-    learner = learner_of(packing, weights, team, gradient_checkpointing=again)
+    learner = make_learner(packing, weights, team, gradient_checkpointing=again)
     for seed in (1, 2):
         metrics = train(learner, batch(objective, seed), OBJECTIVES[objective], batch_size=STEP)
     found = learner.evaluate(batch(objective, 3), OBJECTIVES[objective])
@@ -122,7 +122,7 @@ def half(copies: Team, folder: Path) -> None:
         (copies, "half"),
         (ShardingTeam(copies.rank, copies.size, copies.device), "half-sharded"),
     ):
-        learner = learner_of("tree", "half", team)
+        learner = make_learner("tree", "half", team)
         train(learner, batch("grpo", 1), Grpo(), batch_size=STEP)
         snapshot = learner.snapshot()
         if team.leads:
@@ -132,14 +132,14 @@ def half(copies: Team, folder: Path) -> None:
 
 def trained_on_few(team: Team | None = None) -> Policy:
     """Three steps of one unit each."""
-    learner = learner_of("tree", "full", team)
+    learner = make_learner("tree", "full", team)
     train(learner, batch("grpo", 1, units=3), Grpo(), batch_size=1)
     return learner.policy
 
 
 def resume(team: Team, folder: Path, after: str = "after") -> None:
     """Go on from what one process left."""
-    learner = learner_of("tree", "full", team)
+    learner = make_learner("tree", "full", team)
     learner.policy.load_tensors(load_tensors(folder / "before" / WEIGHTS_FILE))
     learner.restore(folder / "before")
     train(learner, batch("grpo", 2), Grpo(), batch_size=STEP)
@@ -160,7 +160,7 @@ def hangs(team: Team, folder: Path) -> None:
 
 
 def _until(team: Team, end) -> None:
-    learner = learner_of("tree", "full", team)
+    learner = make_learner("tree", "full", team)
     last = team.rank == team.size - 1
     if not last:
         # The launcher ends the others once one has failed; what they would say for themselves is the test.

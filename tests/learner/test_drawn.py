@@ -20,7 +20,7 @@ from etude.inference.embedded import EmbeddedEngine
 from etude.learner.head import Head, selective_logprobs
 from etude.learner.tree_passes import sample_logprobs
 from etude.models.distribution import Adjustment
-from tests.learner.gradients import assert_same, batch_of, gradient_by_autograd, gradient_of
+from tests.learner.gradients import assert_same, get_gradient, gradient_by_autograd, to_batch
 from tests.models.tiny_models import continuing, family, fresh_policy, policy
 from tests.support import one_quick
 
@@ -171,7 +171,7 @@ def test_the_gradient_of_constrained_samples_is_that_of_a_naive_loop(packing, ch
     samples = sampled(of, wanted, wanted, Sampling(max_tokens=8))
     (turn,) = samples[0].turns
     samples.append(replace(samples[0], turns=(replace(turn, sampling=Sampling()),)))
-    ours = gradient_of(of, batch_of(samples), Grpo(correction="none"), packing=packing)
+    ours = get_gradient(of, to_batch(samples), Grpo(correction="none"), packing=packing)
     losses = []
     for sample in samples:
         rows = zip(by_hand(of, sample), sample.logprobs[len(PROMPT) :], strict=True)
@@ -185,7 +185,7 @@ def test_a_token_that_truncation_would_leave_out_by_now_still_has_a_gradient():
     of = fresh_policy(3)
     samples = sampled(of, Sampling(top_k=1, max_tokens=6))
     samples[0] = replace(samples[0], ids=(*PROMPT, *(token ^ 1 for token in samples[0].ids[len(PROMPT) :])))
-    _, gradient = gradient_of(of, batch_of(samples), Grpo())
+    _, gradient = get_gradient(of, to_batch(samples), Grpo())
     assert all(bool(value.isfinite().all()) for value in gradient.values())
 
 

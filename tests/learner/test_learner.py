@@ -19,7 +19,7 @@ from etude.core.job import ModelVersion
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.optimiser import Schedule
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, sequences, train
+from tests.learner.gradients import assert_same, forest, get_gradient, sequences, to_batch, train
 from tests.models.tiny_models import family, fresh_policy, policy, said, user
 from tests.support import one_quick
 
@@ -33,7 +33,7 @@ STEPS = {"batch_size": 3, "passes": 2}
 
 
 def jobs(count):
-    return [batch_of(sequences(policy(), 7, seed=seed)) for seed in range(count)]
+    return [to_batch(sequences(policy(), 7, seed=seed)) for seed in range(count)]
 
 
 def everything(learner):
@@ -89,7 +89,7 @@ def test_the_schedule_runs_over_all_trainings_however_many_steps_each_takes():
     options = LearnerOptions(learning_rate=1e-3, schedule=Schedule("linear", trainings=2))
     learner = Learner(fresh_policy(), options)
     rates = []
-    for job in (batch_of(sequences(policy(), 9)), batch_of(sequences(policy(), 3))):
+    for job in (to_batch(sequences(policy(), 9)), to_batch(sequences(policy(), 3))):
         train(
             learner,
             job,
@@ -101,7 +101,7 @@ def test_the_schedule_runs_over_all_trainings_however_many_steps_each_takes():
 
 
 def test_a_job_is_clipped_from_the_weights_that_it_began_with_however_far_the_sampler_is():
-    far_off = batch_of(sequences(policy(), 9, shift=0.9))
+    far_off = to_batch(sequences(policy(), 9, shift=0.9))
     learner = Learner(fresh_policy(), replace(OPTIONS, learning_rate=0.05, schedule=Schedule()))
     clipped = []
     train(learner, far_off, Grpo(), lambda _, metrics: clipped.append(metrics["clip_fraction"]), passes=3)
@@ -111,7 +111,7 @@ def test_a_job_is_clipped_from_the_weights_that_it_began_with_however_far_the_sa
 
 
 def test_the_mismatch_is_what_the_learner_differed_by_before_its_first_step():
-    on_policy = batch_of(sequences(policy(), 9, shift=0.0))
+    on_policy = to_batch(sequences(policy(), 9, shift=0.0))
     learner = Learner(fresh_policy(), replace(OPTIONS, schedule=Schedule()))
     metrics = train(learner, on_policy, Grpo(), **STEPS)
     assert metrics["mismatch_kl"] < 1e-9 < 1e-6 < metrics["sampled_kl"]
@@ -123,9 +123,9 @@ def test_a_job_with_nothing_to_learn_from_is_an_error(field):
     idle = [replace(one, **{field: (0.0,) * len(one.ids)}) for one in sequences(policy(), 3)]
     learner = Learner(fresh_policy(), LearnerOptions())
     with pytest.raises(TrainingError, match="nothing to learn from"):
-        train(learner, batch_of(idle), Grpo())
+        train(learner, to_batch(idle), Grpo())
     with pytest.raises(TrainingError, match="nothing to learn from"):
-        train(learner, batch_of([]), Supervised())
+        train(learner, to_batch([]), Supervised())
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_weights_change():
@@ -135,7 +135,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_change():
     learner = Learner(of, LearnerOptions())
     weights = of.digest()
     with pytest.raises(TrainingError, match=r"gradient of step 1 is not finite; lower learning_rate"):
-        train(learner, batch_of([wild, replace(wild, logprobs=tuple(-100.0 * w for w in one.mask))]), Grpo())
+        train(learner, to_batch([wild, replace(wild, logprobs=tuple(-100.0 * w for w in one.mask))]), Grpo())
     of.mark_changed(0)
     assert of.digest() == weights
     assert all(parameter.grad is None for parameter in of.trainable().values())
@@ -260,9 +260,9 @@ def test_the_gradient_is_the_same(packing, kind):
         with torch.no_grad():
             for parameter in of.trainable().values():
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
-    batch, objective = batch_of(forest(1, 10)), Grpo(entropy_bonus=0.1)
-    plain = gradient_of(of, batch, objective, packing=packing)
-    again = gradient_of(of, batch, objective, packing=packing, gradient_checkpointing=True)
+    batch, objective = to_batch(forest(1, 10)), Grpo(entropy_bonus=0.1)
+    plain = get_gradient(of, batch, objective, packing=packing)
+    again = get_gradient(of, batch, objective, packing=packing, gradient_checkpointing=True)
     assert_same(again, plain)
 
 

@@ -25,7 +25,7 @@ from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_passes import tree_hidden
 from etude.models import memory
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import batch_of, forest, train
+from tests.learner.gradients import forest, to_batch, train
 from tests.models.tiny_models import fresh_policy
 from tests.support import one_quick
 
@@ -119,7 +119,7 @@ def half_policy(lora: bool = False):
 
 
 def job(seed: int = 0, units: int = 8):
-    return batch_of(forest(seed, units))
+    return to_batch(forest(seed, units))
 
 
 @pytest.mark.slow

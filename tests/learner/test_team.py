@@ -13,7 +13,7 @@ from etude.algorithms.grpo import Grpo
 from etude.inference.child_process import LocalTeams
 from etude.models.weights import load_tensors
 from tests.learner.gradients import train
-from tests.learner.team_process import CASES, SHARDED, STEP, batch, learner_of, trained, trained_on_few
+from tests.learner.team_process import CASES, SHARDED, STEP, batch, make_learner, trained, trained_on_few
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def launched(job: str, folder: Path, **environment: str) -> subprocess.Completed
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of two processes for every job."""
     folder = tmp_path_factory.mktemp("team")
-    before = learner_of("tree", "full")
+    before = make_learner("tree", "full")
     train(before, batch("grpo", 1), Grpo(), batch_size=STEP)
     (folder / "before").mkdir()
     before.snapshot().save(folder / "before")
@@ -94,13 +94,13 @@ def test_a_process_with_nothing_to_compute_takes_part(two, name):
 
 @pytest.mark.parametrize("name", ["after", "sharded"])
 def test_two_go_on_from_what_one_left_and_one_from_what_two_left(two, name):
-    one = learner_of("tree", "full")
+    one = make_learner("tree", "full")
     train(one, batch("grpo", 1), Grpo(), batch_size=STEP)
     start = one.policy.copy_tensors()
     train(one, batch("grpo", 2), Grpo(), batch_size=STEP)
     after = load_tensors(two / name / "trained.safetensors")
     assert_near(after, one.policy.copy_tensors(), start)
-    again = learner_of("tree", "full")
+    again = make_learner("tree", "full")
     again.policy.load_tensors(after)
     again.restore(two / name)
     assert again.step == one.step
@@ -111,7 +111,7 @@ def test_two_go_on_from_what_one_left_and_one_from_what_two_left(two, name):
 
 @pytest.mark.parametrize("name", ["half", "half-sharded"])
 def test_what_is_finer_than_bfloat16_is_in_the_checkpoint(two, name):
-    one = learner_of("tree", "half")
+    one = make_learner("tree", "half")
     one.policy.load_tensors(load_tensors(two / name / "trained.safetensors"))
     one.restore(two / name)
     masters = one.optimiser.masters
@@ -119,7 +119,7 @@ def test_what_is_finer_than_bfloat16_is_in_the_checkpoint(two, name):
         assert value.dtype == torch.bfloat16 and torch.equal(value, masters[weight].bfloat16())
     assert any(not torch.equal(masters[weight], value) for weight, value in one.policy.trainable().items())
     found = {weight: value.detach() for weight, value in masters.items()}
-    again = learner_of("tree", "half")
+    again = make_learner("tree", "half")
     train(again, batch("grpo", 1), Grpo(), batch_size=STEP)
     wanted = {weight: value.detach() for weight, value in again.optimiser.masters.items()}
     assert_near(found, wanted, again.policy.base_tensors(), HALF_TOLERANCE)

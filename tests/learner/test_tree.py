@@ -16,7 +16,7 @@ from etude.learner.padding import balanced_runs, trained_units
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
 from etude.learner.tree_passes import PackedStep, packs, tree_refusal
-from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, train
+from tests.learner.gradients import assert_same, forest, get_gradient, to_batch, train
 from tests.learner.team_process import OBJECTIVES, batch
 from tests.models.tiny_models import family, fresh_policy, policy
 from tests.support import drawn, one_quick
@@ -81,12 +81,12 @@ def test_others_are_told_by_name_and_padded(name):
 
 
 def test_a_model_that_does_not_take_trees_is_trained_padded_and_says_so():
-    of, batch = family("FalconConfig", alibi=True), batch_of(forest(1, 12))
+    of, batch = family("FalconConfig", alibi=True), to_batch(forest(1, 12))
     learner = Learner(of, LearnerOptions(learning_rate=0.0))
     assert learner.note is None
     train(learner, batch, Grpo())
     assert "computed for each of them: this model does not use" in learner.note
-    assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(), packing="padded"))
+    assert_same(get_gradient(of, batch, Grpo()), get_gradient(of, batch, Grpo(), packing="padded"))
 
 
 def test_a_model_whose_logits_come_out_otherwise_does_not_take_trees():
@@ -105,9 +105,9 @@ def test_a_model_whose_logits_come_out_otherwise_does_not_take_trees():
 WORDED_SEQUENCES = st.lists(st.lists(st.integers(7, 9), min_size=2, max_size=7), min_size=1, max_size=8)
 
 
-def units_of(sequences):
+def make_units(sequences):
     ones = [(1.0,) * len(ids) for ids in sequences]
-    return batch_of(
+    return to_batch(
         [
             Sample(tuple(ids), (True,) * len(ids), advantages=one, logprobs=one)
             for ids, one in zip(sequences, ones, strict=True)
@@ -121,7 +121,7 @@ def cost(alone, after, start, stop):
 
 @given(WORDED_SEQUENCES, st.integers(1, 4))
 def test_the_costliest_run_is_as_cheap_as_can_be(sequences, count):
-    row = PackedStep(trained_units(units_of(sequences))).row()
+    row = PackedStep(trained_units(make_units(sequences))).row()
     found = balanced_runs(row.alone, row.after, count)
     assert [index for start, stop in found for index in range(start, stop)] == list(range(len(sequences)))
     cuts = combinations_with_replacement(range(len(sequences) + 1), count - 1)
@@ -133,7 +133,7 @@ def test_the_costliest_run_is_as_cheap_as_can_be(sequences, count):
 
 @given(WORDED_SEQUENCES)
 def test_what_a_row_costs_is_what_its_tree_has_to_compute(sequences):
-    units = units_of(sequences)
+    units = make_units(sequences)
     row = PackedStep(trained_units(units)).row()
     # A model reads all but the last token of a sequence.
     tree = token_tree([unit[0].ids[:-1] for unit in units])
@@ -144,7 +144,7 @@ def test_what_a_row_costs_is_what_its_tree_has_to_compute(sequences):
 def test_siblings_stay_together():
     stems = [(10, 11, 12, 13, 14, 15), (20, 21, 22, 23, 24, 25)]
     sequences = [(*stems[number % 2], 30 + number, 40) for number in range(8)]
-    row = PackedStep(trained_units(units_of(sequences))).row()
+    row = PackedStep(trained_units(make_units(sequences))).row()
     assert [row.part(rank, 2) for rank in range(2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
@@ -162,7 +162,7 @@ def test_the_parts_add_up_to_the_gradient_of_one_process(packing, objective, see
     of = policy()
     of.keep_base()
     job = batch(objective, seed, units=9)
-    whole = gradient_of(of, job, OBJECTIVES[objective], packing=packing, max_grad_norm=1e9)
+    whole = get_gradient(of, job, OBJECTIVES[objective], packing=packing, max_grad_norm=1e9)
     loss, total = 0.0, {}
     for rank in range(size):
         options = LearnerOptions(packing=packing, token_budget=50)

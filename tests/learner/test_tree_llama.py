@@ -14,7 +14,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.tree_llama import checkpointing_layers, is_lean
 from etude.models.device import choose_device
 from etude.models.policy import LoraOptions, Policy
-from tests.learner.gradients import Gradient, assert_same, batch_of, forest, gradient_of, train
+from tests.learner.gradients import Gradient, assert_same, forest, get_gradient, to_batch, train
 from tests.models.tiny_models import family, fresh_policy
 from tests.support import one_quick
 
@@ -26,7 +26,7 @@ KNOWN = {
 }
 
 
-def policy_of(name: str, lora: bool, dtype: torch.dtype = torch.float32) -> Policy:
+def make_policy(name: str, lora: bool, dtype: torch.dtype = torch.float32) -> Policy:
     """Norms and biases of every size, and weights that bfloat16 has too; LoRA weights that do something."""
     of = family(name, **KNOWN[name])
     draw = torch.Generator().manual_seed(0)
@@ -57,24 +57,24 @@ def cosine(one: Gradient, other: Gradient) -> float:
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize("lora", one_quick(True, False))
 def test_the_gradient_is_that_of_the_modules(monkeypatch, name, lora):
-    of, batch = policy_of(name, lora), batch_of(forest(4, 12))
-    lean = gradient_of(of, batch, Grpo())
+    of, batch = make_policy(name, lora), to_batch(forest(4, 12))
+    lean = get_gradient(of, batch, Grpo())
     monkeypatch.setattr("etude.learner.tree_passes.is_lean", lambda model: False)
-    assert_same(lean, gradient_of(of, batch, Grpo()))
+    assert_same(lean, get_gradient(of, batch, Grpo()))
 
 
 @pytest.mark.parametrize("name", one_quick(*KNOWN))
 @pytest.mark.parametrize("lora", [False, True])
 def test_in_bfloat16_it_is_as_near_to_that_of_float32_as_the_modules_come(monkeypatch, name, lora):
-    batch, objective = batch_of(forest(4, 40)), Supervised()
-    _, exact = gradient_of(policy_of(name, lora), batch, objective)
-    half = policy_of(name, lora, torch.bfloat16)
-    _, lean = gradient_of(half, batch, objective)
+    batch, objective = to_batch(forest(4, 40)), Supervised()
+    _, exact = get_gradient(make_policy(name, lora), batch, objective)
+    half = make_policy(name, lora, torch.bfloat16)
+    _, lean = get_gradient(half, batch, objective)
     assert cosine(lean, exact) > 0.999
     assert float((flat(lean) - flat(exact)).norm() / flat(exact).norm()) < 0.05
     monkeypatch.setattr("etude.learner.tree_passes.is_lean", lambda model: False)
     for packing in ("tree", "padded"):
-        _, usual = gradient_of(half, batch, objective, packing=packing)
+        _, usual = get_gradient(half, batch, objective, packing=packing)
         assert cosine(lean, usual) > 0.999
         assert 1 - cosine(lean, exact) <= 1.5 * (1 - cosine(usual, exact))
 
@@ -82,9 +82,9 @@ def test_in_bfloat16_it_is_as_near_to_that_of_float32_as_the_modules_come(monkey
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", one_quick(*KNOWN))
 def test_layers_that_are_computed_twice_have_the_same_gradient_to_the_last_bit(name, dtype):
-    of, batch = policy_of(name, lora=False, dtype=dtype), batch_of(forest(4, 12))
-    _, plain = gradient_of(of, batch, Grpo())
-    _, again = gradient_of(of, batch, Grpo(), gradient_checkpointing=True)
+    of, batch = make_policy(name, lora=False, dtype=dtype), to_batch(forest(4, 12))
+    _, plain = get_gradient(of, batch, Grpo())
+    _, again = get_gradient(of, batch, Grpo(), gradient_checkpointing=True)
     assert all(torch.equal(plain[name], again[name]) for name in plain)
 
 
@@ -97,7 +97,7 @@ def test_attention_is_not_computed_twice_and_nothing_of_it_stays(monkeypatch):
 
     monkeypatch.setattr(tree_attention, "_attended", watched)
     learner = Learner(of, LearnerOptions(gradient_checkpointing=True))
-    batch = batch_of(forest(4, 12))
+    batch = to_batch(forest(4, 12))
     train(learner, batch, Grpo())
     kept.clear()
     train(learner, batch, Grpo())
@@ -136,21 +136,21 @@ def with_formulas_of_kernels(monkeypatch):
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_formulas_of_kernels_give_the_same_gradient(monkeypatch, name):
-    of, batch = policy_of(name, lora=False), batch_of(forest(4, 12))
-    plain = gradient_of(of, batch, Grpo())
+    of, batch = make_policy(name, lora=False), to_batch(forest(4, 12))
+    plain = get_gradient(of, batch, Grpo())
     with_formulas_of_kernels(monkeypatch)
-    assert_same(gradient_of(of, batch, Grpo()), plain)
+    assert_same(get_gradient(of, batch, Grpo()), plain)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_they_do_too(monkeypatch, dtype):
     """By the compiler for CPUs: that all of it compiles in one piece, and is right."""
-    batches = [batch_of(forest(4, size)) for size in (40, 60, 90)]
-    plain = [gradient_of(policy_of("Qwen3Config", False, dtype), batch, Grpo()) for batch in batches]
+    batches = [to_batch(forest(4, size)) for size in (40, 60, 90)]
+    plain = [get_gradient(make_policy("Qwen3Config", False, dtype), batch, Grpo()) for batch in batches]
     with_formulas_of_kernels(monkeypatch)
     monkeypatch.setattr(kernels, "is_kernel", lambda x: True)
-    compiled = [gradient_of(policy_of("Qwen3Config", False, dtype), batch, Grpo()) for batch in batches]
+    compiled = [get_gradient(make_policy("Qwen3Config", False, dtype), batch, Grpo()) for batch in batches]
     for one, other in zip(compiled, plain, strict=True):
         if dtype == torch.float32:
             assert_same(one, other)
@@ -163,12 +163,12 @@ def test_compiled_they_do_too(monkeypatch, dtype):
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_gpu_has_the_gradient_of_a_cpu(name, lora, dtype):
-    batch = batch_of(forest(4, 12))
-    _, exact = gradient_of(policy_of(name, lora), batch, Grpo())
-    of = policy_of(name, lora, dtype)
+    batch = to_batch(forest(4, 12))
+    _, exact = get_gradient(make_policy(name, lora), batch, Grpo())
+    of = make_policy(name, lora, dtype)
     of.device = choose_device("cuda")
     of.model.to(of.device)
-    found = {key: value.cpu() for key, value in gradient_of(of, batch, Grpo())[1].items()}
+    found = {key: value.cpu() for key, value in get_gradient(of, batch, Grpo())[1].items()}
     assert cosine(found, exact) > (0.999999 if dtype == torch.float32 else 0.999)
 
 

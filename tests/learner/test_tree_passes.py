@@ -25,7 +25,7 @@ from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_attention import _attend
 from etude.learner.tree_passes import PackedStep, tree_hidden, tree_refusal
 from etude.models.policy import LoraOptions
-from tests.learner.gradients import assert_same, batch_of, forest, gradient_of, train
+from tests.learner.gradients import assert_same, forest, get_gradient, to_batch, train
 from tests.models.tiny_models import family, fresh_policy, policy
 from tests.support import one_quick
 
@@ -71,7 +71,7 @@ def both(of, batch, objective, **options):
     assert PackedStep(trained_units(batch)).pays
     assert tree_refusal(of.model) is None
     return (
-        gradient_of(of, batch, objective, packing=packing, **(options if packing == "tree" else {}))
+        get_gradient(of, batch, objective, packing=packing, **(options if packing == "tree" else {}))
         for packing in ("tree", "padded")
     )
 
@@ -94,7 +94,7 @@ QUICK = {"gspo", "cispo", "grpo with kl", "grpo with entropy", "dpo against the 
 def test_every_objective_has_the_gradient_of_padding(name):
     objective = OBJECTIVES[name]
     of = moved(fresh_policy())
-    batch = batch_of(units_for(objective, forest(1, 12, temperatures=(1.0, 0.7))))
+    batch = to_batch(units_for(objective, forest(1, 12, temperatures=(1.0, 0.7))))
     assert_same(*both(of, batch, objective))
 
 
@@ -104,7 +104,7 @@ def test_every_objective_has_the_gradient_of_padding(name):
 def test_every_family_has_the_gradient_of_padding(name):
     config, changes = FAMILIES[name]
     of = family(config, **changes)
-    batch = batch_of(forest(7, 14))
+    batch = to_batch(forest(7, 14))
     assert max(len(unit[0].ids) for unit in batch) > 20
     assert_same(*both(of, batch, Grpo()))
 
@@ -112,11 +112,11 @@ def test_every_family_has_the_gradient_of_padding(name):
 @pytest.mark.parametrize("name", ["grpo", "dpo"])
 def test_how_a_tree_is_cut_changes_nothing(name):
     objective = OBJECTIVES[name]
-    batch = batch_of(units_for(objective, forest(3, 16)))
+    batch = to_batch(units_for(objective, forest(3, 16)))
     whole, padded = both(policy(), batch, objective)
     assert_same(whole, padded)
     for token_budget in (1, 30, 60):
-        cut = gradient_of(policy(), batch, objective, packing="tree", token_budget=token_budget)
+        cut = get_gradient(policy(), batch, objective, packing="tree", token_budget=token_budget)
         assert_same(cut, padded)
 
 
@@ -133,7 +133,7 @@ def test_long_prompts_are_looked_back_at_over_many_tiles():
         )
         for one in forest(1, 8)
     ]
-    assert_same(*both(policy(), batch_of(sequences), Grpo()))
+    assert_same(*both(policy(), to_batch(sequences), Grpo()))
 
 
 @pytest.mark.parametrize("name", one_quick("gemma2", "llama", "mistral"))
@@ -141,7 +141,7 @@ def test_long_spans_are_cut_and_their_parts_looked_back_at(monkeypatch, name):
     monkeypatch.setattr(tree, "_SPAN", 3)
     monkeypatch.setattr(tree, "_OWN", 2)
     config, changes = FAMILIES[name]
-    batch = batch_of(forest(7, 40))
+    batch = to_batch(forest(7, 40))
     layout = tree.TreeLayout.of(tree.token_tree([batch[0][0].ids]), torch.device("cpu"), np.arange(1), 2)
     assert {block.shape[1] for block in layout.all.back} == {3}
     assert_same(*both(family(config, **changes), batch, Grpo()))
@@ -153,15 +153,15 @@ def test_lora_weights_have_the_gradient_of_padding():
     with torch.no_grad():
         for parameter in of.trainable().values():
             parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
-    assert_same(*both(of, batch_of(forest(2, 30)), Grpo()))
+    assert_same(*both(of, to_batch(forest(2, 30)), Grpo()))
 
 
 @pytest.mark.parametrize(("packing", "bonus"), one_quick(("tree", 0.3), ("tree", 0.0), ("padded", 0.3)))
 def test_chosen_tokens_without_logits_of_all_at_once(monkeypatch, packing, bonus):
-    batch, objective = batch_of(forest(5, 12, temperatures=(1.0, 0.5))), Grpo(entropy_bonus=bonus)
-    whole = gradient_of(policy(), batch, objective, packing=packing)
+    batch, objective = to_batch(forest(5, 12, temperatures=(1.0, 0.5))), Grpo(entropy_bonus=bonus)
+    whole = get_gradient(policy(), batch, objective, packing=packing)
     monkeypatch.setattr("etude.learner.head._LOGITS", 400 * 7)
-    assert_same(gradient_of(policy(), batch, objective, packing=packing), whole)
+    assert_same(get_gradient(policy(), batch, objective, packing=packing), whole)
 
 
 class Largest(TorchDispatchMode):
@@ -183,13 +183,13 @@ class Largest(TorchDispatchMode):
 )
 def test_logits_are_never_there_for_all_positions(monkeypatch, name, packing):
     objective, of = OBJECTIVES[name], moved(fresh_policy())
-    batch = batch_of(units_for(objective, forest(5, 60)))
+    batch = to_batch(units_for(objective, forest(5, 60)))
     vocabulary = of.model.config.vocab_size
     most = max(value.numel() for value in of.trainable().values())
     monkeypatch.setattr("etude.learner.head._LOGITS", most)
     monkeypatch.setattr("etude.learner.head._HELD", most * 4)
     with Largest() as largest:
-        gradient_of(of, batch, objective, packing=packing)
+        get_gradient(of, batch, objective, packing=packing)
     trained = sum(weight != 0 for unit in batch for one in unit for weight in one.loss_weights)
     assert largest.numbers <= max(most, 60 * 60 * 48) < trained * vocabulary
 
@@ -210,7 +210,7 @@ def with_gradients(monkeypatch):
     monkeypatch.setattr(torch_flex, "_validate_device", lambda query, key, value: None)
 
 
-def tree_of(count, seed=3):
+def make_tree(count, seed=3):
     return token_tree([one.ids for one in forest(seed, count)])
 
 
@@ -218,15 +218,15 @@ def chain(length):
     return token_tree([list(range(length))])
 
 
-def layout_of(tree, kernel, needed=None):
+def make_layout(tree, kernel, needed=None):
     needed = np.arange(len(tree)) if needed is None else needed
     return TreeLayout.of(tree, CPU, needed, most=16, kernel=kernel)
 
 
 @pytest.mark.parametrize("window", [None, 4, 100])
-@pytest.mark.parametrize("tree", [chain(1), chain(128), chain(129), tree_of(90, 5)], ids=len)
+@pytest.mark.parametrize("tree", [chain(1), chain(128), chain(129), make_tree(90, 5)], ids=len)
 def test_the_block_mask_is_the_one_that_torch_makes(tree, window):
-    layout = layout_of(tree, "plain flex")
+    layout = make_layout(tree, "plain flex")
     size = len(layout.ends_N)
     assert size % 128 == 0 and (0 <= size - len(tree) < 128 or size == 256)
 
@@ -247,8 +247,8 @@ def test_the_block_mask_is_the_one_that_torch_makes(tree, window):
 @pytest.mark.parametrize(("window", "softcap"), one_quick((4, 2.0), (None, None), (4, None), (None, 2.0)))
 @pytest.mark.parametrize(("heads", "groups", "width"), one_quick((6, 2, 8), (3, 3, 24), (14, 2, 8)))
 def test_it_is_the_attention_of_the_tiles(with_gradients, window, softcap, heads, groups, width):
-    tree, draw = tree_of(40), torch.Generator().manual_seed(heads)
-    layouts = [layout_of(tree, kernel) for kernel in ("blocks", "plain flex")]
+    tree, draw = make_tree(40), torch.Generator().manual_seed(heads)
+    layouts = [make_layout(tree, kernel) for kernel in ("blocks", "plain flex")]
     size = len(layouts[1].ends_N)
     inputs = [torch.randn(1, n, size, width, generator=draw) for n in (heads, groups, groups)]
     weights = torch.randn(1, len(tree), heads, width, generator=draw)
@@ -270,11 +270,11 @@ def test_models_have_the_same_hidden_states_and_gradients(with_gradients, name):
     config, changes = FLEX_FAMILIES[name]
     of = family(config, **changes)
     assert tree_refusal(of.model, "plain flex") is None
-    tree = tree_of(12, 7)
+    tree = make_tree(12, 7)
     needed = np.flatnonzero(np.arange(len(tree)) % 3)
     found = []
     for kernel in ("blocks", "plain flex"):
-        hidden = tree_hidden(of.model, torch.from_numpy(tree.ids), layout_of(tree, kernel, needed))
+        hidden = tree_hidden(of.model, torch.from_numpy(tree.ids), make_layout(tree, kernel, needed))
         assert len(hidden) == len(needed)
         weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))
         loss = (hidden * weights).sum() / len(needed)
@@ -294,7 +294,7 @@ def test_sizes_do_not_compile_it_anew():
     compiled_for = {}
     for window in (None, 6, 7, 8):
         for length in (100, 200, 400, 700, 900):
-            layout = layout_of(chain(length), "plain flex")
+            layout = make_layout(chain(length), "plain flex")
             size = len(layout.ends_N)
             query, key, value = (torch.randn(1, heads, size, 16) for heads in (4, 2, 2))
             with torch.no_grad():
@@ -306,10 +306,10 @@ def test_sizes_do_not_compile_it_anew():
 
 
 def test_where_it_does_not_run_models_are_trained_padded_and_it_is_said_why(monkeypatch):
-    of, batch = fresh_policy(), batch_of(forest(1, 12))
+    of, batch = fresh_policy(), to_batch(forest(1, 12))
     monkeypatch.setattr("etude.learner.learner.tree_refusal", lambda model: tree_refusal(model, "flex"))
     learner = Learner(of, LearnerOptions(learning_rate=0.0))
     train(learner, batch, Grpo())
     assert "FlexAttention does not run here" in learner.note
     assert "NotImplementedError" in learner.note
-    assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(), packing="padded"))
+    assert_same(get_gradient(of, batch, Grpo()), get_gradient(of, batch, Grpo(), packing="padded"))

@@ -76,11 +76,11 @@ async def test_whether_the_last_version_is_whole_is_asked_of_the_last_epoch_alon
         History, "went_back", lambda self, epoch: looked_at.append(epoch) or went_back(self, epoch)
     )
 
-    async def damage_of(version):
+    async def find_damage(version):
         asked.append(version.number)
         return []
 
-    assert await recovery_point(history([0.5] * 300), [], damage_of) is None
+    assert await recovery_point(history([0.5] * 300), [], find_damage) is None
     assert asked == looked_at == [300]
 
 
@@ -88,12 +88,12 @@ async def test_it_goes_back_to_the_last_version_that_is_whole():
     whole = history([0.1, 0.2, 0.3, 0.4])
     after = whole.epochs[2].model_copy(update={"back_to": version(1)})
 
-    async def damage_of(version):
+    async def find_damage(version):
         return [f"v{version.number} is missing"] if version.number > 2 else []
 
     lost = ("v3 is missing", "v4 is missing")
-    assert await recovery_point(whole, [], damage_of) == RecoveryPoint(
+    assert await recovery_point(whole, [], find_damage) == RecoveryPoint(
         lost, 2, version(2), keeps_warm_up=True
     )
-    went_back = await recovery_point(whole.with_entry(after), [], damage_of)
+    went_back = await recovery_point(whole.with_entry(after), [], find_damage)
     assert went_back == RecoveryPoint(("v4 is missing",), 3, version(1), keeps_warm_up=True)

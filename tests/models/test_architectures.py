@@ -31,12 +31,12 @@ from tests.inference.test_decoder import assert_right, rows_of_many_lengths, run
 from tests.learner.gradients import (
     Gradient,
     assert_same,
-    batch_of,
+    find_temperature,
     forest,
+    get_gradient,
     gradient_by_autograd,
-    gradient_of,
     sequences,
-    temperature_of,
+    to_batch,
     token_logprob,
 )
 from tests.models.architectures import ARCHITECTURES, HEAD, PAGE, REFUSED, Architecture, row
@@ -91,8 +91,8 @@ def test_what_head_and_embedding_have_learned_is_sampled_trained_and_exported(tm
     rows, until = rows_of_many_lengths(5, tokens=5)
     run(decoder, rows, until, start=4)
     assert_right(of, rows, 2e-5)
-    batch = batch_of(forest(7, 12))
-    assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(), packing="padded"), 1e-5)
+    batch = to_batch(forest(7, 12))
+    assert_same(get_gradient(of, batch, Grpo()), get_gradient(of, batch, Grpo(), packing="padded"), 1e-5)
     of.export(tmp_path)
     exported = Policy.load(tmp_path, device="cpu", dtype="float32")
     assert_close(logits(exported.model), logits(of.model))
@@ -239,8 +239,8 @@ def test_lora_weights_on_four_bits_are_sampled_and_trained(tmp_path, monkeypatch
         rows, until = rows_of_many_lengths(5, tokens=5)
         run(make_decoder(policy, slots=8, deterministic=False), rows, until)
         assert_right(policy, rows, 2e-5)
-    batch = batch_of(forest(7, 12))
-    assert_same(gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(), packing="padded"), 1e-5)
+    batch = to_batch(forest(7, 12))
+    assert_same(get_gradient(of, batch, Grpo()), get_gradient(of, batch, Grpo(), packing="padded"), 1e-5)
 
 
 def by_plain_passes(of: Policy, batch: Sequence[Unit]) -> tuple[float, Gradient]:
@@ -250,7 +250,7 @@ def by_plain_passes(of: Policy, batch: Sequence[Unit]) -> tuple[float, Gradient]
         for at in (at for at, trained in enumerate(sample.mask) if trained and at):
             assert sample.logprobs is not None
             ratio = (
-                token_logprob(of, sample.ids, at, temperature_of(sample, at)) - sample.logprobs[at]
+                token_logprob(of, sample.ids, at, find_temperature(sample, at)) - sample.logprobs[at]
             ).exp()
             cut = ratio.clamp(1 - grpo.clip_low, 1 + grpo.clip_high)
             total = total - torch.minimum(ratio * sample.gains[at], cut * sample.gains[at])
@@ -262,11 +262,11 @@ def assert_sampled_and_trained(of: Policy, tolerance: float) -> None:
     rows, until = rows_of_many_lengths(5, tokens=5)
     run(make_decoder(of, slots=8, deterministic=False), rows, until, start=4)
     assert_right(of, rows, 2e-5)
-    batch = batch_of(forest(7, 12))
-    packed, padded = gradient_of(of, batch, Grpo()), gradient_of(of, batch, Grpo(), packing="padded")
+    batch = to_batch(forest(7, 12))
+    packed, padded = get_gradient(of, batch, Grpo()), get_gradient(of, batch, Grpo(), packing="padded")
     assert_same(packed, padded, 1e-5)
-    few = batch_of(sequences(of, 2))
-    padded = gradient_of(of, few, Grpo(correction="none"), packing="padded")
+    few = to_batch(sequences(of, 2))
+    padded = get_gradient(of, few, Grpo(correction="none"), packing="padded")
     assert_same(padded, by_plain_passes(of, few), tolerance)
 
 

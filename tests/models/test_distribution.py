@@ -150,7 +150,7 @@ def grammars(request):
     return Grammars(tokenizer, {*speech.stop_ids, 2}, vocabulary)
 
 
-def constraint_of(name, grammars):
+def make_constraint(name, grammars):
     if name != "tools":
         return FORMS[name]
     asked = ChatRequest((user("2+3"),), tools=(CALCULATOR,), tool_choice="required")
@@ -165,7 +165,7 @@ def allowed(matcher, vocabulary):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_an_engine_that_reads_the_text_by_llguidance_makes_the_same_masks(grammars, name):
-    constraint, prompt = constraint_of(name, grammars), (8, 9)
+    constraint, prompt = make_constraint(name, grammars), (8, 9)
     # As vLLM's backend `guidance` does: with the one end that the tokenizer names.
     words = llguidance.hf.from_tokenizer(grammars.tokenizer, grammars.vocabulary)
     text = llguidance.grammar_from("grammar", grammars.text(constraint, prompt))

@@ -18,7 +18,7 @@ from etude.preflight.local_model import VALUES, unread_values
 from tests.models import families
 from tests.models.families import FAMILIES, template
 from tests.models.shapes import Shape, missing, played
-from tests.models.test_template import template_of
+from tests.models.test_template import make_template
 from tests.models.tiny_models import CHATML, answered
 
 pytest.importorskip("trl", reason="the families' chat templates come from TRL's package")
@@ -300,5 +300,5 @@ def test_a_message_that_is_left_out_all_the_same_is_an_error_that_names_it():
     with pytest.raises(
         ImpossibleCall, match=r"leaves out the message of the role 'tool' .* '4 degrees'"
     ) as error:
-        template_of(knows_no_tools).rendering.text(messages, (), {}, ask=True)
+        make_template(knows_no_tools).rendering.text(messages, (), {}, ask=True)
     assert error.value.param == "messages"

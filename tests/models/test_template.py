@@ -18,37 +18,37 @@ TINY, QWEN = None, CHATML
 STYLES = pytest.mark.parametrize("style", [TINY, QWEN, SEALED], ids=["tiny", "chatml", "sealed"])
 
 
-def template_of(style):
+def make_template(style):
     words = tokenizer(style)
     end = "<|end|>" if style is None else "<|im_end|>"
     return ChatTemplate(words, frozenset({words.eos_token_id, words.convert_tokens_to_ids(end)}))
 
 
-def end_of(style):
+def end_token(style):
     return tokenizer(style).convert_tokens_to_ids("<|end|>" if style is None else "<|im_end|>")
 
 
-def ids_of(style, text):
+def encode(style, text):
     return tuple(tokenizer(style)(text, add_special_tokens=False)["input_ids"])
 
 
 def clumsy(style, text):
     """The text in as many tokens as possible, as a policy may sample it and no tokenizer would."""
-    return tuple(token for character in text for token in ids_of(style, character))
+    return tuple(token for character in text for token in encode(style, character))
 
 
 def turn(template, style, messages, reply, *, earlier=(), tools=(), cut=False):
     """A call: the template's prompt, and a reply in unusual tokens, cut short or ended."""
     request = ChatRequest(tuple(messages), tuple(tools), earlier=tuple(earlier))
     prompt = template.prompt(request)
-    ids = clumsy(style, reply) + (() if cut else (end_of(style),))
+    ids = clumsy(style, reply) + (() if cut else (end_token(style),))
     message = template.parse(reply, tools)
     return prompt, answered(request, Completion(message, prompt_ids=prompt.ids, completion_ids=ids))
 
 
 @STYLES
 def test_a_prompt_extends_what_was_sampled_over_turns_with_tools(style):
-    template = template_of(style)
+    template = make_template(style)
     question = user("what is 1 plus 2?")
     call = '<tool_call>{"name": "calculator", "arguments": {"b": 2, "a": 1}}</tool_call>'
     _, one = turn(template, style, [question], call, tools=[CALCULATOR])
@@ -85,11 +85,11 @@ def _with_objects(message):
 
 @STYLES
 def test_a_reply_that_was_cut_is_closed_by_the_templates_own_end_of_turn(style):
-    template = template_of(style)
+    template = make_template(style)
     _, one = turn(template, style, [user("a")], "it is", cut=True)
     following, _ = turn(template, style, [user("a"), said("it is"), user("b")], "c", earlier=[one])
     sequence = one.completion.prompt_ids + one.completion.completion_ids
-    assert following.ids[: len(sequence) + 1] == (*sequence, end_of(style))
+    assert following.ids[: len(sequence) + 1] == (*sequence, end_token(style))
     whole = tokenizer(style).apply_chat_template(
         [user("a"), said("it is"), user("b")], add_generation_prompt=True, tokenize=False
     )
@@ -98,12 +98,12 @@ def test_a_reply_that_was_cut_is_closed_by_the_templates_own_end_of_turn(style):
 
 @STYLES
 def test_a_reply_in_the_usual_tokens_makes_the_prompt_that_the_template_renders(style):
-    template = template_of(style)
+    template = make_template(style)
     request = ChatRequest((user("a"),))
     completion = Completion(
         said("it is 3."),
         prompt_ids=template.prompt(request).ids,
-        completion_ids=(*ids_of(style, "it is 3."), end_of(style)),
+        completion_ids=(*encode(style, "it is 3."), end_token(style)),
     )
     messages = (user("a"), said("it is 3."), user("b"))
     extended = template.prompt(ChatRequest(messages, earlier=(answered(request, completion),)))
@@ -111,7 +111,7 @@ def test_a_reply_in_the_usual_tokens_makes_the_prompt_that_the_template_renders(
 
 
 def test_the_longest_conversation_is_extended_and_not_the_latest_call():
-    template = template_of(TINY)
+    template = make_template(TINY)
     _, one = turn(template, TINY, [user("a")], "b")
     _, two = turn(template, TINY, [user("a"), said("b"), user("c")], "d", earlier=[one])
     _, again = turn(template, TINY, [user("a")], "b", earlier=[one, two])
@@ -122,7 +122,7 @@ def test_the_longest_conversation_is_extended_and_not_the_latest_call():
 
 
 def test_a_client_may_drop_and_renumber_ids_and_empty_fields():
-    template = template_of(TINY)
+    template = make_template(TINY)
     text = '<tool_call>{"name": "calculator", "arguments": {}}</tool_call>'
     _, one = turn(template, TINY, [user("a")], text, tools=[CALCULATOR])
     call = one.completion.message["tool_calls"][0]
@@ -133,7 +133,7 @@ def test_a_client_may_drop_and_renumber_ids_and_empty_fields():
 
 
 def test_a_template_that_drops_earlier_thoughts_makes_a_new_prompt_on_purpose():
-    template = template_of(FORGETFUL)
+    template = make_template(FORGETFUL)
     thought = "<think>hm</think>it is 3."
     _, one = turn(template, FORGETFUL, [user("a")], thought)
     assert one.completion.message == said("it is 3.") | {"reasoning_content": "hm"}
@@ -148,7 +148,7 @@ def test_a_template_that_drops_earlier_thoughts_makes_a_new_prompt_on_purpose():
 
 
 def test_other_tools_than_before_are_shown_to_the_model_and_count_as_drift():
-    template = template_of(CHATML)
+    template = make_template(CHATML)
     _, one = turn(template, CHATML, [user("a")], "b", tools=[CALCULATOR])
     prompt, _ = turn(template, CHATML, [user("a"), said("b"), user("c")], "d", earlier=[one])
     assert prompt.drifted
@@ -164,7 +164,7 @@ exchanges = st.lists(st.tuples(texts, texts), min_size=1, max_size=4)
 @given(exchanges=exchanges, system=st.none() | texts)
 @settings(max_examples=drawn(10), deadline=None)
 def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, exchanges, system):
-    template = template_of(style)
+    template = make_template(style)
     messages = [] if system is None else [{"role": "system", "content": system}]
     calls = []
     for question, reply in exchanges:
@@ -173,7 +173,7 @@ def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, e
         prompt = template.prompt(request)
         assert not prompt.drifted
         completion = Completion(
-            said(reply), prompt_ids=prompt.ids, completion_ids=(*ids_of(style, reply), end_of(style))
+            said(reply), prompt_ids=prompt.ids, completion_ids=(*encode(style, reply), end_token(style))
         )
         calls.append(answered(request, completion, len(calls)))
         messages.append(said(reply))
@@ -187,7 +187,7 @@ def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, e
 @given(talks=st.lists(exchanges, max_size=4))
 @settings(max_examples=drawn(10), deadline=None)
 def test_many_transcripts_at_once_are_those_of_each_by_itself(style, talks):
-    template = template_of(style)
+    template = make_template(style)
     conversations = [
         [message for question, reply in talk for message in (user(question), said(reply))] for talk in talks
     ]
@@ -198,11 +198,11 @@ def test_many_transcripts_at_once_are_those_of_each_by_itself(style, talks):
 def test_a_transcript_that_the_template_would_rewrite_is_refused():
     thought = said("<think>hm</think>it is 3.")
     with pytest.raises(RequestError, match="cannot extend a conversation at message 4"):
-        template_of(FORGETFUL).transcript([user("a"), thought, user("b"), said("c")])
+        make_template(FORGETFUL).transcript([user("a"), thought, user("b"), said("c")])
 
 
 def test_content_in_parts_is_shown_as_its_text():
-    template = template_of(TINY)
+    template = make_template(TINY)
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     assert template.prompt(ChatRequest((parts,))) == template.prompt(ChatRequest((user("ab"),)))
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}

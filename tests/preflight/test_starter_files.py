@@ -89,7 +89,7 @@ def test_a_query_cannot_write(query, project):
     folder = project("sql")
     shop = import_module("shop")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    assert shop.rows_of(query) is None
+    assert shop.query_rows(query) is None
     assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
@@ -108,7 +108,7 @@ def test_a_query_without_an_end_is_ended_and_a_bad_one_has_no_rows(query, projec
     project("sql")
     shop = import_module("shop")
     started = time.process_time()
-    assert not shop.rows_of(query)
+    assert not shop.query_rows(query)
     assert time.process_time() - started < 5
 
 

@@ -39,7 +39,7 @@ def find_agent(request: ChatRequest) -> str:
     return str(request.messages[0]["content"]).removeprefix("You are ").partition(".")[0]
 
 
-def turn_of(request: ChatRequest) -> int:
+def count_turns(request: ChatRequest) -> int:
     """Which of its own turns the agent is in, from 0."""
     return sum(message["role"] == "assistant" for message in request.messages)
 
@@ -49,7 +49,7 @@ def scripted(**lines: Sequence[str]) -> ScriptedEngine:
 
     def answer(request: ChatRequest) -> str:
         own = lines[find_agent(request)]
-        return own[min(turn_of(request), len(own) - 1)]
+        return own[min(count_turns(request), len(own) - 1)]
 
     return ScriptedEngine(answer)
 

@@ -32,14 +32,14 @@ TWO_PROVERS: dict[tuple[bool, bool, bool], list[list[str]]] = {
 }
 
 
-def schedule_of(protocol: Protocol, key: int = 0) -> list[list[str]]:
+def list_schedule(protocol: Protocol, key: int = 0) -> list[list[str]]:
     return [
         [f"{turn.agent}>{'+'.join(turn.writes)} {turn.decide}" for turn in turns]
         for turns in protocol.rounds(key)
     ]
 
 
-def readers_of(protocol: Protocol) -> dict[str, list[str]]:
+def list_readers(protocol: Protocol) -> dict[str, list[str]]:
     return {channel: sorted(readers) for channel, readers in protocol.channels.items()}
 
 
@@ -50,8 +50,8 @@ def test_nip(verifier_first: bool, randomized: bool) -> None:
     protocol = nip(
         max_message_rounds=rounds, verifier_first=verifier_first, randomize_prover_stance=randomized
     )
-    assert schedule_of(protocol) == NIP[verifier_first]
-    assert readers_of(protocol) == {"main": ["prover", "verifier"]}
+    assert list_schedule(protocol) == NIP[verifier_first]
+    assert list_readers(protocol) == {"main": ["prover", "verifier"]}
     assert list(protocol.agents) == ["prover", "verifier"]
     assert protocol.agents["prover"].stance == ("example" if randomized else 1)
 
@@ -77,8 +77,8 @@ def test_two_provers(
         prover0_first=prover0_first,
         **options,
     )
-    assert schedule_of(protocol) == TWO_PROVERS[case]
-    assert readers_of(protocol) == {
+    assert list_schedule(protocol) == TWO_PROVERS[case]
+    assert list_readers(protocol) == {
         f"{prover}_channel": sorted({prover, *heard, "verifier"}) for prover in ("prover0", "prover1")
     }
     assert [role.stance for role in protocol.agents.values()] == [*stances, None]
@@ -86,9 +86,9 @@ def test_two_provers(
 
 def test_merlin_arthur() -> None:
     protocol = merlin_arthur()
-    assert schedule_of(protocol, 0) == [["prover0>main no"], [V_MUST]]
-    assert schedule_of(protocol, 1) == [["prover1>main no"], [V_MUST]]
-    assert readers_of(protocol) == {"main": ["prover0", "prover1", "verifier"]}
+    assert list_schedule(protocol, 0) == [["prover0>main no"], [V_MUST]]
+    assert list_schedule(protocol, 1) == [["prover1>main no"], [V_MUST]]
+    assert list_readers(protocol) == {"main": ["prover0", "prover1", "verifier"]}
     assert [protocol.agents[name].stance for name in ("prover0", "prover1", "verifier")] == [0, 1, None]
     assert [protocol.agents[name].anonymous for name in ("prover0", "prover1", "verifier")] == [
         True,
@@ -127,7 +127,7 @@ def test_without_a_number_of_rounds_the_last_is_the_verifiers(
 @pytest.mark.parametrize(
     ("make", "parameters", "message"),
     [
-        (nip, {"max_message_rounds": 8}, "8 the last round is not the verifier's.*use 7 or 9"),
+        (nip, {"max_message_rounds": 8}, "8, the verifier must decide in the last round.*use 7 or 9"),
         (debate, {"max_message_rounds": 9, "sequential": True}, "use 7 or 10"),
         (nip, {"max_message_rounds": 5, "min_message_rounds": 6}, "between 1 and 5, found 6"),
         (nip, {"shard_reward": True}, "no parameter 'shard_reward'; did you mean 'shared_reward'"),

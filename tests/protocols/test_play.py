@@ -81,7 +81,7 @@ async def test_an_engine_that_fails_fails_the_episode_when_the_other_calls_are_k
     ("act", "reason"),
     [
         (Move({"secret": "psst"}), "write on 'secret' out of turn"),
-        (Move(decision=1.5), "a decision of 1.5, outside"),
+        (Move(decision=1.5), "the decision 1.5, outside"),
     ],
 )
 async def test_a_scenario_that_parses_wrong_is_told(journal: Journal, act: Move, reason: str) -> None:
@@ -97,7 +97,7 @@ async def test_play_needs_no_run() -> None:
     engines = {"prover": scripted(prover=["because"]), "verifier": scripted(verifier=["Decision: accept"])}
     tree = await play(adp(), Labelled(), engines, example(1))
     assert tree.value(None, "verifier") == 1.0
-    with pytest.raises(RequestError, match="no engine for the agent 'prover'"):
+    with pytest.raises(RequestError, match=r"the agent 'prover' of .* has no engine"):
         await play(adp(), Labelled(), {"verifier": engines["verifier"]}, example(1))
     with pytest.raises(EpisodeError, match=r"play on example 'e' failed: .*truth"):
         await play(adp(), Labelled(), engines, example(None))

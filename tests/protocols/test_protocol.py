@@ -59,18 +59,15 @@ def test_a_good_protocol_is_built_and_cannot_be_changed() -> None:
             [(Turn("ann", ("hall",)), Turn("bob", ("hall",))), END],
             "'ann' and 'bob' both write on channel 'hall' in round 0",
         ),
-        ([(Turn("bob", ("desk",)),), END], "'bob' writes on channel 'desk' in round 0, and cannot read it"),
-        ([(Turn("ann", ("hall",), "must"),)], "'ann' must decide in round 0, and its role may not"),
-        (
-            [ASK],
-            r"the last round \(0\) is a turn of 'ann' that need not decide; .* or say `needs_verdict=False`",
-        ),
+        ([(Turn("bob", ("desk",)),), END], "'bob' writes on channel 'desk' in round 0, but cannot read it"),
+        ([(Turn("ann", ("hall",), "must"),)], "'ann' must decide in round 0, but its role may not"),
+        ([ASK], r"the last round \(0\) does not oblige 'ann' to decide; .* or set `needs_verdict=False`"),
         ([END, END], "nothing can follow round 0, which must decide"),
         ([(Turn("ann", ("hall",)), Turn("ann", ("desk",))), END], "'ann' has two turns in round 0"),
         ([(Turn("ann"),), END], "'ann' neither writes nor decides in round 0"),
         (
             [(Turn("anne", ("hall",)),), END],
-            "round 0 is a turn of 'anne', which is not there; did you mean 'ann'",
+            "round 0 has a turn of 'anne', which does not exist; did you mean 'ann'",
         ),
         ([(), END], "round 0 has no turns"),
     ],
@@ -83,7 +80,7 @@ def test_schedules_that_cannot_be_played_are_refused(rounds: list, message: str)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"channels": {"hall": frozenset({"eve"})}}, "channel 'hall' is read by 'eve', which is not there"),
+        ({"channels": {"hall": frozenset({"eve"})}}, "channel 'hall' is read by 'eve', which does not exist"),
         (
             {
                 "agents": ROLES | {"ann": Role("prover", may_decide=True), "bob": Role("prover")},
@@ -92,7 +89,7 @@ def test_schedules_that_cannot_be_played_are_refused(rounds: list, message: str)
             "ann and judge may both decide in round 0",
         ),
         ({"agents": ROLES | {"bob": Role("prover", stance="drawn")}}, "the stance of 'bob' is 'drawn'"),  # type: ignore[arg-type]
-        ({"forced": "perhaps"}, "a forced decision is accept, reject or truth, not 'perhaps'"),
+        ({"forced": "perhaps"}, "a forced decision must be accept, reject or truth, found 'perhaps'"),
         ({"bounds": {"judge": (-1.0, 1.0)}}, "'ann' has no bounds; give them for all agents or for none"),
         (
             {"bounds": {"judge": (1.0, -1.0)} | dict.fromkeys(("ann", "bob"), (0.0, 1.0))},

@@ -39,7 +39,7 @@ from tests.protocols.games import ChanceEngine, Labelled, example, find_agent, p
 from tests.support import ScriptedEngine, drawn, one_quick
 
 
-def tree_of(*nodes: tuple[int | None, dict[str, float]], agents: tuple[str, ...] = ("a",)) -> EpisodeTree:
+def make_tree(*nodes: tuple[int | None, dict[str, float]], agents: tuple[str, ...] = ("a",)) -> EpisodeTree:
     """A tree of parents and rewards."""
     return EpisodeTree(
         protocol="hand",
@@ -58,7 +58,7 @@ def tree_of(*nodes: tuple[int | None, dict[str, float]], agents: tuple[str, ...]
 
 
 def test_the_value_of_a_node_is_its_own_reward_and_the_mean_of_its_childrens_values() -> None:
-    tree = tree_of((None, {"a": 0.5}), (0, {"a": 1.0}), (0, {}), (2, {"a": 3.0}), (2, {"a": -1.0}))
+    tree = make_tree((None, {"a": 0.5}), (0, {"a": 1.0}), (0, {}), (2, {"a": 3.0}), (2, {"a": -1.0}))
     assert list(tree.values("a")) == [1.5, 1.0, 1.0, 3.0, -1.0]
     assert tree.value(None, "a") == 1.5
     assert [tree.total(leaf, "a") for leaf in tree.leaves()] == [1.5, 3.5, -0.5]
@@ -79,19 +79,19 @@ def test_the_value_of_a_node_is_its_own_reward_and_the_mean_of_its_childrens_val
     ],
 )
 def test_a_verdict_is_right_by_its_sign(verdict: float | None, truth: Any, right: float) -> None:
-    tree = tree_of((None, {}))
+    tree = make_tree((None, {}))
     assert accuracy(replace(tree, truth=truth, nodes=(replace(tree.nodes[0], verdict=verdict),))) == right
 
 
 def test_each_way_of_a_play_counts_by_how_likely_it_was() -> None:
-    tree, verdicts = tree_of((None, {}), (None, {}), (0, {}), (1, {}), (1, {})), {2: 1.0, 3: 1.0}
+    tree, verdicts = make_tree((None, {}), (None, {}), (0, {}), (1, {}), (1, {})), {2: 1.0, 3: 1.0}
     nodes = tuple(replace(node, verdict=verdicts.get(node.id)) for node in tree.nodes)
     assert accuracy(replace(tree, nodes=nodes)) == 0.75
 
 
 async def test_what_is_no_play_has_no_score() -> None:
     (output,) = await evaluate(VerdictAccuracy(), [EvalInputItem(id="e", output_obj="text")], 5)
-    assert "was a protocol played in it?" in str(output.error)
+    assert "did the episode play a protocol?" in str(output.error)
 
 
 async def test_the_answers_of_one_round_are_crossed_and_each_is_sampled_once(journal: Journal) -> None:

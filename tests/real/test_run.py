@@ -35,7 +35,7 @@ from etude.models.policy import LoraOptions, Policy
 from etude.store.files import WEIGHTS_FILE
 from tests.algorithms.scripted_episodes import episode
 from tests.cli.projects import events, process
-from tests.learner.gradients import Gradient, gradient_of
+from tests.learner.gradients import Gradient, get_gradient
 from tests.models.tiny_models import answered, user
 from tests.pretrained import needs_converter, needs_real_model, real_converter, real_model
 from tests.support import one_quick
@@ -153,7 +153,7 @@ def test_what_an_episode_asks_is_what_the_chat_template_writes(runs: dict[str, e
     assert seconds == 4
 
 
-def units_of(run: etude.Run) -> list[Unit]:
+def make_units(run: etude.Run) -> list[Unit]:
     """Answers that version 1 gave to a question and a further one, with advantages."""
     group = [
         ScoredEpisode(each, float(reward), tuple(find_branches(each, {WORKFLOW}, None)))
@@ -183,11 +183,11 @@ def likeness(found: Gradient, wanted: Gradient) -> tuple[float, float]:
 def test_gradients_of_token_trees_are_those_of_padded_rows(runs: dict[str, etude.Run], model: Path):
     """In float32 the cosine was 1 - 1e-11. In bfloat16, to the padded gradient in float32: of trees 0.997 and
     1.06 times its length, of padded rows 0.989 and 0.97 times. 24 trained tokens; here 12."""
-    units, gradients = units_of(runs["whole"]), dict[str, Gradient]()
+    units, gradients = make_units(runs["whole"]), dict[str, Gradient]()
     for dtype in ("float32", "bfloat16") if multiplies_bfloat16() else ("float32",):
         policy = version_1(runs["whole"], model, dtype)
         for packing in ("tree", "padded"):
-            gradients[f"{packing} {dtype}"] = gradient_of(policy, units, Grpo(), packing=packing)[1]
+            gradients[f"{packing} {dtype}"] = get_gradient(policy, units, Grpo(), packing=packing)[1]
     truth = gradients["padded float32"]
     cosine, length = likeness(gradients["tree float32"], truth)
     assert 1 - cosine < 1e-8 and abs(length - 1) < 1e-4
@@ -259,7 +259,7 @@ ASKED_OF_IT = (
 
 
 @asynccontextmanager
-async def engine_of(policy: Policy) -> Any:
+async def open_engine(policy: Policy) -> Any:
     engine = EmbeddedEngine(policy)
     try:
         yield engine
@@ -273,7 +273,7 @@ def asked(text: str, key: int) -> ChatRequest:
 
 
 async def sampled(policy: Policy, requests: Sequence[ChatRequest]) -> list[tuple[ChatRequest, Completion]]:
-    async with engine_of(policy) as engine:
+    async with open_engine(policy) as engine:
         return [*zip(requests, await asyncio.gather(*map(engine.complete, requests)), strict=True)]
 
 
@@ -320,7 +320,7 @@ async def test_prompts_are_those_of_the_chat_template_and_answers_end_where_it_e
     words = AutoTokenizer.from_pretrained(real_model())
     calls: list[Call] = []
     spoken: list[dict[str, Any]] = []
-    async with engine_of(exact) as engine:
+    async with open_engine(exact) as engine:
         for question in ("What is the capital of France?", "And of Italy?\n\n1."):
             spoken.append(user(question))
             sampling = Sampling(temperature=0.0, max_tokens=48)

@@ -82,7 +82,7 @@ async def test_what_counts_as_a_score(result: Any, score: float, reasoning: Any)
         (numpy.datetime64("2026-01-01"), "returned a datetime64"),
         (EvalOutputItem(id="q1", error="the sandbox is down"), "the sandbox is down"),
         (EvalOutputItem(id="q1", score=math.nan), "returned nan"),
-        (1e308, "returned 1e+308; a score is a finite number within ±1e+30"),
+        (1e308, "returned 1e+308; a score must be a finite number within ±1e+30"),
         (10**400, "a score is a number"),
     ],
 )
@@ -147,9 +147,7 @@ async def test_scores_of_a_group_are_matched_by_their_generation() -> None:
         ("1", 2, 0.2),
     ]
     for wrong in (Backwards(0, 0, 1), Backwards(1, 2, 3)):
-        assert all(
-            "scores of the generations" in (one.error or "") for one in await evaluate(wrong, items, 5.0)
-        )
+        assert all("scores for generations" in (one.error or "") for one in await evaluate(wrong, items, 5.0))
 
 
 async def test_an_exception_is_an_error_that_names_the_line() -> None:
@@ -209,7 +207,9 @@ def test_a_marked_function_is_still_a_function() -> None:
 def test_a_function_that_takes_something_else_is_refused_with_its_line_when_it_is_used(fn: Any) -> None:
     assert evaluator(fn) is fn
     line = rf"test_function_evaluator\.py:{fn.__code__.co_firstlineno}: the evaluator "
-    with pytest.raises(RequestError, match=line + r".*takes \(example, output\) or \(example, output, ep"):
+    with pytest.raises(
+        RequestError, match=line + r".*must take \(example, output\) or \(example, output, ep"
+    ):
         as_evaluator(fn)
 
 

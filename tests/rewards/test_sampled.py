@@ -93,7 +93,7 @@ def test_over_the_budget_the_error_has_counts_by_kind_and_the_first_examples() -
         "    train/1/q0/0: no output within 300 s\n"
         "    train/1/q1/0: no output within 300 s\n"
         "    train/1/q2/0: no output within 300 s\n"
-        "All other episodes and scores are kept. Mend the cause and resume the run, or raise the budget."
+        "All other episodes and scores are kept. Fix the cause and resume the run, or raise the budget."
     )
 
 

@@ -146,7 +146,7 @@ async def test_the_interval_is_within_what_the_evaluator_declares(evaluator, out
     assert found["low"] < found["high"]
 
 
-def float_of(example: Any, output: str) -> float:
+def score_float(example: Any, output: str) -> float:
     return float(output)
 
 
@@ -161,7 +161,7 @@ async def test_a_weighted_sum_derives_its_own():
     whole = WeightedEvaluator({"won": FunctionEvaluator(won), "own": Own()}, {"won": 1.0, "own": -0.5})
     assert (await scores(whole, 1.0, -1.0))["bounds"] == [-2.0, 2.0]
     part = WeightedEvaluator(
-        {"won": FunctionEvaluator(won), "x": FunctionEvaluator(float_of)}, {"won": 1.0, "x": 1.0}
+        {"won": FunctionEvaluator(won), "x": FunctionEvaluator(score_float)}, {"won": 1.0, "x": 1.0}
     )
     assert "bounds" not in await scores(part, 1.0, -1.0), "one part may be anything"
 

@@ -94,11 +94,11 @@ async def test_prompts(journal: Journal, keys: Any, inputs: dict[str, Any], prom
 @pytest.mark.parametrize(
     ("keys", "inputs", "problem"),
     [
-        ({}, {"left": 1, "right": 2}, "example 'a' has the inputs left, right; say which are asked for"),
+        ({}, {"left": 1, "right": 2}, "example 'a' has the inputs left, right; name those to ask for"),
         (
             {"prompt": "{lfet}"},
             {"left": 1},
-            "workflow.prompt: '{lfet}' is no input of example 'a'; inputs: left",
+            "workflow.prompt: example 'a' has no input '{lfet}'; inputs: left",
         ),
     ],
 )
@@ -112,7 +112,7 @@ async def test_an_agent_that_only_calls_tools_is_stopped(journal: Journal) -> No
     record, engines = await play(journal, workflow, {"question": "?"}, policy=[calls((1, 1))])
     assert record.output == "" and len(engines["policy"].requests) == 3
     assert [event.text for event in record.events if event.kind == "note"] == [
-        "stopped after 3 turns, with a call of a tool"
+        "stopped after 3 turns, while it was still calling tools"
     ]
 
 

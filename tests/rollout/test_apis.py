@@ -138,7 +138,7 @@ async def test_models_and_tokens_are_told(engine: EmbeddedEngine, journal: Journ
 
 async def test_tokens_of_a_model_elsewhere_are_not_guessed(journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> int:
-        with pytest.raises(anthropic.BadRequestError, match="sampled by another server"):
+        with pytest.raises(anthropic.BadRequestError, match="another server samples the model"):
             async with anthropic_client(episode.endpoint) as claude:
                 await claude.messages.count_tokens(model="policy", messages=ASK)
         return 0

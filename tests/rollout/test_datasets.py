@@ -124,7 +124,7 @@ def test_a_row_without_an_id_says_how_to_get_one(tmp_path: Path, row: dict[str, 
 
 
 def test_an_id_that_is_taken_names_both_rows(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"train\.jsonl:3: id '1' is taken already by .*train\.jsonl:1"):
+    with pytest.raises(DatasetError, match=r"train\.jsonl:3: id '1' is already taken by .*train\.jsonl:1"):
         load_examples(jsonl(tmp_path, [{"id": 1}, {"id": 2}, {"id": "1"}]))
 
 
@@ -141,10 +141,10 @@ def test_ids_made_from_rows_are_stable_and_unique(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("train.jsonl", '{"id": 1}\n{"id": 2,\n', r"train\.jsonl:2:\d+: broken JSON"),
-        ("train.jsonl", '{"id": 1}\n[1]\n', r"train\.jsonl:2: a row is an object"),
+        ("train.jsonl", '{"id": 1}\n[1]\n', r"train\.jsonl:2: a row must be an object"),
         ("train.json", '[{"id": 1},\n]', r"train\.json:2:1: broken JSON"),
-        ("train.json", '{"id": 1}', r"is a list of objects, found dict; for one object per line"),
-        ("train.json", "[1]", r"train\.json: row 1: a row is an object"),
+        ("train.json", '{"id": 1}', r"must be a list of objects, found dict; if the file has one"),
+        ("train.json", "[1]", r"train\.json: row 1: a row must be an object"),
         (
             "train.csv",
             "id,q\n1,a,b\n",
@@ -170,9 +170,9 @@ def test_a_broken_row_is_named(tmp_path: Path, name: str, text: str, message: st
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("def rows():\n    return 3\n", "must give an iterable of dicts or Examples, found 3"),
-        ("def rows():\n    return 'text'\n", "must give an iterable"),
-        ("def rows():\n    yield {'id': 1}\n    yield 5\n", "row 2: a row is an object"),
+        ("def rows():\n    return 3\n", "must return an iterable of dicts or Examples, found 3"),
+        ("def rows():\n    return 'text'\n", "must return an iterable"),
+        ("def rows():\n    yield {'id': 1}\n    yield 5\n", "row 2: a row must be an object"),
         ("def rows():\n    yield 1 / 0\n", r"failed: .*broken_rows_\d\.py:2: ZeroDivisionError"),
     ],
 )

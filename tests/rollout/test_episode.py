@@ -215,7 +215,7 @@ async def test_a_call_that_the_agent_gives_up_on_is_recorded_as_cancelled(journa
 
     record = await collect_one(play, journal, engine=Never())
     assert record.output == "went on"
-    assert [call.error for call in record.calls] == ["cancelled before there was an answer"]
+    assert [call.error for call in record.calls] == ["cancelled before the answer arrived"]
 
 
 async def test_an_episode_that_is_over_takes_no_calls(journal: Journal) -> None:

@@ -58,7 +58,7 @@ def asked(name: str, /, **arguments: Any) -> ToolCall:
     return ToolCall("call_0", name, arguments, json.dumps(arguments))
 
 
-async def results_of(journal: Journal, calls: list[ToolCall], **sets: ToolSet) -> Any:
+async def record_results(journal: Journal, calls: list[ToolCall], **sets: ToolSet) -> Any:
     """The record of an episode that makes the calls one after the other."""
 
     async def workflow(example: Any, episode: Any) -> list[str]:
@@ -83,7 +83,7 @@ async def test_functions_are_tools_and_what_goes_wrong_is_told_to_the_model(jour
         asked("divide"),
         ToolCall("call_0", "add", None, "{left"),
     ]
-    record = await results_of(journal, calls, tools=functions(add, look_up, broken))
+    record = await record_results(journal, calls, tools=functions(add, look_up, broken))
     assert record.output[:2] == ["3", "2"]
     assert record.output[2].startswith("error: left: Input should be a valid integer")
     assert record.output[3:] == [
@@ -115,7 +115,7 @@ async def test_limits_of_calls_and_characters(journal: Journal) -> None:
         return "A" * times
 
     calls = [asked("shout", times=12), asked("shout", times=3), asked("shout", times=3)]
-    record = await results_of(journal, calls, tools=functions(shout, max_calls=2, max_characters=10))
+    record = await record_results(journal, calls, tools=functions(shout, max_calls=2, max_characters=10))
     assert record.output == [
         "A" * 10 + "… (the first 10 of 12 characters)",
         "AAA",
@@ -127,7 +127,7 @@ async def test_a_tool_that_takes_too_long_fails_the_episode(journal: Journal) ->
     async def slow() -> None:
         await asyncio.Event().wait()
 
-    record = await results_of(journal, [asked("slow")], tools=functions(slow, call_timeout=0.1))
+    record = await record_results(journal, [asked("slow")], tools=functions(slow, call_timeout=0.1))
     assert (record.failure.kind, record.failure.origin) == ("tool_failed", "tool")
     assert "tool 'slow' of 'here' gave no answer within 0.1 s" in record.failure.reason
     assert record.events[0].tool.outcome == "failed"
@@ -136,14 +136,11 @@ async def test_a_tool_that_takes_too_long_fails_the_episode(journal: Journal) ->
 async def test_some_tools_of_a_set_and_names_with_a_prefix(journal: Journal) -> None:
     sets = {"left": functions(add, broken, only=("add",), prefix="my_"), "right": functions(add)}
     calls = [asked("my_add", left=1), asked("add", left=2), asked("my_broken")]
-    record = await results_of(journal, calls, **sets)
+    record = await record_results(journal, calls, **sets)
     assert record.output == ["2", "3", "error: there is no tool 'my_broken'; tools: my_add, add"]
     await journal.forget(record.id)
-    clash = await results_of(journal, [], left=functions(add), right=functions(add))
-    assert (
-        "two tools are called 'add', of 'here' and of 'here'; give one of the sets a prefix"
-        in clash.failure.reason
-    )
+    clash = await record_results(journal, [], left=functions(add), right=functions(add))
+    assert "'here' and 'here' both have a tool 'add'; give one of the sets a prefix" in clash.failure.reason
 
 
 async def test_plain_functions_call_tools_too(journal: Journal) -> None:

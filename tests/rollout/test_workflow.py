@@ -163,15 +163,15 @@ async def stream() -> Any:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda example, episode: never_awaited(), "returned a coroutine that nobody awaited"),
-        (lambda example, episode: asyncio.get_running_loop().create_future(), "Future that nobody awaited"),
+        (lambda example, episode: never_awaited(), "returned a coroutine that was never awaited"),
+        (lambda example, episode: asyncio.get_running_loop().create_future(), "Future that was never"),
         (lambda example, episode: (word for word in "four"), "returned a generator (does it `yield`?)"),
         (lambda example, episode: stream(), "returned an async_generator (does it `yield`?)"),
-        (lambda example, episode: example, "returned an Example of etude; return the text of the answer"),
-        (lambda example, episode: episode.chat, "the output cannot be kept"),
+        (lambda example, episode: example, "returned an Example of etude; return the text of its answer"),
+        (lambda example, episode: episode.chat, "the output cannot be stored"),
         (lambda example, episode: numpy.zeros(2), "numpy.ndarray is not JSON; return text"),
-        (lambda example, episode: {1: "int", "1": "text"}, "two keys of one text"),
-        (lambda example, episode: cyclic(), "holds itself, or is too deep"),
+        (lambda example, episode: {1: "int", "1": "text"}, "two keys of the same text"),
+        (lambda example, episode: cyclic(), "contains itself or is too deep"),
     ],
 )
 async def test_what_is_no_output_fails_the_episode_in_a_sentence(
@@ -325,7 +325,7 @@ async def test_a_blocking_call_on_the_event_loop_is_refused(journal: Journal) ->
         asyncio.run_coroutine_threadsafe(on_the_loop(), episode.loop.loop).result()
 
     record = await collect_one(play, journal)
-    assert record.failure is not None and "would wait for ever" in record.failure.reason
+    assert record.failure is not None and "would wait forever" in record.failure.reason
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from etude.core.errors import EtudeError, RequestError
 from etude.inference.programs import Program
 from etude.preflight.check import check_config
 from etude.runners.head import RemoteRunner
-from tests.chaos.nodes import cluster_of
+from tests.chaos.nodes import start_cluster
 from tests.runners.playing import evaluate, examples, stored
 from tests.support import EchoEngine
 
@@ -51,7 +51,7 @@ finetuning: {error_budget: 1.0, seed: 7}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with cluster_of(2, 2) as nodes:
+    with start_cluster(2, 2) as nodes:
         yield nodes
 
 

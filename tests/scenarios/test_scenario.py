@@ -69,7 +69,7 @@ def turns(protocol: Protocol, stance: Verdict = 1) -> Iterator[tuple[str, Turn, 
                 path.append(Node(len(path), None, number, turn.agent, len(path), "said", said))
 
 
-def system_of(
+def system_prompt(
     protocol: Protocol, agent: str, *, stance: Verdict = 1, scenario: CodeValidation = SCENARIO
 ) -> str:
     """The system prompt of an agent; it is the same in all of its turns."""
@@ -91,7 +91,7 @@ def test_every_turn_has_a_prompt_with_the_problem_and_the_program_as_they_are(
 ):
     protocol = PROTOCOLS[name](**arguments)
     for agent in protocol.agents:
-        system = system_of(protocol, agent)
+        system = system_prompt(protocol, agent)
         assert "Print twice n & no more: $2 is 'twice' $1." in system
         assert "```python\nn = int(input())\nprint(n < 2 > 1)\n```" in system
         assert f"You are {'the verifier' if agent == 'verifier' else protocol.label(agent)}." in system
@@ -106,7 +106,7 @@ def test_every_prover_is_told_what_it_is_paid_for(name: str, arguments: Mapping[
         if role.stance is None:
             continue
         argued = stance if role.stance == "example" else role.stance
-        system = system_of(protocol, agent, stance=stance)
+        system = system_prompt(protocol, agent, stance=stance)
         right, other = ("right", "wrong") if argued else ("wrong", "right")
         assert f"You argue that the program is {right}," in system
         assert f"never say that it is {other}." in system
@@ -117,7 +117,7 @@ def test_the_verifier_is_told_no_more_of_the_stances_than_it_can_know(
     name: str, arguments: Mapping[str, Any]
 ):
     protocol = PROTOCOLS[name](**arguments)
-    accept, reject = (system_of(protocol, "verifier", stance=stance) for stance in VERDICTS)
+    accept, reject = (system_prompt(protocol, "verifier", stance=stance) for stance in VERDICTS)
     assert accept == reject
     argues_right = "argues that it is right" in accept or "argue that it is right" in accept
     stances = [role.stance for role in protocol.agents.values()]
@@ -139,7 +139,7 @@ def test_each_scale_is_explained_and_answers_that_follow_it_are_read(scale: Any)
     for text, value in scale.options:
         assert numbers or f"`Decision: {text}`" in said
         assert SCENARIO.parse(f"Decision: {text}", turn) == Move({}, value)
-    assert said in system_of(PROTOCOLS["nip"](verifier_decision_spectrum=scale.name), "verifier")
+    assert said in system_prompt(PROTOCOLS["nip"](verifier_decision_spectrum=scale.name), "verifier")
 
 
 @ALL
@@ -157,9 +157,9 @@ def test_to_decide_now_is_said_before_the_last_turn_of_the_verifier_and_never_el
 
 def test_numbers_of_turns_are_those_of_the_schedule():
     short = PROTOCOLS["nip"](max_message_rounds=5)
-    assert "ask in at most 2 of your turns" in system_of(short, "verifier")
-    assert "in at most 2 turns" in system_of(short, "prover")
-    assert "You have one turn, and decide in it." in system_of(PROTOCOLS["adp"](), "verifier")
+    assert "ask in at most 2 of your turns" in system_prompt(short, "verifier")
+    assert "in at most 2 turns" in system_prompt(short, "prover")
+    assert "You have one turn, and decide in it." in system_prompt(PROTOCOLS["adp"](), "verifier")
 
 
 # Whole plays.
@@ -235,8 +235,8 @@ def test_no_letter_of_problem_and_program_is_escaped_or_filled_in(question: str,
 def test_templates_can_be_replaced_by_agent_by_kind_and_for_new_kinds():
     protocol = PROTOCOLS["debate"]()
     mine = CodeValidation(prompts={"debate/prover1": "I am $label: $stance", "judge": "$question"})
-    assert system_of(protocol, "prover1", scenario=mine).startswith("I am Expert_2: You argue that")
-    assert system_of(protocol, "prover0", scenario=mine) == system_of(protocol, "prover0")
+    assert system_prompt(protocol, "prover1", scenario=mine).startswith("I am Expert_2: You argue that")
+    assert system_prompt(protocol, "prover0", scenario=mine) == system_prompt(protocol, "prover0")
 
 
 def test_a_protocol_of_ones_own_has_prompts_for_known_kinds_only():
@@ -249,11 +249,11 @@ def test_a_protocol_of_ones_own_has_prompts_for_known_kinds_only():
             payoff=lambda outcome: {},
         )
 
-    assert "You are a." in system_of(own("verifier"), "a")
+    assert "You are a." in system_prompt(own("verifier"), "a")
     with pytest.raises(
         RequestError, match=r"no prompt for 'jury', the role of 'b' in 'duel'; give one under"
     ):
-        system_of(own("jury"), "b")
+        system_prompt(own("jury"), "b")
 
 
 def test_sides_of_the_example_are_told_to_those_who_can_know_them():
@@ -269,10 +269,10 @@ def test_sides_of_the_example_are_told_to_those_who_can_know_them():
 
     mine = CodeValidation(prompts={"prover": "$stance $others", "verifier": "$experts"})
     alike, fixed = sided("y", "example"), sided("z", 1)
-    assert "b also argues that it is wrong." in system_of(alike, "a", stance=0, scenario=mine)
-    assert "b argues that it is right." in system_of(fixed, "a", stance=0, scenario=mine)
-    assert "argues that" not in system_of(fixed, "b", scenario=mine)
-    assert "a has been given one side" in system_of(fixed, "v", scenario=mine)
+    assert "b also argues that it is wrong." in system_prompt(alike, "a", stance=0, scenario=mine)
+    assert "b argues that it is right." in system_prompt(fixed, "a", stance=0, scenario=mine)
+    assert "argues that" not in system_prompt(fixed, "b", scenario=mine)
+    assert "a has been given one side" in system_prompt(fixed, "v", scenario=mine)
 
 
 FOLDER = Path(__file__).parents[2] / "examples" / "code_validation"

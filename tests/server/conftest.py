@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.server.process import ServerProcess
-from tests.vllm import command_of
+from tests.vllm import choose_command
 
 
 def _tiny(folder: Path, hidden_size: int) -> Path:
@@ -42,7 +42,7 @@ def client(server: ServerProcess) -> openai.OpenAI:
 
 @pytest.fixture
 def command(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    return shlex.join(command_of(request.param, monkeypatch))
+    return shlex.join(choose_command(request.param, monkeypatch))
 
 
 @pytest.fixture(scope="session")

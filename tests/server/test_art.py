@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from etude.integrations.art.serving import TrainingOptions
 from tests.server.art_client import ASK, choice, gathered, group, pair, trajectory
 from tests.server.process import ServerProcess
-from tests.server.test_crash import worker_of
+from tests.server.test_crash import find_worker
 
 MODELS, JOBS = "/v1/preview/models", "/v1/preview/training-jobs"
 RATE = 0.05
@@ -61,7 +61,7 @@ def begun(http: httpx.Client, model: str, *groups: Any, **options: Any) -> str:
     return str(answer.json()["id"])
 
 
-def events_of(http: httpx.Client, job: str, after: str | None = None) -> list[dict[str, Any]]:
+def list_events(http: httpx.Client, job: str, after: str | None = None) -> list[dict[str, Any]]:
     answer = http.get(f"{JOBS}/{job}/events", params={} if after is None else {"after": after})
     assert answer.status_code == 200, answer.text
     return list(answer.json()["data"])
@@ -69,14 +69,14 @@ def events_of(http: httpx.Client, job: str, after: str | None = None) -> list[di
 
 def ended(http: httpx.Client, job: str) -> list[dict[str, Any]]:
     for _ in range(1200):
-        events = events_of(http, job)
+        events = list_events(http, job)
         if events and events[-1]["type"] in ("training_ended", "training_failed"):
             return events
         time.sleep(0.1)
     raise AssertionError("the job never ended")
 
 
-def steps_of(http: httpx.Client, name: str, **query: Any) -> list[int]:
+def list_steps(http: httpx.Client, name: str, **query: Any) -> list[int]:
     return [one["step"] for one in http.get(f"{MODELS}/{name}/checkpoints", params=query).json()["data"]]
 
 
@@ -85,7 +85,7 @@ def names(http: httpx.Client, name: str) -> list[str]:
     return sorted(one for one in listed if one.partition("@")[0] == name)
 
 
-def jobs_of(http: httpx.Client, name: str) -> list[str]:
+def list_jobs(http: httpx.Client, name: str) -> list[str]:
     query = {"metadata[art_model]": name}
     return [one["id"] for one in http.get("/v1/fine_tuning/jobs", params=query).json()["data"]]
 
@@ -99,7 +99,7 @@ def test_steps_are_trained_and_each_answers_under_its_names(
     assert (model["id"], model["entity"], model["run_id"]) == ("agent", "etude", None)
     name = "wandb-artifact:///etude/p/agent"
     for step in range(2):
-        assert steps_of(http, "agent", limit=1) == [step]
+        assert list_steps(http, "agent", limit=1) == [step]
         groups = gathered(server.client(), name, groups=1, seed=10 * step)
         job = begun(http, "agent", *groups)
         events = ended(http, job)
@@ -107,8 +107,8 @@ def test_steps_are_trained_and_each_answers_under_its_names(
         assert events[0]["data"] == {"num_sequences": 1}
         # The tokens and logprobs that were sampled are those that are trained on.
         assert events[1]["data"]["learning_rate"] == RATE and abs(events[1]["data"]["sampled_kl"]) < 1e-6
-        assert events_of(http, job, after=events[1]["id"]) == events[2:]
-    assert steps_of(http, "agent", order="asc") == [0, 1, 2]
+        assert list_events(http, job, after=events[1]["id"]) == events[2:]
+    assert list_steps(http, "agent", order="asc") == [0, 1, 2]
     assert names(http, "agent") == ["agent", "agent@0", "agent@1", "agent@2"]
     ask: Any = {"messages": ASK, "seed": 1, "max_tokens": 4}
     asked = (name, f"{name}:step2", "agent@2", f"{name}:step0")
@@ -117,7 +117,7 @@ def test_steps_are_trained_and_each_answers_under_its_names(
     assert said[0] == said[1] == said[2] != said[3]
     gone = http.request("DELETE", f"{MODELS}/agent/checkpoints", json={"steps": [0, 1, 7]}).json()
     assert gone == {"deleted_count": 2, "not_found_steps": [7]}
-    assert steps_of(http, "agent") == [2]
+    assert list_steps(http, "agent") == [2]
     listed = [one["id"] for one in http.get("/v1/models").json()["data"] if one["id"].startswith("ft:")]
     assert sum("ckpt" not in one for one in listed) == 1
 
@@ -128,16 +128,16 @@ def test_a_killed_server_and_worker_lose_no_training_and_double_none(model: Path
         with server.http(timeout=120) as http:
             created(http, "agent")
             job = begun(http, "agent", pair())
-            worker = worker_of(server, job)
+            worker = find_worker(server, job)
             server.kill()
             os.kill(worker, signal.SIGKILL)
         server.start()
         with server.http(timeout=120) as http:
             # The same request again follows the training that the first one began.
-            if steps_of(http, "agent") == [0]:
+            if list_steps(http, "agent") == [0]:
                 assert begun(http, "agent", pair()) == job
             assert ended(http, job)[-1]["type"] == "training_ended"
-            assert steps_of(http, "agent") == [1, 0] and jobs_of(http, "agent") == [job]
+            assert list_steps(http, "agent") == [1, 0] and list_jobs(http, "agent") == [job]
 
 
 @pytest.mark.slow
@@ -158,17 +158,17 @@ def test_a_training_that_fails_says_why_and_is_no_step(http: httpx.Client) -> No
     http.delete(f"/v1/files/{file}").raise_for_status()
     last = ended(http, job)[-1]
     assert last["type"] == "training_failed" and file in last["data"]["error_message"]
-    assert steps_of(http, "failing") == [0]
+    assert list_steps(http, "failing") == [0]
 
 
 def test_a_step_without_anything_to_learn_ends_at_once(server: ServerProcess, http: httpx.Client) -> None:
     created(http, "idle")
     job = begun(http, "idle", pair(1.0, 1.0))
-    assert [(event["type"], event["data"]) for event in events_of(http, job)] == [
+    assert [(event["type"], event["data"]) for event in list_events(http, job)] == [
         ("training_started", {"num_sequences": 0}),
         ("training_ended", {}),
     ]
-    assert steps_of(http, "idle") == [1, 0]
+    assert list_steps(http, "idle") == [1, 0]
     ask = {"messages": ASK, "seed": 5, "max_tokens": 8}
     first, second = (
         server.client().chat.completions.create(model=name, **ask).choices[0].message  # type: ignore[call-overload]

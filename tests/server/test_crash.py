@@ -20,7 +20,7 @@ from tests.forked import Forked, address
 from tests.server.data import ASK, FINAL, create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.support import is_alive
-from tests.vllm import STAND_IN, commands, vllms_of
+from tests.vllm import STAND_IN, commands, list_vllms
 
 LONG = {"n_epochs": 8, "batch_size": 1, "learning_rate": 0.001, "lora_rank": 4}
 STEPS = 64
@@ -32,7 +32,7 @@ def server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
         yield running
 
 
-def worker_of(server: ServerProcess, job: str) -> int:
+def find_worker(server: ServerProcess, job: str) -> int:
     """The process that trains a job."""
     for _ in range(2400):  # It loads torch first, which takes long where others have the cores.
         pid = lock_holder(server.data_dir / "jobs" / job / "lock")
@@ -63,10 +63,10 @@ def test_a_killed_worker_is_replaced_and_goes_on_from_its_checkpoint(server: Ser
     client = server.client()
     job = create(client, upload(client, supervised(8)), **LONG).id
     wait_for_step(client, job, 8)
-    os.kill(worker_of(server, job), signal.SIGKILL)
+    os.kill(find_worker(server, job), signal.SIGKILL)
     check_whole(client, job)
     told = messages(client, job)
-    assert any("signal 9" in text and "goes on from step" in text for text in told)
+    assert any("signal 9" in text and "continues from step" in text for text in told)
     assert any(text.startswith("Fine-tuning job started, from step") for text in told)
 
 
@@ -80,14 +80,14 @@ def test_the_worker_of_a_server_that_ends_makes_way_and_the_next_server_goes_on(
     job = create(client, file, **LONG).id
     waiting = create(client, file, n_epochs=1, batch_size=8).id
     wait_for_step(client, job, 3)
-    worker = worker_of(server, job)
+    worker = find_worker(server, job)
     end(server)
     while is_alive(worker):
         time.sleep(0.05)
     server.start()
     client = server.client()
     check_whole(client, job)
-    assert end is ServerProcess.stop or any("the server was ended" in text for text in messages(client, job))
+    assert end is ServerProcess.stop or any("server was stopped" in text for text in messages(client, job))
     assert wait(client, waiting).status == "succeeded"
 
 
@@ -98,7 +98,7 @@ def test_a_job_can_be_cancelled_at_any_time(server: ServerProcess) -> None:
     running, waiting = create(client, file, **LONG).id, create(client, file, **LONG).id
     assert client.fine_tuning.jobs.cancel(waiting).status == "cancelled"
     wait_for_step(client, running, 2)
-    worker = worker_of(server, running)
+    worker = find_worker(server, running)
     assert client.fine_tuning.jobs.cancel(running).status == "cancelled"
     while is_alive(worker):
         time.sleep(0.05)
@@ -236,7 +236,7 @@ def test_fifty_kills(wide: Path, tmp_path: Path, command: str) -> None:
             top_up(victim.client(), jobs, file)
             time.sleep(choose.uniform(0, 8))
             hit = choose.sample(PARTS, choose.choice([1, 1, 2, 3]))
-            kill(victim, hit, {"worker": workers(tmp_path, jobs), "engine": vllms_of(victim.pid)})
+            kill(victim, hit, {"worker": workers(tmp_path, jobs), "engine": list_vllms(victim.pid)})
         check(victim.client(timeout=300), jobs, file)
     finally:
         victim.stop()

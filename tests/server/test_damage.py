@@ -13,7 +13,7 @@ import pytest
 from tests import canaries
 from tests.server.data import ASK, create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
-from tests.server.test_crash import LONG, check_whole, worker_of
+from tests.server.test_crash import LONG, check_whole, find_worker
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_job_goes_on_from_the_checkpoint_before_a_damaged_one(own_server: Serv
     server, client = own_server, own_server.client()
     job = create(client, upload(client, supervised(8)), **LONG).id
     wait_for_step(client, job, 12)
-    worker = worker_of(server, job)
+    worker = find_worker(server, job)
     server.kill()
     os.kill(worker, signal.SIGKILL)
     checkpoints = sorted(
@@ -63,7 +63,7 @@ def test_a_job_goes_on_from_the_checkpoint_before_a_damaged_one(own_server: Serv
     check_whole(client, job)
     (event,) = (text for text in messages(client, job) if "checkpoint is damaged" in text)
     assert f"{checkpoints[-1].name}/optimiser.safetensors is not what was written" in event
-    assert event.endswith(f"goes on from step {checkpoints[-2].name.removeprefix('step-')}")
+    assert event.endswith(f"continues from step {checkpoints[-2].name.removeprefix('step-')}")
 
 
 KEY, TOKEN = "canary-server-key-01", "canary-hub-token-02"

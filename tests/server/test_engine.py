@@ -25,7 +25,7 @@ from etude.server.scheduler import Scheduler
 from etude.server.settings import server_settings, training_processes
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
-from tests.server.test_crash import LONG, check_whole, worker_of
+from tests.server.test_crash import LONG, check_whole, find_worker
 from tests.support import is_alive
 
 ASK = [{"role": "user", "content": "?"}]
@@ -114,9 +114,9 @@ def test_the_engine_makes_way_for_jobs_and_comes_back_by_itself(model: Path, tmp
         (["./nowhere", "--host", "0.0.0.0"], "--api-key-env"),
         (["./nowhere", "--host", "203.0.113.1"], "there is no API key"),
         (["./nowhere", "--dtype", "int3"], "--dtype"),
-        (["./nowhere", "--vllm-arg=--enforce-eager"], "there is no vLLM without --engine vllm"),
-        (["./nowhere", "--vllm-device", "0"], "there is no vLLM without --engine vllm"),
-        (["./nowhere", "--samplers", "2"], "there is no vLLM without --engine vllm"),
+        (["./nowhere", "--vllm-arg=--enforce-eager"], "needs --engine vllm"),
+        (["./nowhere", "--vllm-device", "0"], "needs --engine vllm"),
+        (["./nowhere", "--samplers", "2"], "needs --engine vllm"),
         (["./nowhere", "--samplers", "2", "--engine", "vllm"], "name one: --on auto"),
     ],
 )
@@ -198,7 +198,7 @@ def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_
     with ServerProcess(model, tmp_path) as server:
         client, nursery = server.client(), nursery_after_a_job(server)
         job = create(client, upload(client, supervised(8)), **LONG).id
-        worker = worker_of(server, job)
+        worker = find_worker(server, job)
         assert psutil.Process(worker).ppid() == nursery
         output = Path(f"/proc/{worker}/fd/1")
         assert not output.exists() or output.resolve() == (tmp_path / "jobs" / job / "worker.log").resolve()
@@ -235,7 +235,7 @@ def two(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
         yield running
 
 
-def ranks_of(server: ServerProcess, job: str) -> list[int]:
+def list_ranks(server: ServerProcess, job: str) -> list[int]:
     """The processes that train a job, the one that writes first."""
     for _ in range(6000):
         found = JobFolder(server.data_dir, job).holders()
@@ -271,10 +271,10 @@ def test_two_processes_train_what_one_does_and_survive_kill_9(
         job = create(client, upload(client, supervised(8)), request=request, **LONG).id
         if running is two:
             wait_for_step(client, job, 8)
-            os.kill(ranks_of(two, job)[1], signal.SIGKILL)
+            os.kill(list_ranks(two, job)[1], signal.SIGKILL)
             check_whole(client, job)
             told = messages(client, job)
-            assert any("process 1: signal 9" in text and "goes on from step" in text for text in told)
+            assert any("process 1: signal 9" in text and "continues from step" in text for text in told)
             assert any(text.startswith("Fine-tuning job started, from step") for text in told)
         assert wait(client, job).status == "succeeded"
         found.append(losses(client, job))
@@ -286,7 +286,7 @@ def test_a_cancelled_job_ends_all_its_processes(two: ServerProcess) -> None:
     client = two.client()
     job = create(client, upload(client, supervised(8)), **LONG).id
     wait_for_step(client, job, 2)
-    ranks = ranks_of(two, job)
+    ranks = list_ranks(two, job)
     assert client.fine_tuning.jobs.cancel(job).status == "cancelled"
     wait_for_end(ranks)
     assert client.fine_tuning.jobs.retrieve(job).status == "cancelled"
@@ -312,7 +312,7 @@ def test_whatever_is_killed_nothing_is_lost(
     client = two.client()
     job = create(client, upload(client, supervised(8)), **LONG).id
     wait_for_step(client, job, 8)
-    kill(two, ranks_of(two, job))
+    kill(two, list_ranks(two, job))
     check_whole(two.client(), job)
 
 
@@ -323,7 +323,7 @@ def test_shards_of_the_weights_survive_kill_9_too(model: Path, tmp_path: Path) -
         client = running.client()
         job = create(client, upload(client, supervised(8)), **LONG | {"lora_rank": 0}).id
         wait_for_step(client, job, 8)
-        os.kill(ranks_of(running, job)[0], signal.SIGKILL)
+        os.kill(list_ranks(running, job)[0], signal.SIGKILL)
         check_whole(client, job)
 
 

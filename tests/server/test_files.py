@@ -71,7 +71,7 @@ def test_an_upload_that_is_sent_again_under_its_key_is_kept_once(client: openai.
     with ThreadPoolExecutor(4) as pool:
         (made,) = set(pool.map(sent, [content] * 4))
     assert sum(file.filename == "again.jsonl" for file in client.files.list()) == 1
-    with pytest.raises(openai.ConflictError, match="which has another content") as refused:
+    with pytest.raises(openai.ConflictError, match="which has different content") as refused:
         sent(content + b"\n")
     assert refused.value.code == "idempotency_key_reused"
     client.files.delete(made)
@@ -87,10 +87,10 @@ LINE = json.dumps({"messages": [ASK, YES]})
         ("", "train.jsonl has no lines"),
         ("\n\n", "no lines"),
         (f"{LINE}\n{{", "train.jsonl, line 2: not JSON"),
-        (f"{LINE}\n\n[1]", "line 3: no training row"),
+        (f"{LINE}\n\n[1]", "line 3: this is not a training row"),
         (f"{LINE}\n{json.dumps({'messages': [ASK]})}", "line 2: there is no message of the role assistant"),
         (f"{LINE}\n" + LINE.replace("assistant", "robot"), r"line 2: messages\[1\]\.role"),
-        (f"{LINE}\n{json.dumps(dpo(1)[0])}", "line 2: a row for dpo, and those before it are for supervised"),
+        (f"{LINE}\n{json.dumps(dpo(1)[0])}", "line 2: this row is for dpo, .* before it are for supervised"),
         (json.dumps({"trajectories": [{"turns": [], "reward": 1}]}), r"line 1: trajectories\[0\]\.turns"),
         (f"{LINE}\n" + "[" * 100_000, "line 2: not JSON"),
         (f'{LINE}\n{{"messages": [{{"role": "user", "content": "\\ud800"}}]}}', "line 2: not JSON"),
@@ -168,8 +168,11 @@ def group(**changes: Any) -> dict[str, Any]:
     [
         ({"logprobs": [-0.1, 7.5]}, r"trajectories\[0\].turns\[0\].logprobs\[1\]: .*less than or equal"),
         ({"logprobs": [-1e308, -0.1]}, r"logprobs\[0\]: .*greater than or equal to -100000"),
-        ({"token_ids": [4, 100]}, r"turns\[0\].token_ids\[1\]: 100 is no token of the model, which has 100"),
-        ({"context_ids": [10**9]}, r"turns\[0\].context_ids\[0\]: 1000000000 is no token"),
+        (
+            {"token_ids": [4, 100]},
+            r"turns\[0\].token_ids\[1\]: 100 is not a token id .*, which has 100 tokens",
+        ),
+        ({"context_ids": [10**9]}, r"turns\[0\].context_ids\[0\]: 1000000000 is not a token id"),
         ({"token_ids": [4, -1]}, r"turns\[0\].token_ids\[1\]: "),
         ({"advantages": [1e300, 1]}, r"advantages\[0\]: .*less than or equal"),
     ],
@@ -187,14 +190,14 @@ def test_what_cannot_have_been_sampled_is_refused_with_its_line(
 def test_a_server_knows_its_models_vocabulary(server: ServerProcess) -> None:
     client = server.client()
     assert upload(client, [group(token_ids=[4, 200])])
-    with pytest.raises(openai.BadRequestError, match=r"line 1: .*100000 is no token of the model"):
+    with pytest.raises(openai.BadRequestError, match=r"line 1: .*100000 is not a token id of the model"):
         upload(client, [group(token_ids=[4, 100_000])])
 
 
 @pytest.mark.parametrize(
     ("options", "param", "problem"),
     [
-        ({"lora_rank": 10_000_000}, "lora_rank", "lora_rank is 10000000, and the model's width 32"),
+        ({"lora_rank": 10_000_000}, "lora_rank", "lora_rank 10000000 is higher than the model's width 32"),
         ({"lora_rank": 10**12}, "lora_rank", "less than or equal"),
         ({"n_epochs": 2_000_000}, "n_epochs", "the job has 2000000 steps"),
         ({"n_epochs": True}, "n_epochs", "valid integer"),

@@ -20,7 +20,7 @@ from tests.server.process import ServerProcess
 from tests.support import one_quick
 
 
-def logprob_of(client: openai.OpenAI, model: str, text: str = "y") -> float:
+def logprob(client: openai.OpenAI, model: str, text: str = "y") -> float:
     """Of the first token of the answer being `text`, as far as the model tells."""
     answer = client.chat.completions.create(
         model=model, messages=[ASK], max_tokens=1, temperature=0, logprobs=True, top_logprobs=20
@@ -67,7 +67,7 @@ def test_supervised_from_file_to_a_model_that_answers(client: openai.OpenAI, ran
     checkpoints = list(client.fine_tuning.jobs.checkpoints.list(job.id))
     assert [checkpoint.step_number for checkpoint in checkpoints] == [8, 6, 4]
     middle = checkpoints[-1].fine_tuned_model_checkpoint
-    assert logprob_of(client, "tiny") < logprob_of(client, middle) < logprob_of(client, job.fine_tuned_model)
+    assert logprob(client, "tiny") < logprob(client, middle) < logprob(client, job.fine_tuned_model)
     lines = client.files.content(job.result_files[0]).text.splitlines()
     assert lines[0].startswith("step,train_loss") and len(lines) == 9
 
@@ -79,7 +79,7 @@ def test_dpo_prefers_what_was_preferred_and_goes_on_from_a_fine_tuned_model(clie
     first = wait(client, create(client, file, "dpo", **options).id)
     assert first.status == "succeeded" and first.fine_tuned_model, first.error
     check_wire(first, client)
-    assert logprob_of(client, first.fine_tuned_model) > logprob_of(client, "tiny")
+    assert logprob(client, first.fine_tuned_model) > logprob(client, "tiny")
     again = {"n_epochs": 2, "batch_size": 8, "learning_rate": 0.02, "lr_schedule": "linear"}
     second = wait(client, create(client, file, "dpo", request={"model": first.fine_tuned_model}, **again).id)
     assert second.status == "succeeded" and second.fine_tuned_model, second.error
@@ -253,7 +253,7 @@ def wait_until_free(own_server: ServerProcess, job: str) -> None:
     raise AssertionError("the worker goes on")
 
 
-def weights_of(own_server: ServerProcess, job: str) -> bytes:
+def read_weights(own_server: ServerProcess, job: str) -> bytes:
     return (own_server.data_dir / "models" / job / "trained.safetensors").read_bytes()
 
 
@@ -289,7 +289,7 @@ def test_a_paused_job_survives_kill_9_and_ends_with_the_weights_of_one_that_was_
     said = messages(client, job)
     assert "Fine-tuning job paused" in said and "Fine-tuning job resumed" in said
     assert any(text.startswith("Fine-tuning job started, from step") for text in said)
-    assert weights_of(own_server, job) == weights_of(own_server, straight.id)
+    assert read_weights(own_server, job) == read_weights(own_server, straight.id)
     assert sum(text.startswith("Step ") for text in said) == 16
     for ask in (client.fine_tuning.jobs.pause, client.fine_tuning.jobs.resume):
         with pytest.raises(openai.BadRequestError, match="has ended") as caught:

@@ -15,7 +15,7 @@ import pytest
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.server.data import ASK, create, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
-from tests.vllm import command_of
+from tests.vllm import choose_command
 
 pytestmark = pytest.mark.vllm
 
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     shape = TinyShape(hidden_size=64, heads=2, intermediate_size=48, max_context=1024)
     build_policy(tokenizer, 0, shape).export(folder / "tiny")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        (command,) = command_of("real", monkeypatch)
+        (command,) = choose_command("real", monkeypatch)
         options = ["--engine", "vllm", "--vllm-command", command, "--vllm-arg=--enforce-eager"]
         with ServerProcess(folder / "tiny", folder, *options, "--engine-wait", "300") as running:
             yield running

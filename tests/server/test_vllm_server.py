@@ -25,7 +25,7 @@ from tests.cli.projects import etude
 from tests.forked import Forked
 from tests.server.data import ASK, YES, create, supervised, upload, wait
 from tests.server.process import ServerProcess
-from tests.vllm import STAND_IN, commands, vllms_of
+from tests.vllm import STAND_IN, commands, list_vllms
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_vllm_answers_with_what_jobs_trained_and_comes_back_from_a_crash(
             assert said("tiny") == untrained
             if rank:
                 lora = job.fine_tuned_model
-        os.kill(vllms_of(server.pid)[0], signal.SIGKILL)
+        os.kill(list_vllms(server.pid)[0], signal.SIGKILL)
         with server.http(timeout=300) as http:
             deadline = time.monotonic() + 60
             while http.get("/engine/status").json()["restarts"] == 0:
@@ -84,7 +84,7 @@ def test_with_a_vllm_for_each_device_a_crash_of_one_costs_no_request(wide: Path,
         rows = http.get("/engine/status").json()["processes"]
         assert [row["device"] for row in rows] == ["0", "1"]
         assert sum(row["answers"] for row in rows) == 12 and min(row["answers"] for row in rows) >= 4
-        os.kill(vllms_of(server.pid)[0], signal.SIGKILL)
+        os.kill(list_vllms(server.pid)[0], signal.SIGKILL)
         assert [ask(number) for number in range(12)] == before
         deadline = time.monotonic() + 120
         while (row := http.get("/engine/status").json()["processes"][0])["restarts"] == 0 or (
@@ -101,7 +101,7 @@ def test_sigterm_while_vllm_starts_ends_the_server_and_leaves_no_process(wide: P
     command = ["serve", str(wide), "--port", "0", "--data-dir", str(tmp_path), *options]
     process = Forked(command, Path.cwd(), dict(os.environ), errors=tmp_path / "errors")
     deadline = time.monotonic() + 60
-    while not (vllms := vllms_of(process.pid)):
+    while not (vllms := list_vllms(process.pid)):
         assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "errors").read_text()
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
@@ -120,7 +120,7 @@ def test_heads_that_are_too_small_for_vllm_on_a_cpu_are_refused_at_the_start(
     model: Path, tmp_path: Path
 ) -> None:
     options = ["--engine", "vllm", "--vllm-command", shlex.join(STAND_IN), "--device", "cpu"]
-    assert re.search(r"heads of 16 \(head_dim\)[\s\S]*--engine embedded", refused(model, tmp_path, *options))
+    assert re.search(r"a head_dim of 16[\s\S]*--engine embedded", refused(model, tmp_path, *options))
 
 
 @pytest.mark.parametrize("engine", ["embedded", "vllm"])

@@ -82,7 +82,7 @@ def test_a_journal_of_ones_own_is_told_of_its_own_files_and_of_no_command_for_ru
     with pytest.raises(StoreError, match=r"loop\.db") as raised:
         Journal(tmp_path / "loop.db")
     told = str(raised.value)
-    assert "put whole copies of loop.db and the files whose names begin with loop.db- in their place" in told
+    assert "replace loop.db and the files whose names begin with loop.db- by intact copies" in told
     assert "etude runs" not in told and "run.db" not in told
     for path in tmp_path.glob("loop.db*"):
         path.unlink()
@@ -91,7 +91,7 @@ def test_a_journal_of_ones_own_is_told_of_its_own_files_and_of_no_command_for_ru
 
 def test_an_empty_journal_of_ones_own_is_not_taken_for_a_run(tmp_path: Path) -> None:
     (tmp_path / "loop.db").touch()
-    with pytest.raises(StoreError, match=r"loop\.db holds nothing: nothing was stored in it") as raised:
+    with pytest.raises(StoreError, match=r"loop\.db is empty: nothing was stored in it") as raised:
         Journal(tmp_path / "loop.db", read_only=True)
     assert "etude resume" not in str(raised.value)
 
@@ -118,7 +118,7 @@ def test_no_flipped_byte_goes_unnoticed(run: Path, tmp_path: Path) -> None:
 def test_an_altered_entry_is_named(run: Path) -> None:
     with sqlite3.connect(run / "run.db") as database:
         database.execute("UPDATE steps SET value='\"y\"' WHERE key='step/0007'")
-    assert check_journal(run) == ["1 entry is not as written: step/0007"]
+    assert check_journal(run) == ["1 entry differs from what was written: step/0007"]
 
 
 def test_pages_that_cannot_be_read_are_told(run: Path) -> None:

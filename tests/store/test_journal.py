@@ -125,7 +125,7 @@ async def test_a_result_is_kept_when_its_owner_is_cancelled_while_it_is_stored(j
 
 async def test_a_value_that_is_no_json_is_refused_by_name(journal: Journal) -> None:
     fn, _ = counted(object())
-    with pytest.raises(TypeError, match="'train/1' cannot be kept as JSON"):
+    with pytest.raises(TypeError, match="'train/1' cannot be stored as JSON"):
         await journal.step("train/1", fn)
     assert "train/1" not in dict(journal.scan())
 
@@ -232,7 +232,7 @@ async def test_another_process_may_read_while_one_writes(tmp_path: Path) -> None
 def test_what_is_no_journal_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         Journal(tmp_path / "run.db", read_only=True)
-    with pytest.raises(StoreError, match="cannot be opened; check that the folder exists"):
+    with pytest.raises(StoreError, match="cannot be opened; check that its folder exists"):
         Journal(tmp_path / "nowhere" / "run.db")
     (tmp_path / "run.db").write_bytes(b"this is not a database at all, only text" * 30)
     with pytest.raises(StoreError, match=r"run\.db: the file is not a journal"):

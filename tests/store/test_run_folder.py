@@ -93,7 +93,7 @@ def test_a_made_up_name_that_is_taken_gets_a_number(tmp_path: Path, monkeypatch:
 
 def test_a_run_is_never_made_over_another(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "a").close()
-    with pytest.raises(RequestError, match="exists already; go on with it: etude resume"):
+    with pytest.raises(RequestError, match="already exists; continue it: etude resume"):
         RunFolder.create(tmp_path, "a")
 
 

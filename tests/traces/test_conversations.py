@@ -64,7 +64,7 @@ def test_feedback_goes_to_the_chat_of_its_call_or_trace():
     assert [score.name for score in chat.scores] == ["good", "fast"]
     assert log.left_out == {
         "nothing": (1, "log:2"),
-        "call that is there twice, by its id": (1, "log:1"),
+        "call whose id occurs twice": (1, "log:1"),
         "feedback 'good' on a call that is not in the log": (1, "log:5"),
     }
 
@@ -204,7 +204,7 @@ def test_gzip_and_a_list_are_read_as_the_lines_are(tmp_path: Path):
     [
         ("{", "broken JSON"),
         ("[1]", "a row must be an object, found a list"),
-        ('{"prompt": "Hi"}', "a row of no known format (otlp, langfuse, openai): an object with prompt"),
+        ('{"prompt": "Hi"}', "a row must have a known format (otlp, langfuse, openai), found an object"),
         ('{"messages": "Hi"}', "messages must be a list, found 'Hi'"),
         ('{"messages": [{"role": "robot"}]}', "messages[0].role must be one of system, developer, user"),
         (

@@ -101,7 +101,7 @@ def test_functions_of_a_program_and_of_a_config_are_called_with_each_record(proj
     # It goes on without the function of its program too, and says what is missing.
     resumed = etude("resume", "one", "-o", "finetuning.num_epochs=4")
     assert resumed.exit_code == 0
-    assert "give it again, in Python" in resumed.stdout
+    assert "pass it again in Python" in resumed.stdout
 
 
 def test_an_evaluation_is_shown_too(project):

@@ -14,7 +14,7 @@ from etude.protocols import nip
 from etude.store.learned import Source, learned_lines, write_learned
 from etude.store.run_folder import RunFolder
 from etude.view.app import create_view
-from tests.protocols.games import find_agent, play_record, turn_of
+from tests.protocols.games import count_turns, find_agent, play_record
 from tests.support import ScriptedEngine
 from tests.view.stored import CONFIG_YAML, Told, as_sample, epoch_entry, store_run
 
@@ -70,7 +70,7 @@ async def play(path: Path) -> None:
     def answer(request: ChatRequest) -> str:
         if find_agent(request) == "prover":
             return HINT
-        return "Decision: " + ("accept" if request.key % 2 else "reject") if turn_of(request) else "why?"
+        return "Decision: " + ("accept" if request.key % 2 else "reject") if count_turns(request) else "why?"
 
     with RunFolder.open(path) as run:
         engine = ScriptedEngine(answer)

@@ -61,7 +61,7 @@ class Told:
         return re.sub(r"^(eval|\w+/\d+)/", "", self.id).rpartition("/")[0]
 
 
-def calls_of(told: Told) -> list[Call]:
+def make_calls(told: Told) -> list[Call]:
     """The calls of an episode, each going on from the one before."""
     messages: tuple[Message, ...] = ({"role": "user", "content": told.asked},)
     calls, ids = [], (1, 2, 3)
@@ -87,7 +87,7 @@ def calls_of(told: Told) -> list[Call]:
 
 def as_sample(told: Told) -> Sample:
     """The whole of an episode's tokens as the learner is given them."""
-    answers = [call.completion for call in calls_of(told) if call.completion is not None]
+    answers = [call.completion for call in make_calls(told) if call.completion is not None]
     starts = [len(answer.prompt_ids or ()) for answer in answers]
     turns = tuple(Turn(start, start + 4, model_version=told.version) for start in starts)
     ids = (answers[-1].prompt_ids or ()) + (answers[-1].completion_ids or ())
@@ -97,13 +97,13 @@ def as_sample(told: Told) -> Sample:
     return replace(sample, advantages=sample.by_token([1.5, -0.5][: len(turns)]))
 
 
-def record_of(told: Told) -> EpisodeRecord:
+def make_record(told: Told) -> EpisodeRecord:
     """The record of an episode."""
     return EpisodeRecord(
         id=told.id,
         example=Example(told.example, {"question": told.asked}, expected="four"),
         generation=int(told.id.rpartition("/")[2]),
-        calls=tuple(calls_of(told)),
+        calls=tuple(make_calls(told)),
         events=told.events,
         output=told.output if told.output is not None or told.failure else "four",
         failure=told.failure,
@@ -113,7 +113,7 @@ def record_of(told: Told) -> EpisodeRecord:
 
 async def put_episode(run: RunFolder, told: Told, record: EpisodeRecord | None = None) -> None:
     """Store an episode with its calls and scores, as a run does."""
-    record = record or record_of(told)
+    record = record or make_record(told)
     names: dict[int, str] = {}
     before: tuple[str, Call] | None = None
     for call in record.calls:

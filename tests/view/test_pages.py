@@ -328,8 +328,8 @@ def test_what_another_backend_was_handed_is_shown_with_what_it_does_not_tell(tmp
     client = TestClient(create_view(tmp_path, KEY), base_url="http://127.0.0.1")
     client.get("/", params={"open": KEY})
     text = words(shown(client, "/runs/r/tokens/train/1/a/0"))
-    assert "As the backend 'mine' was handed it for the job r-epoch-1" in text and "the ratio" in text
-    assert "makes advantages of them itself" in text
+    assert "As the backend 'mine' received it for the job r-epoch-1" in text and "the ratio" in text
+    assert "computes the advantages from them itself" in text
     assert chunk(client, "train/1/a/0")["advantages"][3:7] == [1.5] * 4
     assert "no token ids were recorded" in words(shown(client, "/runs/r/tokens/train/1/b/0", status=404))
 

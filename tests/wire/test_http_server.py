@@ -59,7 +59,7 @@ async def connected(port: int, text: bytes = b"") -> tuple[asyncio.StreamReader,
     return reader, writer
 
 
-async def answer_of(reader: asyncio.StreamReader) -> tuple[int, Any]:
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
     """Status and body of an answer."""
     head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode().lower()
     length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("content-length"))
@@ -73,7 +73,7 @@ async def test_a_refusal_can_be_read_while_the_body_is_still_being_sent() -> Non
             for _ in range(40):
                 writer.write(b" " * 2**20)
                 await writer.drain()
-            status, body = await answer_of(reader)
+            status, body = await read_answer(reader)
             assert status == 413 and body["error"]["code"] == "request_too_large"
             assert "1024 bytes" in body["error"]["message"]
             writer.close()
@@ -82,7 +82,7 @@ async def test_a_refusal_can_be_read_while_the_body_is_still_being_sent() -> Non
             port, b"POST / HTTP/1.1\r\nHost: l\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         writer.write((b"%x\r\n" % 2048) + b"x" * 2048 + b"\r\n")
-        assert (await answer_of(reader))[0] == 413
+        assert (await read_answer(reader))[0] == 413
         writer.close()
 
 
@@ -92,7 +92,7 @@ async def test_a_connection_beyond_the_limit_is_told_so_and_the_others_go_on() -
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     port = listening.getsockname()[1]
     kept = [await connected(port, GET % b"") for _ in range(2)]
-    assert [await answer_of(reader) for reader, _ in kept] == [(200, {"bytes": 0})] * 2
+    assert [await read_answer(reader) for reader, _ in kept] == [(200, {"bytes": 0})] * 2
     reader, refused = await connected(port, GET % b"")
     assert b" 503 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     refused.close()
@@ -105,7 +105,7 @@ async def test_a_connection_beyond_the_limit_is_told_so_and_the_others_go_on() -
 async def test_a_failure_is_an_error_object_and_one_line(caplog: pytest.LogCaptureFixture) -> None:
     async with served() as port:
         reader, _ = await connected(port, GET % b"fail")
-        status, body = await answer_of(reader)
+        status, body = await read_answer(reader)
     assert status == 500 and body["error"]["type"] == "server_error"
     (record,) = [each for each in caplog.records if each.name == "etude.http"]
     line = record.getMessage()

@@ -157,7 +157,7 @@ async def test_thoughts_that_are_to_be_omitted_are_no_part_of_the_answer_and_are
         ({"extra_body": {"container": "c"}}, "parameter 'container' is not supported"),
         ({"tool_choice": {"type": "any"}}, "there are no tools to call"),
         ({"messages": [{"role": "user", "content": [RESULT]}]}, "the id of a tool call of an earlier"),
-        ({"messages": [*ASK, {"role": "assistant", "content": "So"}]}, "in the middle of its answer"),
+        ({"messages": [*ASK, {"role": "assistant", "content": "So"}]}, "continue a partial answer"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(server, fields, message):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 Need = Literal["logprobs", "start", "reference", "entropy", "divergence"]
 """`logprobs`: the sampler's. `start`: the learner's own at the start of a job of several steps. `reference`:
-those of the model that training began with. `divergence`: their sum over each turn, before advantages are
+logprobs of the model that training began with. `divergence`: their sum over each turn, before advantages are
 computed. `entropy`: the entropy of each token's distribution."""
 
 

@@ -92,11 +92,11 @@ class Distillation(Grpo, name="distillation"):
             raise RequestError(
                 f"distillation: '{self.teacher}' ({type(innermost(engine)).__name__}) cannot score tokens"
             )
-        asked = [partial(self._asked, engine, sample) for sample in samples]
+        asked = [partial(self._request_logprobs, engine, sample) for sample in samples]
         told: list[list[float]] = await asyncio.gather(*map(journal.step, keys, asked))
         return told
 
-    async def _asked(self, engine: Any, sample: Sample) -> list[float]:
+    async def _request_logprobs(self, engine: Any, sample: Sample) -> list[float]:
         """Ask an endpoint for the logprobs of a sample's tokens; 0 for tokens that were not sampled."""
         with asking_for("teacher", sample.episode or ""):
             scores = await engine.score(sample.ids)

@@ -151,18 +151,18 @@ class Dpo(Preferences, name="dpo"):
         """Return the pairs of a group, largest reward difference first; pairs of answers by turn."""
         if self.compare == "turns":
             return self.turn_pairs(group, tally)
-        ranked = self._ranked(group, lambda scored: scored.reward, tally)
-        return self._kept([pair for both in ranked for pair in _branch_pairs(*both, tally)], tally)
+        ranked = self._rank_pairs(group, lambda scored: scored.reward, tally)
+        return self._limit_pairs([pair for both in ranked for pair in _branch_pairs(*both, tally)], tally)
 
     def turn_pairs(self, group: Group, tally: Tally) -> list[Pair]:
         """Return the pairs of answers to one prompt in a group's episodes."""
         pairs: list[Pair] = []
         for choice in (choice for scored in group for choice in self.choices(scored)):
-            ranked = self._ranked(choice.candidates, lambda candidate: candidate.value, tally)
-            pairs += self._kept([choice.pair(better, worse) for better, worse in ranked], tally)
+            ranked = self._rank_pairs(choice.candidates, lambda candidate: candidate.value, tally)
+            pairs += self._limit_pairs([choice.pair(better, worse) for better, worse in ranked], tally)
         return pairs
 
-    def _ranked(self, items: Sequence[T], value: Callable[[T], float], tally: Tally) -> list[tuple[T, T]]:
+    def _rank_pairs(self, items: Sequence[T], value: Callable[[T], float], tally: Tally) -> list[tuple[T, T]]:
         """Return the pairs that differ enough, better one first, sorted by largest difference."""
         order = sorted(items, key=lambda item: -value(item))
         if self.pairs == "best_vs_worst":
@@ -177,7 +177,7 @@ class Dpo(Preferences, name="dpo"):
                 kept.append((better, worse))
         return sorted(kept, key=lambda pair: value(pair[1]) - value(pair[0]))
 
-    def _kept(self, pairs: Sequence[Pair | None], tally: Tally) -> list[Pair]:
+    def _limit_pairs(self, pairs: Sequence[Pair | None], tally: Tally) -> list[Pair]:
         """Drop pairs without a difference, and pairs beyond the limit."""
         different = [pair for pair in pairs if pair is not None]
         kept = different[: self.max_pairs_per_group]

@@ -105,7 +105,7 @@ class Tally:
     left_out: Counter[str] = field(default_factory=Counter)
     """The counts of everything that the algorithm left out, by reason."""
     reward_groups: dict[str, int] = field(default_factory=dict)
-    """Groups with several rewards (`compared`), and those of them without an advantage (`flat`)."""
+    """Groups with several rewards (`compared`), and how many of them have no advantage (`flat`)."""
 
     def leave_out(self, reason: str, count: int) -> None:
         """Count what an algorithm leaves out. A reason with a count of 0 is not kept."""
@@ -289,7 +289,7 @@ def find_choices(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[C
     Elsewhere they are calls with equal prompts, valued by the step reward after the call. A call without a
     step reward is no candidate.
     """
-    for choice in _in_play(scored) if is_play(scored.episode) else _in_calls(scored):
+    for choice in _play_choices(scored) if is_play(scored.episode) else _call_choices(scored):
         candidates = tuple(
             replace(each, value=each.value - scored.penalty * count_cut_off([each.call]))
             for each in choice.candidates
@@ -324,7 +324,7 @@ def _turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
     return [with_turns(sample, "value", returns) for sample, returns in made if returns is not None]
 
 
-def _in_play(scored: ScoredEpisode) -> Iterator[Choice]:
+def _play_choices(scored: ScoredEpisode) -> Iterator[Choice]:
     tree = read_tree(scored.episode)
     calls = {call.index: call for call in scored.calls}
     for index, choice in enumerate(choices(tree, scored.agent)):
@@ -334,7 +334,7 @@ def _in_play(scored: ScoredEpisode) -> Iterator[Choice]:
         yield Choice(scored, index, candidates, tree.bounds.get(choice.agent))
 
 
-def _in_calls(scored: ScoredEpisode) -> Iterator[Choice]:
+def _call_choices(scored: ScoredEpisode) -> Iterator[Choice]:
     values: dict[int, list[float]] = defaultdict(list)
     for event in scored.episode.events:
         if event.kind == "step_reward" and event.value is not None:

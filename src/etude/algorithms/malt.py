@@ -96,7 +96,7 @@ class Malt(Preferences, name="malt"):
         ]
 
     def _make_pairs(self, choice: Choice, tally: Tally) -> Iterator[Pair]:
-        ranked = sorted(self._ranked(choice), key=lambda pair: pair[1].value - pair[0].value)
+        ranked = sorted(self._rank_candidates(choice), key=lambda pair: pair[1].value - pair[0].value)
         if not ranked:
             tally.left_out[NO_PAIR] += 1
         for better, worse in ranked:
@@ -105,7 +105,7 @@ class Malt(Preferences, name="malt"):
                 return
             tally.left_out[SAME_ANSWER] += 1
 
-    def _ranked(self, choice: Choice) -> Iterator[tuple[Candidate, Candidate]]:
+    def _rank_candidates(self, choice: Choice) -> Iterator[tuple[Candidate, Candidate]]:
         """Yield the pairs that the rule allows, the better answer first."""
         low, high = choice.bounds or (0.0, 0.0)
         for first, second in combinations(choice.candidates, 2):

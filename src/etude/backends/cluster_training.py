@@ -121,7 +121,7 @@ class ClusterLearners:
         while True:
             cause = await self._work(job, folder)
             news = JobProgress.read(folder)
-            if (made := self._made(job)) is not None:
+            if (made := self._find_finished_job(job)) is not None:
                 self.note = news.note
                 return made
             if news.failure is not None:
@@ -172,8 +172,8 @@ class ClusterLearners:
             device=self.learners.device,
             dtype=dtype_name(next(self.policy.model.parameters()).dtype),
             seed=job.seed,
-            start=_located(start),
-            begins_from=self.begins_from and _located(self.begins_from),
+            start=_with_absolute_location(start),
+            begins_from=self.begins_from and _with_absolute_location(self.begins_from),
             config=job.config,
             options=learner_options(job.config, self.run),
             algorithm=f"{algorithm.__module__}:{algorithm.__qualname__}",
@@ -183,7 +183,7 @@ class ClusterLearners:
         )
         write_atomically(folder / ORDER, order.model_dump_json(), exact=True)
 
-    def _made(self, job: Job) -> FinishedJob | None:
+    def _find_finished_job(self, job: Job) -> FinishedJob | None:
         """Return the finished job if its version exists."""
         if job.number not in self.versions.numbers():
             return None
@@ -191,7 +191,7 @@ class ClusterLearners:
         return finished if finished.job == job.name else None
 
 
-def _located(version: ModelVersion) -> ModelVersion:
+def _with_absolute_location(version: ModelVersion) -> ModelVersion:
     """Return the version with an absolute folder path. Version 0 has no folder."""
     if not version.number:
         return version

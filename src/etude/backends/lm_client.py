@@ -14,7 +14,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from etude.core.errors import BackendError
 from etude.core.secrets import keep_secret
-from etude.wire.retries import USUAL, Retryable, RetryPolicy, RetryReason, as_reason, to_failure, with_retries
+from etude.wire.retries import USUAL, Retryable, RetryPolicy, RetryReason, describe, to_failure, with_retries
 
 if TYPE_CHECKING:
     import httpx
@@ -243,7 +243,7 @@ class LanguageModelClient:
             later = RetryReason("timeout") if method == "GET" else None
             raise ClientTimeoutError(f"{where}: no answer in time", later) from error
         except httpx.HTTPError as error:
-            reason = as_reason(error) if isinstance(error, httpx.RequestError) else type(error).__name__
+            reason = describe(error) if isinstance(error, httpx.RequestError) else type(error).__name__
             raise BadResponseError(f"{where}: {reason}", RetryReason("connection")) from error
         if response.is_success:
             return response

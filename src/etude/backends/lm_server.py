@@ -74,7 +74,7 @@ class LmServerAdapter(OpenAiJobs):
         await self.check()
         self._algorithms = tuple(await self.server.algorithms())
         if isinstance(self.planned, Algorithm):
-            self._known(make_algorithm(*self.planned.method_at(0)))
+            self._find_server_algorithm(make_algorithm(*self.planned.method_at(0)))
 
     def capabilities(self) -> Capabilities:
         # All algorithms that the server knows or has a loss for.
@@ -117,7 +117,7 @@ class LmServerAdapter(OpenAiJobs):
         For the latter, the samples have their advantages. Raises CapabilityError if there is none.
         """
         algorithm = make_algorithm(trajectories.method, trajectories.options)
-        same = self._known(algorithm)
+        same = self._find_server_algorithm(algorithm)
         update: dict[str, Any] = {"method": same.type_name, "options": changed_options(algorithm, same)}
         if same is not type(algorithm) and algorithm.kind == "samples":
             groups = [[unit.samples[0] for unit in group] for group in read_groups(trajectories, algorithm)]
@@ -132,7 +132,7 @@ class LmServerAdapter(OpenAiJobs):
         pulls_to_start = self.adapter_config.hyperparameters.get("reference") != "base"
         return algorithm.reason_to_skip(read_groups(trajectories, algorithm), at_base=pulls_to_start)
 
-    def _known(self, algorithm: Algorithm) -> type[Algorithm]:
+    def _find_server_algorithm(self, algorithm: Algorithm) -> type[Algorithm]:
         """Return the server's algorithm with the same loss. Raises CapabilityError if there is none."""
         same = find_same_loss(algorithm, self._algorithms)
         if same is None:

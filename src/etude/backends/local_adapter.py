@@ -146,7 +146,7 @@ class LocalAdapter(TrainerAdapter):
         schedule = learner_options(self.adapter_config, self.run_config).schedule
         facts = job_settings(algorithm, config, schedule, self._seed)
         content = JobContent.of(data_hash(trajectories), trajectories.method, facts)
-        finished = await asyncio.to_thread(self._finished, name)
+        finished = await asyncio.to_thread(self._find_finished_job, name)
         running = self._jobs.get(name)
         if running is not None:
             running.content.require(name, content)
@@ -171,8 +171,8 @@ class LocalAdapter(TrainerAdapter):
         """Return the job's status. A version's folder tells which jobs other processes finished."""
         job = self._jobs.get(ref.run_id)
         if job is None or job.task is None:
-            if (finished := await asyncio.to_thread(self._finished, ref.run_id)) is not None:
-                return _completed(ref, finished)
+            if (finished := await asyncio.to_thread(self._find_finished_job, ref.run_id)) is not None:
+                return _job_status(ref, finished)
             reason = "no such job in this process or folder"
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=reason)
         if not job.task.done():
@@ -182,7 +182,7 @@ class LocalAdapter(TrainerAdapter):
             return job_status(ref, TrainingStatusEnum.CANCELED)
         error = job.task.exception()
         if error is None:
-            return _completed(ref, job.task.result(), self._require_workplace().note)
+            return _job_status(ref, job.task.result(), self._require_workplace().note)
         canceled = isinstance(error, TrainingCanceled)
         status = TrainingStatusEnum.CANCELED if canceled else TrainingStatusEnum.FAILED
         return job_status(ref, status, message=str(error))
@@ -275,7 +275,7 @@ class LocalAdapter(TrainerAdapter):
             self._whole.add(job.number)
             return finished
 
-    def _finished(self, name: str) -> FinishedJob | None:
+    def _find_finished_job(self, name: str) -> FinishedJob | None:
         """Return the finished job of a name, if its version's folder exists and is undamaged."""
         for number in self._versions.numbers():
             try:
@@ -321,7 +321,7 @@ def _lora_words(lora: LoraConfig | None) -> str:
     return "all weights" if lora is None else f"LoRA weights of rank {lora.r} and alpha {lora.alpha:g}"
 
 
-def _completed(ref: TrainingJobRef, finished: FinishedJob, note: str | None = None) -> TrainingJobStatus:
+def _job_status(ref: TrainingJobRef, finished: FinishedJob, note: str | None = None) -> TrainingJobStatus:
     made = {"version": finished.version, "metadata": {"metrics": finished.metrics}}
     return job_status(ref, TrainingStatusEnum.COMPLETED, progress=100.0, message=note, **made)
 

@@ -26,7 +26,7 @@ from etude.core.secrets import keep_secret
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.inference.openai_config import OpenAiLlmConfig, PlainAddress
-from etude.wire.retries import USUAL, RetryPolicy, RetryReason, as_reason, is_worth_retrying, retry_after
+from etude.wire.retries import USUAL, RetryPolicy, RetryReason, describe, is_worth_retrying, retry_after
 
 if TYPE_CHECKING:
     import httpx
@@ -95,7 +95,7 @@ def api_errors(client: AsyncOpenAI) -> Iterator[None]:
         yield
     except APIError as error:
         where, cause = str(client.base_url).rstrip("/"), error.__cause__
-        why = f" ({as_reason(cause)})" if isinstance(cause, httpx.RequestError) else ""
+        why = f" ({describe(cause)})" if isinstance(cause, httpx.RequestError) else ""
         problem = f"{type(error).__name__}: {error.message}{why}".replace(client.api_key or _NO_KEY, "***")
         raise BackendError(
             f"the fine-tuning API at {where}: {problem}", temporary=is_temporary(error)
@@ -193,7 +193,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     # Version 3 of the SDK is annotated with httpx2 but also accepts a client of httpx.
     http: Any = WholeAnswers(
         seconds=config.request_timeout,
-        problem_of=response_problem,
+        find_problem=response_problem,
         follow_redirects=True,
         headers=UNCOMPRESSED,
         event_hooks={"response": [limit_answer]},

@@ -110,7 +110,7 @@ class OpenAiJobs(TrainerAdapter):
     async def check(self) -> None:
         """Raise BackendError with the API's reason unless it answers and accepts the key."""
         with api_errors(self.client):
-            await self._asked(lambda: self._api.list(limit=1))
+            await self._call_api(lambda: self._api.list(limit=1))
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """Set hyperparameters of the next jobs: epochs, rows per step and DPO's beta."""
@@ -229,26 +229,26 @@ class OpenAiJobs(TrainerAdapter):
         from openai import BadRequestError, NotFoundError
 
         with contextlib.suppress(TrainingJobNotFoundClientError):
-            job_id = await self._id(ref)
+            job_id = await self._job_id(ref)
             with api_errors(self.client), contextlib.suppress(BadRequestError, NotFoundError):
                 # The job is missing or has ended, as intended.
-                await self._asked(lambda: self._api.cancel(job_id))
+                await self._call_api(lambda: self._api.cancel(job_id))
 
     async def job(self, ref: TrainingJobRef) -> FineTuningJob:
         """Return the job from the API. Raises TrainingJobNotFoundClientError, BackendError."""
         from openai import NotFoundError
 
-        job_id = await self._id(ref)
+        job_id = await self._job_id(ref)
         with api_errors(self.client):
             try:
-                return await self._asked(lambda: self._api.retrieve(job_id))
+                return await self._call_api(lambda: self._api.retrieve(job_id))
             except NotFoundError as error:
                 raise TrainingJobNotFoundClientError(job_id) from error
 
     async def find(self, name: str) -> FineTuningJob | None:
         """Return the latest job submitted under a name, by this process or another."""
         with api_errors(self.client):
-            return await self._asked(lambda: self._find(name))
+            return await self._call_api(lambda: self._find(name))
 
     async def _find(self, name: str) -> FineTuningJob | None:
         async for job in self._api.list(metadata={_JOB: name}):
@@ -259,7 +259,7 @@ class OpenAiJobs(TrainerAdapter):
 
     async def events(self, ref: TrainingJobRef) -> list[FineTuningJobEvent]:
         """Return the job's events, oldest first. Raises TrainingJobNotFoundClientError, BackendError."""
-        job_id = await self._id(ref)
+        job_id = await self._job_id(ref)
         known = self._events.setdefault(job_id, [])
 
         async def fresh() -> list[FineTuningJobEvent]:
@@ -271,7 +271,7 @@ class OpenAiJobs(TrainerAdapter):
             return events
 
         with api_errors(self.client):
-            known += reversed(await self._asked(fresh))
+            known += reversed(await self._call_api(fresh))
         return known
 
     async def _upload(self, name: str, content: bytes) -> str:
@@ -291,9 +291,9 @@ class OpenAiJobs(TrainerAdapter):
             sent = filename, content
             return (await self.client.files.create(file=sent, purpose="fine-tune", extra_headers=key)).id
 
-        return await self._asked(upload)
+        return await self._call_api(upload)
 
-    async def _asked(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _call_api(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of requests to the API, with counted retries. Raises APIError."""
         with counting_retries() as count:
             try:
@@ -340,7 +340,7 @@ class OpenAiJobs(TrainerAdapter):
             return await self._api.create(**request, suffix=_job_suffix(name), extra_headers=headers)
 
         try:
-            return await self._asked(create)
+            return await self._call_api(create)
         except RateLimitError as error:
             if error.code != DAILY_LIMIT:
                 raise
@@ -349,7 +349,7 @@ class OpenAiJobs(TrainerAdapter):
                 "resume (`etude resume`) tomorrow, or make the job again then."
             ) from error
 
-    async def _id(self, ref: TrainingJobRef) -> str:
+    async def _job_id(self, ref: TrainingJobRef) -> str:
         known = (ref.metadata or {}).get("job_id")
         if known is not None:
             return str(known)

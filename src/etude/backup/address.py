@@ -58,13 +58,13 @@ class Address:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small object, replacing the old one."""
-        with self._opened(f"{self._path}/{name}") as target:
+        with self._open_for_writing(f"{self._path}/{name}") as target:
             target.write(data)
 
     def upload(self, source: Path, name: str) -> None:
         """Upload a file as an object. The old object stays until the upload is complete."""
         path = f"{self._path}/{name}"
-        with source.open("rb") as file, self._opened(f"{path}.part") as target:
+        with source.open("rb") as file, self._open_for_writing(f"{path}.part") as target:
             shutil.copyfileobj(file, target, _PIECE)
         self._system.mv(f"{path}.part", path)
 
@@ -76,7 +76,7 @@ class Address:
         """Delete an object. Raises FileNotFoundError."""
         self._system.rm(f"{self._path}/{name}")
 
-    def _opened(self, path: str) -> IO[bytes]:
+    def _open_for_writing(self, path: str) -> IO[bytes]:
         """Open an object for writing. On this machine, only the user may read it."""
         if self._is_local:
             private_folder(Path(path).parent)

@@ -340,7 +340,7 @@ def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
             head = os.urandom(16).hex()
             # Done first, so that the previous folder stops copying.
             write_head(address, head)
-            restored = _filled(draft, path, address)
+            restored = _fill_draft(draft, path, address)
             write_status(draft, {"address": address.text, "head": head, "copied_at": restored.taken})
             return restored
     except EtudeError:
@@ -349,7 +349,7 @@ def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
         raise StoreError(f"{address.text} cannot be read: {error_words(error)}") from error
 
 
-def _filled(draft: Path, path: Path, address: Address) -> Restored:
+def _fill_draft(draft: Path, path: Path, address: Address) -> Restored:
     draft.mkdir()
     archive = draft / ARCHIVE
     _download(address, ARCHIVE, archive)

@@ -46,7 +46,7 @@ def status(
     from etude.store.log import read_jobs
     from etude.store.status import run_status
 
-    path = _running(output_dir) if run is None else find_run(run, output_dir)
+    path = _find_active_run(output_dir) if run is None else find_run(run, output_dir)
     seen = run_status(path)
     jobs = [job for job in read_jobs(path) if job.status in ("pending", "running")]
     if as_json:
@@ -61,7 +61,7 @@ def status(
     next_step(hints.after_run(path))
 
 
-def _running(output_dir: Path) -> Path:
+def _find_active_run(output_dir: Path) -> Path:
     """Return the active run that was written to last. Raises RequestError if no run is active."""
     from etude.store.facts import list_runs
     from etude.store.run_folder import LOCK, lock_holder

@@ -42,7 +42,7 @@ def report(
             raise RequestError(
                 f"run {path.name} has no trackers; name one, as in: etude report {run} -o report=tensorboard"
             )
-        outcomes = run_async(_sent(config, folder, progress, wait))
+        outcomes = run_async(_send(config, folder, progress, wait))
         behind = [each["tracker"] for each in outcomes if each["sent"] < each["records"]]
         if as_json:
             emit({"run": str(path), "trackers": outcomes})
@@ -55,7 +55,7 @@ def report(
         next_step(hints.show(path))
 
 
-async def _sent(config: Config, run: RunFolder, progress: Progress, wait: float) -> list[dict[str, Any]]:
+async def _send(config: Config, run: RunFolder, progress: Progress, wait: float) -> list[dict[str, Any]]:
     from etude.trackers.reporting import Reporting
 
     reporting = Reporting(config, run, progress, patience=wait)

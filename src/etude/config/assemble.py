@@ -130,7 +130,7 @@ def parse_dataset(source: str, config: Config) -> DatasetConfig:
 
     Raises ConfigError.
     """
-    [dataset] = _parsed("datasets", {("dataset",): source}, config)
+    [dataset] = _parse("datasets", {("dataset",): source}, config)
     return cast("DatasetConfig", dataset)
 
 
@@ -140,10 +140,10 @@ def parse_trackers(sources: Sequence[Any], config: Config) -> list[TrackerConfig
     Raises ConfigError.
     """
     named: dict[KeyPath, Any] = {("report", index): source for index, source in enumerate(sources)}
-    return cast("list[TrackerConfig]", _parsed("trackers", named, config))
+    return cast("list[TrackerConfig]", _parse("trackers", named, config))
 
 
-def _parsed(kind: Kind, sources: Mapping[KeyPath, Any], config: Config) -> list[ComponentConfig | None]:
+def _parse(kind: Kind, sources: Mapping[KeyPath, Any], config: Config) -> list[ComponentConfig | None]:
     """Return components of one kind that are not in the config itself. Raises ConfigError."""
     config_file = config.finetuning.run_configuration.config_file
     problems = Problems(Document({}))

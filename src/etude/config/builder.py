@@ -74,7 +74,7 @@ class Builder:
         entries = section(self.config, kind)
         if name not in entries:
             raise RequestError(f"there is no {NOUNS[kind]} '{name}'" + alternatives(name, entries))
-        return await self._once(kind, name, entries[name])
+        return await self._build_once(kind, name, entries[name])
 
     async def get_llm(self, name: str) -> Engine:
         """Return the engine of an entry of `llms`."""
@@ -125,17 +125,17 @@ class Builder:
         """Return the agent, an `etude.rollout.workflow.Workflow`. Raises RequestError if there is none."""
         if self.config.workflow is None:
             raise RequestError("the config has no 'workflow'; add your agent: `workflow: my_agent:play`")
-        return await self._once("workflow", "workflow", self.config.workflow)
+        return await self._build_once("workflow", "workflow", self.config.workflow)
 
     async def get_cluster(self) -> Any:
         """Return the `etude.runners.pool.Cluster` of the `cluster` block; None if there is none."""
         cluster = self.config.cluster
-        return None if cluster is None else await self._once("cluster", "cluster", cluster)
+        return None if cluster is None else await self._build_once("cluster", "cluster", cluster)
 
     async def get_trackers(self) -> list[Any]:
         """Return the `etude.Tracker` of each entry of `report`."""
         trackers = enumerate(self.config.report)
-        return [await self._once("trackers", str(index), config) for index, config in trackers]
+        return [await self._build_once("trackers", str(index), config) for index, config in trackers]
 
     async def get_dataset(self, source: DatasetConfig | Path | str | None = None) -> Dataset:
         """Return the examples of a dataset config, or of a file; by default `eval.general.dataset`."""
@@ -147,10 +147,10 @@ class Builder:
         # Rows that a program passed as an object are not in the dump.
         live = [id(getattr(source, key)) for key, each in type(source).model_fields.items() if each.exclude]
         name = content_hash([source.type_name, source.model_dump(mode="json", fallback=str), live])
-        dataset: Dataset = await self._once("datasets", name, source)
+        dataset: Dataset = await self._build_once("datasets", name, source)
         return dataset
 
-    async def _once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
+    async def _build_once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
         """Return a component, and build it if it is not built yet. Concurrent callers wait for it.
 
         Raises RequestError if it needs the component that is being built, directly or not.
@@ -222,8 +222,8 @@ class TargetBuilder(Builder):
         folder.mkdir(0o700, exist_ok=True)
         return folder
 
-    async def _once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
+    async def _build_once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
         if kind not in _CONFIGS:
-            return await self._shared._handed_to(self._user)._once(kind, name, config)
+            return await self._shared._handed_to(self._user)._build_once(kind, name, config)
         # A copy, because trainers write the target's reward function into the configs.
-        return await super()._once(kind, name, config.model_copy(deep=True))
+        return await super()._build_once(kind, name, config.model_copy(deep=True))

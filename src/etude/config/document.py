@@ -157,7 +157,7 @@ for _dialect in (_Loader, _Dumper):
 def _read_truth(loader: _Loader, node: yaml.ScalarNode) -> bool:
     text = str(loader.construct_scalar(node))
     if text.lower() not in ("true", "false"):
-        raise _at(node, f"{text!r} is neither true nor false")
+        raise _error_at(node, f"{text!r} is neither true nor false")
     return text.lower() == "true"
 
 
@@ -170,7 +170,7 @@ def _read_integer(loader: _Loader, node: yaml.ScalarNode) -> int:
             problem = "a whole number has more than 4300 digits; put it in quotes"
         else:
             problem = f"{text!r} is not a whole number"
-        raise _at(node, problem) from error
+        raise _error_at(node, problem) from error
 
 
 def _read_float(loader: _Loader, node: yaml.ScalarNode) -> float:
@@ -178,7 +178,7 @@ def _read_float(loader: _Loader, node: yaml.ScalarNode) -> float:
     try:
         return float(re.sub(r"\.(?=[inIN])", "", text))
     except ValueError as error:
-        raise _at(node, f"{text!r} is no number") from error
+        raise _error_at(node, f"{text!r} is no number") from error
 
 
 def _read_text(loader: _Loader, node: yaml.ScalarNode) -> str:
@@ -187,10 +187,10 @@ def _read_text(loader: _Loader, node: yaml.ScalarNode) -> str:
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError as error:
-        raise _at(node, "half of a surrogate pair; write the whole character") from error
+        raise _error_at(node, "half of a surrogate pair; write the whole character") from error
 
 
-def _at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+def _error_at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
@@ -230,7 +230,7 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, path: Path) -> Document:
     """Parse the text of a config. Errors name `path`. Raises ConfigError."""
-    data, marks = _parsed(text, path)
+    data, marks = _parse_text(text, path)
     if not marks:
         raise ConfigError("the file is empty; `etude init` writes a config to start from", path=path)
     if not isinstance(data, dict):
@@ -241,10 +241,10 @@ def parse_document(text: str, path: Path) -> Document:
 
 def parse_value(text: str) -> Any:
     """Return the value of a piece of YAML. Raises ConfigError."""
-    return _parsed(text, None)[0]
+    return _parse_text(text, None)[0]
 
 
-def _parsed(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int, int]]]:
+def _parse_text(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int, int]]]:
     """Return the value of a text, and the position of each key; empty text has none. Raises ConfigError."""
     loader: _Loader | None = None
     try:

@@ -174,7 +174,7 @@ class EpisodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class AddedCall:
-    """A call with the messages that its prompt adds to those of the call that it continues."""
+    """A call with the messages that its prompt adds to the prompt of the call that it continues."""
 
     call: Call
     messages: tuple[Message, ...]

@@ -82,7 +82,7 @@ def estimate(values: Sequence[float], bounds: Bounds | None = None) -> Estimate:
     mean, n = _mean(values), len(values)
     low, high = all_bounds(values, bounds)
     if math.isfinite(high - low):
-        return _within(mean, _spread(values, mean) ** 2 / n, n, low, high)
+        return _wilson(mean, _spread(values, mean) ** 2 / n, n, low, high)
     return _student(values, mean, low, high)
 
 
@@ -99,11 +99,11 @@ def estimate_difference(
     low, high = all_bounds((*before, *after), bounds)
     if math.isfinite(width := high - low):
         apart = math.fsum(_spread(values, _mean(values)) ** 2 for values in (before, after))
-        return _within(mean, _spread(differences, mean) ** 2 / n, n, -width, width, prior=apart or None)
+        return _wilson(mean, _spread(differences, mean) ** 2 / n, n, -width, width, prior=apart or None)
     return _student(differences, mean)
 
 
-def _within(
+def _wilson(
     mean: float, variance: float, n: int, lowest: float, highest: float, *, prior: float | None = None
 ) -> Estimate:
     """Return Wilson's interval (1927) for a mean of `n` values in [lowest, highest] with a `variance`.

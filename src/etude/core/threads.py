@@ -84,7 +84,7 @@ def _new_thread() -> SimpleQueue[Callable[[], None]]:
 async def call_any(fn: Callable[..., Any]) -> Any:
     """Return the result of a function without arguments: of an async one here, else of one in a thread.
 
-    What a decorator hides counts as plain: it may run an event loop of its own, which only a thread can.
+    What a decorator hides counts as plain: it may run its own event loop, which only a thread can.
     """
     result = fn() if inspect.iscoroutinefunction(fn) else await call_in_thread(fn)
     return await result if inspect.isawaitable(result) else result

@@ -22,7 +22,7 @@ from etude.core.errors import BackendError, EtudeError, RequestError, first_line
 from etude.core.secrets import keep_secret
 from etude.export.model import CARD, Conversion, Kind, convert, plain_name, require_replaceable, usage
 from etude.store.files import open_draft
-from etude.wire.retries import as_reason, to_failure
+from etude.wire.retries import describe, to_failure
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -77,7 +77,7 @@ class Repository:
         from huggingface_hub.errors import RepositoryNotFoundError
 
         api = _api()
-        with self._explained(api):
+        with self._explain_errors(api):
             try:
                 stored = api.model_info(self.name)
             except RepositoryNotFoundError:
@@ -99,7 +99,7 @@ class Repository:
         Raises EtudeError if the hub cannot be reached or refuses. Repeating the call resumes the upload.
         """
         api = _api()
-        with self._explained(api, folder):
+        with self._explain_errors(api, folder):
             api.create_repo(self.name, private=not self.public, exist_ok=True)
             api.upload_folder(
                 repo_id=self.name,
@@ -110,7 +110,7 @@ class Repository:
         return f"{api.endpoint}/{self.name}"
 
     @contextmanager
-    def _explained(self, api: HfApi, folder: Path | None = None) -> Iterator[None]:
+    def _explain_errors(self, api: HfApi, folder: Path | None = None) -> Iterator[None]:
         """Turn errors within the block into messages with a remedy. `folder` is kept."""
         from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -224,7 +224,7 @@ def _fetch(url: str, folder: Path, key: str | None, lora_only: bool) -> None:
     except httpx.InvalidURL as error:
         raise BackendError(f"{url} is no address: {error}") from error
     except httpx.RequestError as error:
-        raise BackendError(f"GET {url}: {as_reason(error)}") from error
+        raise BackendError(f"GET {url}: {describe(error)}") from error
     except tarfile.TarError as error:
         raise BackendError(
             f"GET {url}: the answer is no archive, or broke off ({error}); try again"

@@ -56,7 +56,7 @@ $ llama-server -m FILE.gguf --jinja
 ```
 
 The file has the model's own chat template. For Ollama: `echo "FROM ./FILE.gguf" > Modelfile`, and then
-`ollama create {name}`, which guesses a template of its own from it.
+`ollama create {name}`, which makes its own template from it by guessing.
 """
 _KINDS: dict[Kind, str] = {"merged": "Weights", "lora": "LoRA weights", "gguf": "A GGUF file"}
 _LIBRARIES: dict[Kind, str] = {"merged": "transformers", "lora": "peft"}

@@ -60,7 +60,7 @@ _MAY_BE_THOUGHT = re.compile(
 async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completion:
     """Sample one assistant message from an engine that continues token ids. Raises EngineError."""
     speech = engine.speech
-    prompt, sampling = await call_off_loop(prompt_characters(request), _prepared, speech, request)
+    prompt, sampling = await call_off_loop(prompt_characters(request), _prepare_request, speech, request)
     ids = prompt.ids
     stream = AnswerStream(speech, request, ids) if request.on_delta is not None else None
     try:
@@ -83,7 +83,7 @@ async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completio
     )
 
 
-def _prepared(speech: TextCodec, request: ChatRequest) -> tuple[Prompt, Sampling]:
+def _prepare_request(speech: TextCodec, request: ChatRequest) -> tuple[Prompt, Sampling]:
     """Return a request's prompt, and how to sample its answer. Raises EngineError."""
     sampling = request.sampling
     if request.prompt is None:

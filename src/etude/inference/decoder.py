@@ -93,7 +93,7 @@ class RaggedDecoder(SlotDecoder):
         if not speaking and not reading:
             return []  # The rows that others wait for were cancelled a moment ago.
         if not reading:
-            speaking = self._gathered(speaking)
+            speaking = self._gather_slots(speaking)
         speaking.sort(key=lambda row: row.slot)
         rows, counts = [*speaking, *reading], [*([1] * len(speaking)), *counts]
         longest = max(row.cached + count for row, count in zip(rows, counts, strict=True))

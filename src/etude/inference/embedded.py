@@ -82,7 +82,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         self._max_batch = max_batch
         self._max_tokens = max_tokens
         self._deterministic = deterministic
-        self._decoder: Decoder | None = self._made()
+        self._decoder: Decoder | None = self._make_decoder()
         policy.samplers.add(self)
         self._rests = False
         """Whether to drop the decoder as soon as there are no requests."""
@@ -153,7 +153,7 @@ class EmbeddedEngine(Engine, TokenEngine):
                 self._rests = True
                 self._wake.notify()
 
-    def _made(self) -> Decoder:
+    def _make_decoder(self) -> Decoder:
         with self.policy.lock:
             self._weights_id = self.policy.weights_id
             # This many conversations keep their keys and values between two turns.
@@ -188,7 +188,7 @@ class EmbeddedEngine(Engine, TokenEngine):
 
     def _advance(self, active: list[_Job]) -> list[_Job]:
         """Run one step of the model; return the jobs that are neither finished nor cancelled."""
-        decoder = self._decoder = self._decoder or self._made()
+        decoder = self._decoder = self._decoder or self._make_decoder()
         cancelled = [job for job in active if job.future.cancelled()]
         for job in cancelled:
             decoder.release(job.row)

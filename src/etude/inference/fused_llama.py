@@ -63,7 +63,7 @@ class FusedLlama:
             parts = zip(query_NGRD.split_with_sizes(counts), inputs.groups, masks, strict=True)
             mixed = [self._attended(query, group, held, mask[kind]) for query, group, mask in parts]
             x_NE = self._after_attention(layer, x_NE, torch.cat(mixed).flatten(1))
-        return self._head.linear(self._normed(x_NE.index_select(0, read), self._head))
+        return self._head.linear(self._norm(x_NE.index_select(0, read), self._head))
 
     def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
         """Return the input of the first layer [N, E] in float32."""
@@ -74,7 +74,7 @@ class FusedLlama:
 
     def _heads(self, layer: FusedLayer, x_NE: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
         """Return a layer's queries, keys and values [N, G, R + 2, D] in the dtype of the weights."""
-        heads = layer.qkv.linear(self._normed(x_NE, layer.qkv)).view(len(x_NE), self.groups, -1, self.size)
+        heads = layer.qkv.linear(self._norm(x_NE, layer.qkv)).view(len(x_NE), self.groups, -1, self.size)
         turned = heads[:, :, :-1]
         if layer.head_norm is not None:
             torch.mul(functional.rms_norm(turned, (self.size,), eps=self._eps), layer.head_norm, out=turned)
@@ -83,10 +83,10 @@ class FusedLlama:
 
     def _after_attention(self, layer: FusedLayer, x_NE: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """Return the states after a layer, from those before it and the result of its attention."""
-        x_NE = self._added(x_NE, layer.out(mixed), layer.out_norm)
-        gate, up = layer.gate_up.linear(self._normed(x_NE, layer.gate_up)).chunk(2, dim=1)
+        x_NE = self._add(x_NE, layer.out(mixed), layer.out_norm)
+        gate, up = layer.gate_up.linear(self._norm(x_NE, layer.gate_up)).chunk(2, dim=1)
         gate = functional.gelu(gate, approximate="tanh") if self._is_gemma else functional.silu(gate, True)
-        return self._added(x_NE, layer.down(gate.mul_(up)), layer.down_norm)
+        return self._add(x_NE, layer.down(gate.mul_(up)), layer.down_norm)
 
     def _turns_at(self, position_N: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
         """Return the complex rotary embedding [N, 1, 1, D / 2] of positions below `most`, by layer kind."""
@@ -140,19 +140,19 @@ class FusedLlama:
             mixed_NHD = mixed_NHD.index_select(0, group.padded[1])
         return mixed_NHD.view(query.shape)
 
-    def _normed(self, x_NE: torch.Tensor, after: AfterNorm) -> torch.Tensor:
+    def _norm(self, x_NE: torch.Tensor, after: AfterNorm) -> torch.Tensor:
         """Return RMSNorm of the states; factors that are folded into the layer `after` are left out."""
-        unit_NE = self._divided(x_NE)
+        unit_NE = self._divide_by_length(x_NE)
         return unit_NE if after.scale is None else unit_NE.mul_(after.scale)
 
-    def _divided(self, x_NE: torch.Tensor) -> torch.Tensor:
+    def _divide_by_length(self, x_NE: torch.Tensor) -> torch.Tensor:
         """Return vectors divided by their length, as RMSNorm does."""
         length_N1: torch.Tensor = torch.linalg.vector_norm(x_NE, dim=-1, keepdim=True)
         return x_NE / length_N1.hypot_(self._least)
 
-    def _added(self, x_NE: torch.Tensor, y_NE: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+    def _add(self, x_NE: torch.Tensor, y_NE: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         """Add a linear layer's result to the states, normed first if `norm` is given."""
-        return x_NE.add_(y_NE) if norm is None else x_NE.addcmul_(self._divided(y_NE), norm)
+        return x_NE.add_(y_NE) if norm is None else x_NE.addcmul_(self._divide_by_length(y_NE), norm)
 
 
 def _attend_with_prefix(

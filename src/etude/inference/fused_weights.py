@@ -159,7 +159,7 @@ def fused_layer(layer: Any, config: Any) -> FusedLayer:
     head_norm = None
     if hasattr(attention, "q_norm"):
         norms = [norm_scale(attention.q_norm)] * queries + [norm_scale(attention.k_norm)]
-        head_norm = _paired(torch.cat(norms), size).view(-1, size)
+        head_norm = _pair_rotations(torch.cat(norms), size).view(-1, size)
     qkv, in_order = [attention.q_proj, attention.k_proj, attention.v_proj], partial(_by_group, groups, size)
     before_mlp, out_norm, down_norm = layer.post_attention_layernorm, None, None
     if hasattr(layer, "pre_feedforward_layernorm"):
@@ -192,7 +192,7 @@ def linear(
         weights = [weight if low is None else weight + low.up @ low.down for weight, low in pairs]
     biases = [base.bias.detach() for base in bases if base.bias is not None]
     weight, bias = in_order(weights), in_order(biases) if biases else None
-    low = None if merges else _beside(lows, weights, in_order)
+    low = None if merges else _join_lora(lows, weights, in_order)
     return PackedLinear(weight if scale is None else weight * scale, bias, low)
 
 
@@ -210,7 +210,7 @@ def low_rank(module: Any) -> LowRank | None:
     return LowRank(torch.cat(downs), torch.cat(ups, dim=1))
 
 
-def _beside(
+def _join_lora(
     lows: Sequence[LowRank | None], weights: Sequence[torch.Tensor], in_order: InOrder
 ) -> LowRank | None:
     """Join the LoRA weights of layers into one pair; each layer adds to its own rows."""
@@ -230,11 +230,11 @@ def _beside(
 def _by_group(groups: int, size: int, qkv: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return rows of queries, keys and values [n * D, ...] in the order of `FusedLayer.qkv`."""
     query, key, value = qkv
-    parts = [_paired(query, size), _paired(key, size), value]
+    parts = [_pair_rotations(query, size), _pair_rotations(key, size), value]
     return torch.cat([part.view(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
 
 
-def _paired(rows: torch.Tensor, size: int) -> torch.Tensor:
+def _pair_rotations(rows: torch.Tensor, size: int) -> torch.Tensor:
     """Return rows of heads [n * D, ...], reordered so that the two of each rotation are side by side."""
     halves = rows.view(-1, 2, size // 2, *rows.shape[1:])
     return halves.transpose(1, 2).reshape(rows.shape)

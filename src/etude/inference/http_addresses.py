@@ -23,7 +23,7 @@ from etude.core.secrets import keep_secret, masked
 from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.inference.routes import Address, Routes
 from etude.wire.http_answers import AnswerTooLarge, limit_stream
-from etude.wire.retries import Refusal, Retryable, as_reason, is_plain_http, to_failure
+from etude.wire.retries import Refusal, Retryable, describe, is_plain_http, to_failure
 
 _KEEPALIVE_SECONDS = 4.0
 """uvicorn, and so vLLM, closes idle connections after 5 s. Closing them earlier avoids a race on reuse."""
@@ -187,8 +187,8 @@ class HttpAddresses:
             raise Retryable(str(error), cause="too_large") from error
         except httpx.RequestError as error:
             if is_plain_http(error):
-                raise Refusal(as_reason(error), cause="scheme") from error
-            raise Retryable(as_reason(error), cause="connection", is_gone=True) from error
+                raise Refusal(describe(error), cause="scheme") from error
+            raise Retryable(describe(error), cause="connection", is_gone=True) from error
         if response.status == 200:
             return body
         raise to_failure(response.status, response.headers, body)
@@ -202,7 +202,7 @@ class HttpAddresses:
         except TimeoutError:
             return f"no answer to a probe within {_PROBE_SECONDS:g} s"
         except httpx.RequestError as error:
-            return masked(as_reason(error))
+            return masked(describe(error))
         if response.status >= 500:
             return f"HTTP {response.status} to a probe"
         names = None

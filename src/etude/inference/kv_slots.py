@@ -261,7 +261,7 @@ class RowGroup:
     """Rows of a pass that attend together. Their token counts differ by less than a factor of two."""
 
     count: int
-    """The group's tokens, row after row; they follow those of the group before."""
+    """The group's tokens, row after row; they follow the tokens of the group before."""
     shape: tuple[int, int]
     """The number of rows B, and T, the tokens of the longest."""
     padded: tuple[torch.Tensor, torch.Tensor] | None
@@ -308,7 +308,7 @@ def make_ragged_inputs(
     some of these by their indices.
     """
     parts: list[tuple[Sequence[int], int]] = [(prefix.rows, prefix.length) for prefix in prefixes]
-    parts += [(part, 0) for part in _apart(rows, counts, size, {row for part, _ in parts for row in part})]
+    parts += [(part, 0) for part in _groups(rows, counts, size, {row for part, _ in parts for row in part})]
     ids, positions, slots = list[int](), list[int](), list[int]()
     last, groups = [0] * len(rows), list[RowGroup]()
     for members, shared in parts:
@@ -323,7 +323,7 @@ def make_ragged_inputs(
     return RaggedInputs(ids_N, position_N, slot_N, position_N, groups), last
 
 
-def _apart(
+def _groups(
     rows: Sequence[LiveRow], counts: Sequence[int], size: int, prefixed: Set[int]
 ) -> Iterator[Sequence[int]]:
     """Yield the indices of the rows without a prefix, by group.

@@ -54,7 +54,7 @@ class SlotDecoder:
         self._kv = KvSlots(len(self._kinds), len(self._table))
         self._inputs = InputMaker(policy)
         self._postponed = 0
-        self._fused = self._made()
+        self._fused = self._make_fused_model()
         weights = policy.model.parameters()
         self._graphs = None if record is None else StepGraphs(self._leading_logits, record, self._kv, weights)
 
@@ -81,11 +81,11 @@ class SlotDecoder:
         """Drop all slots' contents when the weights change. Rows in flight are read again from the start."""
         self._table.forget()
         del self._fused  # First, or both copies would be in memory at once.
-        self._fused = self._made()
+        self._fused = self._make_fused_model()
         if self._graphs is not None:
             self._graphs.renew(self._policy.model.parameters())
 
-    def _made(self) -> FusedLlama | None:
+    def _make_fused_model(self) -> FusedLlama | None:
         """Return a faster copy of the model, if there is one."""
         return FusedLlama(self._policy.model) if fuses(self._policy) else None
 
@@ -117,7 +117,7 @@ class SlotDecoder:
         if not chosen:
             return  # The rows that others wait for were cancelled a moment ago.
         if not self._deterministic:
-            yield self._gathered(chosen) if chosen is speaking else chosen
+            yield self._gather_slots(chosen) if chosen is speaking else chosen
             return
         alike = defaultdict(list)
         for row in chosen:
@@ -126,7 +126,7 @@ class SlotDecoder:
             size = _fixed_rows(width)
             yield from (group[start : start + size] for start in range(0, len(group), size))
 
-    def _gathered(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
+    def _gather_slots(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
         """Move the rows' slots to the front, where attention reads them in place; return sorted rows."""
         count = len(rows)
         outside = [row.slot for row in rows if row.slot >= count]
@@ -141,7 +141,7 @@ class SlotDecoder:
         """Return the logits [., V] of rows that are then read completely; mark the tokens read as cached."""
         counts = [min(row.pending, CHUNK) for row in rows]
         if self._graphs is not None and max(counts) == 1:
-            return self._replayed(rows, self._graphs)
+            return self._replay_step(rows, self._graphs)
         if self._deterministic:
             width, span = _fixed_shape(rows[0])
             fill = _fixed_rows(width) - len(rows)
@@ -165,7 +165,7 @@ class SlotDecoder:
         logits_BV = self._logits(plan)
         return logits_BV if len(read) == len(slots) else logits_BV[read]
 
-    def _replayed(self, rows: list[LiveRow], graphs: StepGraphs) -> torch.Tensor:
+    def _replay_step(self, rows: list[LiveRow], graphs: StepGraphs) -> torch.Tensor:
         """Return the logits [B, V] after single tokens of rows in the first slots, from a recorded step."""
         longest = max(row.cached for row in rows) + 1
         self._kv.reserve(self._table.lengths(), graphs.shape(len(rows), longest)[1])
@@ -264,7 +264,7 @@ class StepGraphs:
         key = numbers_3B1.shape[1], span
         graph = self._graphs.pop(key, None)
         if graph is None:
-            return self._first(key, numbers_3B1)
+            return self._record_first_step(key, numbers_3B1)
         self._graphs[key] = graph
         own_3B1, replay = graph
         own_3B1.copy_(numbers_3B1)
@@ -276,7 +276,7 @@ class StepGraphs:
             self._weights = places
             self._graphs.clear()
 
-    def _first(self, key: tuple[int, int], numbers_3B1: torch.Tensor) -> torch.Tensor:
+    def _record_first_step(self, key: tuple[int, int], numbers_3B1: torch.Tensor) -> torch.Tensor:
         """Record a shape, and compare its replay with the plain step. If they differ, steps stay plain."""
         while len(self._graphs) >= _KEPT:
             del self._graphs[next(iter(self._graphs))]

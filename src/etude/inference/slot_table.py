@@ -79,15 +79,15 @@ class SlotTable:
         with another slot, `copies` will copy them from there.
         """
         held, shared = self._best_own(row) if reuse else (None, 0)
-        source, more = self._alike(row) if reuse else (None, 0)
+        source, more = self._find_similar_slot(row) if reuse else (None, 0)
         if source is not None and source is not held and more > shared:
             source.uses += 1
-            held, leader, slot = held or self._fresh(), source.row, source.slot
+            held, leader, slot = held or self._find_free_slot(), source.row, source.slot
             if leader is None:
                 self._copies.append((row, Copy(slot, held.slot, more)))
             else:
                 self._waiting[row] = (leader, more)
-        held = held or self._fresh()
+        held = held or self._find_free_slot()
         self._idle.pop(held, None)
         for block in held.blocks:
             holders = self._blocks[block]
@@ -158,7 +158,7 @@ class SlotTable:
                     best, most = held, shared
         return best, most
 
-    def _alike(self, row: LiveRow) -> tuple[_Held | None, int]:
+    def _find_similar_slot(self, row: LiveRow) -> tuple[_Held | None, int]:
         """Return a slot that begins, or will begin, with most of the row's tokens, and with how many."""
         best = None
         for block in _blocks(row.ids):
@@ -167,7 +167,7 @@ class SlotTable:
             best = next(iter(self._blocks[block]))
         return (None, 0) if best is None else (best, min(shared_length(best.ids, row.ids), len(row.ids) - 1))
 
-    def _fresh(self) -> _Held:
+    def _find_free_slot(self) -> _Held:
         """Return a slot of any conversation: an unused or new one, else the one released longest ago.
 
         A slot whose tokens other rows began with is spared, the more often the longer. So system prompts

@@ -203,7 +203,7 @@ class VllmProcess:
             program = VllmProgram(self.options, self.source, self.key)
             child = self._child = await self.launcher.launch(program, log)
             while not await self._is_healthy():
-                if (how := await _ended(child, 0.25)) is not None:
+                if (how := await _describe_end(child, 0.25)) is not None:
                     raise EngineError(f"at its start vLLM {how}. {self._log_end()}")
                 if time.monotonic() > end:
                     await child.catch_up()
@@ -248,7 +248,7 @@ class VllmProcess:
         """Wait until something goes wrong, and return a description."""
         child, seen = self._child, time.monotonic()
         assert child is not None
-        while (how := await _ended(child, self.options.look_seconds)) is None:
+        while (how := await _describe_end(child, self.options.look_seconds)) is None:
             if self.state == "restarting":
                 return self.reason
             if await self._is_healthy():
@@ -294,7 +294,7 @@ class VllmProcess:
             self.changed.notify_all()
 
 
-async def _ended(child: Child, seconds: float) -> str | None:
+async def _describe_end(child: Child, seconds: float) -> str | None:
     """Return how a process ended, such as `ended with code 1 (cause)`; None if it still runs after `seconds`.
 
     vLLM exits with code 0 if its engine fails, and only its log has the cause.

@@ -116,7 +116,7 @@ class VllmProcesses:
 
     def has_other(self, avoid: Collection[str]) -> bool:
         """Return whether a process outside `avoid` is ready now."""
-        return any(address.url not in avoid for address in self._ready())
+        return any(address.url not in avoid for address in self._ready_addresses())
 
     def status(self) -> dict[str, Any]:
         """Return the state of the processes, as fields of `GET /engine/status`."""
@@ -144,23 +144,23 @@ class VllmProcesses:
 
     async def _usable(self, seconds: float) -> list[Address]:
         """Wait until a process is ready, and return all that are. Raises EngineAway."""
-        if usable := self._ready():
+        if usable := self._ready_addresses():
             return usable
 
         def is_decided() -> bool:
             coming = any(process.state in ("starting", "restarting") for process in self.processes)
-            return bool(self._ready()) or not (coming or self._starting)
+            return bool(self._ready_addresses()) or not (coming or self._starting)
 
         try:
             async with asyncio.timeout(seconds), self._changed:
                 await self._changed.wait_for(is_decided)
         except TimeoutError as error:
             raise EngineAway(f"vLLM is not back after {seconds:g} s; /engine/status says why") from error
-        if usable := self._ready():
+        if usable := self._ready_addresses():
             return usable
         raise EngineAway("vLLM does not run; /engine/status says why")
 
-    def _ready(self) -> list[Address]:
+    def _ready_addresses(self) -> list[Address]:
         pairs = zip(self.processes, self.routes.addresses, strict=True)
         return [address for process, address in pairs if process.state == "running"]
 

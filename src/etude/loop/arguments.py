@@ -306,27 +306,27 @@ def with_python_objects(
     general, settings = config.eval.general, config.finetuning.run_configuration
     workflow, evaluators = config.workflow, dict(config.eval.evaluators)
     if agent is not None:
-        workflow = _again("agent", workflow, agent, _live_workflow)
+        workflow = _restore_component("agent", workflow, agent, _live_workflow)
     if reward is not None:
         live = [name for name, each in evaluators.items() if isinstance(each, LiveEvaluatorConfig)]
         named = reward if isinstance(reward, Mapping) else dict.fromkeys(live or evaluators, reward)
         for name, value in named.items():
-            evaluators[name] = _again("reward", evaluators.get(name), value, _live_evaluator)
+            evaluators[name] = _restore_component("reward", evaluators.get(name), value, _live_evaluator)
     if examples is not None:
-        dataset = _again("examples", general.dataset, examples, dataset_config)
+        dataset = _restore_component("examples", general.dataset, examples, dataset_config)
         general = general.model_copy(update={"dataset": dataset})
     if validation is not None:
-        held_out = _again("validation", settings.validation_dataset, validation, dataset_config)
+        held_out = _restore_component("validation", settings.validation_dataset, validation, dataset_config)
         settings.validation_dataset = held_out
     sets = dict(config.tools)
     for name, value in ({} if tools is None else tools_configs(tools)).items():
         if not isinstance(value, dict) or value.get("functions") != getattr(sets.get(name), "functions", 0):
-            sets[name] = _again("tools", sets.get(name), value, lambda live: live)
+            sets[name] = _restore_component("tools", sets.get(name), value, lambda live: live)
     block = config.eval.model_copy(update={"general": general, "evaluators": evaluators})
     return config.model_copy(update={"eval": block, "workflow": workflow, "tools": sets})
 
 
-def _again(argument: str, stored: Any, value: Any, live: Callable[[Any], Any]) -> Any:
+def _restore_component(argument: str, stored: Any, value: Any, live: Callable[[Any], Any]) -> Any:
     """Return the component for `value`, or the stored one if it has the same function or file."""
     if isinstance(stored, Live):
         return live(value)

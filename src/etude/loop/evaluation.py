@@ -166,7 +166,7 @@ async def evaluate(
     async with AsyncExitStack() as exits:
         target = replaced_model(config, version)
         if version is not None and target is not None and isinstance(config.llms[target], LocalLlmConfig):
-            versions = {target: version, **dict.fromkeys(_opponents(config, target), _initial(version))}
+            versions = {target: version, **dict.fromkeys(_opponents(config, target), _origin(version))}
             for name, played in versions.items():
                 engines[name] = await load_version_engine(config, target, played)
                 exits.push_async_callback(engines[name].close)
@@ -176,7 +176,7 @@ async def evaluate(
         if version is not None and not engines and version.version is not None:
             await runtime.engines[target or runtime.target_model].adopt(version.version)
             for name in _opponents(config, target):
-                cast("OpponentPool", innermost(runtime.engines[name])).outside = _initial(version).version
+                cast("OpponentPool", innermost(runtime.engines[name])).outside = _origin(version).version
         llm: Any = config.llms.get(config.finetuning.target_model or "")
         own = getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models"
         evaluation = await measure(
@@ -200,7 +200,7 @@ def _opponents(config: Config, model: str | None) -> list[str]:
     return [name for name, llm in config.llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
 
 
-def _initial(version: RunVersion) -> RunVersion:
+def _origin(version: RunVersion) -> RunVersion:
     return replace(version, version=read_histories(version.run)[version.target].start)
 
 
@@ -300,11 +300,11 @@ class EvaluationRun:
 
     async def run_and_evaluate(self) -> EvaluationRunOutput:
         """Run the episodes and score them. Raises as `etude.evaluate` does."""
-        config, request = self._loaded(), EvaluationRequest(repeat=self.config.reps)
+        config, request = self._load_config(), EvaluationRequest(repeat=self.config.reps)
         with new_run(config, None, request) as run:
             return (await evaluate(config, run, request)).output
 
-    def _loaded(self) -> Config:
+    def _load_config(self) -> Config:
         given, changes = self.config, list(self.config.override)
         if given.dataset is not None:
             # The current folder comes first, as for all files that a program names.

@@ -200,7 +200,7 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
     return await forget_failures(run.journal, is_open)
 
 
-DamageOf: TypeAlias = Callable[[ModelVersion], Awaitable[list[str]]]
+FindDamage: TypeAlias = Callable[[ModelVersion], Awaitable[list[str]]]
 """Returns how the stored weights of a version are damaged: a clause for each file."""
 
 _BASE = ModelVersion(number=0, location="", digest="")
@@ -242,7 +242,7 @@ async def recover(books: Bookkeeper) -> None:
 
 
 async def recovery_point(
-    history: History, warm_up: Sequence[WarmUpJob], damage_of: DamageOf
+    history: History, warm_up: Sequence[WarmUpJob], find_damage: FindDamage
 ) -> RecoveryPoint | None:
     """Return where to go back to from the last version. None if it and the warm-up's weights are whole.
 
@@ -250,7 +250,7 @@ async def recovery_point(
     done again, because algorithms compare with these weights.
     """
     start = history.start
-    if start is not None and (damage := await damage_of(start)):
+    if start is not None and (damage := await find_damage(start)):
         return RecoveryPoint(tuple(damage))
     if history.warm_up is None and not history.epochs and warm_up:
         start = warm_up[-1].version
@@ -260,7 +260,7 @@ async def recovery_point(
     whole: tuple[int, ModelVersion] | None = None
     for epoch, version in chain(steps, [(0, start)]):
         if version is not None and version.number not in damaged:
-            if not (damage := await damage_of(version)):
+            if not (damage := await find_damage(version)):
                 whole = (epoch, version)
                 break
             damaged[version.number] = damage
@@ -308,7 +308,7 @@ _VERSION = re.compile(r"v(\d+)")
 
 def check_journal(run: Path) -> list[str]:
     """Return how the journal of a run is damaged, in sentences. Raises StoreError when the run is in use."""
-    with _locked(run), closing(open_database(run / DATABASE)) as connection:
+    with _hold_lock(run), closing(open_database(run / DATABASE)) as connection:
         return journal_damage(connection)
 
 
@@ -317,7 +317,7 @@ def check_files(run: Path) -> list[str]:
 
     Raises StoreError when the run is in use, or its journal cannot be read.
     """
-    with _locked(run):
+    with _hold_lock(run):
         if (damage := config_damage(run)) is not None:
             # Without a config, the expected versions are not known.
             return [damage]
@@ -332,11 +332,11 @@ def check_files(run: Path) -> list[str]:
                     if folder is not None:
                         made.append(folder)
         folders = dict.fromkeys(made)
-        return [_located(run, folder, clause) for folder in folders for clause in damage_in(folder)]
+        return [_with_model_name(run, folder, clause) for folder in folders for clause in damage_in(folder)]
 
 
 @contextmanager
-def _locked(run: Path) -> Iterator[None]:
+def _hold_lock(run: Path) -> Iterator[None]:
     """Hold a run's lock in the block. Raises StoreError when the run is in use."""
     lock = RunLock(run / LOCK)
     try:
@@ -345,7 +345,7 @@ def _locked(run: Path) -> Iterator[None]:
         lock.release()
 
 
-def _located(run: Path, folder: Path, clause: str) -> str:
+def _with_model_name(run: Path, folder: Path, clause: str) -> str:
     """Return the clause, with the model's name if several are trained."""
     inside = folder.parent.relative_to(run)
     return clause if inside == Path("checkpoints") else f"{inside}/{clause}"

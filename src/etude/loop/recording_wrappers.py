@@ -118,13 +118,13 @@ class RecordedAdapter(RecordedPart):
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Return the status of a job."""
-        return await self._followed(ref, lambda: self._part.status(ref))
+        return await self._follow_job(ref, lambda: self._part.status(ref))
 
     async def wait_until_complete(self, ref: TrainingJobRef, *args: Any, **kwargs: Any) -> TrainingJobStatus:
         """Return how a job ended."""
-        return await self._followed(ref, lambda: self._part.wait_until_complete(ref, *args, **kwargs))
+        return await self._follow_job(ref, lambda: self._part.wait_until_complete(ref, *args, **kwargs))
 
-    async def _followed(
+    async def _follow_job(
         self, ref: TrainingJobRef, ask: Callable[[], Awaitable[TrainingJobStatus]]
     ) -> TrainingJobStatus:
         """Return the status of a job, as its backend gives it or, if it is over, as it was recorded.

@@ -50,7 +50,7 @@ def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
     for short, value in settings.items():
         key = _SHORT.get(short, short)
         if key not in known:
-            where = _elsewhere(short) or alternatives(short, [*known, *_SHORT])
+            where = _name_setting(short) or alternatives(short, [*known, *_SHORT])
             raise RequestError(f"there is no setting '{short}'{where}")
         if key == "reward_function" and isinstance(value, str):
             value = {"name": value}
@@ -58,7 +58,7 @@ def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
     return placed
 
 
-def _elsewhere(name: str) -> str:
+def _name_setting(name: str) -> str:
     """Return the end of a sentence that names the argument with a setting. Empty if there is none."""
     if (argument := _RENAMED.get(name)) is not None:
         return f"; it is given as {argument}="

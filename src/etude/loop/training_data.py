@@ -161,8 +161,8 @@ class TargetWatch:
         self._is_targeted |= any(is_targeted(call, self._functions, self._model) for call in answered)
         if self._episodes == _PATIENCE and not self._is_targeted:
             if any(nearest(name, self._callers) for name in self._functions):
-                raise RequestError(self._missed())
-            self._warn(f"{self._missed()}. Nothing is trained on unless one of them does")
+                raise RequestError(self._explain_missing_calls())
+            self._warn(f"{self._explain_missing_calls()}. Nothing is trained on unless one of them does")
 
     def epoch_over(self, *, is_empty: bool) -> None:
         """Warn once of target functions that made no call in the epoch.
@@ -175,18 +175,18 @@ class TargetWatch:
         self._is_over = True
         missing = [name for name in self._functions if name not in {EVERY_FUNCTION, *self._callers}]
         if is_empty and not self._is_targeted:
-            raise RequestError(f"{self._missed()}. Nothing could be trained on")
+            raise RequestError(f"{self._explain_missing_calls()}. Nothing could be trained on")
         if missing and self._is_targeted:
             self._warn(
                 f"'{self._key}' names {', '.join(missing)}, and no call to '{self._model}' in "
-                f"{self._episodes} episodes was made by it; {self._called()}"
+                f"{self._episodes} episodes was made by it; {self._list_callers()}"
             )
 
-    def _missed(self) -> str:
+    def _explain_missing_calls(self) -> str:
         """Return the sentence that no call is targeted, with the remedy."""
         text = (
             f"none of the first {self._episodes} episodes has a call to '{self._model}' by a target function "
-            f"({', '.join(self._functions)}); {self._called()}"
+            f"({', '.join(self._functions)}); {self._list_callers()}"
         )
         meant = filter(None, (nearest(name, self._callers) for name in self._functions))
         names = ", ".join(dict.fromkeys(meant))
@@ -194,7 +194,7 @@ class TargetWatch:
             return f"{text}. Did you mean '{self._key}: [{names}]'?"
         return f"{text}. Name some of them in '{self._key}'" if self._callers else text
 
-    def _called(self) -> str:
+    def _list_callers(self) -> str:
         names = ", ".join(f"'{name}'" for name in sorted(self._callers))
         return f"functions that called it: {names or 'none'}"
 
@@ -225,7 +225,7 @@ async def record_samples(
 
 
 def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Source) -> str:
-    given, assigned = _units(collection), _assigned(collection)
+    given, assigned = _units(collection), _assign_advantages(collection)
     # The builder may have put advantages into the data.
     has_advantages = any(sample.advantages is not None for unit in given for sample in unit)
     source = replace(
@@ -236,7 +236,7 @@ def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Sourc
     return learned_lines(source, given if assigned is None else assigned)
 
 
-def _assigned(collection: TrajectoryCollection) -> Sequence[Sequence[Sample]] | None:
+def _assign_advantages(collection: TrajectoryCollection) -> Sequence[Sequence[Sample]] | None:
     """Return the samples with the algorithm's advantages. None if it uses none or needs a learner for them,
     or if the data has no token ids."""
     if data_kind(collection.method) != "samples":

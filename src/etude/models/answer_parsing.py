@@ -158,7 +158,7 @@ class RendererReader:
         thinking = (parsed.reasoning_content or "").strip()
         if not tools:
             return Answer(self._unread(parsed, prompt_ids, ids), thinking)
-        calls = _attempted(parsed.tool_calls, tools)
+        calls = _read_attempts(parsed.tool_calls, tools)
         # A call inside a finished thought was only considered.
         is_over = bool(thinking) and parsed.reasoning_complete
         is_overlooked = calls == () and not is_over and not self.call_ids.isdisjoint(ids)
@@ -207,7 +207,7 @@ Reader: TypeAlias = TemplateReader | RendererReader
 """Reads a model's answers; `name` is the family's or the syntax's."""
 
 
-def _attempted(attempts: Sequence[Any], tools: Sequence[Tool]) -> tuple[tuple[str, str], ...] | None:
+def _read_attempts(attempts: Sequence[Any], tools: Sequence[Tool]) -> tuple[tuple[str, str], ...] | None:
     """Return names and arguments of calls as `renderers` parsed them, or None if one is broken."""
     calls = []
     for call in attempts:

@@ -145,14 +145,14 @@ def _shaped(logits_BV: Tensor, shapes: Sequence[Adjustment], kept_B: Tensor | No
     device = logits_BV.device
     if any(shape.allowed is not None or shape.barred for shape in shapes):
         logits_BV = torch.where(_allowed(shapes, logits_BV.shape[1]).to(device), logits_BV, -torch.inf)
-    logits_BV = _moved(logits_BV, [shape.bias for shape in shapes], device)
+    logits_BV = _add_adjustments(logits_BV, [shape.bias for shape in shapes], device)
     if any(len(shape.repeated) for shape in shapes):
         rows, tokens = _places([shape.repeated for shape in shapes], device)
         factors = torch.tensor([shape.sampling.repetition_penalty for shape in shapes], device=device)[rows]
         before = logits_BV[rows, tokens]
         after = torch.where(before > 0, before / factors, before * factors)
         logits_BV = logits_BV.index_put((rows, tokens), after)
-    logits_BV = _moved(logits_BV, [shape.penalties for shape in shapes], device)
+    logits_BV = _add_adjustments(logits_BV, [shape.penalties for shape in shapes], device)
     temperatures = [shape.temperature for shape in shapes]
     if any(temperature != 1 for temperature in temperatures):
         logits_BV = logits_BV / torch.tensor(temperatures, device=device)[:, None]
@@ -160,7 +160,7 @@ def _shaped(logits_BV: Tensor, shapes: Sequence[Adjustment], kept_B: Tensor | No
     if not cut:
         return logits_BV
     rows = torch.tensor(cut, device=device)
-    beyond = _beyond(logits_BV.detach()[rows], [shapes[index].sampling for index in cut])
+    beyond = _find_removed_tokens(logits_BV.detach()[rows], [shapes[index].sampling for index in cut])
     if kept_B is not None:
         beyond = beyond.scatter(1, kept_B[rows][:, None], False)
     if len(cut) < len(shapes):
@@ -188,7 +188,7 @@ def _places(tokens: Sequence[Sequence[int]], device: torch.device) -> tuple[Tens
     return torch.tensor(rows, device=device), torch.tensor([*chain.from_iterable(tokens)], device=device)
 
 
-def _moved(logits_BV: Tensor, entries: Sequence[_Entries], device: torch.device) -> Tensor:
+def _add_adjustments(logits_BV: Tensor, entries: Sequence[_Entries], device: torch.device) -> Tensor:
     """Add each row's numbers to the logits of its tokens."""
     if not any(len(tokens) for tokens, _ in entries):
         return logits_BV
@@ -209,7 +209,7 @@ def _allowed(shapes: Sequence[Adjustment], vocabulary: int) -> Tensor:
     return allowed_BV
 
 
-def _beyond(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def _find_removed_tokens(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Return the tokens that `min_p`, `top_k` and `top_p` remove, in that order [B, V]; earlier ids win ties.
 
     The nucleus is the smallest set of tokens with the mass top_p (Holtzman et al., 2020).

@@ -128,7 +128,7 @@ def _renderers(
             # A renderer may raise any exception when the tokenizer belongs to another family.
             with suppress(Exception):
                 reader = RendererReader(family, rendering.tokenizer, {**default, **options})
-                alike, roles = _compared(reader, conversations)
+                alike, roles = _compare(reader, conversations)
                 yield _Tried(reader, _score(reader, written), alike, roles)
 
 
@@ -227,7 +227,7 @@ def _conversations(rendering: Rendering, options: Options) -> Iterator[_Conversa
         yield [rendering.for_template(message) for message in messages], tools, longer, ids
 
 
-def _compared(family: RendererReader, conversations: Sequence[_Conversation]) -> tuple[int, frozenset[str]]:
+def _compare(family: RendererReader, conversations: Sequence[_Conversation]) -> tuple[int, frozenset[str]]:
     """Compare a family with the template on the probe conversations. Return how many it writes alike, and the
     roles after which it extends conversations, or starts anew, as the template does."""
     alike = 0

@@ -128,7 +128,7 @@ class ChatTemplate:
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
         """Return the token ids of an answer that was written, not sampled, with its end of turn."""
-        return self.rendering.ids(text + self._closing)
+        return self.rendering.ids(text + self._end_of_turn)
 
     def written_ids(self, request: ChatRequest, answer: Message) -> tuple[int, ...]:
         """Return the token ids of an answer as the template writes it after the request's prompt.
@@ -143,7 +143,7 @@ class ChatTemplate:
         following = {**RESULT, "tool_call_id": calls[0].get("id")} if calls else MORE
         longer = self.rendering.text_or_none([*spoken, following], tools, options) or closed
         end = self.rendering.end_of_turn(turn[0] if turn else "", closed, longer)
-        token = longer[slice(*end)] if end else self._closing
+        token = longer[slice(*end)] if end else self._end_of_turn
         return self.rendering.ids((turn[1] if turn else "") + token)
 
     def parse(
@@ -244,10 +244,10 @@ class ChatTemplate:
                 # A rendering may end with text that belongs to no message, and only appears at the very end.
                 part = self.rendering.text_or_none(seen[: index + 1], tools, options)
                 if changed < shared_length(part or "", then):
-                    return self._rewritten(messages, index, now, "rewritten once the conversation goes on")
-        return self._rewritten(messages, len(spoken) - 1, now, "not written as it is asked for")
+                    return self._mismatch(messages, index, now, "rewritten once the conversation goes on")
+        return self._mismatch(messages, len(spoken) - 1, now, "not written as it is asked for")
 
-    def _rewritten(self, messages: Sequence[Message], index: int, now: str, reason: str) -> Mismatched:
+    def _mismatch(self, messages: Sequence[Message], index: int, now: str, reason: str) -> Mismatched:
         """Return the fault of a message that `now`, the rendering of all messages, has in other words."""
         message = messages[index]
         is_over = any(later.get("role") not in ("assistant", "tool") for later in messages[index + 1 :])
@@ -264,7 +264,7 @@ class ChatTemplate:
         return Mismatched(index, f"{role}: {reason}")
 
     @cached_property
-    def _closing(self) -> str:
+    def _end_of_turn(self) -> str:
         """The end-of-turn token that the template writes; a model may stop at others, too."""
         talk = [QUESTION, PROBES["text"], MORE]
         asked = self.rendering.text(talk[:1], (), {}, ask=True)

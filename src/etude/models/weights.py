@@ -87,7 +87,7 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
         for one, other in tied
         if weight(one) is not weight(other)
         # On the device `meta`, transformers cannot compare the values.
-        and (not weight(one).is_meta or _differ(location, one, other))
+        and (not weight(one).is_meta or _weights_differ(location, one, other))
     ]
     shapes = [
         f"{name} ({[*there]}, and {[*wanted]} by the config)"
@@ -162,7 +162,7 @@ def _fault(what: str, names: Iterable[str]) -> list[str]:
     return [f"{what} {', '.join(listed[:_SHOWN])}{more}"] if listed else []
 
 
-def _differ(location: str, *names: str) -> bool:
+def _weights_differ(location: str, *names: str) -> bool:
     """Return whether two weights are both in a model's files, and differ."""
     found = []
     for path in _weight_files(location):

@@ -221,9 +221,9 @@ def _try(folder: Path, findings: Findings) -> None:
             code = process.wait(_SECONDS)
         except subprocess.TimeoutExpired:
             slow = f"the run was killed, and did not end within {_SECONDS:g} s when it went on"
-            raise EtudeError(f"{slow}\n{_said(folder)}") from None
+            raise EtudeError(f"{slow}\n{_tail(folder)}") from None
     if code != 0:
-        raise EtudeError(f"the run was killed, and does not go on: exit code {code}\n{_said(folder)}")
+        raise EtudeError(f"the run was killed, and does not go on: exit code {code}\n{_tail(folder)}")
     after = _steps(run)
     changed = [key for key, text in before.items() if after.get(key) != text]
     if changed:
@@ -244,10 +244,10 @@ def _wait_for_epoch(process: subprocess.Popen[bytes], folder: Path, run: Path) -
     while not (epochs.is_file() and epochs.read_text(encoding="utf-8").endswith("\n")):
         if process.poll() is not None:
             raise EtudeError(
-                f"a run on a tiny model ended with exit code {process.returncode}\n{_said(folder)}"
+                f"a run on a tiny model ended with exit code {process.returncode}\n{_tail(folder)}"
             )
         if time.monotonic() - begun > _SECONDS:
-            raise EtudeError(f"a run on a tiny model trained no epoch within {_SECONDS:g} s\n{_said(folder)}")
+            raise EtudeError(f"a run on a tiny model trained no epoch within {_SECONDS:g} s\n{_tail(folder)}")
         time.sleep(0.05)
 
 
@@ -269,7 +269,7 @@ def _started(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(_SECONDS)
 
 
-def _said(folder: Path) -> str:
+def _tail(folder: Path) -> str:
     """Return the end of the last command's output."""
     text = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
     return masked("\n".join(text.splitlines()[-12:]))

@@ -35,7 +35,7 @@ class Rollouts:
         kinds = {(tree.protocol, tree.agents, tree.channels) for _, tree in finished}
         if len(kinds) > 1:
             names = ", ".join(sorted(name for name, _, _ in kinds))
-            raise RequestError(f"arrays have one protocol, and the episodes have several: {names}")
+            raise RequestError(f"arrays need one protocol, but the episodes played several: {names}")
         return cls([(record, tree, leaf) for record, tree in finished for leaf in tree.leaves()])
 
     def to_arrays(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Rollouts:
         Raises RequestError without rows, MissingExtraError without numpy.
         """
         if not self.rows:
-            raise RequestError("there are no finished episodes to make arrays of")
+            raise RequestError("there are no finished episodes to turn into arrays")
         try:
             import numpy as np
         except ModuleNotFoundError as error:

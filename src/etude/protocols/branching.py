@@ -230,7 +230,7 @@ class Play:
             for agent, value in earned.items():
                 if agent not in protocol.agents:
                     raise RequestError(
-                        f"payoffs are for '{agent}', which is not there"
+                        f"there is a payoff for '{agent}', which is not an agent"
                         + alternatives(str(agent), protocol.agents)
                     )
                 try:
@@ -238,7 +238,7 @@ class Play:
                 except (TypeError, OverflowError):
                     is_finite = False
                 if not is_finite:
-                    raise RequestError(f"the payoff of '{agent}' is {value!r:.60}")
+                    raise RequestError(f"the payoff of '{agent}' is {value!r:.60}, not a finite number")
         except RequestError as error:
             raise EpisodeError(f"protocol '{protocol.name}': in round {number}, {error}") from error
         rewards = {agent: float(value) for agent, value in earned.items() if value}

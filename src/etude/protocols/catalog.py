@@ -92,11 +92,11 @@ class ProofPayoff:
 
     def __call__(self, outcome: Outcome) -> Mapping[str, float]:
         """Return the rewards of all agents for a round."""
-        verifier = self._of_verifier(outcome)
-        provers = {prover: self._of_prover(prover, outcome, verifier) for prover in self.stances}
+        verifier = self._verifier_payoff(outcome)
+        provers = {prover: self._prover_payoff(prover, outcome, verifier) for prover in self.stances}
         return {VERIFIER: verifier, **provers}
 
-    def _of_verifier(self, outcome: Outcome) -> float:
+    def _verifier_payoff(self, outcome: Outcome) -> float:
         terms = self.terms
         if outcome.decision is not None:
             rightness = outcome.decision * sign(outcome.truth)
@@ -106,7 +106,7 @@ class ProofPayoff:
             return 0.0
         return terms.verifier_terminated_penalty if outcome.over else terms.verifier_no_guess_reward
 
-    def _of_prover(self, prover: str, outcome: Outcome, of_verifier: float) -> float:
+    def _prover_payoff(self, prover: str, outcome: Outcome, of_verifier: float) -> float:
         terms = self.terms
         if terms.prover_invalid_response_penalty is not None and prover in outcome.invalid:
             return terms.prover_invalid_response_penalty
@@ -335,14 +335,14 @@ def _bounds(payoff: ProofPayoff, schedules: Sequence[Sequence[Round]]) -> dict[s
         for number, turns in enumerate(rounds, 1):
             decider = VERIFIER if turns[0].agent == VERIFIER else None
             now = replace(known, decider=decider)
-            for end in _ends(payoff.terms, replace(now, over=True), turns, last=number == len(rounds)):
+            for end in _endings(payoff.terms, replace(now, over=True), turns, last=number == len(rounds)):
                 for agent, earned in payoff(end).items():
                     totals[agent].append(so_far[agent] + earned)
             so_far = {agent: so_far[agent] + earned for agent, earned in payoff(now).items()}
     return {agent: (min(values), max(values)) for agent, values in totals.items()}
 
 
-def _ends(terms: Terms, end: Outcome, turns: Round, *, last: bool) -> Iterator[Outcome]:
+def _endings(terms: Terms, end: Outcome, turns: Round, *, last: bool) -> Iterator[Outcome]:
     """Yield the outcomes with which a play can end in a round."""
     if end.decider is None:
         if terms.prover_invalid_response_penalty is not None:
@@ -368,8 +368,8 @@ def _round_count(protocol: str, max_rounds: int | None, min_rounds: int, cycle: 
     if count not in good:
         near = [str(each) for each in good if abs(each - max(count, 0)) <= len(cycle)]
         raise RequestError(
-            f"{protocol}: with max_message_rounds {count} the last round is not the verifier's, which has to "
-            f"decide there; use {' or '.join(near)}"
+            f"{protocol}: with max_message_rounds {count}, the verifier must decide in the last round, but "
+            f"does not speak in it; use {' or '.join(near)}"
         )
     if not 1 <= min_rounds <= count:
         raise RequestError(

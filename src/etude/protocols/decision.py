@@ -49,12 +49,12 @@ class Scale:
         values = [value for _, value in self.options]
         if len(set(texts)) != len(texts) or any(not text or text != text.strip().lower() for text in texts):
             raise RequestError(
-                f"scale '{self.name}': the texts must be different, and in lower case: {texts}"
+                f"scale '{self.name}': the texts must be distinct and in lower case, found {texts}"
             )
         rising = all(low < high for low, high in pairwise(values))
         if not rising or len(values) < 2 or not -1 <= values[0] < 0 < values[-1] <= 1:
             raise RequestError(
-                f"scale '{self.name}': the values must rise within [-1, 1] from reject to accept: {values}"
+                f"scale '{self.name}': the values must rise from reject to accept within [-1, 1]: {values}"
             )
 
     @property

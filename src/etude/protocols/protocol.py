@@ -180,19 +180,19 @@ def _faults(protocol: Protocol) -> Iterator[str]:
         yield "it has no agents"
     for agent, role in agents.items():
         if role.stance not in (None, REJECT, ACCEPT, "example"):
-            yield f"the stance of '{agent}' is {role.stance!r}; it is one of: 0, 1, example, or None"
+            yield f"the stance of '{agent}' is {role.stance!r}; it must be 0, 1, example or None"
     for channel, readers in protocol.channels.items():
-        yield from _unknown(sorted(readers), agents, f"channel '{channel}' is read by")
+        yield from _unknown_names(sorted(readers), agents, f"channel '{channel}' is read by")
     if not protocol.schedules or not all(protocol.schedules):
         yield "it has no rounds"
     if protocol.forced not in (None, "accept", "reject", "truth"):
-        yield f"a forced decision is accept, reject or truth, not {protocol.forced!r}"
-    yield from _unknown(bounds, agents, "bounds are for")
+        yield f"a forced decision must be accept, reject or truth, found {protocol.forced!r}"
+    yield from _unknown_names(bounds, agents, "bounds are for")
     for agent in agents if bounds else ():
         if agent not in bounds:
             yield f"'{agent}' has no bounds; give them for all agents or for none"
         elif not bounds[agent][0] <= bounds[agent][1]:
-            yield f"the bounds of '{agent}' are {bounds[agent]}; the least comes first"
+            yield f"the bounds of '{agent}' are {bounds[agent]}; the lower bound comes first"
     for schedule in protocol.schedules:
         for number, turns in enumerate(schedule):
             yield from _faults_of_round(protocol, f"round {number}", turns)
@@ -206,8 +206,8 @@ def _faults(protocol: Protocol) -> Iterator[str]:
         if protocol.needs_verdict and last not in obliged:
             speakers = " and ".join(f"'{turn.agent}'" for turn in schedule[last])
             yield (
-                f"the last round ({last}) is a turn of {speakers} that need not decide; end with a turn that "
-                "must decide, or say `needs_verdict=False`"
+                f"the last round ({last}) does not oblige {speakers} to decide; end with a turn that must "
+                "decide, or set `needs_verdict=False`"
             )
 
 
@@ -218,17 +218,17 @@ def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[s
         yield f"'{agent}' has two turns in {where}"
     for turn in turns:
         agent, writes = turn.agent, turn.writes
-        yield from _unknown([agent], protocol.agents, f"{where} is a turn of")
-        yield from _unknown(writes, protocol.channels, f"'{agent}' writes in {where} on")
+        yield from _unknown_names([agent], protocol.agents, f"{where} has a turn of")
+        yield from _unknown_names(writes, protocol.channels, f"'{agent}' writes in {where} on")
         for channel in writes:
             if agent not in protocol.channels[channel]:
-                yield f"'{agent}' writes on channel '{channel}' in {where}, and cannot read it"
+                yield f"'{agent}' writes on channel '{channel}' in {where}, but cannot read it"
         for channel in _repeated(writes):
             yield f"'{agent}' writes twice on channel '{channel}' in {where}"
         if turn.headers and len(turn.headers) != len(writes):
-            yield f"'{agent}' has {len(turn.headers)} headers in {where} for {len(writes)} channels"
+            yield f"'{agent}' has {len(turn.headers)} headers for {len(writes)} channels in {where}"
         if turn.decide != "no" and not protocol.agents[agent].may_decide:
-            yield f"'{agent}' {turn.decide} decide in {where}, and its role may not"
+            yield f"'{agent}' {turn.decide} decide in {where}, but its role may not"
         if turn.decide == "no" and not writes:
             yield f"'{agent}' neither writes nor decides in {where}"
     for channel in _repeated(channel for turn in turns for channel in turn.writes):
@@ -236,13 +236,13 @@ def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[s
         yield f"{writers} both write on channel '{channel}' in {where}"
     deciders = [turn.agent for turn in turns if protocol.agents[turn.agent].may_decide]
     if len(deciders) > 1:
-        yield f"{' and '.join(deciders)} may both decide in {where}, and the first decision ends a play"
+        yield f"{' and '.join(deciders)} may both decide in {where}, but the first decision ends the play"
 
 
-def _unknown(names: Iterable[str], known: Collection[str], where: str) -> Iterator[str]:
+def _unknown_names(names: Iterable[str], known: Collection[str], where: str) -> Iterator[str]:
     for name in names:
         if name not in known:
-            yield f"{where} '{name}', which is not there" + alternatives(name, known)
+            yield f"{where} '{name}', which does not exist" + alternatives(name, known)
 
 
 def _repeated(names: Iterable[str]) -> list[str]:

@@ -128,7 +128,7 @@ class EpisodeTree:
             return _TREE.validate_python(data)
         except ValidationError as error:
             raise RequestError(
-                "the episode's output is not an episode tree; was a protocol played in it?"
+                "the episode's output is not an episode tree; did the episode play a protocol?"
             ) from error
 
     @cached_property

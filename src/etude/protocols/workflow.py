@@ -78,7 +78,7 @@ class ProtocolWorkflow:
                     raise RequestError(f"{setting}: {where}" + alternatives(agent, agents))
         missing = [agent for agent in agents if self.models.get(agent, "") is None]
         if missing and isinstance(self.policies, Mapping):
-            raise RequestError(f"policies: no model for the agent '{missing[0]}'; name an entry of `llms`")
+            raise RequestError(f"policies: the agent '{missing[0]}' has no model; name an entry of `llms`")
         if self.retries < 0:
             raise RequestError(f"retries must be at least 0, found {self.retries}")
         if hasattr(self.scenario, "check_protocol"):
@@ -129,7 +129,7 @@ async def play(
     """
     missing = [agent for agent in protocol.agents if agent not in policies]
     if missing:
-        raise RequestError(f"policies: no engine for the agent '{missing[0]}' of '{protocol.name}'")
+        raise RequestError(f"policies: the agent '{missing[0]}' of '{protocol.name}' has no engine")
     names = {agent: agent for agent in policies}
     workflow = as_workflow(ProtocolWorkflow(protocol, scenario, names, widths, retries, sampling or {}, seed))
     limits = Limits(max_concurrency=1, timeout=None, max_calls=None)
@@ -164,7 +164,7 @@ class _Asker:
             waiting = [index for index in range(len(questions)) if index not in answers]
             replies = await gather_results(self._chat(questions[index]) for index in waiting)
             for index, (call, reply) in zip(waiting, replies, strict=True):
-                act = self._act(reply.text, questions[index].turn)
+                act = self._parse_answer(reply.text, questions[index].turn)
                 before = rejected.get(index, ())
                 if isinstance(act, Malformed) and retries_left:
                     rejected[index] = (*before, Rejected(call, act.reason))
@@ -183,19 +183,19 @@ class _Asker:
         with self._episode.function(agent):
             return call, await self._episode.chat(question.prompt, model=self._models.get(agent), **sampling)
 
-    def _act(self, text: str, turn: Turn) -> Move | Malformed:
+    def _parse_answer(self, text: str, turn: Turn) -> Move | Malformed:
         act = self._workflow.scenario.parse(text, turn)
         if isinstance(act, Malformed):
             return act
         stray = [channel for channel in act.messages if channel not in turn.writes]
         if stray:
-            raise EpisodeError(f"the scenario's parse has '{turn.agent}' write on '{stray[0]}' out of turn")
+            raise EpisodeError(f"the scenario's parse makes '{turn.agent}' write on '{stray[0]}' out of turn")
         if act.decision is None:
             return Malformed("no decision in a turn that must decide") if turn.decide == "must" else act
         if turn.decide == "no":
             return Malformed("a decision in a turn that may not decide")
         if not -1 <= act.decision <= 1:
-            raise EpisodeError(f"the scenario's parse has a decision of {act.decision}, outside [-1, 1]")
+            raise EpisodeError(f"the scenario's parse returned the decision {act.decision}, outside [-1, 1]")
         return act
 
 
@@ -232,11 +232,11 @@ def _make(kind: str, name: str, known: Mapping[str, Any], arguments: Mapping[str
     factory: Any = import_object(name) if is_import_path(name) else known.get(name)
     if factory is None:
         raise RequestError(
-            f"there is no {kind} '{name}'" + alternatives(name, known) + ", or module:name of your own"
+            f"there is no {kind} '{name}'" + alternatives(name, known) + ", or name your own as module:name"
         )
     if isinstance(factory, Protocol) or (not isinstance(factory, type) and hasattr(factory, "render")):
         if arguments:
-            raise RequestError(f"'{name}' is no function, and takes no arguments: {', '.join(arguments)}")
+            raise RequestError(f"'{name}' is not a function and takes no arguments: {', '.join(arguments)}")
         return factory
     reason = f"'{name}' cannot be made with {dict(arguments)}"
     try:

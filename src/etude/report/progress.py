@@ -69,7 +69,7 @@ class LineProgress(ProgressSums):
     def phase(self, name: str, total: int | None = None) -> None:
         super().phase(name, total)
         if total:
-            self._say(f"{self._where()}{name} {total} episodes")
+            self._say(f"{self._epoch_prefix()}{name} {total} episodes")
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
         super().episode_finished(episode)
@@ -80,7 +80,7 @@ class LineProgress(ProgressSums):
             done = f"{self.episodes}/{self.phase_total}" if self.phase_total else str(self.episodes)
             speed = f"{self.tokens_per_second:,.0f} tokens/s"
             spent = f", {self.spending}" if self.spending else ""
-            self._say(f"{self._where()}{done} episodes{so_far}{failed}, {speed}{spent}")
+            self._say(f"{self._epoch_prefix()}{done} episodes{so_far}{failed}, {speed}{spent}")
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         super().trained(epoch, metrics)
@@ -115,7 +115,7 @@ class LineProgress(ProgressSums):
     def message(self, text: str, *, warning: bool = False) -> None:
         self._say(f"warning: {text}" if warning else text)
 
-    def _where(self) -> str:
+    def _epoch_prefix(self) -> str:
         return "" if self.epoch is None else f"epoch {self.epoch}/{self.num_epochs}: "
 
     def _say(self, line: str) -> None:

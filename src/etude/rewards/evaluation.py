@@ -156,13 +156,13 @@ class ErrorBudget:
     def check(self, scores: int) -> None:
         """Raise ErrorBudgetExceeded if too many episodes failed, or too many of an evaluator's `scores`."""
         if self.failed_episodes > self.share * self.episodes:
-            raise self._exceeded(f"{self.failed_episodes} of {self.episodes} episodes failed")
+            raise self._budget_error(f"{self.failed_episodes} of {self.episodes} episodes failed")
         for kind, failed in self.counts.items():
             if kind.startswith(_SCORE) and failed > self.share * scores:
                 evaluator = kind.removeprefix(_SCORE)
-                raise self._exceeded(f"{failed} of {scores} episodes have no score from '{evaluator}'")
+                raise self._budget_error(f"{failed} of {scores} episodes have no score from '{evaluator}'")
 
-    def _exceeded(self, excess: str) -> ErrorBudgetExceeded:
+    def _budget_error(self, excess: str) -> ErrorBudgetExceeded:
         """Return the error, with each kind's count and first failures, the most frequent kind first."""
         lines = [f"{excess}, more than the error budget of {100 * self.share:g} % allows:"]
         for kind, count in self.counts.most_common():
@@ -170,7 +170,7 @@ class ErrorBudget:
             lines.append(f"  {kind}: {count}")
             lines += [f"    {failure.episode}: {failure.reason}" for failure in of_kind[:_EXAMPLES]]
         lines.append(
-            "All other episodes and scores are kept. Mend the cause and resume the run, or raise the budget."
+            "All other episodes and scores are kept. Fix the cause and resume the run, or raise the budget."
         )
         return ErrorBudgetExceeded("\n".join(lines))
 

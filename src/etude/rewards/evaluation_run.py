@@ -63,9 +63,7 @@ class EvaluationRun(Evaluation):
         """
         counts = Counter(example.id for example in request.examples)
         if twice := [name for name, count in counts.items() if count > 1]:
-            raise RequestError(
-                f"{len(twice)} example ids are there more than once, the first is {twice[0]!r}"
-            )
+            raise RequestError(f"{len(twice)} example ids occur more than once; the first is {twice[0]!r}")
         phase = request.phase or "eval"
         jobs = [job for example in request.examples for job in _jobs(example, phase, request)]
         gathering = ScoreCollector(

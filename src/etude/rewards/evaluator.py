@@ -59,10 +59,10 @@ def scored(item: EvalInputItem, result: Any, bounds: Bounds | None = None) -> Ev
         return unscored(item, f"the evaluator returned {name_type(result)}; a score is a number", reasoning)
     if not is_score(score):
         limits = f"a finite number within ±{LARGEST_SCORE:g}"
-        return unscored(item, f"the evaluator returned {score:g}; a score is {limits}", reasoning)
+        return unscored(item, f"the evaluator returned {score:g}; a score must be {limits}", reasoning)
     low, high = bounds or (score, score)
     if not low - _ROUNDING <= score <= high + _ROUNDING:
-        problem = f"the evaluator returned {score:g}, and declares that its scores are {low:g} to {high:g}"
+        problem = f"the evaluator returned {score:g}, but declares scores from {low:g} to {high:g}"
         return unscored(item, problem, reasoning)
     return EvalOutputItem(
         id=item.id,
@@ -171,8 +171,8 @@ def _takes_episode(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> bool
     except TypeError as error:
         name = getattr(fn, "__qualname__", repr(fn))
         raise RequestError(
-            f"{where_defined(fn)}: the evaluator {name}{signature} cannot be called: {error}. It takes "
-            "(example, output) or (example, output, episode), and what its config gives under 'arguments'"
+            f"{where_defined(fn)}: the evaluator {name}{signature} cannot be called: {error}. It must take "
+            "(example, output) or (example, output, episode), and the 'arguments' of its config"
         ) from error
     return takes_episode
 
@@ -294,15 +294,15 @@ class MeasuredEvaluator(Evaluator):
         if event is not None:
             return scored(item, (event.value, event.text or None))
         recorded = {
-            _described(event.name, event.agent): None
+            _describe_score(event.name, event.agent): None
             for event in item.episode.events
             if event.kind == "score"
         }
-        missing, others = _described(self.name, self.agent), ", ".join(recorded) or "none"
+        missing, others = _describe_score(self.name, self.agent), ", ".join(recorded) or "none"
         return unscored(item, f"the episode recorded no score {missing} (it recorded: {others})")
 
 
-def _described(name: str, agent: str | None) -> str:
+def _describe_score(name: str, agent: str | None) -> str:
     return f"'{name}'" if agent is None else f"'{name}' of '{agent}'"
 
 

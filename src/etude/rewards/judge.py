@@ -91,7 +91,7 @@ async def ask(
             {"role": "assistant", "content": text},
             {"role": "user", "content": correction},
         )
-    raise EtudeError(f"no usable answer of the judge in {config.attempts} attempts; the last: {problem}")
+    raise EtudeError(f"the judge gave no usable answer in {config.attempts} attempts; the last: {problem}")
 
 
 def parse_object(text: str) -> dict[str, Any]:

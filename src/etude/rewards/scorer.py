@@ -62,7 +62,7 @@ class Scorer:
     def _sort_in(self, name: str, evaluator: Evaluator) -> None:
         if self._all().get(name, evaluator) is not evaluator:
             raise RequestError(
-                f"two evaluators are called '{name}', and a weighted evaluator combines one of them"
+                f"two evaluators are called '{name}', which a weighted evaluator uses; rename one of them"
             )
         if isinstance(evaluator, WeightedEvaluator):
             for part_name, part in evaluator.parts.items():
@@ -84,14 +84,14 @@ class Scorer:
 
     async def score_single(self, item: EvalInputItem) -> Scores:
         """Return the scores of the evaluators that judge each episode alone."""
-        scores = await _together([self._score([item], *named) for named in self._single.items()])
+        scores = await _gather_results([self._score([item], *named) for named in self._single.items()])
         return {name: outputs[0] for name, outputs in zip(self._single, scores, strict=True)}
 
     async def score_group(self, items: Sequence[EvalInputItem]) -> list[Scores]:
         """Return the scores of comparing evaluators; `items` are one example's episodes with an output."""
         if not items:
             return []
-        scores = await _together([self._score(items, *named) for named in self._relative.items()])
+        scores = await _gather_results([self._score(items, *named) for named in self._relative.items()])
         return [dict(zip(self._relative, of_one, strict=True)) for of_one in zip(*scores, strict=True)]
 
     async def combine(self, item: EvalInputItem, scores: Scores) -> Scores:
@@ -134,7 +134,7 @@ class Scorer:
                 outputs = await evaluate(evaluator, items, self._timeout)
             times = {"began": began, "seconds": time.perf_counter() - clock}
         pairs = zip(items, outputs, strict=True)
-        await _together([self._keep(item, name, out, **times) for item, out in pairs])
+        await _gather_results([self._keep(item, name, out, **times) for item, out in pairs])
         return outputs
 
     async def _keep(self, item: EvalInputItem, name: str, output: EvalOutputItem, **times: float) -> None:
@@ -145,7 +145,7 @@ class Scorer:
         await self._journal.put(_score_key(_episode(item).id, self._label, name), data)
 
 
-async def _together(work: Sequence[Awaitable[Any]]) -> list[Any]:
+async def _gather_results(work: Sequence[Awaitable[Any]]) -> list[Any]:
     """Return the results of concurrent work. A single item gets no task, which would cost time."""
     return [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
 
@@ -167,7 +167,7 @@ def _score_key(episode_id: str, label: str, evaluator: str) -> str:
 
 def _episode(item: EvalInputItem) -> EpisodeRecord:
     if item.episode is None:
-        raise ValueError(f"example {item.id!r} has no episode to keep a score for")
+        raise ValueError(f"the score of example {item.id!r} cannot be stored, because it has no episode")
     return item.episode
 
 
@@ -181,7 +181,7 @@ async def evaluate(
     """
     seconds = seconds if evaluator.timeout is None else evaluator.timeout
     try:
-        own = [_own(item) for item in items]
+        own = [_copy_item(item) for item in items]
         async with asyncio.timeout(seconds) as limit:
             # User code that would end the program raises instead.
             with ending_where_a_model_is_out(), no_exit("the evaluator"):
@@ -193,7 +193,7 @@ async def evaluate(
         if not isinstance(outputs, Sequence) or isinstance(outputs, str):
             raise TypeError(f"evaluate_group returned {name_type(outputs)}; return a list of scores")
         if len(outputs) != len(items):
-            raise ValueError(f"{len(outputs)} scores for {len(items)} episodes")
+            raise ValueError(f"evaluate_group returned {len(outputs)} scores for {len(items)} episodes")
         given = zip(items, _in_order(items, outputs), strict=True)
         return [scored(item, output, evaluator.bounds) for item, output in given]
     except ModelOut:
@@ -225,11 +225,11 @@ def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequenc
         return outputs
     wanted = [item.generation for item in items]
     if set(given) != set(wanted):
-        raise ValueError(f"the evaluator returned scores of the generations {given}, asked about {wanted}")
+        raise ValueError(f"the evaluator returned scores for generations {given}, but should score {wanted}")
     return [outputs[given.index(generation)] for generation in wanted]
 
 
-def _own(item: EvalInputItem) -> EvalInputItem:
+def _copy_item(item: EvalInputItem) -> EvalInputItem:
     """Copy the item for one evaluator, so that its changes reach neither the record nor other evaluators."""
     output, record = copy.deepcopy(item.output_obj), item.episode
     changes: dict[str, Any] = {"output_obj": output}

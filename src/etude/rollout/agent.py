@@ -44,7 +44,7 @@ class AgentConfig(WorkflowConfig, name="agent"):
 
 async def _answer(example: Example, episode: Episode, config: AgentConfig, sets: tuple[ToolSet, ...]) -> str:
     """Answer the prompt, calling tools until the model needs no more."""
-    system = _filled(config.system, example, "system")
+    system = _fill_inputs(config.system, example, "system")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages += _prompt(example, config.prompt)
     async with episode.tools(*(config.tools or ()), *sets) as tools:
@@ -55,17 +55,17 @@ async def _answer(example: Example, episode: Episode, config: AgentConfig, sets:
                 return reply.text
             if turn < config.max_turns:
                 messages += await tools.call_all(reply.tool_calls)
-    episode.note(f"stopped after {config.max_turns} turns, with a call of a tool")
+    episode.note(f"stopped after {config.max_turns} turns, while it was still calling tools")
     return reply.text
 
 
-def _filled(text: str, example: Example, key: str) -> str:
+def _fill_inputs(text: str, example: Example, key: str) -> str:
     """Fill the example's inputs into the text. Raises RequestError for an unknown input."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in example.inputs:
             raise RequestError(
-                f"workflow.{key}: '{match[0]}' is no input of example '{example.id}'; inputs: "
+                f"workflow.{key}: example '{example.id}' has no input '{match[0]}'; inputs: "
                 + ", ".join(example.inputs)
             )
         return str(example.inputs[match[1]])
@@ -76,13 +76,13 @@ def _filled(text: str, example: Example, key: str) -> str:
 def _prompt(example: Example, template: str) -> list[Message]:
     inputs = example.inputs
     if template:
-        return [{"role": "user", "content": _filled(template, example, "prompt")}]
+        return [{"role": "user", "content": _fill_inputs(template, example, "prompt")}]
     if isinstance(inputs.get("messages"), list):
         return list(inputs["messages"])
     if "question" in inputs or len(inputs) == 1:
         return [{"role": "user", "content": str(inputs.get("question", next(iter(inputs.values()))))}]
     raise RequestError(
-        f"example '{example.id}' has the inputs {', '.join(inputs) or '(none)'}; say which are asked for: "
+        f"example '{example.id}' has the inputs {', '.join(inputs) or '(none)'}; name those to ask for: "
         "`workflow: {prompt: '…{name}…'}`"
     )
 
@@ -126,7 +126,7 @@ class SimulatedUser:
         if not goal.strip():
             raise RequestError("a simulated user needs a goal")
         if max_turns < 1 or not stop:
-            raise RequestError("a simulated user needs a word to stop with, and at least one turn")
+            raise RequestError("a simulated user needs a stop word and at least one turn")
         self._episode, self._model = episode, model
         self._stop, self._max_turns = stop, max_turns
         self._greeting = greeting
@@ -149,14 +149,14 @@ class SimulatedUser:
         if self.ended is not None:
             return None
         with self._episode.function(SIMULATED_USER):
-            reply = await self._episode.chat(self._seen(messages), model=self._model)
+            reply = await self._episode.chat(self._user_view(messages), model=self._model)
         self.turns += 1
         if self._stop in reply.text:
             self.ended = "stop"
             return None
         return reply.text
 
-    def _seen(self, messages: Sequence[Message]) -> list[Message]:
+    def _user_view(self, messages: Sequence[Message]) -> list[Message]:
         """Return the conversation from the user's side, where the user's messages are the assistant's."""
         sides = {"user": "assistant", "assistant": "user"}
         seen: list[Message] = [

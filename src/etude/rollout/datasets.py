@@ -54,7 +54,7 @@ class RowsConfig(DatasetConfig):
     seed: int = Field(default=0, ge=0)
     """Set the seed of the shuffle."""
 
-    def _placed(self) -> Iterator[PlacedRow]:
+    def _rows(self) -> Iterator[PlacedRow]:
         """Yield the content of each row with its place."""
         source = getattr(self, self.source_key)
         for number, content in enumerate(self._contents(), start=1):
@@ -70,7 +70,7 @@ class RowsConfig(DatasetConfig):
         repeated id; the message names the row. Raises MissingExtraError if the libraries that read it are not
         installed.
         """
-        examples = list(_unique(((where, _example(self, where, row)) for where, row in self._placed()), self))
+        examples = list(_unique(((where, _example(self, where, row)) for where, row in self._rows()), self))
         if not examples:
             raise DatasetError(f"{getattr(self, self.source_key)} holds no examples")
         if self.shuffle:
@@ -86,7 +86,7 @@ class FileDatasetConfig(RowsConfig):
     file_path: Path
     """Set the path of the file."""
 
-    def _placed(self) -> Iterator[PlacedRow]:
+    def _rows(self) -> Iterator[PlacedRow]:
         path = self.file_path
         if path.is_file():
             return _READERS[self.type_name](path)
@@ -103,8 +103,8 @@ def _read_list(path: Path) -> Iterator[PlacedRow]:
     data = read_json_file(path)
     if not isinstance(data, list):
         raise DatasetError(
-            f"{path}: a JSON dataset is a list of objects, found {type(data).__name__}; "
-            f"for one object per line use the type jsonl"
+            f"{path}: a JSON dataset must be a list of objects, found {type(data).__name__}; "
+            f"if the file has one object per line, use the type jsonl"
         )
     for number, content in enumerate(data, start=1):
         yield f"{path}: row {number}", content
@@ -181,7 +181,7 @@ class PythonDatasetConfig(RowsConfig, name="python"):
             rows = origin(**self.arguments) if callable(origin) else origin
             if isinstance(rows, Mapping | str) or not isinstance(rows, Iterable):
                 raise DatasetError(
-                    f"'{self.function}' must give an iterable of dicts or Examples, found {rows!r:.80}"
+                    f"'{self.function}' must return an iterable of dicts or Examples, found {rows!r:.80}"
                 )
             yield from rows
         except EtudeError:
@@ -194,7 +194,7 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
     if isinstance(row, Example):
         return row
     if not isinstance(row, Mapping):
-        raise DatasetError(f"{where}: a row is an object with named columns, found {row!r:.80}")
+        raise DatasetError(f"{where}: a row must be an object with named columns, found {row!r:.80}")
     columns = dict(row)
 
     def value(name: str) -> Any:
@@ -214,12 +214,12 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
         inputs.pop(config.structure.question_key, None)
         inputs["question"] = question
     try:
-        return Example(_id(config, columns, where), inputs, answer)
+        return Example(_read_id(config, columns, where), inputs, answer)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{where}: no id can be made of this row: {error}") from error
+        raise DatasetError(f"{where}: no id can be made from this row: {error}") from error
 
 
-def _id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:
+def _read_id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:
     if config.ids == "from_row":
         return content_hash(columns)
     value = columns.get(config.id_key)
@@ -241,7 +241,7 @@ def _unique(examples: Iterable[tuple[str, Example]], config: RowsConfig) -> Iter
             example = replace(example, id=f"{example.id}-{count[example.id]}")
         if example.id in first:
             raise DatasetError(
-                f"{where}: id '{example.id}' is taken already by {first[example.id]}; "
+                f"{where}: id '{example.id}' is already taken by {first[example.id]}; "
                 f"make ids unique, or set `ids: from_row` to make them from the rows"
             )
         first[example.id] = where

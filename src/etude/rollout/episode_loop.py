@@ -63,7 +63,7 @@ class EpisodeLoop:
         """Run `work` on that loop and block until its result, from other threads only."""
         if self.is_here:
             work.close()
-            raise EpisodeError("a blocking call on the event loop would wait for ever; write `async def`")
+            raise EpisodeError("a blocking call on the event loop would wait forever; write `async def`")
         with self._sent(work) as waiting:
             try:
                 return waiting.result()
@@ -192,7 +192,7 @@ class ProgramFolder:
                 )
             except OSError as error:
                 reason = f"cannot start {command[0]!r} in {cwd}: {error.strerror}"
-                raise EpisodeError(f"{reason}; install it, or give its whole path") from error
+                raise EpisodeError(f"{reason}; install it, or give its full path") from error
             returncode = await _end_process(process, lifeline, limit)
             seconds = time.monotonic() - started
             return ProgramResult(returncode, _tail(stdout.fileno()), _tail(stderr.fileno()), seconds)

@@ -64,7 +64,7 @@ class Models:
         if self.default is not None:
             return self.default
         if len(self.engines) > 1:
-            raise RequestError(f"name the model to call, there are several: {', '.join(self.engines)}")
+            raise RequestError(f"there are several models; name the one to call: {', '.join(self.engines)}")
         return next(iter(self.engines))
 
     def require(self, name: str) -> str:
@@ -84,7 +84,7 @@ class Models:
         speech = getattr(innermost(self.engines[name]), "speech", None)
         if speech is None:
             raise RequestError(
-                f"the model '{name}' is sampled by another server, which alone knows its tokens",
+                f"another server samples the model '{name}', and only that server knows its tokens",
                 param="model",
             )
         yield speech
@@ -201,7 +201,7 @@ class Recorder:
             problem = "is over; it can make no more calls"
         elif self._max_calls is not None and len(self._calls) >= self._max_calls:
             problem = (
-                f"has made {self._max_calls} calls, which is the limit; mend the agent's loop, or raise "
+                f"has made {self._max_calls} calls, which is the limit; fix the agent's loop, or raise "
                 "eval.general.max_calls"
             )
         else:
@@ -250,7 +250,7 @@ class Recorder:
             if not self._closed:
                 is_cancelled = isinstance(error, asyncio.CancelledError)
                 words = str(error) if isinstance(error, EtudeError) else error_words(error)
-                reason = "cancelled before there was an answer" if is_cancelled else words
+                reason = "cancelled before the answer arrived" if is_cancelled else words
                 self._calls[asked.index] = ended(None, reason)
             raise
         self._reader.add(name, call)

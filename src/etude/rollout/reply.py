@@ -169,7 +169,7 @@ def _binding(name: str, fn: Callable[..., Any], routine: Any) -> Callable[..., C
     by_place, parameters = [], []
     for each in signature.parameters.values():
         if each.name == "self":
-            raise TypeError("it is a method without its object; hand over the method of an object")
+            raise TypeError("it is a method without its object; pass a bound method")
         if each.kind is each.POSITIONAL_ONLY:
             by_place.append(each.name)
         if each.kind is each.VAR_KEYWORD:

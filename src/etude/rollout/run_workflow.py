@@ -178,21 +178,21 @@ def to_output(returned: Any) -> Any:
     if returned is None:
         raise NoOutput("the workflow returned None; return its answer")
     try:
-        output = plain(_meant(returned))
+        output = plain(_replace_replies(returned))
         json.dumps(output)
     except NoOutput:
         raise
     except RecursionError as error:
-        raise NoOutput("the output holds itself, or is too deep to be kept; return something flat") from error
+        raise NoOutput("the output contains itself or is too deep; return something flat") from error
     except Exception as error:
         raise NoOutput(
-            f"the output cannot be kept: {error or type(error).__name__}; "
+            f"the output cannot be stored: {error or type(error).__name__}; "
             "return text, numbers, lists or dicts"
         ) from error
     return output
 
 
-def _meant(value: Any) -> Any:
+def _replace_replies(value: Any) -> Any:
     """Replace each `Reply` in the value by its text. Raises NoOutput for a value that is no output."""
     if isinstance(value, Reply):
         if value.tool_calls and not value.text:
@@ -203,20 +203,20 @@ def _meant(value: Any) -> Any:
             )
         return value.text
     if isinstance(value, Mapping):
-        return {key: _meant(inner) for key, inner in value.items()}
+        return {key: _replace_replies(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_meant(inner) for inner in value]
+        return [_replace_replies(inner) for inner in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
     package = type(value).__module__.partition(".")[0]
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()  # Otherwise Python would warn that nobody awaited it.
-        problem = f"{name_type(value)} that nobody awaited; write `return await …`"
+        problem = f"{name_type(value)} that was never awaited; write `return await …`"
     elif isinstance(value, Iterator | AsyncIterator):
         problem = f"{name_type(value)} (does it `yield`?); return all of it, as a list or text"
     elif package in _CLIENTS:
-        problem = f"{name_type(value)} of {package}; return the text of the answer in it"
+        problem = f"{name_type(value)} of {package}; return the text of its answer"
     else:
         return value
     raise NoOutput(f"the workflow returned {problem}")

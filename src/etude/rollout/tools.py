@@ -47,7 +47,7 @@ class FunctionTools:
         self._functions = {function.name: function for function in made}
         for name, count in Counter(function.name for function in made).items():
             if count > 1:
-                raise RequestError(f"two of the functions are called '{name}'; a tool's name must be its own")
+                raise RequestError(f"two of the functions are called '{name}'; each tool needs its own name")
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[FunctionTools]:
@@ -230,8 +230,8 @@ class Tools:
                 if name in self._owners:
                     first = self._owners[name].set.name
                     raise RequestError(
-                        f"two tools are called '{name}', of '{first}' and of '{each.set.name}'; give one of "
-                        f"the sets a prefix: `tools: {{{each.set.name}: {{prefix: {each.set.name}_, …}}}}`"
+                        f"'{first}' and '{each.set.name}' both have a tool '{name}'; give one of the sets a "
+                        f"prefix: `tools: {{{each.set.name}: {{prefix: {each.set.name}_, …}}}}`"
                     )
                 self._owners[name] = each
                 self.schemas.append(tool)

@@ -65,7 +65,7 @@ class Workflow:
             expected = ", ".join(("example", "episode", *self.arguments))
             raise RequestError(
                 f"{self.where}: workflow '{self.name}' is called with ({expected}), "
-                f"and takes {signature}: {error}"
+                f"but takes {signature}: {error}"
             ) from error
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -173,10 +173,10 @@ def function(fn: Fn | None = None, /, *, name: str | None = None) -> Fn | Callab
     `@etude.function` takes the function's own name, `@etude.function(name="search")` another one.
     `finetuning.target_functions` lists these names.
     """
-    return (lambda fn: _named(fn, name)) if fn is None else _named(fn, name)
+    return (lambda fn: _copy_with_name(fn, name)) if fn is None else _copy_with_name(fn, name)
 
 
-def _named(fn: Fn, name: str | None) -> Fn:
+def _copy_with_name(fn: Fn, name: str | None) -> Fn:
     label = name or fn.__name__
 
     @functools.wraps(fn)

@@ -242,7 +242,7 @@ class RemoteRunner:
                 asked_at = time.monotonic()
                 ping = asyncio.ensure_future(self._greet())
             elif time.monotonic() - asked_at > head.patience:
-                end = ProcessEnd(f"did not answer for {head.patience:g} s: something in it blocks")
+                end = ProcessEnd(f"did not answer for {head.patience:g} s; something in it blocks")
                 self._killed_for = RunnerDied(end, is_late=True)
                 self.process.kill()
 
@@ -342,10 +342,10 @@ class RunnerSlots:
 
     def _share_out(self) -> None:
         """Give places to the longest waiting episodes, as long as there are places."""
-        while _first(self._waiting_alone) and (empty := self._emptiest(1)):
+        while _next_waiting(self._waiting_alone) and (empty := self._emptiest(1)):
             empty[0].is_exclusive = True
             self._give(self._waiting_alone.popleft(), empty[0])
-        while _first(self._waiting):
+        while _next_waiting(self._waiting):
             places = self._emptiest(self._episodes_each)
             if self._waiting_alone and not any(place.is_exclusive for place in self._all):
                 del places[:1]  # The emptiest one is kept free for an episode that wants one alone.
@@ -368,7 +368,7 @@ class RunnerSlots:
         self._share_out()
 
 
-def _first(waiting: _Waiting) -> bool:
+def _next_waiting(waiting: _Waiting) -> bool:
     """Return whether anybody waits, and drop those who no longer do."""
     while waiting and waiting[0].done():
         waiting.popleft()

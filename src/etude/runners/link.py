@@ -70,7 +70,7 @@ class Stream:
         """Send a frame. Raises TypeError or ValueError for a value that is no JSON; then nothing is sent."""
         data = json.dumps(frame, separators=(",", ":")).encode()
         if len(data) >= _MOST_BYTES:
-            raise ValueError(f"a message of {len(data)} bytes is too long; the most is {_MOST_BYTES}")
+            raise ValueError(f"a message of {len(data)} bytes is too long; the limit is {_MOST_BYTES}")
         self.writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
     async def receive(self, most: int = _MOST_BYTES) -> Any:
@@ -78,12 +78,12 @@ class Stream:
         try:
             length = int.from_bytes(await self.reader.readexactly(_LENGTH_BYTES), "big")
             if length >= most:
-                raise Disconnected(f"a message of {length} bytes is not one of ours")
+                raise Disconnected(f"a message of {length} bytes is too long to be one of Etude's")
             return json.loads(await self.reader.readexactly(length))
         except (OSError, asyncio.IncompleteReadError) as error:
             raise Disconnected("the connection was closed") from error
         except ValueError as error:
-            raise Disconnected("what came is not one of our messages") from error
+            raise Disconnected("the message received is not one of Etude's") from error
 
     async def close(self) -> None:
         """Close the connection. Frames sent before are still delivered, if the peer takes them in time."""
@@ -112,9 +112,9 @@ async def shake_hands(stream: Stream, own: int | None, key_of: Callable[[int], b
             case [None, str(theirs)] if own is not None:
                 number, here, there = own, "runner", "head"
             case _:
-                raise Disconnected("what came is not one of our messages")
+                raise Disconnected("the message received is not one of Etude's")
         if (key := key_of(number)) is None:
-            raise Disconnected("a runner called that nobody waits for")
+            raise Disconnected("a runner connected that is not expected")
         stream.send(_proof(key, here, ours, theirs))
         shown = str(await stream.receive(_MOST_BYTES_BEFORE_PROOF))
         if not hmac.compare_digest(shown.encode(errors="replace"), _proof(key, there, theirs, ours).encode()):
@@ -265,7 +265,7 @@ def encode_request(request: ChatRequest, model: str, number: int, known: CallCac
     for call in request.earlier:
         if id(call.completion) not in numbers:
             each = -1 - len(known) - len(sent)  # Requested calls have numbers from 0.
-            sent.append([each, encode_call(call, _last(earlier, known))])
+            sent.append([each, encode_call(call, _last_call(earlier, known))])
             known[each] = call
             numbers[id(call.completion)] = each
         earlier.append(numbers[id(call.completion)])
@@ -273,7 +273,7 @@ def encode_request(request: ChatRequest, model: str, number: int, known: CallCac
     return {
         "number": number,
         "conversation": request.conversation,
-        "call": encode_call(asked, _last(earlier, known)),
+        "call": encode_call(asked, _last_call(earlier, known)),
         "earlier": earlier,
         "sent": sent,
         "streams": request.on_delta is not None,
@@ -292,7 +292,7 @@ def decode_request(data: Mapping[str, Any], known: CallCache) -> Call:
 
 def encode_answer(call: Call, known: CallCache, earlier: list[int]) -> Any:
     """Encode the completion of a requested call as JSON."""
-    return encode_call(call, _last(earlier, known))["completion"]
+    return encode_call(call, _last_call(earlier, known))["completion"]
 
 
 def decode_answer(asked: Mapping[str, Any], completion: Any, known: CallCache) -> Completion:
@@ -308,7 +308,7 @@ decode_delta = TypeAdapter(Delta).validate_python
 """Decode a piece of an answer from its fields."""
 
 
-def _last(earlier: list[int], known: CallCache) -> tuple[str, Call] | None:
+def _last_call(earlier: list[int], known: CallCache) -> tuple[str, Call] | None:
     return (str(earlier[-1]), known[earlier[-1]]) if earlier else None
 
 

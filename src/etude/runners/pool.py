@@ -91,13 +91,13 @@ class RunnerPool:
         # All runners may connect at the same moment.
         callers = max(100, len(self.places))
         if self._launcher.address:
-            server = await asyncio.start_server(self._called, self._launcher.address, 0, backlog=callers)
+            server = await asyncio.start_server(self._accept, self._launcher.address, 0, backlog=callers)
             self._address = f"{self._launcher.address}:{server.sockets[0].getsockname()[1]}"
         else:
             # Only this user may enter the folder, and its path is short, as socket paths must be.
             folder = self._exits.enter_context(tempfile.TemporaryDirectory(prefix="etude-"))
             self._address = str(Path(folder) / "head")
-            server = await asyncio.start_unix_server(self._called, self._address, backlog=callers)
+            server = await asyncio.start_unix_server(self._accept, self._address, backlog=callers)
         self._exits.callback(server.close)
         return self
 
@@ -129,7 +129,7 @@ class RunnerPool:
             if record is not None and (record.failure is not None or not self._scorer.missing(record)):
                 return record
             if is_played:
-                raise StoreError(f"{self._head.journal.path}: a runner finished {job.id}, which is not there")
+                raise StoreError(f"{self._head.journal.path} lacks {job.id}, which a runner finished")
             async with self.places.take(alone=suspected) as place:
                 try:
                     runner = await self._runner_at(place, alone=suspected, fresh=deaths > 0)
@@ -226,7 +226,7 @@ class RunnerPool:
             del self._keys[number], self._calling[number]
         return runner
 
-    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Accept a connection from an expected runner, and close any other."""
         stream = Stream(reader, writer)
         try:

@@ -75,7 +75,7 @@ class RunnerProgram:
                 await self._play(parameters)
             case "adopt":
                 for name, version in parameters.items():
-                    await self._built.engines[name].adopt(ModelVersion.model_validate(version))
+                    await self._get_agent.engines[name].adopt(ModelVersion.model_validate(version))
             case "ping":
                 return {"calls": {} if self._agent is None else self._agent.collector.calls_under_way()}
             case _:
@@ -89,9 +89,9 @@ class RunnerProgram:
             await asyncio.gather(self._keeper, return_exceptions=True)
 
     @property
-    def _built(self) -> Agent:
+    def _get_agent(self) -> Agent:
         if self._agent is None:
-            raise EtudeError("the agent of this runner is not built")
+            raise EtudeError("this runner has not built its agent")
         return self._agent
 
     async def _build(self, parameters: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class RunnerProgram:
 
     async def _play(self, parameters: dict[str, Any]) -> None:
         """Run an episode and score it, unless the head's journal has the result."""
-        agent = self._built
+        agent = self._get_agent
         example = await _read_example(parameters["example"], agent.builder)
         job = EpisodeJob(
             parameters["id"],
@@ -144,8 +144,8 @@ async def _read_example(data: Any, builder: Builder) -> Example:
             if (example := next((each for each in examples if each.id == data), None)) is not None:
                 return example
     raise EtudeError(
-        f"example '{data}' holds values that cannot be sent to a runner, and is in none of the config's "
-        "datasets; read it from a file or from a function of a module"
+        f"example '{data}' holds values that cannot be sent to a runner, and none of the config's datasets "
+        "has it; read it from a file or from a function of a module"
     )
 
 
@@ -234,7 +234,7 @@ class RemoteJournal(Steps):
         """
         episode = next((each for each in self._steps if key == each or key.startswith(f"{each}/")), None)
         if episode is None:
-            raise StoreError(f"{self.path}: a runner keeps steps of the episodes that it plays, not {key!r}")
+            raise StoreError(f"{self.path}: a runner only stores steps of its own episodes, not {key!r}")
         await self._link.ask("put", {"key": key, "value": value})
         if episode in self._steps:
             self._steps[episode][key] = value

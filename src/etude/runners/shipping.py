@@ -62,14 +62,14 @@ def config_to_json(
                 name = getattr(value, "name", path[-1])
                 raise RequestError(
                     f"the {NOUNS[components[path]]} '{name}' is an object of this program, which other "
-                    "processes cannot import; define it at the top of a module that they can, or leave out "
-                    "eval.general.isolation"
+                    "processes cannot import; define it at the top of a module that they can import, or "
+                    "leave out eval.general.isolation"
                 )
             replace_at(data, path, None)  # The examples themselves are sent.
     for path, text in [*strings(data)]:
         replace_at(data, path, text.replace("$", "$$"))  # It is no reference to the environment.
     if over_network:
-        _withhold(config, data, at_head)
+        _remove_secrets(config, data, at_head)
     for path, text in config._as_written.items():
         if "$" not in text and dig(data, path) is not None:
             replace_at(data, path, text)  # The import path of a type, which registers it there.
@@ -113,7 +113,7 @@ def _is_same(value: Any, kept: Any) -> bool:
     return bool(value == kept)
 
 
-def _withhold(config: Config, data: dict[str, Any], at_head: Collection[str]) -> None:
+def _remove_secrets(config: Config, data: dict[str, Any], at_head: Collection[str]) -> None:
     """Replace values from the environment by references, and clear values that runners do not use.
 
     Raises RequestError for written-out secrets that runners need.
@@ -135,9 +135,9 @@ def _withhold(config: Config, data: dict[str, Any], at_head: Collection[str]) ->
             replace_at(data, path, NOT_SENT)
     if written_out:
         raise RequestError(
-            f"secrets are not sent to the nodes of a cluster, and {', '.join(written_out)} is written out in "
-            "the config: put it into the environment of every node, and write ${NAME} in its place; leave it "
-            "out where none is asked for"
+            f"secrets are not sent to the nodes of a cluster, but {', '.join(written_out)} is written out in "
+            "the config: put it into the environment of every node and write ${NAME} in its place, or leave "
+            "it out if no key is needed"
         )
 
 

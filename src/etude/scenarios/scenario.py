@@ -125,7 +125,7 @@ class CodeValidation(Scenario):
         self._prompts = {name: Template(text) for name, text in {**PROMPTS, **(prompts or {})}.items()}
         for name, template in self._prompts.items():
             if not template.is_valid():
-                raise RequestError(f"prompt '{name}': a dollar sign that is no $name is written $$")
+                raise RequestError(f"prompt '{name}': write $$ for a dollar sign that does not begin a $name")
             for identifier in template.get_identifiers():
                 if identifier not in _NAMES:
                     raise RequestError(
@@ -151,7 +151,7 @@ class CodeValidation(Scenario):
         if expected in ("reject", 0):
             return REJECT
         raise RequestError(
-            f"example '{example.id}': expected is {expected!r}; it must be 1, for a right program, or 0"
+            f"example '{example.id}': expected is {expected!r}; it must be 1 (right) or 0 (wrong)"
         )
 
     def stance(self, example: Example) -> Verdict:
@@ -208,14 +208,14 @@ def fields(example: Example, log: Log, agent: str, turn: Turn, max_words: int) -
     return {
         "question": _text(example, "question"),
         "solution": fenced(_text(example, "solution")),
-        "label": _the(protocol, agent),
+        "label": _label(protocol, agent),
         "readers": _readers(protocol),
         "stance": _argue(log.stance),
-        "others": _others(protocol, agent, log.stance),
+        "others": _describe_others(protocol, agent, log.stance),
         "experts": _experts(protocol),
         "turns": str(log.own_turns),
         "questions": str(log.own_turns - 1),
-        "acting": _acting(log, agent, length),
+        "acting": _describe_choices(log, agent, length),
         "length": length,
         "deciding": f"{when}{how_to_decide(turn.scale)}",
         "decision": how_to_decide(turn.scale),
@@ -258,14 +258,14 @@ def _text(example: Example, column: str) -> str:
     return value.strip("\n")
 
 
-def _the(protocol: Protocol, agent: str) -> str:
+def _label(protocol: Protocol, agent: str) -> str:
     """Return `the verifier`, or the name of an agent that does not decide."""
     label = protocol.label(agent)
     return f"the {label.lower()}" if protocol.agents[agent].may_decide else label
 
 
 def _readers(protocol: Protocol) -> str:
-    deciders = [_the(protocol, agent) for agent, role in protocol.agents.items() if role.may_decide]
+    deciders = [_label(protocol, agent) for agent, role in protocol.agents.items() if role.may_decide]
     names = _list(deciders)
     return f"{names[:1].upper()}{names[1:]} {'has' if len(deciders) == 1 else 'have'} to find out"
 
@@ -280,7 +280,7 @@ def _argue(stance: Verdict | None) -> str:
     )
 
 
-def _others(protocol: Protocol, agent: str, stance: Verdict | None) -> str:
+def _describe_others(protocol: Protocol, agent: str, stance: Verdict | None) -> str:
     """Describe the sides of the other provers, as far as this one can know them."""
     sentences = []
     own = protocol.agents[agent].stance
@@ -308,11 +308,11 @@ def _experts(protocol: Protocol) -> str:
     for agent, role in provers.items():
         groups.setdefault(role.stance, []).append(protocol.label(agent))
     names = _list(protocol.label(agent) for agent in provers)
-    aims = [_aim(stance, labels) for stance, labels in groups.items()]
+    aims = [_describe_side(stance, labels) for stance, labels in groups.items()]
     return " ".join((f"You hear {names}, who can see the same problem and program.", *aims))
 
 
-def _aim(stance: object, labels: list[str]) -> str:
+def _describe_side(stance: object, labels: list[str]) -> str:
     """Describe the side of some provers."""
     names, many = _list(labels), len(labels) > 1
     if stance not in (REJECT, ACCEPT):
@@ -322,7 +322,7 @@ def _aim(stance: object, labels: list[str]) -> str:
     return f"{names} {argue} that it is {_word(stance)}, whether or not it is."
 
 
-def _acting(log: Log, agent: str, length: str) -> str:
+def _describe_choices(log: Log, agent: str, length: str) -> str:
     """Describe the choices of a deciding agent in its turns."""
     if log.own_turns == 1:
         return "You have one turn, and decide in it."

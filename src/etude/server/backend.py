@@ -137,8 +137,8 @@ class VllmBackend(Backend):
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if self._device == "cpu" and head < _SMALLEST_HEAD:
             raise RequestError(
-                f"the model '{self._settings.model}' has heads of {head} (head_dim), and vLLM serves none "
-                f"below {_SMALLEST_HEAD} on a CPU; serve it with --engine embedded"
+                f"the model '{self._settings.model}' has a head_dim of {head}, but vLLM needs at least "
+                f"{_SMALLEST_HEAD} on a CPU; serve it with --engine embedded"
             )
         # vLLM 0.32 loads an output layer that is tied to the embeddings only at start.
         self._loads_in_place = not config.tie_word_embeddings
@@ -173,7 +173,7 @@ class VllmBackend(Backend):
             await self._processes.start(self._settings.model, in_place=self._loads_in_place)
             name = self._settings.model if model.lora is None else await self._add_lora(model)
         else:
-            name = str(await asyncio.to_thread(self._merged, model))
+            name = str(await asyncio.to_thread(self._merge_lora, model))
             await self._processes.start(name, in_place=self._loads_in_place)
         if self.speech is None:
             raise EngineError("vLLM was not started")
@@ -220,7 +220,7 @@ class VllmBackend(Backend):
         tensors = load_tensors(model.folder / WEIGHTS_FILE)
         write_lora_folder(tensors, **model.lora, base=self._settings.model, folder=folder)
 
-    def _merged(self, model: ServedModel) -> Path:
+    def _merge_lora(self, model: ServedModel) -> Path:
         """Return a folder with the whole model. An earlier server may have written it."""
         folder = self._folder / f"model-{model.digest}"
         if damage_in(folder):

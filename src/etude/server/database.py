@@ -111,8 +111,8 @@ def open_database(path: Path) -> sa.Engine:
             version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
             if version not in (0, SCHEMA_VERSION):
                 raise StoreError(
-                    f"{path} has schema version {version}, and this etude reads version {SCHEMA_VERSION}; "
-                    "use the etude that made it, or another --data-dir"
+                    f"{path} has schema version {version}, but this etude reads version {SCHEMA_VERSION}; "
+                    "use the version of etude that made it, or another --data-dir"
                 )
             METADATA.create_all(connection)
             connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
@@ -147,7 +147,7 @@ def fetch_page(
         if after is not None:
             start = connection.execute(sa.select(number).where(table.c.id == after)).scalar()
             if start is None:
-                message = f"there is no {after!r} to go on after"
+                message = f"there is no {after!r} to continue after"
                 raise ApiError(400, message, param="after", code="invalid_value")
             query = query.where(number > start)
         rows = [dict(row) for row in connection.execute(query).mappings()]

@@ -95,7 +95,7 @@ class EnginePool:
         model = await asyncio.to_thread(self._models.get, name) if known is None else known.model
         limit = self._settings.max_queue
         if self.sequences + sequences > limit:
-            message = f"{self.sequences} sequences are under way, and the server takes {limit} at once"
+            message = f"{self.sequences} sequences are in progress, and the server takes {limit} at once"
             raise ApiError(429, message, code="queue_full", retry_after=1)
         self.sequences += sequences
         try:
@@ -182,7 +182,7 @@ class EnginePool:
         loading.result()
 
     def _unavailable_error(self) -> ApiError:
-        message = "the engine is away, or busy with loading or with other models; try again later"
+        message = "the engine is away, or busy loading or answering for other models; try again later"
         wait = max(5.0, self._settings.engine_wait)
         return ApiError(503, message, code="engine_unavailable", retry_after=wait)
 
@@ -241,11 +241,11 @@ _KEY_BITS = 63
 _ROUTES: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("Answer a conversation", ChatCompletionBody),
     "/v1/completions": ("Continue a text", CompletionBody),
-    "/v1/responses": ("Answer in the Responses API's words", ResponsesBody),
-    "/v1/messages": ("Answer in Anthropic's words", MessagesBody),
+    "/v1/responses": ("Answer in the format of the Responses API", ResponsesBody),
+    "/v1/messages": ("Answer in the format of Anthropic's API", MessagesBody),
     "/v1/messages/count_tokens": ("Count a prompt's tokens", MessagesBody),
     "/tokenize": ("Tokenise a text or a conversation", TokenizeBody),
-    "/detokenize": ("The text of token ids", DetokenizeBody),
+    "/detokenize": ("Turn token ids into text", DetokenizeBody),
 }
 """The summary and the body type of each route."""
 

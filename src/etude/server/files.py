@@ -49,25 +49,25 @@ def check_training_file(filename: str, file: BinaryIO, speech: TextCodec | None 
         try:
             row = read_json(line)
         except JsonError as error:
-            raise _refused(f"{where}: not JSON: {error.problem}") from error
+            raise _file_error(f"{where}: not JSON: {error.problem}") from error
         kind = guess_method(row)
         if kind is None:
-            raise _refused(
-                f"{where}: no training row; it needs `messages` (supervised), `input`, `preferred_output` "
-                "and `non_preferred_output` (dpo), or `trajectories` (grpo)"
+            raise _file_error(
+                f"{where}: this is not a training row; it needs `messages` (supervised), `input`, "
+                "`preferred_output` and `non_preferred_output` (dpo), or `trajectories` (grpo)"
             )
         if method is not None and kind != method:
-            raise _refused(f"{where}: a row for {kind}, and those before it are for {method}")
+            raise _file_error(f"{where}: this row is for {kind}, but the rows before it are for {method}")
         method, rows = kind, rows + 1
         try:
             read = ROWS[kind].model_validate(row)
         except ValidationError as error:
             problems, _ = describe_problems(error.errors(include_url=False, include_input=False))
-            raise _refused(f"{where}: {problems}") from error
+            raise _file_error(f"{where}: {problems}") from error
         if speech is not None:
             _require_learnable(read, speech, where)
     if method is None:
-        raise _refused(f"{filename} has no lines")
+        raise _file_error(f"{filename} has no lines")
     return method, rows
 
 
@@ -83,11 +83,11 @@ def _require_learnable(row: TrainingRow, speech: TextCodec, where: str) -> None:
             for index, token in enumerate(ids)
             if token >= vocabulary
         )
-        raise _refused(f"{where}: {first} is no token of the model, which has {vocabulary}")
+        raise _file_error(f"{where}: {first} is not a token id of the model, which has {vocabulary} tokens")
     try:
         require_written(row, speech.template)
     except (RequestError, ImpossibleCall) as error:
-        raise _refused(f"{where}: {error}") from error
+        raise _file_error(f"{where}: {error}") from error
 
 
 def read_rows(path: Path, method: Method) -> Iterator[TrainingRow]:
@@ -103,13 +103,13 @@ def _lines(filename: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     while line := file.readline(_LONGEST_LINE + 1):
         number += 1
         if len(line) > _LONGEST_LINE:
-            raise _refused(f"{filename}, line {number}: longer than {_LONGEST_LINE} bytes")
+            raise _file_error(f"{filename}, line {number}: the line is longer than {_LONGEST_LINE} bytes")
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if line.strip():
             yield number, line
 
 
-def _refused(message: str) -> ApiError:
+def _file_error(message: str) -> ApiError:
     return ApiError(400, message, param="file", code="invalid_training_file")
 
 
@@ -132,7 +132,7 @@ class FileStore:
         name = new_id("file") if key is None else f"file-{content_hash(key)}"
         known = None if key is None else fetch_row(self._engine, FILES, FILES.c.id == name)
         if known is not None:
-            return self._same(known, content)
+            return self._reuse(known, content)
         method, rows = check_training_file(filename, content, self._speech())
         content.seek(0)
         with open_draft(self._folder / name) as draft, open_private(draft, "wb") as target:
@@ -140,16 +140,16 @@ class FileStore:
         try:
             return self._insert(name, filename, "fine-tune", method, rows)
         except sa.exc.IntegrityError:
-            return self._same(self.get(name), content)  # Two uploads with one key ran at the same time.
+            return self._reuse(self.get(name), content)  # Two uploads with one key ran at the same time.
 
-    def _same(self, row: Row, content: BinaryIO) -> Row:
+    def _reuse(self, row: Row, content: BinaryIO) -> Row:
         """Return the row of a kept file. Raises ApiError if `content` differs from it."""
         content.seek(0)
         with self.path(row["id"]).open("rb") as file:
             pieces = zip_longest(*(iter(partial(each.read, _PIECE), b"") for each in (file, content)))
             if all(kept == sent for kept, sent in pieces):
                 return row
-        message = f"the idempotency key belongs to file {row['id']}, which has another content"
+        message = f"the idempotency key belongs to file {row['id']}, which has different content"
         raise ApiError(409, message, code="idempotency_key_reused")
 
     def write_results(self, name: str, filename: str, text: str) -> None:
@@ -239,7 +239,7 @@ def file_routes(files: FileStore) -> APIRouter:
         If a file was uploaded with the same `Idempotency-Key`, return that one.
         """
         if anchor is not None or seconds is not None:
-            message = "files stay until they are deleted here; leave 'expires_after' out"
+            message = "files are kept here until they are deleted; leave 'expires_after' out"
             raise ApiError(400, message, param="expires_after", code="invalid_value")
         # Keep only the file name, because clients may send a path.
         name = PurePosixPath((file.filename or "").replace("\\", "/")).name[:255]

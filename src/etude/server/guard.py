@@ -74,13 +74,13 @@ def api_error(request: Request, error: Exception) -> ApiError:
         case EtudeError():
             _LOG.warning("%s: %s", where, " ".join(str(error).split()))
             if isinstance(error, StoreError):
-                return ApiError(507, "the server's disk does not take or give the data; see its log")
+                return ApiError(507, "the server cannot read or write its disk; its log has the reason")
             if isinstance(error, EngineAway):
                 message, code = str(error), "engine_unavailable"
                 return ApiError(503, message, code=code, retry_after=_RETRY_SECONDS)
             return ApiError(500 if isinstance(error, EngineError) else 503, str(error))
     # The error is raised again, and `RequestChecks` logs it.
-    return ApiError(500, "the server failed at this request; its log has the reason")
+    return ApiError(500, "the server failed to answer this request; its log has the reason")
 
 
 class JsonRequest(Request):
@@ -183,7 +183,7 @@ class Metrics:
         )
         self._prompt = Counter("etude_prompt_tokens", "Tokens of prompts.", registry=self.registry)
         self._sampled = Counter("etude_sampled_tokens", "Tokens sampled.", registry=self.registry)
-        gauge = Gauge("etude_sequences", "Sequences under way and waiting.", registry=self.registry)
+        gauge = Gauge("etude_sequences", "Sequences in progress and waiting.", registry=self.registry)
         gauge.set_function(sequences)
 
         class Jobs(Collector):

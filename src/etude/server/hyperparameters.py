@@ -45,13 +45,13 @@ _RANK = 16
 class Hyperparameters(BaseModel, extra="forbid"):
     """OpenAI's hyperparameters, followed by Etude's."""
 
-    n_epochs: Auto | Count | None = Field(default=None, description="Times that a job goes over its data.")
-    batch_size: Auto | Count | None = Field(default=None, description="Rows of an optimiser step.")
+    n_epochs: Auto | Count | None = Field(default=None, description="Number of passes over the job's data.")
+    batch_size: Auto | Count | None = Field(default=None, description="Rows per optimiser step.")
     learning_rate_multiplier: Auto | Positive | None = Field(
-        default=None, description="Factor of the method's learning rate."
+        default=None, description="Multiplies the method's learning rate."
     )
     learning_rate: Auto | Rate | None = Field(
-        default=None, description="Of AdamW; takes the place of the method's, before the multiplier."
+        default=None, description="AdamW's learning rate before the multiplier, instead of the method's."
     )
     lr_schedule: Literal["auto", "constant", "linear", "cosine"] | None = Field(
         default=None, description="How the learning rate falls over the job's steps; `auto` is `constant`."
@@ -60,7 +60,7 @@ class Hyperparameters(BaseModel, extra="forbid"):
         default=None, description="Steps over which the learning rate rises from 0; `auto` is 0."
     )
     gradient_checkpointing: Auto | Flag | None = Field(
-        default=None, description="Less memory for about a third more time; `auto` is false."
+        default=None, description="Saves memory and takes about a third more time; `auto` is false."
     )
     lora_rank: Auto | CountOrNone | None = Field(
         default=None, description="Rank of the LoRA weights; 0 trains all weights."
@@ -90,7 +90,7 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
     """
     fields: dict[str, Any] = {}
     if algorithm.kind == "samples":
-        meaning = "The model that the job starts from, or the one that the server does."
+        meaning = "The reference model: the one that the job starts from, or the server's base."
         reference = Literal["auto", "start", "base"] | None
         fields["reference"] = (reference, Field(default=None, description=meaning))
     meanings, options = descriptions(algorithm), [*gradient_fields(algorithm, at_server=True)]
@@ -109,7 +109,7 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
     return create_model(
         f"{algorithm.__name__}Hyperparameters",
         __base__=Hyperparameters,
-        __doc__=f"Those of `{algorithm.type_name}`; `auto` is as the algorithm has it.",
+        __doc__=f"Hyperparameters of `{algorithm.type_name}`; `auto` is the algorithm's default.",
         __validators__=checks,
         **fields,
     )
@@ -151,7 +151,7 @@ def resolve_hyperparameters(
     given, algorithm = asked.given(), algorithm_type(method)
     kind, options = algorithm.kind, {*gradient_fields(algorithm, at_server=True)}
     chosen = make_algorithm(method, {name: given[name] for name in options & given.keys()})
-    rank, alpha = _get_lora(given, lora, fine_tuned=fine_tuned)
+    rank, alpha = _lora_size(given, lora, fine_tuned=fine_tuned)
     for_lora, for_all = _LEARNING_RATES[kind]
     batch = rows if kind == "samples" else max(1, min(_LARGEST_BATCH, rows // _STEPS_OF_AN_EPOCH))
     defaults: dict[str, Any] = {
@@ -168,7 +168,7 @@ def resolve_hyperparameters(
     return defaults | given | {"lora_rank": rank, "lora_alpha": alpha}
 
 
-def _get_lora(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned: bool) -> tuple[int, float]:
+def _lora_size(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned: bool) -> tuple[int, float]:
     rank, alpha = given.get("lora_rank"), given.get("lora_alpha")
     if not fine_tuned:
         rank = _RANK if rank is None else int(rank)
@@ -176,8 +176,8 @@ def _get_lora(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned:
     own_rank, own_alpha = (0, 0.0) if lora is None else (int(lora["r"]), float(lora["alpha"]))
     if rank not in (None, own_rank) or (rank and alpha not in (None, own_alpha)):
         raise ValueError(
-            f"the model was trained with lora_rank {own_rank} and lora_alpha {own_alpha:g}, and goes on with "
-            "these; leave both out, or start from the base model"
+            f"the model was trained with lora_rank {own_rank} and lora_alpha {own_alpha:g}, and keeps "
+            "both; leave them out, or start from the base model"
         )
     return own_rank, own_alpha
 
@@ -193,11 +193,11 @@ def require_feasible(settings: ServerSettings, values: Mapping[str, Any], *, row
     """
     width, rank = _width(settings.model), values["lora_rank"]
     if rank > width:
-        message = f"lora_rank is {rank}, and the model's width {width}: a higher rank adds nothing"
+        message = f"lora_rank {rank} is higher than the model's width {width}, which adds nothing"
         raise ApiError(400, message, param=f"{place}.lora_rank", code="invalid_value")
     steps = values["n_epochs"] * ceil(rows / max(1, values["batch_size"]))
     if steps > _MOST_STEPS:
-        message = f"the job has {steps} steps, and at most {_MOST_STEPS} are taken; lower n_epochs"
+        message = f"the job has {steps} steps, but may take at most {_MOST_STEPS}; lower n_epochs"
         raise ApiError(400, message, param=f"{place}.n_epochs", code="invalid_value")
 
 

@@ -51,8 +51,8 @@ class MethodBody(BaseModel, extra="allow"):
         known = server_algorithms()
         if name not in known:
             raise ValueError(
-                f"there is no algorithm '{name}' here. Allowed: {', '.join(known)}; the server takes others "
-                "that it was started with: --algorithms module:Name"
+                f"there is no algorithm '{name}' here. Allowed: {', '.join(known)}; to add your own, "
+                "start the server with --algorithms module:Name"
             )
         return name
 
@@ -60,7 +60,7 @@ class MethodBody(BaseModel, extra="allow"):
     def _only_its_own(self) -> MethodBody:
         given = self.model_extra or {}
         if wrong := sorted(given.keys() - {self.type}):
-            raise ValueError(f"the method is {self.type}, and there are options of {', '.join(wrong)}")
+            raise ValueError(f"the method is {self.type}, but there are options for {', '.join(wrong)}")
         if self.type in given:
             body = method_model(algorithm_type(self.type)).model_validate({self.type: given[self.type] or {}})
             self._asked = getattr(body, self.type).hyperparameters
@@ -91,7 +91,7 @@ class JobBody(BaseModel, extra="forbid"):
     validation_file: str | None = None
     method: MethodBody = Field(default_factory=lambda: MethodBody(type="supervised"))
     hyperparameters: Hyperparameters | None = Field(
-        default=None, description="Of `supervised`, where there is no `method`; deprecated at OpenAI too."
+        default=None, description="Options of `supervised` without a `method`; deprecated by OpenAI too."
     )
     suffix: str | None = Field(default=None, description="Part of the new model's name.")
     seed: int | None = Field(default=None, ge=0, lt=2**53)
@@ -113,7 +113,7 @@ class JobBody(BaseModel, extra="forbid"):
     @classmethod
     def _names_a_model(cls, suffix: str | None) -> str | None:
         if suffix and not _SUFFIX.fullmatch(suffix):
-            raise ValueError("1 to 64 letters, digits, '-' and '_', the first a letter or a digit")
+            raise ValueError("give 1 to 64 letters, digits, '-' and '_', and begin with a letter or a digit")
         return suffix or None
 
     def key(self, header: str | None) -> str | None:
@@ -231,7 +231,7 @@ def job_routes(parts: ServerParts) -> APIRouter:
         query = request.query_params.multi_items()
         wanted = {key[9:-1]: value for key, value in query if key.startswith("metadata[") and key[-1] == "]"}
         if any('"' in key for key in wanted):
-            raise ApiError(400, 'a key of metadata cannot have a "', param="metadata", code="invalid_value")
+            raise ApiError(400, 'a metadata key cannot contain a "', param="metadata", code="invalid_value")
         return list_object(jobs.page(wanted, after, limit), job_object)
 
     @router.get("/jobs/{job_id}", summary="Retrieve a job")
@@ -313,6 +313,6 @@ def _file(files: FileStore, name: str, method: Method, param: str) -> Row:
     except ApiError as error:
         raise ApiError(400, f"there is no file {name!r}", param=param, code="invalid_value") from error
     if row["method"] != ROW_OF[data_kind(method)]:
-        message = f"file {name} has rows for {row['method']}, and the method is {method}"
+        message = f"file {name} has rows for {row['method']}, but the method is {method}"
         raise ApiError(400, message, param=param, code="invalid_training_file")
     return row

@@ -82,7 +82,7 @@ class ModelStore:
             return self.base
         row = fetch_row(self._engine, MODELS, MODELS.c.id == name)
         if row is not None:
-            return self._served(row)
+            return self._read_model(row)
         with self._engine.connect() as connection:
             for names in self._names:
                 if (served := names.served_under(connection, name)) is not None:
@@ -103,7 +103,7 @@ class ModelStore:
             rows = connection.execute(sa.select(MODELS).order_by(MODELS.c.number)).mappings().all()
             for names in self._names:
                 aliases |= names.aliases(connection)
-        own = [self.base, *(self._served(dict(row)) for row in rows)]
+        own = [self.base, *(self._read_model(dict(row)) for row in rows)]
         known = {model.name: model for model in own}
         others = [
             replace(known[alias.served], name=name, created=alias.created)
@@ -129,7 +129,7 @@ class ModelStore:
             self.delete(each)
         return list(names)
 
-    def _served(self, row: Row) -> ServedModel:
+    def _read_model(self, row: Row) -> ServedModel:
         folder = self._data_dir / row["folder"]
         return ServedModel(row["id"], row["created"], folder, row["lora"], row["digest"])
 
@@ -242,5 +242,5 @@ def _card(served: ServedModel, base: str, lora: bool) -> str:
         f"---\n{dump(front).strip()}\n---\n\n# {served.name}\n\n"
         f"{'LoRA weights' if lora else 'Weights'} of a model of `etude serve`.\n\n"
         f"| | |\n|---|---|\n{table}\n\n"
-        "No license was stated with this export; the base model's may hold for it.\n\n"
+        "No license was stated with this export; the base model's may apply to it.\n\n"
     )

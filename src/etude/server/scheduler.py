@@ -98,7 +98,7 @@ class Workers:
                 await self._nursery.stdin.drain()
             worker = await self._started.get()
         if worker is None:
-            raise BrokenPipeError("the nursery of the workers has ended")
+            raise BrokenPipeError("the process that starts the workers has ended")
         return worker
 
     async def _listen(self, nursery: Process, started: asyncio.Queue[Worker | None]) -> None:
@@ -222,7 +222,7 @@ class Scheduler:
                     await self._pool.start(JOBS)
                     self._engine_away_for.clear()
             except Exception:  # noqa: BLE001  a full disk today must not end the queue for good
-                _LOG.exception("the queue of jobs could not be looked at; it will be tried again")
+                _LOG.exception("the queue of jobs could not be read; the server will try again")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5 * _LOOK_SECONDS):
                     await self._woken.wait()
@@ -245,13 +245,13 @@ class Scheduler:
     def _add(self, job: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks[job] = task
-        task.add_done_callback(lambda done: self._ended(job, done))
+        task.add_done_callback(lambda done: self._handle_end(job, done))
 
-    def _ended(self, job: str, task: asyncio.Task[None]) -> None:
+    def _handle_end(self, job: str, task: asyncio.Task[None]) -> None:
         del self._tasks[job]
         self._woken.set()
         if not task.cancelled() and task.exception() is not None:
-            _LOG.error("the scheduler failed at job %s", job, exc_info=task.exception())
+            _LOG.error("the scheduler failed on job %s", job, exc_info=task.exception())
 
     async def _work(self, job: str) -> None:
         log = self._folder(job).log
@@ -277,7 +277,7 @@ class Scheduler:
 
         await self._wait(job, asyncio.ensure_future(locks_free()))
         # The job is not at fault: frequent restarts of the machine must not fail it.
-        await self._settle(job, "the server was ended", counts=False)
+        await self._settle(job, "the server was stopped", counts=False)
 
     async def _wait(self, job: str, code: asyncio.Future[int]) -> int:
         """Return the worker's exit code. Kill a worker that continues too long after its job has ended.
@@ -314,7 +314,7 @@ class Scheduler:
         else:
             step = folder.checkpoints.newest()
             start = f"from step {step}" if step else "from its start"
-            event = f"The worker ended early ({how}); the job goes on {start}"
+            event = f"The worker ended early ({how}); the job continues {start}"
             attempts = row["attempts"] if counts else 0
             await asyncio.to_thread(self._jobs.requeue, job, event, attempts)
 

@@ -237,7 +237,7 @@ def _engine_routes(pool: EnginePool) -> APIRouter:
         await pool.stop()
         return pool.status()
 
-    @router.get("/status", summary="Say what the engine does")
+    @router.get("/status", summary="Report what the engine does")
     async def engine_status() -> dict[str, Any]:
         """Return `running`, `stopping` or `stopped`, and the models in memory."""
         return pool.status()

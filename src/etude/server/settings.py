@@ -111,7 +111,7 @@ def server_settings(**given: Any) -> ServerSettings:
             "--samplers": (settings.samplers,) * bool(settings.samplers),
         }.items():
             if values:
-                raise RequestError(f"{option} {values[0]}: there is no vLLM without --engine vllm")
+                raise RequestError(f"{option} {values[0]} needs --engine vllm")
     if settings.samplers and settings.cluster is None:
         raise RequestError("--samplers places vLLM processes on a cluster; name one: --on auto")
     if settings.samplers and settings.vllm_devices:
@@ -121,7 +121,7 @@ def server_settings(**given: Any) -> ServerSettings:
         )
     if settings.api_key is None and not is_loopback(settings.host):
         raise RequestError(
-            f"--host {settings.host} lets other machines in, and there is no API key; put one in an "
+            f"--host {settings.host} lets other machines in, but there is no API key; put one in an "
             "environment variable and name it: --api-key-env ETUDE_API_KEY"
         )
     if settings.api_key is not None and not settings.api_key.get_secret_value().strip():

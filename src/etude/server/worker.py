@@ -298,7 +298,7 @@ class _Reporter(JobListener):
         """When this worker began, and the number of steps done before."""
 
     def went_back(self, step: int, damage: Sequence[str]) -> None:
-        on = f"the job goes on from step {step}" if step else "the job begins anew"
+        on = f"the job continues from step {step}" if step else "the job begins anew"
         self._jobs.add_event(self._id, f"A checkpoint is damaged: {'; '.join(damage)}; {on}", level="warn")
 
     def started(self, done: int) -> None:

@@ -53,16 +53,16 @@ _BUSY_SECONDS = 10
 _SHOWN_KEYS = 3
 _ROWS_PER_STATEMENT = 64
 
-_FULL = "the disk is full, over quota or failing; free some space and resume, all that was stored is kept"
-_LOCKED = "another program holds the database locked; close it and resume"
+_FULL = "the disk is full, over quota or failing; free some space and resume: nothing stored is lost"
+_LOCKED = "another program has locked the database; close it and resume"
 _ADVICE = {
     "SQLITE_FULL": _FULL,
     "SQLITE_IOERR": _FULL,
     "SQLITE_BUSY": _LOCKED,
     "SQLITE_LOCKED": _LOCKED,
     "SQLITE_NOTADB": "the file is not a journal; check the path, or begin a new one",
-    "SQLITE_READONLY": "the file may not be written; check its permissions and those of its folder",
-    "SQLITE_CANTOPEN": "the file cannot be opened; check that the folder exists and its permissions",
+    "SQLITE_READONLY": "the file cannot be written; check the permissions of the file and its folder",
+    "SQLITE_CANTOPEN": "the file cannot be opened; check that its folder exists and may be read",
 }
 
 
@@ -122,16 +122,16 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> 
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == 0 and read_only:
         if path.name != DATABASE:
-            raise StoreError(f"{path} holds nothing: nothing was stored in it, or it was emptied since")
+            raise StoreError(f"{path} is empty: nothing was stored in it, or it was emptied later")
         raise StoreError(
-            f"{path} holds nothing: the run was stopped before it had stored anything, or its database was "
-            f"emptied since. `etude resume` begins it anew"
+            f"{path} is empty: the run was stopped before it stored anything, or its database was emptied "
+            f"later. `etude resume` starts it again"
         )
     if version not in (0, SCHEMA_VERSION):
         anew = "run (see environment.json beside it), or start a new run"
         raise StoreError(
-            f"{path} has schema version {version}, and this version of etude reads version {SCHEMA_VERSION}. "
-            f"Use the etude that made the {anew if path.name == DATABASE else 'journal, or begin a new one'}."
+            f"{path} has schema version {version}, but this version of etude reads version {SCHEMA_VERSION}. "
+            f"Use the one that made the {anew if path.name == DATABASE else 'journal, or begin a new one'}."
         )
     if read_only:
         return
@@ -157,11 +157,11 @@ def how_to_mend(path: Path) -> str:
     """Return the remedy for a damaged journal."""
     if path.name == DATABASE:
         return (
-            "put a whole copy of the folder in its place; of a run with a `storage`, `etude resume ADDRESS` "
-            "makes one"
+            "replace the folder by an intact copy; for a run with a `storage`, `etude resume ADDRESS` makes "
+            "one"
         )
     files = f"{path.name} and the files whose names begin with {path.name}-"
-    return f"put whole copies of {files} in their place, or delete all of these to begin anew"
+    return f"replace {files} by intact copies, or delete all of them to start again"
 
 
 def journal_damage(connection: sqlite3.Connection) -> list[str]:
@@ -181,9 +181,9 @@ def journal_damage(connection: sqlite3.Connection) -> list[str]:
         problem = str(error)
     damage = [] if problem == "ok" else [f"pages of the database are damaged ({problem})"]
     if altered:
-        counted = "1 entry is" if len(altered) == 1 else f"{len(altered)} entries are"
+        counted = "1 entry differs" if len(altered) == 1 else f"{len(altered)} entries differ"
         keys = ", ".join(altered[:_SHOWN_KEYS]) + (" …" if len(altered) > _SHOWN_KEYS else "")
-        damage.append(f"{counted} not as written: {keys}")
+        damage.append(f"{counted} from what was written: {keys}")
     return damage
 
 
@@ -296,7 +296,7 @@ class Writer:
     def _run(self) -> None:
         while batch := self._take():
             items = [*self._unstored, *batch]
-            error = self._tried([operation for operation, _ in items])
+            error = self._try_to_write([operation for operation, _ in items])
             if error is None:
                 self.committed += sum(operation is not None and bool(waiters) for operation, waiters in batch)
             self._unstored = [item for item in items if not item[1]] if error is not None else []
@@ -315,7 +315,7 @@ class Writer:
                 break
         return batch
 
-    def _tried(self, batch: list[Operation]) -> StoreError | None:
+    def _try_to_write(self, batch: list[Operation]) -> StoreError | None:
         """Write a batch; return the error if that fails. If this thread died, writers would wait for ever."""
         try:
             self._write(batch)

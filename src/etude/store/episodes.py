@@ -58,8 +58,8 @@ class CallReader:
             data = self._journal.get(call_key(self._episode_id, following))
             if data is None:
                 raise StoreError(
-                    f"{self._journal.path}: call {following} of episode {self._episode_id} is missing; "
-                    f"the run database is incomplete, start a new run"
+                    f"{self._journal.path}: call {following} of episode {self._episode_id} is missing, so "
+                    f"the run's database is incomplete; start a new run"
                 )
             pending.append((following, data))
             following = parent_name(data)

@@ -159,13 +159,13 @@ def find_run(text: str, root: Path) -> Path:
         if is_run(path):
             return path.absolute()
         if any((path / name).is_file() for name in (WEIGHTS_FILE, SERVER_DATABASE)):
-            raise RequestError(f"{path} is no run: {TO_EXPORT}")
+            raise RequestError(f"{path} is not a run: {TO_EXPORT}")
         if path.is_dir() and ((path / LOCK).is_file() or not any(path.iterdir())):
             what = "evaluation" if (path / REQUEST).exists() else "run"
             command = "evaluate" if what == "evaluation" else f"train CONFIG --name {shlex.quote(path.name)}"
             raise RequestError(
-                f"{what} {path.name} was stopped before it had stored anything, so there is nothing to go on "
-                f"with. Start it again: etude {command}"
+                f"{what} {path.name} was stopped before it stored anything, so there is nothing to continue. "
+                f"Start it again: etude {command}"
             )
     names = [run.name for run in list_runs(root)]
     close = nearest(Path(text).name, names)
@@ -174,7 +174,7 @@ def find_run(text: str, root: Path) -> Path:
     elif names:
         hint = f"; the latest in {root} are: {', '.join(names[:5])}"
     else:
-        hint = f", and there are no runs in {root}; another folder is named with --output-dir"
+        hint = f", and there are no runs in {root}; name another folder with --output-dir"
     raise RequestError(f"there is no run '{text}'{hint}")
 
 
@@ -187,7 +187,7 @@ def latest_unfinished(root: Path) -> Path:
         if read_facts(run).state == "unfinished":
             return run.absolute()
     listing = f"etude runs list --output-dir {shlex.quote(str(root))}"
-    raise RequestError(f"there is no unfinished run in {root}; for those that there are: {listing}")
+    raise RequestError(f"there is no unfinished run in {root}; list its runs with: {listing}")
 
 
 _LOCATIONS = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))

@@ -35,7 +35,7 @@ class _Rewarded(BaseModel, frozen=True):
         return Score(mean=self.avg_reward, low=self.reward_low, high=self.reward_high, n=self.n)
 
 
-def _rewarded(reward: Score) -> dict[str, Any]:
+def _reward_fields(reward: Score) -> dict[str, Any]:
     return {"n": reward.n, "avg_reward": reward.mean, "reward_low": reward.low, "reward_high": reward.high}
 
 
@@ -59,7 +59,7 @@ class Figure(_Rewarded, frozen=True):
             version=entry.measured_with,
             distribution=entry.distribution,
             evaluators=entry.evaluators,
-            **_rewarded(entry.reward),
+            **_reward_fields(entry.reward),
         )
 
 
@@ -76,7 +76,7 @@ class WarmUpFigure(_Rewarded, frozen=True):
         """Return the figures of a warm-up."""
         version = None if entry.version is None else entry.version.number
         about = {"steps": entry.steps, "seconds": entry.seconds, "loss": entry.metrics.get("loss")}
-        return cls(version=version, **about, **_rewarded(Score.from_metrics(entry.metrics)))
+        return cls(version=version, **about, **_reward_fields(Score.from_metrics(entry.metrics)))
 
 
 VALIDATION = "validation"

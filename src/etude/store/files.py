@@ -29,7 +29,7 @@ WEIGHTS_FILE = "trained.safetensors"
 SERVER_DATABASE = "server.db"
 """The database of a language-model server, in its data folder."""
 TO_EXPORT = (
-    "a run's model is exported with `etude export RUN`, a server's with `etude export --server ADDRESS MODEL`"
+    "export a run's model with `etude export RUN`, and a server's with `etude export --server ADDRESS MODEL`"
 )
 """The advice for folders that have only the trained tensors."""
 
@@ -138,7 +138,7 @@ def open_draft(path: Path, *, sync: bool = True, private: bool = True) -> Iterat
 
 def _cannot_write(path: Path, error: OSError) -> StoreError:
     return StoreError(
-        f"{path} cannot be written: {error.strerror or error}; free some space, mend the permissions or "
+        f"{path} cannot be written: {error.strerror or error}; free some space, fix the permissions or "
         "choose another folder"
     )
 
@@ -225,7 +225,7 @@ def write_new_files(folder: Path, contents: Mapping[str, str]) -> list[Path]:
     existing = [name for name in contents if (folder / name).exists()]
     if existing:
         raise RequestError(
-            f"{folder} has {', '.join(existing)} already, and nothing is overwritten; name another folder"
+            f"{folder} already has {', '.join(existing)}, which is never overwritten; name another folder"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -265,8 +265,8 @@ def note_sum(path: Path, digest: str | None = None) -> None:
     """
     digest, sums = digest or _digest(path), path.with_name(SUMS)
     with _noting:
-        known = _parsed(sums.read_text(encoding="utf-8")) if sums.exists() else {}
-        sums.write_text(_text({**known, path.name: digest}), encoding="utf-8")
+        known = _parse_digests(sums.read_text(encoding="utf-8")) if sums.exists() else {}
+        sums.write_text(_format_digests({**known, path.name: digest}), encoding="utf-8")
 
 
 def damage_in(folder: Path) -> list[str]:
@@ -311,14 +311,14 @@ def _read_digests(folder: Path) -> dict[str, str]:
     path = folder / SUMS
     try:
         text = path.read_text(encoding="utf-8")
-        known = _parsed(text)
+        known = _parse_digests(text)
     except FileNotFoundError:
         raise DamagedError(folder, f"{_shown(path)} is missing") from None
     except OSError as error:
         raise DamagedError(folder, f"{_shown(path)} cannot be read ({error.strerror})") from error
     except ValueError:
         known = {}
-    if not known or _text(known) != text:
+    if not known or _format_digests(known) != text:
         raise DamagedError(folder, f"{_shown(path)} is not what was written")
     return known
 
@@ -351,13 +351,13 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _parsed(text: str) -> dict[str, str]:
+def _parse_digests(text: str) -> dict[str, str]:
     """Parse a file of digests. Raises ValueError if it is not one."""
     matches = [_LINE.fullmatch(line) for line in text.splitlines()]
     if None in matches:
-        raise ValueError("no line of digests")
+        raise ValueError("a line is not a digest and a name")
     return {match[2]: match[1] for match in matches if match is not None}
 
 
-def _text(known: dict[str, str]) -> str:
+def _format_digests(known: dict[str, str]) -> str:
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(known.items()))

@@ -232,7 +232,7 @@ class Journal:
                 yield key, json.loads(text)
             if len(rows) < _PAGE:
                 return
-            first = _after(rows[-1][0])
+            first = _next_key(rows[-1][0])
 
     def last_key(self, prefix: str) -> str | None:
         """Return the last key that starts with `prefix`, or None if there is none."""
@@ -257,7 +257,7 @@ class Journal:
 
     async def forget(self, key: str) -> None:
         """Delete one key, so that its step runs again. Returns when that is committed."""
-        await self._commit(Delete(key, _after(key)))
+        await self._commit(Delete(key, _next_key(key)))
 
     async def flush(self) -> None:
         """Wait until all writes that were started are committed or have failed."""
@@ -337,10 +337,10 @@ def _dumps(key: str, value: Json) -> str:
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"the value of step {key!r} cannot be kept as JSON: {error}") from error
+        raise TypeError(f"the value of step {key!r} cannot be stored as JSON: {error}") from error
 
 
-def _after(key: str) -> str:
+def _next_key(key: str) -> str:
     """Return the least key after this one."""
     return key + "\0"
 

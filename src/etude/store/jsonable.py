@@ -25,7 +25,7 @@ def plain(value: Any) -> Any:
     if type(value) is dict or isinstance(value, Mapping):  # The second check alone takes ten times as long.
         copy = {key if type(key) is str else _key(key): plain(inner) for key, inner in value.items()}
         if len(copy) != len(value):
-            raise TypeError("a dict with two keys of one text, such as 1 and '1', is not JSON")
+            raise TypeError("a dict with two keys of the same text, such as 1 and '1', is not JSON")
         return copy
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]

@@ -146,7 +146,7 @@ def read_learned(
                     own = [_decoded(line, source) for line in lines if line.startswith(wanted)]
                     samples |= {target: own} if own else {}
         except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
-            raise StoreError(f"{file} cannot be read ({error}); the run does without it") from error
+            raise StoreError(f"{file} cannot be read ({error}); the run continues without it") from error
     return [sample for own in samples.values() for sample in own]
 
 
@@ -275,7 +275,7 @@ def token_sequences(record: EpisodeRecord) -> list[TokenSequence]:
             gone_on.add(id(earlier))
             begins, spans = earlier.begins, earlier.spans
         elif answer.drifted or answer.fault:
-            why = answer.fault or "its template wrote the conversation so far otherwise than before"
+            why = answer.fault or "its template rendered the conversation differently than before"
             begins = f"call {call.index} began anew: {why}"
         span = Span(
             start=len(prompt),
@@ -329,9 +329,9 @@ def chosen_sequence(sequences: Sequence[TokenSequence], number: int) -> TokenSeq
     """Return the sequence with a number, from 0. Raises RequestError if there is none."""
     if not sequences:
         raise RequestError(
-            "no token ids were recorded in this episode: its engine does not tell them (of an endpoint: "
+            "this episode has no token ids, because its engine returned none (for an endpoint, set "
             "return_token_ids: true)"
         )
     if not 0 <= number < len(sequences):
-        raise RequestError(f"the episode has {len(sequences)} sequences of tokens, and no number {number}")
+        raise RequestError(f"the episode has {len(sequences)} sequences of tokens, but no number {number}")
     return sequences[number]

@@ -187,9 +187,9 @@ _COMPARE = {
 _COMPARISON = re.compile(r"([^<>=:\"]+)(<=|>=|<|>|=)(-?[\d.eE+-]+)")
 
 WORDS = (
-    "failed, failed:timeout, cut-off, drifted, retried, unscored; reward<0.5, an evaluator's name likewise, "
-    "calls, tokens, seconds, version; agent:NAME, example:ID; any other word is looked for in the text. "
-    "A dash before a word means the others"
+    "failed, failed:timeout, cut-off, drifted, retried, unscored; reward<0.5, also with an evaluator's name, "
+    "calls, tokens, seconds or version; agent:NAME, example:ID; any other word is searched in the text. "
+    "A dash before a word excludes what it finds"
 )
 """The query language in a sentence, for help."""
 
@@ -219,20 +219,20 @@ def parse_query(words: str) -> Query:
     try:
         parts = shlex.split(words)
     except ValueError as error:
-        raise RequestError(f"the filter {words!r} has a quotation mark without its second") from error
+        raise RequestError(f"the filter {words!r} has a quotation mark that is not closed") from error
     tests: list[Test] = []
     texts: list[str] = []
     for part in parts:
         negated = part.startswith("-") and len(part) > 1
         test = _test(part[negated:])
         if test is not None:
-            tests.append(_other(test) if negated else test)
+            tests.append(_negate(test) if negated else test)
         else:
             texts.append(part.removeprefix("text:").lower())
     return Query(words.strip(), tuple(tests), tuple(texts))
 
 
-def _other(test: Test) -> Test:
+def _negate(test: Test) -> Test:
     return lambda episode: not test(episode)
 
 
@@ -253,11 +253,11 @@ def _test(word: str) -> Test | None:
         try:
             limit = float(shown)
         except ValueError as error:
-            raise RequestError(f"the filter word '{word}' needs a number, and '{shown}' is none") from error
+            raise RequestError(f"the filter word '{word}' needs a number, found '{shown}'") from error
         return lambda episode: any(each is not None and compare(each, limit) for each in measure(episode))
     if re.fullmatch(r"\S+(<|>|=)\S*", word):
         known = nearest(word, [*NUMBERS, *FLAGS]) or "reward"
-        raise RequestError(f"the filter word '{word}' compares with no number; write it as in {known}<0.5")
+        raise RequestError(f"the filter word '{word}' needs a number, as in {known}<0.5")
     return None
 
 

@@ -81,7 +81,7 @@ class RunFolder:
         path = root / name
         if (path / DATABASE).exists():
             raise RequestError(
-                f"run {path} exists already; go on with it: etude resume {shlex.quote(str(path))}, or choose "
+                f"run {path} already exists; continue it: etude resume {shlex.quote(str(path))}, or choose "
                 "another name"
             )
         try:

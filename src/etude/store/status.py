@@ -180,7 +180,7 @@ def _read(path: Path) -> RunStatus | None:
         return None
     except (OSError, ValidationError) as error:
         raise StoreError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}); was it written by another etude?"
+            f"{path} cannot be read ({str(error).splitlines()[0]}); did another version of etude write it?"
         ) from error
 
 

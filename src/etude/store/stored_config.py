@@ -49,7 +49,7 @@ def config_damage(run: Path) -> str | None:
         return f"{CONFIG} is empty"
     yaml, line, _ = text.rpartition(_SUM)
     if not line:
-        return f"{CONFIG} is cut off: its last line, with the digest of all others, is not there"
+        return f"{CONFIG} is cut off: its last line, which has the digest of the others, is missing"
     return None if config_text(yaml) == text else f"{CONFIG} is not what was written"
 
 

@@ -77,18 +77,18 @@ def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersio
         return RunVersion(run, None, target)
     if wish in (BEST, LAST, ""):
         version, choice = _best_or_last(wish, history, run, target)
-        return _required(RunVersion(run, version, target, choice), kept)
+        return _require_version(RunVersion(run, version, target, choice), kept)
     if wish == WARM_UP and history.start is not None:
         wish = f"v{history.start.number}"
     versions = (history.start, *(entry.version for entry in history.epochs))
     known = {version.number: version for version in versions if version is not None}
-    numbers = _listed(number for number in known if number)
+    numbers = _list_numbers(number for number in known if number)
     if _NUMBER.fullmatch(wish) is None:
-        raise RequestError(f"'{wish}' is no version; write {BEST}, {LAST}, {BASE}, or a number: {numbers}")
+        raise RequestError(f"'{wish}' is not a version; write {BEST}, {LAST}, {BASE}, or a number: {numbers}")
     version = known.get(int(wish.removeprefix("v")))
     if version is None:
         raise RequestError(f"run {run.name} has no version v{wish.removeprefix('v')}; it has {numbers}")
-    return _required(RunVersion(run, version, target), kept)
+    return _require_version(RunVersion(run, version, target), kept)
 
 
 def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) -> tuple[str | None, str]:
@@ -100,19 +100,17 @@ def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) ->
     known = [
         f"{target}:{LAST if best_version(history) is None else BEST}" for target, history in histories.items()
     ]
-    raise RequestError(
-        f"run {run.name} trains several models; say which and what version: {', '.join(known)}"
-    )
+    raise RequestError(f"run {run.name} trains several models; name one and its version: {', '.join(known)}")
 
 
-def _required(wanted: RunVersion, kept: bool) -> RunVersion:
+def _require_version(wanted: RunVersion, kept: bool) -> RunVersion:
     """Return the version. With `kept`, raise RequestError when its weights are not on the disk."""
     if kept and (folder := wanted.folder) is not None and not folder.exists():
         raise RequestError(
             f"the weights of v{wanted.number} of run {wanted.run.name} were not kept; there are "
-            f"{_listed(_kept_in(folder.parent))}. `etude export` trains it again. `keep_checkpoints` of "
-            "the trainer says how many are kept, and `checkpoint_seconds` of the adapter how often one is "
-            "written"
+            f"{_list_numbers(_kept_in(folder.parent))}. `etude export` trains it again. The trainer's "
+            "`keep_checkpoints` says how many are kept, and the adapter's `checkpoint_seconds` how often one "
+            "is written"
         )
     return wanted
 
@@ -124,7 +122,7 @@ def describe_kept(run: Path, history: History) -> str | None:
     folder = None if last is None else stored_at(run, last)
     if folder is None or made.keys() <= set(kept := _kept_in(folder.parent)):
         return None
-    return f"{_listed(number for number in kept if number in made)} of {len(made)} versions"
+    return f"{_list_numbers(number for number in kept if number in made)} of {len(made)} versions"
 
 
 def _kept_in(folder: Path) -> list[int]:
@@ -158,7 +156,7 @@ def _best_or_last(
         )
     if wish == BEST and best is None:
         raise RequestError(
-            f"run {whose} has not measured any version after training it, so none is known to be the best; "
+            f"run {whose} has not measured any version after training it, so the best is not known; "
             f"{whose}:{LAST} is the last one, v{last.number}. Validations of held-out "
             "examples ('finetuning.run_configuration.validation_dataset') measure them"
         )
@@ -176,9 +174,9 @@ def _best_or_last(
 def _why_not(run: Path) -> str:
     state = read_facts(run).state
     if state == "unfinished":
-        return f" yet; go on with it: etude resume {shlex.quote(str(run))}"
+        return f" yet; continue it: etude resume {shlex.quote(str(run))}"
     return " yet" if state == "running" else ": it trained on nothing, or its backend keeps the versions"
 
 
-def _listed(numbers: Iterable[int]) -> str:
+def _list_numbers(numbers: Iterable[int]) -> str:
     return ", ".join(f"v{number}" for number in sorted(numbers)) or "none"

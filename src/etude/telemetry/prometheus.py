@@ -18,21 +18,21 @@ _COUNTERS: tuple[tuple[str, str, str, Values], ...] = (
     (
         "episodes",
         "outcome",
-        "Episodes that ended since the process began; those that the journal had already are among them.",
+        "Episodes that ended since the process began, including those already in the journal.",
         lambda s: {"completed": s.totals.finished - s.totals.failed, "failed": s.totals.failed},
     ),
     ("calls", "", "Model calls of these episodes.", lambda s: s.totals.calls),
     ("prompt_tokens", "", "Tokens of their prompts.", lambda s: s.totals.prompt_tokens),
     ("sampled_tokens", "", "Tokens sampled by them.", lambda s: s.totals.completion_tokens),
-    ("scores", "", "Rewards of these episodes: how many.", lambda s: s.totals.scores),
-    ("epochs_trained", "", "Epochs trained on, each target's.", lambda s: s.totals.trained),
+    ("scores", "", "Number of rewards of these episodes.", lambda s: s.totals.scores),
+    ("epochs_trained", "", "Epochs trained on, for each target.", lambda s: s.totals.trained),
     ("epochs_skipped", "", "Epochs without data.", lambda s: s.totals.skipped),
     ("journal_entries", "", "Entries of the journal.", lambda s: s.journal.committed),
 )
 """The name after `etude_`, labels (except the run), help text and values of each metric that never falls."""
 
 
-def _of_models(value: Callable[[ModelStatus], float]) -> Values:
+def _by_model(value: Callable[[ModelStatus], float]) -> Values:
     return lambda status: {model.name: value(model) for model in status.models}
 
 
@@ -42,13 +42,13 @@ _GAUGES: tuple[tuple[str, str, str, Values], ...] = (
     ("episodes_playing", "", "Episodes under way.", lambda s: s.playing),
     ("episodes_waiting", "", "Episodes that have not begun.", lambda s: s.waiting or 0),
     ("epoch", "", "The epoch, from 1; 0 before the first.", lambda s: s.epoch or 0),
-    ("epochs", "", "Epochs that the run was asked for.", lambda s: s.num_epochs),
+    ("epochs", "", "Number of epochs that the run was asked for.", lambda s: s.num_epochs),
     ("reward", "target", "Mean reward of the last epoch's episodes.", lambda s: s.rewards),
     ("validation_reward", "target", "Mean reward of the last validation.", lambda s: s.validation),
     ("phase_seconds", "phase", "Time in this phase.", lambda s: {s.phase: s.phase_seconds}),
-    ("model_version", "model", "The version that is sampled from.", _of_models(lambda m: m.version)),
-    ("calls_in_flight", "model", "Calls that wait for an answer.", _of_models(lambda m: m.waiting)),
-    ("oldest_call_seconds", "model", "Age of the oldest of these.", _of_models(lambda m: m.oldest or 0.0)),
+    ("model_version", "model", "The version that is sampled from.", _by_model(lambda m: m.version)),
+    ("calls_in_flight", "model", "Calls that wait for an answer.", _by_model(lambda m: m.waiting)),
+    ("oldest_call_seconds", "model", "Age of the oldest call.", _by_model(lambda m: m.oldest or 0.0)),
     (
         "runners",
         "node state",
@@ -56,7 +56,7 @@ _GAUGES: tuple[tuple[str, str, str, Values], ...] = (
         lambda s: Counter((each.node, each.state) for each in s.runners),
     ),
     ("journal_waiting", "", "Entries not on the disk yet.", lambda s: s.journal.waiting),
-    ("status_seconds", "", "When these figures were so; Unix seconds.", lambda s: s.at),
+    ("status_seconds", "", "When these figures were taken; Unix seconds.", lambda s: s.at),
 )
 """The same of each metric that may fall."""
 
@@ -101,7 +101,7 @@ def serve_metrics(config: MetricsConfig | None) -> Iterator[MetricsServer | None
         http, thread = start_http_server(config.port, config.host, registry)
     except OSError as error:
         raise RequestError(
-            f"metrics cannot be served at {config.host}:{config.port}: {error}; set metrics.port"
+            f"metrics cannot be served at {config.host}:{config.port}: {error}; choose another metrics.port"
         ) from error
     host = f"[{config.host}]" if ":" in config.host else config.host
     server.address = f"http://{host}:{http.server_port}/metrics"

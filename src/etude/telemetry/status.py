@@ -175,8 +175,7 @@ def _waits(
     """Return everything that the run waits for now, the longest wait first."""
     waits = [
         Wait(
-            what=f"runner {each.number} to start"
-            + (f" on {each.node}" if each.node else ": nowhere placed yet"),
+            what=f"runner {each.number} to start" + (f" on {each.node}" if each.node else ": not placed yet"),
             seconds=each.seconds or 0.0,
         )
         for each in runners
@@ -193,7 +192,7 @@ def _waits(
             waits.append(Wait(what=what, seconds=model.oldest or 0.0))
     now = time.monotonic()
     if begun and not any(model.waiting for model in models) and not waits:
-        what = f"{_number(len(begun), 'episode')} in which no model is asked: agents, tools, evaluators"
+        what = f"{_number(len(begun), 'episode')} that wait for no model: agents, tools, evaluators"
         waits.append(Wait(what=what, seconds=now - min(begun.values())))
     if not begun and not waits and counts.phase_name not in _COLLECTING:
         waits.append(Wait(what=counts.phase_name, seconds=now - counts.phase_started))

@@ -55,7 +55,7 @@ class Watchdog:
             yield
         finally:
             self._jobs -= 1
-            self._progressed()
+            self._note_progress()
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -73,8 +73,8 @@ class Watchdog:
             if not limit.expired():
                 raise
             raise StalledError(
-                f"{self._diagnosis} The run has ended, and nothing that is journalled is lost: mend what it "
-                "waited for and resume it; `stall.end_after` is how long it waits"
+                f"{self._diagnosis} The run has ended, and nothing in the journal is lost: fix what it "
+                "waited for and resume it; `stall.end_after` sets how long it waits"
             ) from error
 
     async def _look(self, limit: asyncio.Timeout) -> None:
@@ -91,7 +91,7 @@ class Watchdog:
                     self._moved += late
                     if late >= after:
                         blocked = f"the event loop has been blocked for {shown_seconds(late)}"
-                        self._warn(f"{blocked}: code that runs on it waits or computes.")
+                        self._warn(f"{blocked}: code that runs on it is waiting or computing.")
                     if self._is_to_end(file):
                         limit.reschedule(asyncio.get_running_loop().time())
                         return
@@ -117,7 +117,7 @@ class Watchdog:
         )
         if pulse != self._pulse or self._jobs:
             self._pulse = pulse
-            self._progressed()
+            self._note_progress()
             return False
         silent, episode = time.monotonic() - self._moved, self._parts.collector.timeout
         ends = self._config.end_after
@@ -138,10 +138,10 @@ class Watchdog:
     def _warn(self, text: str) -> None:
         self._parts.counts.message(f"{text} Stacks: {self._stacks}", warning=True)
 
-    def _progressed(self) -> None:
+    def _note_progress(self) -> None:
         if self._said:
             silent = shown_seconds(time.monotonic() - self._moved)
-            self._parts.counts.message(f"something moves again, after {silent}")
+            self._parts.counts.message(f"the run moves again after {silent}")
         self._moved, self._said = time.monotonic(), 0
 
     def _outlook(self, status: RunStatus, ends: float | None) -> str:
@@ -149,10 +149,10 @@ class Watchdog:
         bounds = []
         episode = self._parts.collector.timeout
         if status.playing and episode is not None:
-            bounds.append(f"an episode after {shown_seconds(episode)} (eval.general.timeout)")
+            bounds.append(f"an episode ends after {shown_seconds(episode)} (eval.general.timeout)")
         if ends is not None:
-            bounds.append(f"the run {shown_seconds(ends)} after the last progress (stall.end_after)")
-        return f" At the latest there ends {', '.join(bounds)}." if bounds else ""
+            bounds.append(f"the run ends {shown_seconds(ends)} after the last progress (stall.end_after)")
+        return f" At the latest, {' and '.join(bounds)}." if bounds else ""
 
 
 def task_stacks() -> str:

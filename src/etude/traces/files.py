@@ -42,11 +42,11 @@ def read_records(path: Path, format: str | None = None, *, skip_broken: bool = F
             module = next(fitting, None) if format is None else FORMATS[format]
             if module is None:
                 known = ", ".join(FORMATS)
-                raise RowError(where, f"a row of no known format ({known}): {shown(content)}")
+                raise RowError(where, f"a row must have a known format ({known}), found {shown(content)}")
             yield from list(module.read(RowValue(content, where)))
         except RowError as error:
             if not skip_broken:
-                remedy = "mend it, or leave such rows out: --skip-broken"
+                remedy = "fix it, or leave such rows out with --skip-broken"
                 raise RowError(error.where, f"{error.problem}; {remedy}") from error
             yield SkippedEntry(error.where, f"broken: {without_numbers(error.problem)[:120]}")
 
@@ -76,7 +76,7 @@ def _json(path: Path) -> Iterator[Row]:
             try:
                 yield from _items(str(path), json_value(file.read(), path))
             except DatasetError as error:
-                raise DatasetError(f"{error}; mend it, or write a row a line") from error
+                raise DatasetError(f"{error}; fix it, or write one row per line") from error
             return
         # The first line may be a list of all rows.
         yield from (row for where, value in rows[:1] for row in _items(where, value))

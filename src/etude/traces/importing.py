@@ -72,11 +72,11 @@ class Log:
         name = call.id or f"{call.where}#{len(self._calls)}"
         spoken = [*call.messages, *([call.answer] if call.answer is not None else [])]
         if name in self._calls:
-            self._leave_out(call.where, "call that is there twice, by its id")
+            self._leave_out(call.where, "call whose id occurs twice")
         elif not call.messages:
             self._leave_out(call.where, "call without a prompt")
         elif not all(map(is_text, spoken)):
-            self._leave_out(call.where, "call with a part that is no text, such as an image")
+            self._leave_out(call.where, "call with a part that is not text, such as an image")
         elif call.answer is not None and not (message_text(call.answer) or call.answer.get("tool_calls")):
             self._leave_out(call.where, "call with an empty answer")
         else:

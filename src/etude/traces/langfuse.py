@@ -23,7 +23,7 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 def fits(row: Mapping[str, Any]) -> bool:
     """Return whether a row has this format."""
-    names = {_snake(key) for key in row}
+    names = {_to_snake_case(key) for key in row}
     is_page = isinstance(row.get("data"), list) and "meta" in row
     is_trace = isinstance(row.get("observations"), list)
     is_observation = "trace_id" in names and row.get("type") in _TYPES
@@ -39,15 +39,15 @@ def read(row: RowValue) -> Iterator[Record]:
     elif isinstance(row["observations"].value, list):
         yield from _trace(row)
     else:
-        yield from _row(_snaked(row.object, row.where))
+        yield from _row(_with_snake_keys(row.object, row.where))
 
 
-def _snake(name: Any) -> str:
+def _to_snake_case(name: Any) -> str:
     return _CAPITAL.sub("_", str(name)).lower()
 
 
-def _snaked(row: Mapping[str, Any], where: str) -> RowValue:
-    return RowValue({_snake(key): value for key, value in row.items()}, where)
+def _with_snake_keys(row: Mapping[str, Any], where: str) -> RowValue:
+    return RowValue({_to_snake_case(key): value for key, value in row.items()}, where)
 
 
 def _trace(row: RowValue) -> Iterator[Record]:
@@ -57,11 +57,11 @@ def _trace(row: RowValue) -> Iterator[Record]:
     for each in row["observations"].items:
         place = f"{each.where}: {each.name}"
         if isinstance(each.value, Mapping):
-            yield from _row(_snaked({**own, **each.value}, place))
+            yield from _row(_with_snake_keys({**own, **each.value}, place))
         else:
-            yield SkippedEntry(place, "trace whose observations are named and not there: export those too")
+            yield SkippedEntry(place, "trace without the observations that it names: export those too")
     for score in row["scores"].items or about["scores"].items:
-        yield _score(_snaked({**own, **score.object}, score.where))
+        yield _score(_with_snake_keys({**own, **score.object}, score.where))
 
 
 def _row(row: RowValue) -> Iterator[Record]:
@@ -77,7 +77,7 @@ def _row(row: RowValue) -> Iterator[Record]:
 def _score(row: RowValue) -> Record:
     kind, name = row["data_type"].value, row["name"].value
     if kind not in ("NUMERIC", "BOOLEAN", None):
-        return SkippedEntry(row.where, f"score '{name}' of the type {kind}, which is no number")
+        return SkippedEntry(row.where, f"score '{name}' of the type {kind}, which is not a number")
     own = {"call": row.text("observation_id"), "trace": row.text("trace_id")}
     return record.make_score(row.where, name, row["value"].value, row["comment"].value, **own)
 

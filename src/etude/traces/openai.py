@@ -51,7 +51,7 @@ def _conversation(row: RowValue, name: str, facts: Mapping[str, Any]) -> Iterato
         if message["role"] == "assistant" and message.get("weight") != 0 and index
     ]
     if not answers:
-        yield SkippedEntry(row.where, "conversation without an answer of the assistant")
+        yield SkippedEntry(row.where, "conversation without an answer by the assistant")
         return
     if answers[-1] + 1 < len(messages):
         yield SkippedEntry(row.where, "messages after the last answer of a conversation")
@@ -75,10 +75,10 @@ def _exchange(row: RowValue, name: str, facts: Mapping[str, Any]) -> Iterator[Re
     """Yield the call of a request and its response."""
     request, response = row["request"].parsed, row["response"].parsed
     if "messages" not in request.object:
-        yield SkippedEntry(row.where, "request without messages: no chat completion")
+        yield SkippedEntry(row.where, "request without messages: not a chat completion")
         return
     if isinstance(response.value, list):
-        yield SkippedEntry(row.where, "response in the chunks of a stream: log the whole of it")
+        yield SkippedEntry(row.where, "response in the chunks of a stream: log the complete response")
         return
     usage = response["usage"].object
     at = row["timestamp"]
@@ -102,7 +102,7 @@ def _exchange(row: RowValue, name: str, facts: Mapping[str, Any]) -> Iterator[Re
         return
     choices = response["choices"].items
     if not choices:
-        yield SkippedEntry(row.where, "response without choices: no chat completion, or one that was cut off")
+        yield SkippedEntry(row.where, "response without choices: not a chat completion, or cut off")
         return
     yield from record.answered_calls(call, [*map(_choice, choices)])
 

@@ -31,10 +31,10 @@ def fits(row: Mapping[str, Any]) -> bool:
 def read(row: RowValue) -> Iterator[Record]:
     """Yield the calls and scores of a line. Raises RowError."""
     for span in _items(row, "resourceSpans", "scopeSpans", "spans"):
-        yield from _of_span(span)
+        yield from _read_span(span)
     for log in _items(row, "resourceLogs", "scopeLogs", "logRecords"):
         attributes = _attributes(log)
-        yield from _of_event(log.text("eventName") or attributes.text("event.name"), attributes, log)
+        yield from _read_event(log.text("eventName") or attributes.text("event.name"), attributes, log)
 
 
 def _items(row: RowValue, *path: str) -> Iterator[RowValue]:
@@ -44,22 +44,22 @@ def _items(row: RowValue, *path: str) -> Iterator[RowValue]:
         yield from _items(item, *rest) if rest else (item,)
 
 
-def _of_span(span: RowValue) -> Iterator[Record]:
+def _read_span(span: RowValue) -> Iterator[Record]:
     attributes = _attributes(span)
     operation, known = attributes.text("gen_ai.operation.name"), attributes.object
     if _OUTPUT in known or (_INPUT in known and _find_error(span, attributes)):
         yield from _calls(attributes, span)
     elif operation in _CHATS or _INPUT in known:
-        yield SkippedEntry(span.where, "span of a chat without its messages: not captured, or in events")
+        yield SkippedEntry(span.where, "chat span without messages: they were not captured, or are in events")
     else:
-        yield SkippedEntry(span.where, f"span that is no chat: {operation or 'of no GenAI operation'}")
+        yield SkippedEntry(span.where, f"span that is not a chat: {operation or 'no GenAI operation'}")
     for event in span["events"].items:
         name = event.text("name")
         if name in (_DETAILS, _RESULT):
-            yield from _of_event(name, _attributes(event), span)
+            yield from _read_event(name, _attributes(event), span)
 
 
-def _of_event(name: str, attributes: RowValue, place: RowValue) -> Iterator[Record]:
+def _read_event(name: str, attributes: RowValue, place: RowValue) -> Iterator[Record]:
     """Yield the calls or the score of an event. `place` is its span, or a record that names the span."""
     if name == _DETAILS:
         yield from _calls(attributes, place)
@@ -79,7 +79,7 @@ def _of_event(name: str, attributes: RowValue, place: RowValue) -> Iterator[Reco
             "gen_ai_latest_experimental where the chats are logged",
         )
     else:
-        yield SkippedEntry(place.where, "event of something else")
+        yield SkippedEntry(place.where, "event that is not a chat")
 
 
 def _find_error(span: RowValue, attributes: RowValue) -> str | None:

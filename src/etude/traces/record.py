@@ -229,7 +229,7 @@ def make_score(
     try:
         score = number(value)
     except ValueError:
-        return SkippedEntry(where, f"feedback '{name}' that is no number")
+        return SkippedEntry(where, f"feedback '{name}' that is not a number")
     if not isinstance(name, str) or not name or "/" in name or not is_score(score):
         return SkippedEntry(where, "feedback without a name or a finite number")
     return LoggedScore(where, name, score, reason if isinstance(reason, str) else "", call, trace)
@@ -250,7 +250,7 @@ def parse_time(part: RowValue) -> float:
             return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
         seconds = number(int(value) if isinstance(value, str) else value)
     except (ValueError, OverflowError, OSError) as error:
-        raise RowError(part.where, f"{part.name} is no time: {shown(value)}") from error
+        raise RowError(part.where, f"{part.name} is not a time: {shown(value)}") from error
     unit = next((unit for least, unit in _UNITS if seconds >= least), 1.0)
     return seconds / unit if 0 <= seconds < 1e20 else 0.0
 

@@ -75,11 +75,11 @@ class OtelTracker:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         with RunFolder.read(self._run.folder) as run:
-            spans = self._of_record(run.journal, record)
+            spans = self._record_spans(run.journal, record)
             while batch := [*islice(spans, _AT_ONCE)]:
                 if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                     raise EtudeError(
-                        "the collector has not taken spans; is it there, and does it take OTLP over HTTP?"
+                        "the collector did not take the spans; does it run, and does it take OTLP over HTTP?"
                     )
 
     def close(self, state: State) -> None:
@@ -88,7 +88,7 @@ class OtelTracker:
             self._exporter.shutdown()
             self._exporter = None
 
-    def _of_record(self, journal: Journal, record: RunRecord) -> Iterator[Any]:
+    def _record_spans(self, journal: Journal, record: RunRecord) -> Iterator[Any]:
         # Several models may train on the same episodes, which are sent once.
         first = next(iter(histories(journal, "")))
         part = _PARTS.get(record.kind, "").format(epoch=record.step)

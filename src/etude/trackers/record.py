@@ -86,7 +86,7 @@ class TrackedRun:
     @property
     def flat_config(self) -> dict[str, str]:
         """The config as text by dotted names: `{"llms.policy.model": "Qwen/Qwen3-0.6B"}`."""
-        return _flattened(self.config)
+        return _flatten(self.config)
 
     @property
     def code(self) -> dict[str, str]:
@@ -129,14 +129,14 @@ def require_server(url: str) -> None:
         raise EtudeError(f"nobody answers at {url}: {first_line(error)}") from error
 
 
-def _flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     texts: dict[str, str] = {}
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            texts |= _flattened(value, f"{name}.")
+            texts |= _flatten(value, f"{name}.")
         elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-            texts |= _flattened({str(index): item for index, item in enumerate(value)}, f"{name}.")
+            texts |= _flatten({str(index): item for index, item in enumerate(value)}, f"{name}.")
         elif value is not None:
             texts[name] = str(value)
     return texts
@@ -165,7 +165,7 @@ def list_records(run: RunFolder, sent: Collection[str] = ()) -> Iterator[RunReco
                 kind=each.kind,
                 step=each.epoch,
                 at=datetime.fromisoformat(each.timestamp).timestamp(),
-                metrics=_of_epoch(each, _prefix(target), bill, target == next(iter(by_target)))
+                metrics=_epoch_figures(each, _prefix(target), bill, target == next(iter(by_target)))
                 if isinstance(each, EpochEntry)
                 else figures(each.metrics, f"{_prefix(target)}validation/"),
                 target=target,
@@ -176,7 +176,7 @@ def list_records(run: RunFolder, sent: Collection[str] = ()) -> Iterator[RunReco
         yield RunRecord("evaluation", "evaluation", 0, ended, figures(result, "evaluation/"))
     step = max(len(history.epochs) for history in by_target.values())
     if is_over and (key := _key("finished", step, None)) not in sent:
-        metrics = {f"total/{name}": value for name, value in _spent(bill.total).items()}
+        metrics = {f"total/{name}": value for name, value in _costs(bill.total).items()}
         metrics["total/hours"] = bill.seconds / 3600
         yield RunRecord(key, "finished", step, (run.path / SUMMARY).stat().st_mtime, metrics)
 
@@ -189,7 +189,7 @@ def _prefix(target: str | None) -> str:
     return "" if target is None else f"{target}/"
 
 
-def _of_epoch(entry: EpochEntry, prefix: str, bill: Bill, has_episodes: bool) -> dict[str, float]:
+def _epoch_figures(entry: EpochEntry, prefix: str, bill: Bill, has_episodes: bool) -> dict[str, float]:
     metrics = figures(entry.metrics, f"{prefix}train/")
     metrics |= figures(entry.metrics.get("training") or {}, f"{prefix}learner/")
     tokens, seconds = (entry.metrics.get(key) for key in ("completion_tokens", "collecting_seconds"))
@@ -199,10 +199,10 @@ def _of_epoch(entry: EpochEntry, prefix: str, bill: Bill, has_episodes: bool) ->
         # The first model reports the cost of episodes that several models share.
         phase = re.compile(rf"train/{entry.epoch}(?!\d)")
         lines = [line for line in bill.lines if phase.match(line.phase)]
-        metrics |= {f"cost/{name}": value for name, value in _spent(total(lines)).items()}
+        metrics |= {f"cost/{name}": value for name, value in _costs(total(lines)).items()}
     if entry.status is not None:
         job = [line for line in bill.lines if line.phase == entry.status.run_id]
-        metrics |= {f"{prefix}learner/cost_{name}": value for name, value in _spent(total(job)).items()}
+        metrics |= {f"{prefix}learner/cost_{name}": value for name, value in _costs(total(job)).items()}
     return metrics
 
 
@@ -215,7 +215,7 @@ def figures(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
     }
 
 
-def _spent(line: BillEntry) -> dict[str, float]:
+def _costs(line: BillEntry) -> dict[str, float]:
     return {"usd": line.usd, "tokens": float(line.tokens)} if line.tokens else {}
 
 
@@ -267,7 +267,7 @@ def as_tracker(value: Any) -> Tracker:
         tracker: Tracker = value
         return tracker
     if not callable(value):
-        raise RequestError(f"a tracker is a function of a record, or has open, send and close: {value!r:.80}")
+        raise RequestError(f"a tracker must be a function or have open, send and close: {value!r:.80}")
     return FunctionTracker(value)
 
 
@@ -290,7 +290,7 @@ async def live_tracker(config: LiveTrackerConfig, builder: Builder) -> AsyncIter
         run = "run" if builder.run is None else str(builder.run.path)
         raise RequestError(
             f"the run was started by a program with its own function '{config.name}', which is not in the "
-            f"config; give it again, in Python: etude.resume({run!r}, report=…)"
+            f"config; pass it again in Python: etude.resume({run!r}, report=…)"
         )
 
     yield as_tracker(missing if config.value is None else config.value)

@@ -99,7 +99,7 @@ class TrackerReader:
         """Return the number of records that were sent, and of all records. Raises StoreError."""
         with RunFolder.read(self._run) as run:
             keys = {record.key for record in list_records(run)}
-            return len(self._sent(run) & keys), len(keys)
+            return len(self._sent_keys(run) & keys), len(keys)
 
     def _work(self) -> None:
         pause: float | None = None
@@ -123,7 +123,7 @@ class TrackerReader:
 
     def _serve(self) -> None:
         with RunFolder.read(self._run) as run:
-            sent = self._sent(run)
+            sent = self._sent_keys(run)
             for record in list_records(run, sent):
                 if self._is_abandoned:
                     return
@@ -151,7 +151,7 @@ class TrackerReader:
         if where:
             self._say_once(f"{self.title}: {where}")
 
-    def _sent(self, run: RunFolder) -> set[str]:
+    def _sent_keys(self, run: RunFolder) -> set[str]:
         """Return the keys of the records that were sent, including epochs undone by a rollback."""
         prefix = f"{self._key}/sent/"
         return {key.removeprefix(prefix) for key, row in run.journal.scan(prefix) if row["sent"]}
@@ -162,7 +162,7 @@ class TrackerReader:
         kind = type(error).__name__
         self.error = text if isinstance(error, EtudeError) else f"{kind}: {text}" if text else kind
         self._say_once(
-            f"{self.title} takes nothing: {self.error}. The run goes on, and what is missing is sent later",
+            f"{self.title} takes no records: {self.error}. The run continues, and they are sent later",
             warning=True,
         )
         self._tries += 1
@@ -227,11 +227,11 @@ class Reporting:
         try:
             for reader in readers:
                 reader.close(state)
-            await asyncio.gather(*(self._ended(reader, state) for reader in readers))
+            await asyncio.gather(*(self._report_end(reader, state) for reader in readers))
         finally:
             await self._exits.aclose()
 
-    async def _ended(self, reader: TrackerReader, state: State) -> None:
+    async def _report_end(self, reader: TrackerReader, state: State) -> None:
         seconds = reader.config.patience if self._patience is None else self._patience
         if state == "stopped":
             seconds = min(seconds, _SECONDS_AFTER_STOP)
@@ -241,10 +241,10 @@ class Reporting:
         about = {"tracker": reader.title, "sent": sent, "records": records, "error": reader.error}
         self.outcomes.append(about)
         if sent < records:
-            why = reader.error or f"more were not sent within the {seconds:g} s after its end"
+            why = reader.error or f"the rest could not be sent within {seconds:g} s after its end"
             self._progress.message(
-                f"{reader.title} has {sent} of {records} records of the run ({why}). The rest "
-                f"is sent with: etude report {shlex.quote(str(self._run.path))}",
+                f"{reader.title} has {sent} of {records} records of the run ({why}). Send "
+                f"the rest with: etude report {shlex.quote(str(self._run.path))}",
                 warning=True,
             )
 

@@ -205,7 +205,7 @@ class TrackioTracker(_ServiceTracker):
         until, place = time.monotonic() + _SECONDS_TO_STORE, (self._config.project, self._held.name)
         while all(log.get(_KEY) != record.key for log in SQLiteStorage.get_logs(*place)):
             if time.monotonic() > until:
-                raise EtudeError(f"Trackio has not stored what it was given in {_SECONDS_TO_STORE:g} s")
+                raise EtudeError(f"Trackio has not stored the records within {_SECONDS_TO_STORE:g} s")
             time.sleep(0.05)
 
     def _end(self, held: Any, state: State) -> None:

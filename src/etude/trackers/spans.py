@@ -63,7 +63,7 @@ class EpisodeSpans:
         parent = self._span(told, place, None, began, ended, scores)
         yield parent
         for number, each in enumerate(timed):
-            told = self._of_call(each) if isinstance(each, Call) else self._of_tool(each)
+            told = self._describe_call(each) if isinstance(each, Call) else self._describe_tool(each)
             yield self._span(told, f"{place}/{number}", parent, each.began, each.began + each.seconds)
 
     def _scores(self, journal: Journal, episode: str) -> Iterator[Event]:
@@ -79,7 +79,7 @@ class EpisodeSpans:
                 facts["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
             yield Event("gen_ai.evaluation.result", facts, round(times[f"{episode}/score/{name}"] * 1e9))
 
-    def _of_call(self, call: Call) -> _Told:
+    def _describe_call(self, call: Call) -> _Told:
         entry, completion = self.models.get(call.model) or {}, call.completion
         model = str(entry.get("model") or entry.get("model_name") or call.model)
         asked = {f"gen_ai.request.{name}": getattr(call.request.sampling, name) for name in _SAMPLING}
@@ -107,7 +107,7 @@ class EpisodeSpans:
             about["gen_ai.output.messages"] = _parts([completion.message])
         return f"chat {model}", about, None
 
-    def _of_tool(self, use: ToolUse) -> _Told:
+    def _describe_tool(self, use: ToolUse) -> _Told:
         about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": use.name}
         if self.content:
             about["gen_ai.tool.call.arguments"] = _json(use.arguments)

@@ -64,7 +64,7 @@ class Gate:
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         if scope["method"] not in ("GET", "HEAD"):
-            raise ApiError(405, "the view shows runs, and changes nothing")
+            raise ApiError(405, "the view shows runs and changes nothing")
         if scope["path"] not in _OPEN:
             require_own_name(headers)
 

@@ -80,7 +80,7 @@ def phase_page(request: Request) -> Response:
     rewards = [reward for group in groups for reward in group.rewards]
     more = groups[GROUPS - 1].episodes[-1].id if len(groups) > GROUPS else ""
     context: dict[str, Any] = {
-        **_around(phases, phase),
+        **_neighbours(phases, phase),
         "run": path.name,
         "tab": "Episodes",
         "phase": phase,
@@ -106,7 +106,7 @@ def split_id(journal: Journal, id: str) -> tuple[str, str]:
     """Split an address within a run into the phase and the rest. Raises RequestError."""
     fits = [phase for phase in list_phases(journal) if id.startswith(f"{phase}/")]
     if not fits:
-        raise RequestError(f"there is no phase that '{id}' begins with")
+        raise RequestError(f"the episode id '{id}' does not begin with a known phase")
     phase = max(fits, key=len)
     return phase, id.removeprefix(f"{phase}/")
 
@@ -119,11 +119,11 @@ def _filtered_page(
     left = phases[phases.index(start) :] if start in phases else phases
     selection = find_episodes(journal, left, reward, query, after=after, limit=EPISODES, seconds=_SECONDS)
     context: dict[str, Any] = {"run": run, "tab": "Episodes", "phase": phase, "selection": selection}
-    context |= {"words": WORDS, "query": query.words, **_around(phases, phase)}
+    context |= {"words": WORDS, "query": query.words, **_neighbours(phases, phase)}
     return page(request, "filtered_rows.html" if after else "filtered.html", **context)
 
 
-def _around(phases: Sequence[str], phase: str | None) -> dict[str, str | None]:
+def _neighbours(phases: Sequence[str], phase: str | None) -> dict[str, str | None]:
     """Return the previous and the next phase of the same kind."""
     kin = [each for each in phases if phase is not None and each.partition("/")[0] == phase.partition("/")[0]]
     at = kin.index(phase) if phase in kin else 0
@@ -178,7 +178,7 @@ def list_turns(record: EpisodeRecord) -> list[Turn]:
 def _call(added: AddedCall) -> Iterator[Turn]:
     call = added.call
     for message in added.messages:
-        yield _said(message, str(message.get("role")))
+        yield _message_turn(message, str(message.get("role")))
     marks = [] if added.continues is None else [f"goes on from call {added.continues}"]
     who = call.model if call.function == WORKFLOW else call.function
     if call.completion is None:
@@ -194,10 +194,10 @@ def _call(added: AddedCall) -> Iterator[Turn]:
     if call.retries:
         marks.append(f"asked {call.retries + 1} times")
     version = "from a log" if call.logged else f"v{answer.model_version}"
-    yield _said(answer.message, who, call.index, (version, *marks))
+    yield _message_turn(answer.message, who, call.index, (version, *marks))
 
 
-def _said(message: Message, who: str, call: int | None = None, marks: Sequence[str] = ()) -> Turn:
+def _message_turn(message: Message, who: str, call: int | None = None, marks: Sequence[str] = ()) -> Turn:
     content = message.get("content")
     text = message_text(message) if is_text(message) else str(jsonable(content))
     functions = (wire.get("function") or {} for wire in message.get("tool_calls") or ())
@@ -243,7 +243,7 @@ def shown_play(record: EpisodeRecord) -> dict[str, Any]:
     }
 
     def heard(node: Node, text: str) -> list[str]:
-        later = {after.agent for after in _below(tree, node) if text.strip() in prompts.get(after.call, "")}
+        later = {after.agent for after in _subtree(tree, node) if text.strip() in prompts.get(after.call, "")}
         return [agent for agent in tree.agents if agent in later - {node.agent}]
 
     def answer(node: Node) -> dict[str, Any]:
@@ -279,10 +279,10 @@ def shown_play(record: EpisodeRecord) -> dict[str, Any]:
     }
 
 
-def _below(tree: EpisodeTree, node: Node) -> Iterator[Node]:
+def _subtree(tree: EpisodeTree, node: Node) -> Iterator[Node]:
     for child in tree.children(node):
         yield child
-        yield from _below(tree, child)
+        yield from _subtree(tree, child)
 
 
 _TURNS = 200

@@ -205,7 +205,7 @@ def list_charts(history: History) -> dict[str, list[Chart]]:
     # A single evaluator is the reward.
     evaluators = names if len(names) > 1 else ()
     groups: dict[str, list[Chart]] = {
-        "Rewards": [_measured(history, name) for name in (None, *evaluators)],
+        "Rewards": [_score_chart(history, name) for name in (None, *evaluators)],
         "Learning": [_metric(history, *each) for each in _LEARNING],
         "Sampling": [_metric(history, *each) for each in _SAMPLING],
         "Failures": _failures(history),
@@ -273,7 +273,7 @@ def _metric(history: History, title: str, source: Source, note: str) -> Chart:
     return _chart(history, title, {title: values}, note)
 
 
-def _measured(history: History, evaluator: str | None) -> Chart:
+def _score_chart(history: History, evaluator: str | None) -> Chart:
     """Chart the scores of an evaluator, or the rewards if it is None.
 
     Training episodes stand at the epochs that their weights had trained for, like validations.

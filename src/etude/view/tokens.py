@@ -116,14 +116,14 @@ def source_notes(samples: Sequence[LearnedSample]) -> list[str]:
         is_without = all(sample.advantages is None for sample in samples)
         return ["Its loss takes no advantages."] if is_without else []
     notes = [
-        f"As the backend '{source.backend}' was handed it for the job {source.job}; it does not tell what "
+        f"As the backend '{source.backend}' received it for the job {source.job}; it does not tell what "
         "its learner computed, such as the ratio and the entropy."
         for source in sources
     ]
     if any(source.makes_advantages for source in sources):
         notes.append(
-            "It was handed rewards, and makes advantages of them itself: those shown are the ones that the "
-            "run's algorithm has."
+            "It received rewards and computes the advantages from them itself; the advantages shown are the "
+            "ones that the run's algorithm computes."
         )
     return notes
 
@@ -169,7 +169,7 @@ def _with_call(sequences: Sequence[TokenSequence], call: int) -> int:
     for number, sequence in enumerate(sequences):
         if any(span.call == call for span in sequence.spans):
             return number
-    raise RequestError(f"no token ids were recorded of an answer to call {call}")
+    raise RequestError(f"no token ids were recorded for an answer to call {call}")
 
 
 def _short(value: float | None) -> float | None:
@@ -179,7 +179,7 @@ def _short(value: float | None) -> float | None:
 def _whole(request: Request, name: str) -> int:
     text = request.query_params.get(name, "0")
     if not text.isdecimal():
-        raise RequestError(f"'{name}' is a number from 0, and not '{text}'")
+        raise RequestError(f"'{name}' must be a number from 0, found '{text}'")
     return int(text)
 
 

@@ -41,8 +41,8 @@ def require_asked(
     else:
         return
     raise ImpossibleCall(
-        f"the answer lacks what {missing} asks for; leave it out of the request or the config, or take an "
-        "endpoint that gives it",
+        f"the answer lacks what {missing} asks for; leave it out of the request or the config, or use an "
+        "endpoint that returns it",
         param=missing,
     )
 
@@ -69,8 +69,8 @@ def require_ids(ids: Sequence[Any], vocabulary: int | None, field: str) -> tuple
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= most):
         return tuple(ids)
     index, wrong = next((at, id) for at, id in enumerate(ids) if type(id) is not int or not 0 <= id <= most)
-    size = "" if vocabulary is None else f", and the vocabulary has {vocabulary} tokens"
-    raise BadAnswer(f"{field}[{index}] is {wrong!r:.40}; that is no token's id{size}")
+    size = "" if vocabulary is None else f"; the vocabulary has {vocabulary} tokens"
+    raise BadAnswer(f"{field}[{index}] is {wrong!r:.40}, which is not a token id{size}")
 
 
 def read_prompt_logprobs(

@@ -57,7 +57,7 @@ class InferenceBody(RequestBody):
     n: Integer | None = Field(default=None, ge=1, le=128)
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = Field(
-        default=None, description="`text`, `json_object`, or `json_schema`, which binds."
+        default=None, description="`text`, `json_object`, or `json_schema`, which is enforced."
     )
     structured_outputs: dict[str, Any] | None = Field(
         default=None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
@@ -66,9 +66,9 @@ class InferenceBody(RequestBody):
         default=None,
         ge=0,
         le=20,
-        description="vLLM: logprobs of the prompt's tokens, and so many of the likeliest in their places.",
+        description="vLLM: logprobs of the prompt's tokens, and of this many likeliest tokens in each place.",
     )
-    return_token_ids: Flag | None = Field(default=None, description="vLLM: give token ids as well.")
+    return_token_ids: Flag | None = Field(default=None, description="vLLM: return token ids as well.")
     return_tokens_as_token_ids: Flag | None = Field(
         default=None, description="vLLM: name the tokens of logprobs by their ids, `token_id:7`."
     )
@@ -266,14 +266,14 @@ def _check_message(message: Any, where: str) -> None:
             )
     if content is None and not (role == "assistant" and {"content", "tool_calls"} & message.keys()):
         raise _wrong(
-            f"{where}.content", "is missing; only an assistant's message may do without, if it calls tools"
+            f"{where}.content", "is missing; only an assistant's message that calls tools may leave it out"
         )
     for name in ("reasoning", "reasoning_content"):
         if not isinstance(message.get(name), str | None):
             raise _wrong(f"{where}.{name}", f"must be a string, found {message[name]!r:.80}")
     for name in ("function_call", "audio", "refusal"):  # No chat template writes them.
         if message.get(name):
-            raise _wrong(f"{where}.{name}", "is not supported here, where the model is not shown it")
+            raise _wrong(f"{where}.{name}", "is not supported here, because the model would not see it")
     if calls is not None and not (isinstance(calls, list) and all(map(_has_function, calls))):
         raise _wrong(f"{where}.tool_calls", "must be a list of calls, each of a function with a name")
 

@@ -72,9 +72,9 @@ def parse_completion(
         message = _message(choice["message"])
         tokens = (choice.get("logprobs") or {}).get("content")
         completion_ids, logprobs = sampled(choice, tokens, vocabulary)
-        prompt_ids = _ids(_of_prompt("token_ids", reply, choice), vocabulary, "prompt_token_ids")
+        prompt_ids = _ids(_prompt_field("token_ids", reply, choice), vocabulary, "prompt_token_ids")
         usage = _usage(reply.get("usage"))
-        scores = read_prompt_logprobs(_of_prompt("logprobs", reply, choice), prompt_ids, prompt_top)
+        scores = read_prompt_logprobs(_prompt_field("logprobs", reply, choice), prompt_ids, prompt_top)
         return Completion(
             message=message,
             finish_reason=_finish_reason(choice.get("finish_reason"), message),
@@ -105,11 +105,11 @@ def sampled(
         ids = _ids(named_ids(tokens or ()), vocabulary, "choices[0].logprobs.content")
     if logprobs is not None and ids is not None and len(logprobs) != len(ids):
         count = f"choices[0].logprobs.content has {len(logprobs)} logprobs"
-        raise BadAnswer(f"{count}, and choices[0].token_ids {len(ids)} tokens")
+        raise BadAnswer(f"{count}, but choices[0].token_ids has {len(ids)} tokens")
     return ids, logprobs
 
 
-def _of_prompt(name: str, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Any:
+def _prompt_field(name: str, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Any:
     """Return a field about the prompt; chat completions have it outside the choice, completions inside."""
     return reply.get(f"prompt_{name}") or choice.get(f"prompt_{name}")
 
@@ -143,7 +143,7 @@ def charged_for(data: bytes) -> Usage:
 
 def _usage(wire: Any) -> Usage:
     if not isinstance(wire, dict | None):
-        raise BadAnswer(f"usage is {wire!r:.40}, and no object")
+        raise BadAnswer(f"usage is {wire!r:.40}, not an object")
     counts = wire or {}
     prompt, completion = (_count(counts, name) for name in ("prompt_tokens", "completion_tokens"))
     details = counts.get("prompt_tokens_details")
@@ -158,7 +158,7 @@ def _count(wire: Mapping[str, Any], name: str) -> int:
     if value is None:
         return 0
     if type(value) not in (int, float) or not 0 <= value <= _MOST_TOKENS or value != int(value):
-        raise BadAnswer(f"usage.{name} is {value!r:.40}; that is no number of tokens")
+        raise BadAnswer(f"usage.{name} is {value!r:.40}, which is not a number of tokens")
     return int(value)
 
 
@@ -179,7 +179,7 @@ def _message(wire: dict[str, Any]) -> Message:
     if isinstance(content, list):
         content = "".join(part["text"] for part in content if part["type"] == "text")
     if content is not None and not isinstance(content, str):
-        raise BadAnswer(f"choices[0].message.content is {content!r:.40}, and no text")
+        raise BadAnswer(f"choices[0].message.content is {content!r:.40}, not text")
     message: Message = {"role": "assistant", "content": content}
     for name, value in wire.items():
         # vLLM and OpenRouter name it `reasoning`; DeepSeek, SGLang and older vLLM versions name it as we do.
@@ -187,7 +187,7 @@ def _message(wire: dict[str, Any]) -> Message:
         if own not in message and value not in (None, [], {}):
             message[own] = value
     if not isinstance(message.get("reasoning_content", ""), str):
-        raise BadAnswer(f"choices[0].message.reasoning is {message['reasoning_content']!r:.40}, and no text")
+        raise BadAnswer(f"choices[0].message.reasoning is {message['reasoning_content']!r:.40}, not text")
     if "tool_calls" in message:
         message["tool_calls"] = [_tool_call(call, index) for index, call in enumerate(message["tool_calls"])]
     return message
@@ -197,7 +197,7 @@ def _tool_call(call: dict[str, Any], index: int) -> dict[str, Any]:
     name, arguments, id = call["function"]["name"], call["function"]["arguments"], call.get("id")
     for field, value in (("id", id or ""), ("function.name", name)):
         if not isinstance(value, str):
-            raise BadAnswer(f"choices[0].message.tool_calls[{index}].{field} is {value!r:.40}, and no text")
+            raise BadAnswer(f"choices[0].message.tool_calls[{index}].{field} is {value!r:.40}, not text")
     if not isinstance(arguments, str):
         # OpenAI sends a string of JSON; some servers send the object.
         arguments = to_json(arguments).decode()
@@ -208,13 +208,13 @@ def _ids(wire: Any, vocabulary: int | None, field: str) -> tuple[int, ...] | Non
     if wire is None:
         return None
     if not isinstance(wire, list | tuple):
-        raise BadAnswer(f"{field} is {wire!r:.40}, and no list of token ids")
+        raise BadAnswer(f"{field} is {wire!r:.40}, not a list of token ids")
     return require_ids(wire, vocabulary, field)
 
 
 def _finish_reason(wire: Any, message: Message) -> str:
     if not isinstance(wire, str | None):
-        raise BadAnswer(f"choices[0].finish_reason is {wire!r:.40}, and no text")
+        raise BadAnswer(f"choices[0].finish_reason is {wire!r:.40}, not text")
     if wire == "content_filter":
         raise Refusal("the endpoint's content filter cut the answer", cause="content_filter", impossible=True)
     if wire in ("abort", "error"):
@@ -287,7 +287,7 @@ def request_fields(
     if refused := sorted((VLLM_FIELDS - set(more)) & fields.keys()):
         raise Refusal(
             f"the endpoint is not known to take {', '.join(refused)}, which the call asks for; leave it out, "
-            "or, where it does, say `provider: vllm`",
+            "or, if it does, set `provider: vllm`",
             impossible=True,
             param=refused[0],
         )

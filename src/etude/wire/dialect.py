@@ -212,16 +212,16 @@ class Stream(ABC):
 
     def add(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
         """Yield the events of a piece of an answer."""
-        yield from self._begun(index, heading, delta)
+        yield from self._begin_answer(index, heading, delta)
         self.said[index].take(delta)
         yield from self.pieces(index, heading, delta)
 
     def finish(self, index: int, answer: RecordedCompletion) -> Iterator[Event]:
         """Yield the events of the rest of an answer that is complete."""
-        yield from self._begun(index, answer, answer.completion)
+        yield from self._begin_answer(index, answer, answer.completion)
         yield from self.last(index, answer, self.said[index].take_rest(answer.completion))
 
-    def _begun(self, index: int, heading: AnswerHeader, source: Delta | Completion) -> Iterator[Event]:
+    def _begin_answer(self, index: int, heading: AnswerHeader, source: Delta | Completion) -> Iterator[Event]:
         if index not in self.said:
             self.said[index] = StreamProgress()
             yield from self.begin(index, heading, source.prompt_ids)

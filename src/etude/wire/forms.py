@@ -39,9 +39,9 @@ def read_format(value: Wish | None, param: str) -> Constraint | None:
             return Constraint("json_object")
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             _known_fields(value["json_schema"], f"{param}.json_schema")  # type: ignore[index]
-            return _of_schema(schema, param)
+            return _schema_constraint(schema, param)
         case {"type": "json_schema", "schema": dict(schema)}:
-            return _of_schema(schema, param)
+            return _schema_constraint(schema, param)
     raise RequestError(
         f"{param} must be of the type text, json_object, or json_schema with a `schema`, found {value!r:.80}",
         param=param,
@@ -72,7 +72,7 @@ def read_structured(value: Mapping[str, Any] | None) -> Constraint | None:
         case [("json_object", True)]:
             return Constraint("json_object")
         case [("json", dict(schema))]:
-            return _of_schema(schema, param)
+            return _schema_constraint(schema, param)
         case [("choice", list(choices))] if choices and all(isinstance(choice, str) for choice in choices):
             return Constraint("choice", json.dumps(choices))
         case [("json", str(text))] if text:
@@ -86,7 +86,7 @@ def read_structured(value: Mapping[str, Any] | None) -> Constraint | None:
     )
 
 
-def _of_schema(schema: dict[str, Any], param: str) -> Constraint:
+def _schema_constraint(schema: dict[str, Any], param: str) -> Constraint:
     try:
         # The order is kept, because an answer's fields follow the schema's order.
         return Constraint("json_schema", json.dumps(schema, allow_nan=False))
@@ -191,7 +191,7 @@ class Namespace(BaseModel, extra="forbid"):
             yield from tool.as_chat(self.name)
 
 
-def _known(value: Any) -> Any:
+def _check(value: Any) -> Any:
     """Raise RequestError for a tool that only OpenAI's own API can run."""
     for index, tool in enumerate(value if isinstance(value, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
@@ -205,7 +205,7 @@ def _known(value: Any) -> Any:
 
 
 ResponseTools: TypeAlias = Annotated[
-    list[Annotated[FunctionTool | Namespace, Field(discriminator="type")]], BeforeValidator(_known)
+    list[Annotated[FunctionTool | Namespace, Field(discriminator="type")]], BeforeValidator(_check)
 ]
 
 

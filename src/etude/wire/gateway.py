@@ -117,7 +117,7 @@ class Gateway:
         try:
             if asked.stream:
                 return await self._streamed(dialect, asked)
-            answers = await _all(self._answered, asked.each())
+            answers = await _answer_all(self._answer_one, asked.each())
         except ImpossibleCall as error:
             error.param = dialect.own_name(error.param, asked.body)
             raise
@@ -131,7 +131,7 @@ class Gateway:
             data = {**self._defaults(str(data.get("model"))), **given}
         return replace(dialect.parse(data), body=data, created=int(time.time()))
 
-    async def _answered(self, asked: ChatBody) -> RecordedCompletion:
+    async def _answer_one(self, asked: ChatBody) -> RecordedCompletion:
         """Return one answer. Raises the handler's errors, and ImpossibleCall for missing fields."""
         answer = await self._handler(asked)
         top, prompt = asked.top_logprobs, asked.prompt_logprobs is not None
@@ -141,7 +141,7 @@ class Gateway:
     async def _streamed(self, dialect: Dialect, asked: ChatBody) -> Reply:
         """Start a stream once its first piece is available: a failure before that can still have a status."""
         news: asyncio.Queue[_News] = asyncio.Queue()
-        sampling = asyncio.create_task(_listen(self._answered, asked.each(), news))
+        sampling = asyncio.create_task(_listen(self._answer_one, asked.each(), news))
         self._under_way.add(sampling)
         sampling.add_done_callback(self._under_way.discard)
         try:
@@ -170,7 +170,7 @@ class Gateway:
         is_models = has_models and (path == "/models" or path.startswith("/models/"))
         known = [*_DIALECTS, *(TOKEN_PATHS if has_models else ())]
         if not is_models and path not in known:
-            message = f"{method} {path} is not served here; served are POST {', '.join(known)}"
+            message = f"{method} {path} is not served here; the server answers POST {', '.join(known)}"
             return error_response(path, 404, message, code="unknown_url")
         wanted = "GET" if is_models else "POST"
         if method == wanted:
@@ -222,7 +222,7 @@ def _value(body: bytes) -> Any:
         raise RequestError(f"the request is not JSON: {error}") from error
 
 
-async def _all(handler: Handler, requests: Sequence[ChatBody]) -> list[RecordedCompletion]:
+async def _answer_all(handler: Handler, requests: Sequence[ChatBody]) -> list[RecordedCompletion]:
     """Return all answers, in order. If one fails or the caller is cancelled, cancel all."""
     if len(requests) == 1:  # Needs no separate task.
         return [await handler(requests[0])]
@@ -272,12 +272,12 @@ def error_response(
         headers[ERROR_HEADER] = type(cause).__name__
     if isinstance(cause, RequestError | ImpossibleCall):
         param = cause.param
-    dialect = dialect_at(path)
+    dialect = find_dialect(path)
     error = dialect.error(status, message, param=param, code=code)
     return json_reply(error, status, headers)
 
 
-def dialect_at(path: str) -> type[Dialect]:
+def find_dialect(path: str) -> type[Dialect]:
     """Return the dialect for a path's error responses."""
     path = _plain_path(path)
     return MessagesDialect if path.startswith("/messages") else _DIALECTS.get(path, ChatDialect)

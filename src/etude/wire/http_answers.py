@@ -51,7 +51,7 @@ async def limit_answer(response: httpx.Response) -> None:
     """
     stream, encoding = response.stream, response.headers.get("content-encoding", "identity")
     if encoding != "identity":
-        reason = f"the answer is compressed as {encoding[:40]!r}, and was asked for as it is"
+        reason = f"the answer is compressed as {encoding[:40]!r}, but was requested uncompressed"
         raise httpx.DecodingError(reason, request=response.request)
     assert isinstance(stream, httpx.AsyncByteStream)
     limits: dict[str, Any] = {"megabytes": USUAL_MEGABYTES, "setting": "a limit of etude"}
@@ -83,15 +83,15 @@ class WholeAnswers(httpx.AsyncClient):
     """An httpx client that limits the total time of a request; httpx limits the time between two pieces.
 
     A request may take `seconds`, plus one for each `SLOWEST_BYTES` of its body, before httpx.ReadTimeout.
-    `problem_of` returns the fault of a successful answer, if any, which then raises MalformedAnswer.
+    `find_problem` returns the fault of a successful answer, if any, which then raises MalformedAnswer.
     """
 
     def __init__(
-        self, *, seconds: float, problem_of: Callable[[httpx.Response], str | None], **options: Any
+        self, *, seconds: float, find_problem: Callable[[httpx.Response], str | None], **options: Any
     ) -> None:
         super().__init__(timeout=seconds, **options)
         self._seconds = seconds
-        self._problem_of = problem_of
+        self._find_problem = find_problem
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         """Send a request as httpx.AsyncClient.send does; streamed answers are not checked."""
@@ -100,9 +100,9 @@ class WholeAnswers(httpx.AsyncClient):
             async with asyncio.timeout(self._seconds + length / SLOWEST_BYTES):
                 response = await super().send(request, **options)
         except TimeoutError as error:
-            raise httpx.ReadTimeout(f"no whole answer in {self._seconds:g} s", request=request) from error
+            raise httpx.ReadTimeout(f"no complete answer in {self._seconds:g} s", request=request) from error
         if response.is_success and not options.get("stream"):
-            problem = self._problem_of(response)
+            problem = self._find_problem(response)
             if problem is not None:
                 raise MalformedAnswer(problem, request=request)
         return response

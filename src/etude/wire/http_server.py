@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.core.errors import RequestError
 from etude.core.process import allow_open_files
-from etude.wire.gateway import dialect_at
+from etude.wire.gateway import find_dialect
 
 if TYPE_CHECKING:
     import uvicorn
@@ -49,7 +49,9 @@ class ApiError(HTTPException):
 
     def response(self, path: str = "") -> JSONResponse:
         """Return the response to a request for a path, in the format of its API."""
-        content = dialect_at(path).error(self.status_code, str(self.detail), param=self.param, code=self.code)
+        content = find_dialect(path).error(
+            self.status_code, str(self.detail), param=self.param, code=self.code
+        )
         return JSONResponse(content, self.status_code, dict(self.headers or {}))
 
 
@@ -111,7 +113,7 @@ class RequestChecks:
             answer = error
         except Exception as error:  # noqa: BLE001  the client gets an error response for any failure
             _LOG.error("%s %s failed: %s", scope["method"], scope["path"], in_one_line(error))
-            answer = ApiError(500, "the server failed at this request; its log has the reason")
+            answer = ApiError(500, "the server failed to answer this request; its log has the reason")
         if not is_started:
             await answer.response(scope["path"])(scope, receive, send)
 
@@ -159,12 +161,12 @@ def require_own_name(headers: Headers, host: str = "") -> None:
     if origin is not None and origin.partition("://")[2] != named:
         raise ApiError(
             403,
-            f"this server has no key, and so answers no web page of another place, as {origin!r:.80} is; "
+            f"this server has no key, so it answers no web page of another origin such as {origin!r:.80}; "
             "start it with a key",
             code="wrong_origin",
         )
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise ApiError(403, "this server has no key, and so answers no other web page", code="wrong_origin")
+        raise ApiError(403, "this server has no key, so it answers no other web page", code="wrong_origin")
 
 
 def in_one_line(error: BaseException) -> str:

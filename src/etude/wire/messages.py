@@ -87,7 +87,7 @@ class _Message(BaseModel):
         wrong = (_ToolResult,) if self.role == "assistant" else (_Thinking, _Redacted, _ToolUse)
         for block in self.content:
             if isinstance(block, wrong):
-                raise ValueError(f"a message of the role {self.role} has no {block.type}")
+                raise ValueError(f"a message of the role {self.role} cannot have a {block.type}")
         return self
 
     def as_chat(self) -> Iterator[Message]:
@@ -188,9 +188,9 @@ class MessagesBody(RequestBody):
     stop: Stops | None = Field(default=None, alias="stop_sequences")
 
     @model_validator(mode="after")
-    def _ends_with_the_user(self) -> MessagesBody:
+    def _require_user_last(self) -> MessagesBody:
         if self.messages[-1].role == "assistant":
-            raise ValueError("a model cannot go on in the middle of its answer here; end with a user message")
+            raise ValueError("a model cannot continue a partial answer here; end with a user message")
         return self
 
     def given(self) -> dict[str, Any]:

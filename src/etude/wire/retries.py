@@ -237,19 +237,19 @@ _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNSUPPORTED_PROTOCOL", "REC
 WRITE_HTTP = "the server speaks plain HTTP: write http:// in place of https:// in the address"
 
 
-def as_reason(error: httpx.RequestError) -> str:
+def describe(error: httpx.RequestError) -> str:
     """Describe the error, with a remedy where one is known."""
     import httpx
 
     if isinstance(error, httpx.UnsupportedProtocol):
-        return "an address begins with http:// or https://"
+        return "an address must begin with http:// or https://"
     words = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, httpx.ConnectTimeout):
         is_tls = error.request.url.scheme == "https"
         return f"{words}: no connection" + (f", or {WRITE_HTTP}" if is_tls else "")
     ssl_errors = [each for each in _chain(error) if isinstance(each, ssl.SSLError)]
     if any(isinstance(each, ssl.SSLCertVerificationError) for each in ssl_errors):
-        return f"{words}; name a file of certificates to trust in SSL_CERT_FILE, or mend the server's"
+        return f"{words}; name a file of certificates to trust in SSL_CERT_FILE, or fix the server's"
     return f"{words}; {WRITE_HTTP}" if is_plain_http(error) else words
 
 

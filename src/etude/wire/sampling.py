@@ -88,8 +88,8 @@ def with_checked(base: Sampling, given: Mapping[str, Any]) -> Sampling:
     changed = replace(base, **given)
     if changed.max_tokens is not None and changed.min_tokens > changed.max_tokens:
         raise RequestError(
-            f"min_tokens is {changed.min_tokens}, and max_tokens only {changed.max_tokens}: no answer is as "
-            "long; change one of them",
+            f"min_tokens is {changed.min_tokens}, but max_tokens is only {changed.max_tokens}, so no answer "
+            "is long enough; change one of them",
             param="min_tokens",
         )
     return changed
@@ -135,7 +135,7 @@ class RequestBody(SamplingFields, extra="allow"):
     """Parameters that cannot be honoured, and their values that change nothing."""
 
     @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> RequestBody:
+    def _require_known_parameters(self) -> RequestBody:
         """Raise RequestError, which pydantic passes on, because it names the parameter."""
         for name, value in (self.model_extra or {}).items():
             if name in self.free or value is None:

@@ -64,7 +64,7 @@ async def token_reply(path: str, body: Any, size: int, readers: Readers) -> dict
         detokenize = validated(DetokenizeBody, body)
         async with readers.reader(detokenize.model or "") as speech:
             if wrong := [token for token in detokenize.tokens if token >= speech.vocabulary]:
-                message = f"token id {wrong[0]} is not in the vocabulary of {speech.vocabulary}"
+                message = f"token id {wrong[0]} is not in the vocabulary of {speech.vocabulary} tokens"
                 raise RequestError(message, param="tokens")
             tokens = detokenize.tokens
             return {"prompt": await call_off_loop(len(tokens), speech.template.decode, tokens)}
@@ -76,10 +76,10 @@ async def token_reply(path: str, body: Any, size: int, readers: Readers) -> dict
             return {"input_tokens": len(prompt.ids)}
     tokenize = validated(TokenizeBody, body)
     async with readers.reader(tokenize.model or "") as speech:
-        return await call_off_loop(size, _tokenized, tokenize, speech)
+        return await call_off_loop(size, _tokenize, tokenize, speech)
 
 
-def _tokenized(asked: TokenizeBody, speech: Any) -> dict[str, Any]:
+def _tokenize(asked: TokenizeBody, speech: Any) -> dict[str, Any]:
     """Return the reply to `POST /tokenize`, with a model's `TextCodec`."""
     if asked.messages is not None:
         options, tools = asked.chat_template_kwargs or {}, tuple(asked.tools or ())

@@ -33,7 +33,7 @@ PLAIN = str(HERE / "plain_server.py")
 
 
 @asynccontextmanager
-async def builder_of(**keys: Any) -> AsyncIterator[Builder]:
+async def open_builder(**keys: Any) -> AsyncIterator[Builder]:
     config = parse_config({"tools": {"server": {"_type": "mcp", **keys}}})
     async with Builder(config) as builder:
         yield builder
@@ -43,7 +43,7 @@ async def play(
     journal: Journal, workflow: Any, *, episodes: int = 1, phase: str = "train", **keys: Any
 ) -> list[EpisodeRecord]:
     work = [EpisodeJob(f"{phase}/{example.id}/0", example) for example in examples(episodes)]
-    async with builder_of(**keys) as builder:
+    async with open_builder(**keys) as builder:
         tools = {"server": await builder.get_tools("server")}
         return await collect(workflow, journal, tools=tools, work=work, limits=Limits(timeout=60))
 
@@ -92,7 +92,7 @@ async def test_a_server_that_dies_fails_its_episode_and_the_next_has_a_new_one(j
             message = await tools.call(asked("die" if example.id == "0" else "odd"))
             return str(message["content"])
 
-    async with builder_of(command="python", args=[PLAIN], scope="shared") as builder:
+    async with open_builder(command="python", args=[PLAIN], scope="shared") as builder:
         tools = {"server": await builder.get_tools("server")}
         limits = Limits(max_concurrency=1)
         records = await collect(workflow, journal, tools=tools, work=jobs(2), limits=limits)
@@ -184,7 +184,7 @@ async def test_servers_end_with_the_run_though_an_episode_was_stopped(
     pids = tmp_path / "pids"
     command = f"echo $$$$ >> {pids}; exec {sys.executable} {PLAIN} hangs"
     keys = {"command": "sh", "args": ["-c", command], "call_timeout": 3000, "start_timeout": 3000}
-    async with builder_of(**keys) as builder:
+    async with open_builder(**keys) as builder:
         tools = {"server": await builder.get_tools("server")}
         work = calling(asked("odd"))
         limits = Limits(timeout=600)

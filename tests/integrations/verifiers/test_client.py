@@ -25,13 +25,13 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-def client_of(episode: Episode) -> Any:
+def make_client(episode: Episode) -> Any:
     from etude.integrations.verifiers.play import EpisodeCalls, EpisodeClient
 
     return EpisodeClient(EpisodeCalls(episode), "agent")
 
 
-def dialect_of(path: str) -> Any:
+def find_dialect(path: str) -> Any:
     from verifiers.v1.dialects import DIALECTS
 
     return next(dialect for dialect in DIALECTS if dialect.upstream_path == path)
@@ -43,8 +43,8 @@ async def test_a_stream_is_the_answer_that_is_recorded(path: str, answer: Any, j
     from verifiers.v1.interception.server import _collect_stream
 
     async def play(example: Any, episode: Episode) -> tuple[str | None, list[str]]:
-        dialect, body = dialect_of(path), {"model": "policy", "stream": True, **ASKED[path]}
-        read, _ = await _collect_stream(dialect, await client_of(episode).relay(dialect, body))
+        dialect, body = find_dialect(path), {"model": "policy", "stream": True, **ASKED[path]}
+        read, _ = await _collect_stream(dialect, await make_client(episode).relay(dialect, body))
         return read.message.content, [each.name for each in read.message.tool_calls or ()]
 
     record = await collect_one(play, journal, engine=ScriptedEngine([answer]))
@@ -58,8 +58,8 @@ async def test_a_prompts_tokens_are_counted(journal: Journal):
     engine = tiny_engine()
 
     async def play(example: Any, episode: Episode) -> int:
-        dialect, body = dialect_of("/v1/messages"), {"model": "policy", "messages": ASK}
-        counted = await client_of(episode).relay_aux(dialect, "/v1/messages/count_tokens", body)
+        dialect, body = find_dialect("/v1/messages"), {"model": "policy", "messages": ASK}
+        counted = await make_client(episode).relay_aux(dialect, "/v1/messages/count_tokens", body)
         await episode.chat(ASK, max_tokens=1)
         return int(counted["input_tokens"])
 

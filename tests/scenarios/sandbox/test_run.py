@@ -136,7 +136,7 @@ ENDLESS = [
 @pytest.mark.parametrize("source", ENDLESS)
 async def test_what_does_not_end_is_ended(source: str):
     result = await run(source, limits=Limits(wall_seconds=0.5))
-    assert (result.status, result.reason) == ("timeout", "it was not done after 0.5 s")
+    assert (result.status, result.reason) == ("timeout", "it did not finish within 0.5 s")
     assert result.seconds < 60
 
 
@@ -403,7 +403,7 @@ async def test_calls_before_the_one_that_does_not_end_are_kept():
         source, "f", [(0,), (1,), (0,)], limits=Limits(wall_seconds=60, cpu_seconds=1)
     )
     assert (result.status, result.returned) == ("timeout", (Returned(0),))
-    assert result.reason == "it was not done after 1 s of CPU time"
+    assert result.reason == "it did not finish within 1 s of CPU time"
 
 
 @settings(max_examples=drawn(3), deadline=None)
@@ -421,14 +421,14 @@ def children(parent: int | None = None) -> list[str]:
     """The processes that one has started, this one by default; on Linux."""
     wanted = os.getpid() if parent is None else parent
     processes = (path.name for path in Path("/proc").glob("[0-9]*"))
-    return sorted(process for process in processes if stat_of(process)[:2] == ("run", wanted))
+    return sorted(process for process in processes if read_stat(process)[:2] == ("run", wanted))
 
 
 def is_running(process: str) -> bool:
-    return stat_of(process)[0] == "run"
+    return read_stat(process)[0] == "run"
 
 
-def stat_of(process: str) -> tuple[str, int]:
+def read_stat(process: str) -> tuple[str, int]:
     """Whether a process runs, and its parent."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

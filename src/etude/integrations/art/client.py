@@ -33,7 +33,7 @@ from etude.wire.retries import (
     Retryable,
     RetryPolicy,
     RetryReason,
-    as_reason,
+    describe,
     to_failure,
     with_retries,
 )
@@ -93,7 +93,7 @@ class _JsonClient:
         return await with_retries(attempt, policy=self._policy)
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> ArtError:
-        reason = as_reason(error) if isinstance(error, httpx.RequestError) else type(error).__name__
+        reason = describe(error) if isinstance(error, httpx.RequestError) else type(error).__name__
         # After a read timeout, the server may still be working on the request.
         again = None if isinstance(error, httpx.ReadTimeout) else RetryReason("connection")
         return ArtError(f"{self._name} did not answer {request} ({reason}){self._hint}", again=again)

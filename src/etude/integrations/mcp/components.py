@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 async def mcp_tools(config: McpToolsConfig, builder: Builder) -> AsyncIterator[McpTools]:
     """Open the tools. Raises RequestError for a missing program, MissingExtraError without the client."""
     names = [name for name, each in builder.config.tools.items() if each is config]
-    async with _opened(config, f"tools.{names[0]}", builder) as tools:
+    async with _open_tools(config, f"tools.{names[0]}", builder) as tools:
         yield tools
 
 
 @register_workflow(config_type=McpAgentConfig)
 async def mcp_agent(config: McpAgentConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """Build an agent with the tools of its server and its other tool sets. Raises as `mcp_tools` does."""
-    async with _opened(config, "workflow", builder) as tools:
+    async with _open_tools(config, "workflow", builder) as tools:
         yield config.workflow(config.tool_set("mcp", tools, "workflow"))
 
 
 @contextlib.asynccontextmanager
-async def _opened(config: McpToolsConfig, path: str, builder: Builder) -> AsyncIterator[McpTools]:
+async def _open_tools(config: McpToolsConfig, path: str, builder: Builder) -> AsyncIterator[McpTools]:
     try:
         from etude.integrations.mcp.source import McpTools
     except ImportError as error:

@@ -61,7 +61,7 @@ class Connection:
                 while page.next_cursor is not None:
                     page = await client.list_tools(cursor=page.next_cursor)
                     tools += page.tools
-                self.tools = tuple({tool.name: _described(tool) for tool in tools}.values())
+                self.tools = tuple({tool.name: _to_openai_tool(tool) for tool in tools}.values())
         except Exception as error:  # anything that the server sends or its program raises is the reason
             if isinstance(error, TimeoutError) and clock.expired():
                 self.task.cancel()
@@ -161,7 +161,7 @@ class Connection:
         os.write(self._log.fileno(), f"{params.level}: {data}\n".encode())
 
 
-def _described(tool: types.Tool) -> Tool:
+def _to_openai_tool(tool: types.Tool) -> Tool:
     """Return a tool in OpenAI's format."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {

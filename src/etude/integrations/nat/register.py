@@ -202,7 +202,7 @@ class EtudeTrainer(Trainer):
 
         Raises TrainingError if a job failed or nothing was trained on, and other EtudeErrors.
         """
-        etude = await self._opened()
+        etude = await self._trainer()
         statuses = await etude.run(num_epochs)
         run = etude.runtime.run.path
         logger.info("trained in %s; look at it with: etude runs show %s", run, shlex.quote(str(run)))
@@ -210,17 +210,18 @@ class EtudeTrainer(Trainer):
 
     async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef:
         """Collect and submit one epoch. The metadata of a job without training data has `skipped`."""
-        job = await (await self._opened()).run_epoch(epoch, run_id) or Skipped(reason="nothing was submitted")
+        etude = await self._trainer()
+        job = await etude.run_epoch(epoch, run_id) or Skipped(reason="nothing was submitted")
         return job_to_toolkit(job, run_id, "etude")
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """Return the summary, epochs and validations of the run. Ignores `run_id`."""
-        etude = await self._opened()
+        etude = await self._trainer()
         return await etude.get_metrics(etude.runtime.run.name)
 
     async def run_validation_evaluation(self, epoch: int, run_id: str) -> dict[str, Any]:
         """Run the held-out examples. A failed validation raises instead of returning an average of 0.0."""
-        return await (await self._opened()).run_validation_evaluation(epoch, run_id)
+        return await (await self._trainer()).run_validation_evaluation(epoch, run_id)
 
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int
@@ -247,7 +248,7 @@ class EtudeTrainer(Trainer):
             raise EtudeError("no run is open; call run(num_epochs) or run_epoch(epoch, run_id) first")
         return self._etude
 
-    async def _opened(self) -> RecordedTrainer:
+    async def _trainer(self) -> RecordedTrainer:
         """Return Etude's trainer. The first call opens its run folder."""
         if self._etude is None:
             if self._config is None:

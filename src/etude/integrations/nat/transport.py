@@ -43,7 +43,7 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         """Return the recorded answer, or an error response outside of an episode."""
         episode, request.headers[FUNCTION_HEADER] = self._running()
         if episode is None:
-            return _nobody(request, self._model)
+            return _refuse_request(request, self._model)
         recording = RecordingTransport(lambda body: episode.answer(body, self._model), episode.answers_given)
         return await recording.handle_async_request(request)
 
@@ -51,7 +51,7 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         """Return the answer as `handle_async_request` does. Raises EpisodeError on the event loop."""
         episode, request.headers[FUNCTION_HEADER] = self._running()
         if episode is None:
-            return _nobody(request, self._model)
+            return _refuse_request(request, self._model)
         recording = BlockingRecordingTransport(
             lambda body: episode.answer(body, self._model), episode.loop.wait, episode.answers_given
         )
@@ -80,7 +80,7 @@ async def langchain_model(model: str, running: Running) -> AsyncIterator[BaseCha
             )
 
 
-def _nobody(request: httpx.Request, model: str) -> httpx.Response:
+def _refuse_request(request: httpx.Request, model: str) -> httpx.Response:
     """Return the error response to a request outside of an episode."""
     error = EpisodeError(
         f"the model '{model}' is being trained, and was called outside of an episode; give evaluators and "

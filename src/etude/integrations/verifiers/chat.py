@@ -84,7 +84,7 @@ class ChatHarness(NullHarness):
             tool_interception_url=tool_interception_url or "",
         )
         program: dict[str, Any] = {"__name__": "etude_chat_program"}
-        exec(_PROGRAM, program)  # Each segment gets a namespace of its own, in under a millisecond.
+        exec(_PROGRAM, program)  # Each segment gets its own namespace, in under a millisecond.
         program["parse_args"] = lambda: arguments
         # The program only talks to this process, where Etude retries calls itself. Reading the certificates
         # would take longer than everything else, so none is trusted.

@@ -207,7 +207,7 @@ def _run(job: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) ->
             try:
                 report({"call": index, "value": value})
             except (TypeError, ValueError, RecursionError):
-                raise TypeError(f"the value is a {type(value).__name__} that JSON cannot keep") from None
+                raise TypeError(f"the value is a {type(value).__name__} that JSON cannot represent") from None
         except (MemoryError, PermissionError, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - it is untrusted code
@@ -240,7 +240,7 @@ def _run_step(step: Callable[[], None]) -> dict[str, str]:
     try:
         step()
     except MemoryError:
-        return {"end": "memory", "reason": "it asked for more memory than it may have"}
+        return {"end": "memory", "reason": "it asked for more memory than its limit"}
     except PermissionError as error:
         return {"end": "refused", "reason": _describe(error)}
     except SystemExit as error:

@@ -89,7 +89,7 @@ def _entries(folder: Path) -> Iterator[os.stat_result]:
                         pending.append(Path(entry.path))
 
 
-def _removed(pid: int) -> Iterator[os.stat_result]:
+def _unnamed_files(pid: int) -> Iterator[os.stat_result]:
     """Yield the status of a process's open files without a name, if /proc shows them."""
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
         for descriptor in descriptors:
@@ -187,7 +187,7 @@ def _run(job: bytes, stdin: bytes, limits: Limits, cancelled: threading.Event) -
         started = time.monotonic()
         with given.open("rb") as read, output.open("ab") as write, _process(folder, read, write) as process:
             reports = bytearray()
-            stopped = _stopped(process, folder, output, reports, limits, cancelled)
+            stopped = _collect_reports(process, folder, output, reports, limits, cancelled)
         seconds = time.monotonic() - started
         with output.open("rb") as file:
             written = file.read(limits.output_bytes)
@@ -236,7 +236,7 @@ def _process(folder: Path, given: IO[bytes], output: IO[bytes]) -> Iterator[subp
             process.wait(_GRACE_SECONDS)
 
 
-def _stopped(
+def _collect_reports(
     process: subprocess.Popen[bytes],
     folder: Path,
     output: Path,
@@ -269,7 +269,7 @@ def _stopped(
             return "output"
         if is_over or now >= look:
             look = now + _LOOK_SECONDS
-            if not fits(folder, limits, () if is_over else _removed(process.pid)):
+            if not fits(folder, limits, () if is_over else _unnamed_files(process.pid)):
                 return "folder"
         if is_over:
             return None

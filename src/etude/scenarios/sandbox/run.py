@@ -90,7 +90,7 @@ async def _run(
     if reports and reports[0].unconfined is not None:
         raise RequestError(
             f"the kernel of this machine cannot confine programs: {reports[0].unconfined}; the sandbox needs "
-            "Linux from 6.2 on, with Landlock and seccomp"
+            "Linux 6.2 or newer, with Landlock and seccomp"
         )
     status, reason = _status(ended, reports, limits)
     results = dict[int, Returned]()
@@ -116,17 +116,17 @@ class _Report(BaseModel, extra="ignore", strict=True):
 
 def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[Status, str]:
     if ended.stopped == "time":
-        return "timeout", f"it was not done after {limits.wall_seconds:g} s"
+        return "timeout", f"it did not finish within {limits.wall_seconds:g} s"
     if ended.stopped == "output":
         return "error", f"it wrote more than {limits.output_bytes} bytes of output"
     if ended.stopped == "folder":
-        bounds = f"more than {limits.folder_bytes} bytes, were more than {limits.folder_entries}"
+        bounds = f"more than {limits.folder_bytes} bytes, numbered more than {limits.folder_entries}"
         return "error", f"its files took {bounds}, or could not be counted"
     killed = ended.code == -signal.SIGKILL
     if ended.code == -signal.SIGXCPU or (killed and ended.seconds > limits.cpu_seconds):
-        return "timeout", f"it was not done after {limits.cpu_seconds} s of CPU time"
+        return "timeout", f"it did not finish within {limits.cpu_seconds} s of CPU time"
     if killed:
-        return "memory", "it was killed, most likely for want of memory"
+        return "memory", "it was killed, most likely because it ran out of memory"
     if ended.code is None or ended.code < 0:
         return "error", f"it crashed with signal {-(ended.code or 0)}"
     if ended.code > 0:
