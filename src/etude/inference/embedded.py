@@ -209,7 +209,8 @@ class EmbeddedEngine(Engine, TokenEngine):
         for job in alive:
             if id(job.row) not in grown:
                 continue
-            row, end = job.row, None if job.row.shaper is None else job.row.shaper.fault or None
+            row = job.row
+            end: Completion | str | None = None if row.shaper is None else row.shaper.fault or None
             if end is None:
                 if job.request.on_delta is not None:
                     top = row.top_logprobs[-1] if row.top else ()
