@@ -7,7 +7,7 @@ import random
 import pytest
 
 from etude.core.call import Sampling
-from etude.inference import kv_slots
+from etude.inference import step_inputs
 from etude.inference.decoder import RecomputeDecoder, make_decoder
 from etude.inference.fused_llama import FusedLlama
 from etude.inference.sampler import LiveRow, uniforms
@@ -189,7 +189,7 @@ def test_no_token_is_computed_for_padding(monkeypatch):
 
 @pytest.mark.parametrize("name", one_quick("gemma3", "llama", "mistral"))
 def test_rows_that_attend_alone_are_sampled_from_what_the_model_says(name, monkeypatch):
-    monkeypatch.setattr(kv_slots, "_PADDING", 40 * 16)
+    monkeypatch.setattr(step_inputs, "_PADDING", 40 * 16)
     of = IN_SLOTS[name]()
     rows, until = rows_of_many_lengths(12)
     run(make_decoder(of, slots=8, deterministic=False), rows, until, start=5)

@@ -14,12 +14,10 @@ from etude.algorithms.grpo import Grpo
 from etude.core.call import Sampling
 from etude.core.sample import Sample, shared_length
 from etude.inference import decoder as decoders
-from etude.inference import kv_slots
-from etude.inference import shared_prefixes as module
+from etude.inference import step_inputs as module
 from etude.inference.decoder import make_decoder
-from etude.inference.kv_slots import make_ragged_inputs, tensor
 from etude.inference.sampler import LiveRow, uniforms
-from etude.inference.shared_prefixes import Prefix, shared_prefixes
+from etude.inference.step_inputs import Prefix, make_ragged_inputs, shared_prefixes, tensor
 from etude.learner.learner import Learner, LearnerOptions
 from tests.inference.test_decoder import assert_right, run
 from tests.learner.gradients import to_batch, train
@@ -115,7 +113,7 @@ def sampled(of, seed, groups, most, system, *, cost):
     until = {row: len(row.ids) + choose.randrange(2, 24) for row in rows}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_PREFIX", cost)
-        patch.setattr(kv_slots, "_PADDING", min(cost, 2000))
+        patch.setattr(module, "_PADDING", min(cost, 2000))
         run(make_decoder(of, slots=8, deterministic=False), rows, until, start=len(rows) // 2)
     return rows
 

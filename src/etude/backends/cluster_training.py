@@ -31,8 +31,8 @@ from etude.core.errors import EtudeError, TrainingError, error_words
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
-from etude.inference.child_process import TeamLauncher, exit_words, last_lines
-from etude.inference.programs import Child, Command, LocalLauncher
+from etude.inference.child_process import TeamLauncher, exit_words, last_lines, read_tail
+from etude.inference.programs import Command, LocalLauncher
 from etude.jobs.folders import StateFolders
 from etude.jobs.training import (
     PEER_SECONDS,
@@ -141,16 +141,23 @@ class ClusterLearners:
             _LOG.warning("job %s: %s", job.name, job.news)
 
     async def _work(self, job: Job, folder: Path) -> str:
-        """Start a team and wait for its end. Return why it ended."""
+        """Start a team and wait for its end. Return why it ended. Ask it to end if its job is canceled."""
         learners = self.learners
         words = learners.launcher.command(_MODULE, [str(folder)], learners.count, learners.folder)
         team = await LocalLauncher().launch(Command(tuple(words)), self._log)
+        ending = asyncio.ensure_future(team.ended())
+        asked: asyncio.Future[None] | None = None
         try:
-            code = await _wait_for_end(team, job, folder)
+            while not ending.done():
+                await asyncio.wait({ending}, timeout=_LOOK_SECONDS)
+                if (news := JobProgress.read(folder)).of:
+                    job.metrics, job.progress = news.metrics, 100.0 * news.step / news.of
+                if job.canceled.is_set() and asked is None:
+                    asked = asyncio.ensure_future(team.end(_GRACE_SECONDS))
         finally:
             await team.end(0.0)
-        text = self._log.read_bytes()[team.begin :].decode(errors="replace")
-        return learners.launcher.first_failure(text) or exit_words(code)
+        failure = learners.launcher.first_failure(read_tail(self._log, 2**24, team.begin))
+        return failure or exit_words(ending.result().code or 0)
 
     @property
     def _log(self) -> Path:
@@ -196,19 +203,6 @@ def _with_absolute_location(version: ModelVersion) -> ModelVersion:
     if not version.number:
         return version
     return version.model_copy(update={"location": str(Path(version.location).absolute())})
-
-
-async def _wait_for_end(team: Child, job: Job, folder: Path) -> int:
-    """Wait for a team's end and return its exit code. Ask it to end if its job is canceled."""
-    ending = asyncio.ensure_future(team.ended())
-    asked: asyncio.Future[None] | None = None
-    while not ending.done():
-        await asyncio.wait({ending}, timeout=_LOOK_SECONDS)
-        if (news := JobProgress.read(folder)).of:
-            job.metrics, job.progress = news.metrics, 100.0 * news.step / news.of
-        if job.canceled.is_set() and asked is None:
-            asked = asyncio.ensure_future(team.end(_GRACE_SECONDS))
-    return ending.result().code or 0
 
 
 class _Reporter(JobListener):

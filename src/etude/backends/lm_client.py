@@ -242,11 +242,10 @@ class LanguageModelClient:
         except (httpx.TimeoutException, TimeoutError) as error:
             later = RetryReason("timeout") if method == "GET" else None
             raise ClientTimeoutError(f"{where}: no answer in time", later) from error
-        except httpx.HTTPError as error:
-            reason = describe(error) if isinstance(error, httpx.RequestError) else type(error).__name__
-            raise BadResponseError(f"{where}: {reason}", RetryReason("connection")) from error
+        except httpx.RequestError as error:
+            raise BadResponseError(f"{where}: {describe(error)}", RetryReason("connection")) from error
         if response.is_success:
             return response
         failure = to_failure(response.status_code, response.headers, response.content)
-        later = RetryReason(failure.cause, failure.retry_after) if isinstance(failure, Retryable) else None
+        later = failure.again if isinstance(failure, Retryable) else None
         raise BadResponseError(f"{where} answered {failure}", later)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from etude.config.component import ClusterConfig
     from etude.runners.pool import Cluster
 
-_DESK = "etude.backends.local_job:JobReports"
-
 
 def check_learners(config: LocalAdapterConfig, llm: LocalLlmConfig, cluster: ClusterConfig | None) -> None:
     """Raise CapabilityError for settings that need training on a cluster, or that do not support it."""
@@ -81,5 +79,6 @@ async def _learners(builder: Builder, llm: LocalLlmConfig) -> Learners | None:
     own = builder.checkpoints.relative_to(builder.run.checkpoints)
     folder = builder.run.path.absolute() / LEARNERS / own
     private_folder(folder)
-    launcher = cluster.learners(desk=_DESK, on_gpus=llm.device != "cpu")
+    desk, on_gpus = "etude.backends.local_job:JobReports", llm.device != "cpu"
+    launcher = cluster.learners(desk=desk, on_gpus=on_gpus)
     return Learners(launcher, settings.learners, folder, llm.device, cluster.turn)

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from etude.algorithms.algorithm import Algorithm, make_algorithm
 from etude.backends.capabilities import (
@@ -28,7 +27,6 @@ from etude.core.keys import fold
 from etude.jobs.folders import JobContent, StateFolders, data_hash
 from etude.jobs.training import units_of_collection
 from etude.learner.learner import TrainingCanceled
-from etude.learner.optimiser import Schedule
 from etude.models.policy import LoraOptions, Policy
 from etude.store.files import DamagedError
 
@@ -144,8 +142,13 @@ class LocalAdapter(TrainerAdapter):
         algorithm = algorithm_for(trajectories, self._hyperparameters)
         config = self.adapter_config.for_job(algorithm.kind, self._hyperparameters)
         schedule = learner_options(self.adapter_config, self.run_config).schedule
-        facts = job_settings(algorithm, config, schedule, self._seed)
-        content = JobContent.of(data_hash(trajectories), trajectories.method, facts)
+        decides = {
+            "config": config.model_dump(mode="json", exclude=_NO_MATTER),
+            "options": algorithm.gradient(),
+            "epochs": None if config.lr_schedule == "constant" else schedule.trainings,
+            "seed": self._seed,
+        }
+        content = JobContent.of(data_hash(trajectories), trajectories.method, decides)
         finished = await asyncio.to_thread(self._find_finished_job, name)
         running = self._jobs.get(name)
         if running is not None:
@@ -332,15 +335,3 @@ def algorithm_for(collection: TrajectoryCollection, given: JobHyperparameters) -
     if algorithm.kind == "pairs" and given.dpo_beta is not None:
         return make_algorithm(collection.method, {**collection.options, "beta": given.dpo_beta})
     return algorithm
-
-
-def job_settings(
-    algorithm: Algorithm, config: LocalAdapterConfig, schedule: Schedule, seed: int
-) -> dict[str, Any]:
-    """Return everything that decides what a job learns from its data, as JSON."""
-    return {
-        "config": config.model_dump(mode="json", exclude=_NO_MATTER),
-        "options": algorithm.gradient(),
-        "epochs": None if config.lr_schedule == "constant" else schedule.trainings,
-        "seed": seed,
-    }

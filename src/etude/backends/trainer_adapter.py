@@ -178,13 +178,9 @@ def pauses(usual: float, longest: float) -> Iterator[float]:
     They start short, for short jobs. After reaching `usual` they grow slowly to `longest`.
     """
     pause = min(_FIRST_PAUSE, usual)
-    while pause < usual:
-        yield pause
-        pause *= 2
-    pause = usual
     while True:
         yield pause
-        pause = max(usual, min(pause * _BACKOFF, longest))
+        pause = min(2 * pause, usual) if pause < usual else max(usual, min(pause * _BACKOFF, longest))
 
 
 def job_status(ref: TrainingJobRef, status: TrainingStatusEnum, **more: Any) -> TrainingJobStatus:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 
 from etude.config.component import ClusterConfig, Placement
-from etude.core.errors import EtudeError, MissingExtraError, RequestError, StoreError, first_line
+from etude.core.errors import EtudeError, RequestError, StoreError, first_line, require_extra
 from etude.store.run_folder import RunLock, lock_holder
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ _LEFT_OUT = ["runs", ".git", ".venv", "node_modules", "**/__pycache__", ".env", 
 
 def require_ray(address: str) -> None:
     """Raise MissingExtraError without Ray, RequestError for an address of Ray's client."""
-    if find_spec("ray") is None:
-        raise MissingExtraError("a Ray cluster", "ray")
+    require_extra("ray", "a Ray cluster", "ray")
     if address.startswith("ray://"):
         raise RequestError(
             f"{address} is an address for Ray's client, and the processes on the nodes call the one "
@@ -363,23 +362,19 @@ class TeamProcess:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(order.processes)}
         os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": first[0], "MASTER_PORT": str(first[1])}
-        seat = TeamMember(rank, node, order.folder, mark, _line_to(desk))
+        seat = TeamMember(rank, node, order.folder, mark, partial(_call, desk))
         if importlib.import_module(order.module).main(seat, *order.arguments):
             raise EtudeError(f"process {rank} on {node} has not done its part; the log says why")
 
 
-def _line_to(desk: Any) -> Any:
+def _call(desk: Any, name: str, *args: Any, **options: Any) -> Any:
+    """Call a method of the desk's actor. Raises the method's errors, and HeadLost."""
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-    def call(name: str, *args: Any, **options: Any) -> Any:
-        try:
-            return ray.get(getattr(desk, name).remote(*args, **options), timeout=_CALL_SECONDS)
-        except RayTaskError as error:
-            raise error.cause from error
-        except (RayActorError, GetTimeoutError) as error:
-            raise HeadLost(
-                "the process on the head that started this one ended, or does not answer"
-            ) from error
-
-    return call
+    try:
+        return ray.get(getattr(desk, name).remote(*args, **options), timeout=_CALL_SECONDS)
+    except RayTaskError as error:
+        raise error.cause from error
+    except (RayActorError, GetTimeoutError) as error:
+        raise HeadLost("the process on the head that started this one ended, or does not answer") from error

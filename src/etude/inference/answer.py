@@ -62,9 +62,8 @@ async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completio
     speech = engine.speech
     prompt, sampling = await call_off_loop(prompt_characters(request), _prepare_request, speech, request)
     ids = prompt.ids
-    stream = AnswerStream(speech, request, ids) if request.on_delta is not None else None
+    on_delta = None if request.on_delta is None else AnswerStream(speech, request, ids).add
     try:
-        on_delta = None if stream is None else stream.add
         completion = await engine.sample(replace(request, prompt=ids, sampling=sampling, on_delta=on_delta))
     except ImpossibleCall as error:
         if error.param == FORM and request.sampling.constraint is None:
@@ -143,6 +142,9 @@ class AnswerStream:
     """
 
     def __init__(self, speech: TextCodec, request: ChatRequest, ids: tuple[int, ...]) -> None:
+        """`ids` are the prompt of the request, which has an `on_delta`."""
+        assert request.on_delta is not None
+        self._on_delta = request.on_delta
         self._decode, self._stops = speech.template.decode, request.sampling.stop
         self._stop_ids = speech.stop_ids.union(request.sampling.stop_token_ids)
         self._ids: list[int] = []
@@ -168,11 +170,8 @@ class AnswerStream:
             self._read_at = self._tokens
             content, reasoning = self._certain()
         self._content, self._reasoning = self._content + content, self._reasoning + reasoning
-        if self._request.on_delta is not None:
-            prompt_ids = self._prompt_ids if self._tokens == 1 else None
-            self._request.on_delta(
-                replace(token, content=content, reasoning=reasoning, prompt_ids=prompt_ids)
-            )
+        prompt_ids = self._prompt_ids if self._tokens == 1 else None
+        self._on_delta(replace(token, content=content, reasoning=reasoning, prompt_ids=prompt_ids))
 
     def _new_text(self, token: int) -> str:
         """Add a token, and return the text that it makes certain; often empty."""

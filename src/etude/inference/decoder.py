@@ -8,10 +8,9 @@ from typing import TypeAlias
 import torch
 
 from etude.inference.fused_llama import FusedLlama
-from etude.inference.kv_slots import make_ragged_inputs, tensor
 from etude.inference.sampler import LiveRow, append_samples
-from etude.inference.shared_prefixes import Prefix, shared_prefixes
 from etude.inference.slot_decoder import CHUNK, PATIENCE, STEP_TOKENS, SlotDecoder, cuda_graphs, fuses
+from etude.inference.step_inputs import Prefix, make_ragged_inputs, shared_prefixes, tensor
 from etude.models.architecture import logits_after, takes_key_value_slots
 from etude.models.device import is_large
 from etude.models.policy import Policy
@@ -98,7 +97,13 @@ class RaggedDecoder(SlotDecoder):
         rows, counts = [*speaking, *reading], [*([1] * len(speaking)), *counts]
         longest = max(row.cached + count for row, count in zip(rows, counts, strict=True))
         self._kv.reserve(self._table.lengths(), longest)
-        prefixes = self._find_prefixes(speaking)
+        prefixes: list[Prefix] = []
+        # A layer whose window is shorter than a row reads no whole prefix.
+        if speaking and self._inputs.looks_back(max(row.cached for row in speaking) + 1):
+            if speaking != self._speaking:
+                self._speaking = speaking
+                self._prefixes = shared_prefixes(speaking, 2 * self._fused.key_size)
+            prefixes = self._prefixes
         inputs, last = make_ragged_inputs(rows, counts, self._inputs, self._fused.key_size, prefixes)
         done = [
             index for index, (row, count) in enumerate(zip(rows, counts, strict=True)) if row.pending == count
@@ -110,14 +115,6 @@ class RaggedDecoder(SlotDecoder):
         if grown:
             append_samples(grown, logits_BV)
         return grown
-
-    def _find_prefixes(self, speaking: list[LiveRow]) -> list[Prefix]:
-        """Return the prefixes to read once, unless a layer's window is shorter than a row."""
-        if not speaking or not self._inputs.looks_back(max(row.cached for row in speaking) + 1):
-            return []
-        if speaking != self._speaking:
-            self._speaking, self._prefixes = speaking, shared_prefixes(speaking, 2 * self._fused.key_size)
-        return self._prefixes
 
     def _chunks(self, rows: Sequence[LiveRow], speaking: int) -> tuple[list[LiveRow], list[int]]:
         """Return the rows that read prompt tokens in this step, in order of arrival, and how many each.

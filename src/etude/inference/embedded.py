@@ -209,20 +209,17 @@ class EmbeddedEngine(Engine, TokenEngine):
         for job in alive:
             if id(job.row) not in grown:
                 continue
-            if job.row.shaper is not None and job.row.shaper.fault:
-                news.append((job, job.row.shaper.fault))
+            row = job.row
+            end: Completion | str | None = None if row.shaper is None else row.shaper.fault or None
+            if end is None:
+                if job.request.on_delta is not None:
+                    top = row.top_logprobs[-1] if row.top else ()
+                    news.append((job, Delta(ids=(row.ids[-1],), logprobs=(row.logprobs[-1],), top=(top,))))
+                end = self._result(job, version)
+            if end is not None:
+                news.append((job, end))
                 finished.add(job)
-                decoder.release(job.row)
-                continue
-            if job.request.on_delta is not None:
-                row = job.row
-                top = row.top_logprobs[-1] if row.top else ()
-                news.append((job, Delta(ids=(row.ids[-1],), logprobs=(row.logprobs[-1],), top=(top,))))
-            result = self._result(job, version)
-            if result is not None:
-                news.append((job, result))
-                finished.add(job)
-                decoder.release(job.row)
+                decoder.release(row)
         _hand_over(news)
         return [job for job in alive if job not in finished] if finished else alive
 

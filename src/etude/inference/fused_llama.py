@@ -16,7 +16,8 @@ import torch
 from torch.nn import functional
 
 from etude.inference.fused_weights import AfterNorm, FusedLayer, fused_layer, is_gemma, low_rank
-from etude.inference.kv_slots import KvSlots, RaggedInputs, RowGroup, SlotLayer
+from etude.inference.kv_slots import KvSlots, SlotLayer
+from etude.inference.step_inputs import RaggedInputs, RowGroup
 from etude.models.architecture import layer_kinds, without_lora
 
 
@@ -53,16 +54,20 @@ class FusedLlama:
         """Return the logits [B, V] after the tokens at the places `read`."""
         turns = self._turns_at(inputs.position_N, kv.columns)
         places = kv.places(self.groups, inputs.slot_N, inputs.column_N)
-        masks = [self._masks(group) for group in inputs.groups]
         counts = [group.count for group in inputs.groups]
         x_NE = self.embed(inputs.ids_N)
         for kind, layer, held in zip(self.kinds, self.layers, kv.layers, strict=True):
             heads = self._heads(layer, x_NE, turns[kind])
             query_NGRD, new = heads.tensor_split((-2,), dim=2)
             held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, new.flatten(0, 1))
-            parts = zip(query_NGRD.split_with_sizes(counts), inputs.groups, masks, strict=True)
-            mixed = [self._attended(query, group, held, mask[kind]) for query, group, mask in parts]
-            x_NE = self._after_attention(layer, x_NE, torch.cat(mixed).flatten(1))
+            parts = zip(query_NGRD.split_with_sizes(counts), inputs.groups, strict=True)
+            mixed = [self._attended(query, group, held, group.masks[kind]) for query, group in parts]
+            x_NE = self._add(x_NE, layer.out(torch.cat(mixed).flatten(1)), layer.out_norm)
+            gate, up = layer.gate_up.linear(self._norm(x_NE, layer.gate_up)).chunk(2, dim=1)
+            gate = (
+                functional.gelu(gate, approximate="tanh") if self._is_gemma else functional.silu(gate, True)
+            )
+            x_NE = self._add(x_NE, layer.down(gate.mul_(up)), layer.down_norm)
         return self._head.linear(self._norm(x_NE.index_select(0, read), self._head))
 
     def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
@@ -81,13 +86,6 @@ class FusedLlama:
         torch.view_as_complex(turned.view(*turned.shape[:-1], -1, 2)).mul_(turn)
         return heads.to(self.dtype)
 
-    def _after_attention(self, layer: FusedLayer, x_NE: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """Return the states after a layer, from those before it and the result of its attention."""
-        x_NE = self._add(x_NE, layer.out(mixed), layer.out_norm)
-        gate, up = layer.gate_up.linear(self._norm(x_NE, layer.gate_up)).chunk(2, dim=1)
-        gate = functional.gelu(gate, approximate="tanh") if self._is_gemma else functional.silu(gate, True)
-        return self._add(x_NE, layer.down(gate.mul_(up)), layer.down_norm)
-
     def _turns_at(self, position_N: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
         """Return the complex rotary embedding [N, 1, 1, D / 2] of positions below `most`, by layer kind."""
         half, position_1T = self.size // 2, torch.arange(most)[None]
@@ -98,17 +96,6 @@ class FusedLlama:
                 self._turns[kind] = torch.complex(cos[0, :, :half], sin[0, :, :half])
         return {kind: turns.index_select(0, position_N)[:, None, None] for kind, turns in self._turns.items()}
 
-    def _masks(self, group: RowGroup) -> dict[str, torch.Tensor]:
-        """Return a group's masks, for single tokens in float32 as [B * G, 1, S].
-
-        Two matrix products then take half as long as the CPU's flash kernel. In bfloat16 they take longer.
-        """
-        if group.shape[1] > 1 or group.prefix[1] or self.dtype != torch.float32:
-            return group.masks
-        return {
-            kind: mask.expand(-1, self.groups, -1, -1).flatten(0, 1) for kind, mask in group.masks.items()
-        }
-
     def _attended(
         self, query: torch.Tensor, group: RowGroup, held: SlotLayer, mask: torch.Tensor
     ) -> torch.Tensor:
@@ -118,7 +105,7 @@ class FusedLlama:
         if shared:
             prefix = held.of(slice(slot, slot + 1), shared)
             return _attend_with_prefix(query, prefix, (keys, values), mask, self.scale)
-        if mask.dim() == 3:
+        if group.multiplies:
             keys_MDS = keys.flatten(0, 1).transpose(1, 2)
             scores_MRS = torch.baddbmm(mask, query.flatten(0, 1), keys_MDS, alpha=self.scale)
             return torch.bmm(scores_MRS.softmax(dim=-1), values.flatten(0, 1)).view(query.shape)

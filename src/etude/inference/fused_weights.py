@@ -29,13 +29,6 @@ InOrder: TypeAlias = Callable[[list[torch.Tensor]], torch.Tensor]
 """Joins rows [out, ...] of several layers."""
 
 
-def _packs(dtype: torch.dtype) -> bool:
-    """Return whether this CPU's oneDNN packs weights of the dtype; bfloat16 needs more instructions."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 @dataclass(frozen=True, slots=True)
 class LowRank:
     """LoRA weights of a linear layer: they add `x @ down.T @ up.T`."""
@@ -52,7 +45,11 @@ class PackedLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, low: LowRank | None = None) -> None:
         """`weight` [out, in], `bias` [out] and `low` have one dtype and are on a CPU."""
         self._bias, self._low, self._dtype = bias, low, weight.dtype
-        self._is_packed = weight.numel() >= _LEAST and _packs(weight.dtype)
+        # This CPU's oneDNN may lack the instructions for bfloat16.
+        packs = torch.backends.mkldnn.is_available() and (  # type: ignore[no-untyped-call]
+            weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
+        self._is_packed = weight.numel() >= _LEAST and bool(packs)
         self._weight = weight.detach().t()
         if self._is_packed:  # Keep only the packed copy: the other one would take as much memory again.
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)

@@ -1,4 +1,4 @@
-"""Key-value slots, a KV cache whose rows are conversations of different lengths; and the inputs of a pass.
+"""Key-value slots: a KV cache whose rows are conversations of different lengths.
 
 Every layer holds tensors [slots, heads, columns, head_dim]. A step writes its rows' new keys and values at
 their own columns, and attends over the columns that the mask allows. So conversations join and leave at any
@@ -8,24 +8,16 @@ step. The last column is a waste bin for the padding of ragged steps.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, TypeAlias
 from weakref import proxy
 
-import numpy
 import torch
-from numpy.typing import ArrayLike
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from etude.inference.sampler import LiveRow
-from etude.inference.shared_prefixes import Prefix
 from etude.inference.slot_table import Copy
-from etude.models.architecture import SLIDING, layer_kinds, text_config
-from etude.models.device import copy_to_device
-from etude.models.policy import Policy
 
 COLUMN_STEP = 64
 """Columns grow by this many, and attention always spans a multiple of it. Sums over masked columns then fall
@@ -36,7 +28,6 @@ _SPAN_STEP = 16
 
 Slots: TypeAlias = slice | torch.Tensor
 """Some of the slots: adjacent ones, which are read in place, or any."""
-_CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -140,8 +131,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         """Return -1, for no maximum: columns grow."""
         return -1
 
-    get_max_cache_shape = get_max_length  # The name in earlier releases of transformers.
-
 
 class KvSlots(Cache):  # type: ignore[misc]
     """The slots of all layers. Slots and columns grow on demand and never shrink."""
@@ -195,187 +184,3 @@ def _zeros(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 def rounded_up(count: int, step: int = _SPAN_STEP) -> int:
     """Round up to a multiple of `step`; by default, to the columns that attention spans for `count`."""
     return -(-count // step) * step
-
-
-class InputMaker:
-    """Makes the inputs of one model."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._device = policy.device
-        self._kinds = set(layer_kinds(policy.model))
-        window = getattr(text_config(policy.model), "sliding_window", None)
-        self._window: int | None = window if SLIDING in self._kinds else None
-        dtype = next(policy.model.parameters()).dtype
-        self._hide = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=policy.device)
-
-    def numbers(self, rows: Sequence[LiveRow], shape: tuple[int, int], kv: KvSlots) -> torch.Tensor:
-        """Return ids, positions and columns of the rows' next tokens, [3, B, T].
-
-        Tokens are padded on the left. If `shape` (B, T) has more rows, padding rows are added.
-        """
-        numbers_3BT = numpy.zeros((3, *shape), numpy.int64)
-        numbers_3BT[2] = kv.columns - 1  # The waste bin.
-        for index, row in enumerate(rows):
-            end = min(row.cached + shape[1], len(row.ids))
-            new = numbers_3BT[:, index, shape[1] - end + row.cached :]
-            new[0], new[1:] = row.ids[row.cached : end], numpy.arange(row.cached, end)
-        return tensor(numbers_3BT, self._device)
-
-    def planned(
-        self, numbers_3BT: torch.Tensor, slot_B: torch.Tensor, span: int, kv: KvSlots, *, leading: bool
-    ) -> StepPlan:
-        """Plan a step of `kv` on these numbers. With `leading`, the slots are 0…B-1 and are read in place."""
-        ids_BT, position_BT, column_BT = numbers_3BT
-        masks = self.masks(position_BT, span)
-        slots = slice(len(slot_B)) if leading else slot_B
-        kv.plan = StepPlan(ids_BT, position_BT, slot_B, column_BT, span, masks, slots)
-        return kv.plan
-
-    def looks_back(self, span: int) -> bool:
-        """Return whether every layer looks back over `span` tokens."""
-        return self._window is None or self._window >= span
-
-    def masks(self, position_BT: torch.Tensor, span: int) -> dict[str, torch.Tensor]:
-        """Return additive masks by kind of layer, for tokens at these positions."""
-        column_S, last_B1T1 = torch.arange(span, device=self._device), position_BT[:, None, :, None]
-        hidden_B1TS = column_S > last_B1T1
-        masks = dict.fromkeys(self._kinds, hidden_B1TS * self._hide)
-        if self._window is not None and self._window < span:
-            masks[SLIDING] = (hidden_B1TS | (column_S <= last_B1T1 - self._window)) * self._hide
-        return masks
-
-
-def tensor(numbers: ArrayLike, device: torch.device = _CPU) -> torch.Tensor:
-    """Return integers like `torch.tensor`, which takes five times as long for lists."""
-    return copy_to_device(torch.from_numpy(numpy.asarray(numbers, numpy.int64)), device)
-
-
-_PADDING = 2**17
-"""Numbers in a layer's keys that can be read in the time that a separate group's calls take."""
-_ALONE_SCORES = 2**14
-"""A row of several tokens with this many scores in a head attends alone, and so does one with `_PADDING`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Rows of a pass that attend together. Their token counts differ by less than a factor of two."""
-
-    count: int
-    """The group's tokens, row after row; they follow the tokens of the group before."""
-    shape: tuple[int, int]
-    """The number of rows B, and T, the tokens of the longest."""
-    padded: tuple[torch.Tensor, torch.Tensor] | None
-    """The token in each place of [B * T], and the place of each token; None if all rows are equally long."""
-    slots: Slots
-    prefix: tuple[int, int]
-    """The slot in which all rows read their first columns, and how many; 0 if each reads all of its own."""
-    span: int
-    masks: dict[str, torch.Tensor]
-    """Additive masks [B, 1, T, S] of the columns from the prefix to the span, by kind of layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class RaggedInputs:
-    """Inputs of a forward pass of N tokens."""
-
-    ids_N: torch.Tensor
-    position_N: torch.Tensor
-    slot_N: torch.Tensor
-    column_N: torch.Tensor
-    """Columns that keys and values are written to."""
-    groups: list[RowGroup]
-
-
-def pad_left(plan: StepPlan) -> RaggedInputs:
-    """Return all rows as one group, padding included."""
-    rows, width = plan.ids_BT.shape
-    group = RowGroup(rows * width, (rows, width), None, plan.slots, (0, 0), plan.span, plan.masks)
-    slot_BT = plan.rows[:, None].expand(-1, width)
-    ids_N, position_N = plan.ids_BT.flatten(), plan.position_BT.flatten()
-    return RaggedInputs(ids_N, position_N, slot_BT.flatten(), plan.columns.flatten(), [group])
-
-
-def make_ragged_inputs(
-    rows: Sequence[LiveRow],
-    counts: Sequence[int],
-    inputs: InputMaker,
-    size: int,
-    prefixes: Sequence[Prefix] = (),
-) -> tuple[RaggedInputs, list[int]]:
-    """Return the inputs for the next `counts` tokens of the rows, and the place of each row's last token.
-
-    A token's keys in a layer have `size` numbers. Rows of single tokens are in slot order. `prefixes` name
-    some of these by their indices.
-    """
-    parts: list[tuple[Sequence[int], int]] = [(prefix.rows, prefix.length) for prefix in prefixes]
-    parts += [(part, 0) for part in _groups(rows, counts, size, {row for part, _ in parts for row in part})]
-    ids, positions, slots = list[int](), list[int](), list[int]()
-    last, groups = [0] * len(rows), list[RowGroup]()
-    for members, shared in parts:
-        for index in members:
-            row, count = rows[index], counts[index]
-            ids += row.ids[row.cached : row.cached + count]
-            last[index] = len(ids) - 1
-            positions += range(row.cached, row.cached + count)
-            slots += [row.slot] * count
-        groups.append(_group([(rows[index], counts[index]) for index in members], shared, inputs))
-    ids_N, position_N, slot_N = tensor([ids, positions, slots])
-    return RaggedInputs(ids_N, position_N, slot_N, position_N, groups), last
-
-
-def _groups(
-    rows: Sequence[LiveRow], counts: Sequence[int], size: int, prefixed: Set[int]
-) -> Iterator[Sequence[int]]:
-    """Yield the indices of the rows without a prefix, by group.
-
-    Single tokens attend together with neighbours, whose slots need no copy, while their padding takes less
-    time than separate calls. Rows of several tokens attend with rows of like length, in slot order.
-    """
-    run, longest, total = list[int](), 0, 0
-    together: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
-        length = row.cached + count
-        if index in prefixed:
-            continue
-        if count > 1:
-            is_alone = length * size >= _PADDING or length * count >= _ALONE_SCORES
-            together[count.bit_length(), index if is_alone else -1].append(index)
-            continue
-        longest, total = max(longest, length), total + length
-        is_next = run and row.slot == rows[run[-1]].slot + 1
-        if run and not (is_next and ((len(run) + 1) * longest - total) * size <= _PADDING):
-            yield run
-            run, longest, total = [], length, length
-        run.append(index)
-    if run:
-        yield run
-    for members in together.values():
-        yield sorted(members, key=lambda index: rows[index].slot)
-
-
-def _group(own: Sequence[tuple[LiveRow, int]], shared: int, inputs: InputMaker) -> RowGroup:
-    """Return a group of rows in slot order, with their token counts. All share the first `shared` tokens."""
-    counts = [count for _, count in own]
-    width, span = max(counts), rounded_up(max(row.cached + count for row, count in own))
-    position_BT = numpy.array([row.cached for row, _ in own])[:, None]
-    padded = None
-    if width > 1:
-        count_B1 = numpy.array(counts)[:, None]
-        place_BT = numpy.minimum(numpy.arange(width), count_B1 - 1)
-        position_BT = position_BT + place_BT
-        if min(counts) < width:
-            start_B1 = count_B1.cumsum(axis=0) - count_B1
-            is_token = numpy.arange(width) < count_B1
-            padded = tensor((start_B1 + place_BT).ravel()), tensor(is_token.ravel().nonzero()[0])
-    held = [row.slot for row, _ in own]
-    in_a_row = held[-1] - held[0] == len(held) - 1
-    masks = inputs.masks(tensor(position_BT), span)
-    return RowGroup(
-        count=sum(counts),
-        shape=(len(own), width),
-        padded=padded,
-        slots=slice(held[0], held[-1] + 1) if in_a_row else tensor(held),
-        prefix=(held[0], shared),
-        span=span,
-        masks={kind: mask_B1TS[..., shared:] for kind, mask_B1TS in masks.items()},
-    )

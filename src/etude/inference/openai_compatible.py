@@ -69,7 +69,14 @@ class OpenAiEngine(Engine):
         if "max_tokens" in fields and request.prompt is None:
             fields[self._provider.max_tokens] = fields.pop("max_tokens")
         top = max(request.top_logprobs, self._config.top_logprobs or 0)
-        fields = self._fixed_fields | self._logprob_fields(request, top) | fields | self._config.extra_body
+        likeliest: dict[str, Any] = {}
+        if top and self._config.asks_for_token_ids:
+            likeliest["return_tokens_as_token_ids"] = True
+        if request.prompt is None:
+            likeliest |= {"logprobs": True, "top_logprobs": top} if top else {}
+        elif top or "logprobs" in self._fixed_fields:  # The completions API has one field for both.
+            likeliest["logprobs"] = top
+        fields = self._fixed_fields | likeliest | fields | self._config.extra_body
 
         def read(data: bytes, version: int, model: str | None) -> Completion:
             prompt_top, vocabulary = request.prompt_logprobs or 0, self._config.vocabulary
@@ -88,13 +95,6 @@ class OpenAiEngine(Engine):
         conversation = conversation_key(request) if is_asked_for else ""
         completion, address = await self._answer(path, fields, request.key, conversation, read)
         return replace(completion, address=address) if self._addresses.has_several else completion
-
-    def _logprob_fields(self, request: ChatRequest, top: int) -> dict[str, Any]:
-        """Return the fields that ask for the likeliest tokens, which differ between the two APIs."""
-        named = {"return_tokens_as_token_ids": True} if top and self._config.asks_for_token_ids else {}
-        if request.prompt is not None:
-            return named | ({"logprobs": top} if top or "logprobs" in self._fixed_fields else {})
-        return named | ({"logprobs": True, "top_logprobs": top} if top else {})
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """Return the logprob of each token given the tokens before it; 0 for the first.

@@ -10,11 +10,13 @@ from typing import TypeAlias
 
 import torch
 
+from etude.core.errors import first_line
 from etude.inference.fused_llama import FusedLlama
 from etude.inference.fused_weights import can_fuse
-from etude.inference.kv_slots import COLUMN_STEP, InputMaker, KvSlots, StepPlan, pad_left, rounded_up, tensor
+from etude.inference.kv_slots import COLUMN_STEP, KvSlots, StepPlan, rounded_up
 from etude.inference.sampler import LiveRow, append_samples
 from etude.inference.slot_table import SlotTable
+from etude.inference.step_inputs import InputMaker, tensor
 from etude.models.architecture import layer_kinds, logit_error
 from etude.models.policy import Policy
 
@@ -185,7 +187,8 @@ class SlotDecoder:
         """Return the logits [B, V] after each row's last token."""
         if self._fused is not None:
             count, width = plan.ids_BT.shape
-            return self._fused(pad_left(plan), self._kv, torch.arange(width - 1, count * width, width))
+            last = torch.arange(width - 1, count * width, width)
+            return self._fused(self._inputs.pad_left(plan), self._kv, last)
         masks = plan.masks
         output = self._policy.model(
             input_ids=plan.ids_BT,
@@ -287,8 +290,7 @@ class StepGraphs:
             if off is not None:
                 raise RuntimeError(f"a replay's logits are off by {off} of the largest")
         except RuntimeError as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            _LOG.warning("tokens are sampled without CUDA graphs, more slowly: %s", reason)
+            _LOG.warning("tokens are sampled without CUDA graphs, more slowly: %s", first_line(error))
             self._refused = True
             self._graphs.clear()
             return self._forward(numbers_3B1, span)

@@ -201,10 +201,8 @@ class JobTraining:
         learner.begin_training(
             [*chain.from_iterable(data.rows)] if len(self.steps) > 1 else (), data.objective
         )
-        if checkpoints is not None:
-            self._go_on_from(checkpoints)
-
-    def _go_on_from(self, checkpoints: StateFolders) -> None:
+        if checkpoints is None:
+            return
         newest, damage = checkpoints.newest_whole()
         # Waits until all processes have looked, before the leader changes anything.
         self._team.any(bool(damage))
@@ -212,12 +210,15 @@ class JobTraining:
             checkpoints.delete_drafts()
             if damage:
                 checkpoints.prune([number for number in checkpoints.numbers() if number <= newest])
-                self._listener.went_back(newest, damage)
+                listener.went_back(newest, damage)
         if newest:
-            self.history = checkpoints.load(newest, self._learner)["metrics"]
+            self.history = checkpoints.load(newest, learner)["metrics"]
 
     def run(self, canceled: Event, stopping: Event | None = None) -> dict[str, float]:
         """Take the remaining steps. Return the mean metrics of all steps.
+
+        `mismatch_kl` is `sampled_kl` before the first change. It compares the learner with the engine if the
+        engine sampled from the same weights.
 
         The weights in memory change meanwhile. After an error they are between two versions. Raises
         TrainingCanceled when `canceled` is set. Raises Interrupted, after a checkpoint, when `stopping` is
@@ -242,7 +243,10 @@ class JobTraining:
             if interrupted:
                 raise Interrupted
         self._learner.end_training()
-        return mean_metrics(self.history)
+        names = sorted({name for metrics in self.history for name in metrics})
+        count, first = len(self.history), self.history[0].get("sampled_kl")
+        means = {name: sum(metrics.get(name, 0.0) for metrics in self.history) / count for name in names}
+        return means if first is None else {**means, "mismatch_kl": first}
 
     def _take(self, step: Step, canceled: Event) -> dict[str, float]:
         try:
@@ -267,18 +271,6 @@ class JobTraining:
             kept = self._listener.checkpointed(step, version, metrics)
             # The previous checkpoint stays too, to resume from if this one is damaged.
             self._checkpoints.prune({*kept, *self._checkpoints.numbers()[-2:]})
-
-
-def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the mean metrics of a training's steps.
-
-    `mismatch_kl` is `sampled_kl` before the first change. It compares the learner with the engine if the
-    engine sampled from the same weights.
-    """
-    names = {name for metrics in steps for name in metrics}
-    means = {name: sum(metrics.get(name, 0.0) for metrics in steps) / len(steps) for name in sorted(names)}
-    first = steps[0].get("sampled_kl")
-    return means if first is None else {**means, "mismatch_kl": first}
 
 
 def units_of_collection(

@@ -6,13 +6,12 @@ import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
 
-from etude.core.errors import MissingExtraError, RequestError, first_line
+from etude.core.errors import RequestError, first_line, require_extra
 from etude.models.architecture import base_layer, lora_exclusions, text_config, without_lora
 
 _TIED = "Model has `tie_word_embeddings=True`"
@@ -104,8 +103,7 @@ def require_four_bits(device: torch.device) -> None:
             f"quantization '4bit' needs a CUDA device, and the model is to run on '{device.type}': leave "
             "'quantization' out, or take a machine with an NVIDIA GPU"
         )
-    if find_spec("bitsandbytes") is None:
-        raise MissingExtraError("quantization '4bit' (bitsandbytes not installed)", "bnb")
+    require_extra("bitsandbytes", "quantization '4bit' (bitsandbytes not installed)", "bnb")
 
 
 def nf4_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:

@@ -21,8 +21,11 @@ def available_memory(device: str = "cpu") -> int | None:
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + held
     limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
-    room = None if limit is None or used is None else max(0, limit - used)
-    return min((each for each in (_unused_memory(), room) if each is not None), default=None)
+    rooms = [] if limit is None or used is None else [max(0, limit - used)]
+    with suppress(OSError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        rooms += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min(rooms, default=None)
 
 
 def total_memory() -> int | None:
@@ -47,15 +50,6 @@ def shown_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-def _unused_memory() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    line = next((line for line in lines if line.startswith("MemAvailable:")), None)
-    return None if line is None else int(line.split()[1]) * 1024
 
 
 def _cgroup_number(name: str) -> int | None:

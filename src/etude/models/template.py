@@ -66,21 +66,19 @@ class ChatTemplate:
         self.rendering = Rendering(tokenizer, stop_ids)
         self.decode = self.rendering.decode
         self._stop_ids = stop_ids
-        self._family_of = lru_cache(maxsize=32)(self._find_family)
+        self._families = lru_cache(maxsize=32)(self._find_family)
 
     def family(self, options: Options | None = None) -> Family:
         """Return how answers are read and conversations extended under the template's options."""
         settled = self.rendering.settled(options) if options else {}
-        return self._family_of(json.dumps(dict(settled), sort_keys=True)) if settled else self._usual
+        return self._families(json.dumps(dict(settled), sort_keys=True))
 
-    @cached_property
-    def _usual(self) -> Family:
-        return find_family(self.rendering, {})
-
-    def _find_family(self, options: str) -> Family:
-        usual = self._usual
-        names = [each.name for each in (usual.reader, usual.extender) if isinstance(each, RendererReader)]
-        return find_family(self.rendering, json.loads(options), names)
+    def _find_family(self, settled: str) -> Family:
+        options, names = json.loads(settled), list[str]()
+        if options:
+            usual = self.family()
+            names = [each.name for each in (usual.reader, usual.extender) if isinstance(each, RendererReader)]
+        return find_family(self.rendering, options, names)
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """Return the prompt of a request, which extends an earlier call's tokens wherever that is possible.

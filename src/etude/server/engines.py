@@ -40,8 +40,6 @@ _LOG = logging.getLogger("etude.server")
 JOBS = "jobs"
 """The holder that stops the engine while jobs train."""
 
-_SHORTEST_WAIT = 0.05
-
 
 @dataclass(slots=True, eq=False)
 class _Loaded:
@@ -175,7 +173,7 @@ class EnginePool:
         use block it for longer than `engine_wait`."""
         loading = self._loading_task(model)
         while not loading.done():
-            await asyncio.wait({loading}, timeout=max(self._settings.engine_wait, _SHORTEST_WAIT))
+            await asyncio.wait({loading}, timeout=max(self._settings.engine_wait, 0.05))
             # A finished load's task is done only one turn of the event loop later.
             if not (loading.done() or self._arriving or model.name in self._loaded):
                 raise self._unavailable_error()
@@ -236,8 +234,6 @@ class EnginePool:
         await self._backend.unload(loaded.model, loaded.engine)
 
 
-_KEY_BITS = 63
-
 _ROUTES: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("Answer a conversation", ChatCompletionBody),
     "/v1/completions": ("Continue a text", CompletionBody),
@@ -265,7 +261,7 @@ class Inference:
             raise RequestError("model: Field required", param="model")
         # Each answer has its own seed. The first one has the seed of a request for a single answer.
         sampling = with_checked(Sampling(), {**asked.sampling, "seed": None})
-        seed = asked.sampling.get("seed", secrets.randbits(_KEY_BITS))
+        seed = asked.sampling.get("seed", secrets.randbits(63))
         async with self._pool.using(asked.model, 1) as engine:
             heading = AnswerHeader(
                 f"chatcmpl-{secrets.token_hex(12)}",

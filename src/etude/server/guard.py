@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import DBAPIError
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -132,14 +131,12 @@ class Guard:
         if scope["type"] != "http":
             await self._checked(scope, receive, send)
             return
-        headers, started, status = Headers(scope=scope), time.perf_counter(), 500
-        request_id = headers.get("x-request-id", "")[:128] or f"req_{secrets.token_hex(12)}"
+        started, status = time.perf_counter(), 500
 
         async def send_on(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         try:

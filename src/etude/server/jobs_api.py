@@ -245,26 +245,24 @@ def job_routes(parts: ServerParts) -> APIRouter:
 
 
 def _add_changes(router: APIRouter, jobs: JobStore, wake: Callable[[], None]) -> None:
+    def changed(row: Row) -> dict[str, Any]:
+        wake()
+        return job_object(row)
+
     @router.post("/jobs/{job_id}/cancel", summary="Cancel a job")
     def cancel_job(job_id: str) -> dict[str, Any]:
         """End a waiting or running job. It makes no model."""
-        row = jobs.cancel(job_id)
-        wake()
-        return job_object(row)
+        return changed(jobs.cancel(job_id))
 
     @router.post("/jobs/{job_id}/pause", summary="Pause a job")
     def pause_job(job_id: str) -> dict[str, Any]:
         """Pause a job. A running job writes a checkpoint after its current step and frees the device."""
-        row = jobs.pause(job_id)
-        wake()
-        return job_object(row)
+        return changed(jobs.pause(job_id))
 
     @router.post("/jobs/{job_id}/resume", summary="Resume a job")
     def resume_job(job_id: str) -> dict[str, Any]:
         """Queue a paused job again. It resumes from its checkpoint and reaches the same weights."""
-        row = jobs.resume(job_id)
-        wake()
-        return job_object(row)
+        return changed(jobs.resume(job_id))
 
 
 def _add_lists(router: APIRouter, jobs: JobStore) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.backends.lm_client import FREE_ENGINE
-from etude.inference.child_process import LocalTeams, TeamLauncher, exit_words, last_lines
+from etude.inference.child_process import LocalTeams, TeamLauncher, exit_words, last_lines, read_tail
 from etude.models.source import local_path
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
@@ -264,8 +264,8 @@ class Scheduler:
             code = await self._wait(job, worker.code)
         finally:
             self._workers_of.pop(job, None)
-        text = log.read_bytes()[begin:].decode(errors="replace") if log.is_file() else ""
-        await self._settle(job, self._launcher.first_failure(text) or exit_words(code))
+        failure = self._launcher.first_failure(read_tail(log, 2**24, begin))
+        await self._settle(job, failure or exit_words(code))
 
     async def _wait_for_orphan(self, job: str) -> None:
         """Wait for a job that an earlier server started. Its worker may still run."""

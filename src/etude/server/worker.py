@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from etude.algorithms.algorithm import Algorithm, load_algorithms
+from etude.algorithms.algorithm import load_algorithms
 from etude.cluster.launch import TeamMember
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import ModelVersion
@@ -43,7 +43,6 @@ from etude.jobs.training import Row as UnitRow
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule, Step
 from etude.learner.team import Team, join_team
-from etude.models.policy import Policy
 from etude.models.weights import save_tensors
 from etude.report.logs import LogLevel, show_logs
 from etude.server.database import Row
@@ -85,15 +84,27 @@ def work(order: WorkerOrder, seat: TeamMember | None = None) -> bool:
 
 def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: TeamMember | None) -> None:
     """Train the job, unless another worker does. The result is in the database. Raises as `train_job`."""
+    settings, jobs = order.settings, stores.jobs
     if seat is None:
-        lock = JobFolder(order.settings.data_dir, order.job).locked(team)
+        lock = JobFolder(settings.data_dir, order.job).locked(team)
     else:
         # A cluster job's launcher holds the lock of the job. Its processes have other locks.
         seat.require_shared()
         lock = seat.lock(team)
+
+    def look(canceled: Event, stopping: Event) -> None:
+        """Check whether the job was cancelled or paused."""
+        status = jobs.get(order.job)["status"]
+        if status in FINAL:
+            canceled.set()
+        elif status != "running":
+            stopping.set()
+
     try:
-        if lock is not None and team.any(team.leads and stores.jobs.get(order.job)["status"] == "running"):
-            _train(order, team, stores, seat)
+        if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
+            settings = settings.model_copy(update=loading_options(team, settings.device, settings.dtype))
+            with stop_events(seat, look) as (canceled, stopping):
+                train_job(settings, jobs.get(order.job), stores, team, canceled, stopping)
     finally:
         if lock is not None:
             lock.release()
@@ -110,22 +121,6 @@ def _fail(jobs: JobStore, job: str, error: Exception) -> None:
         case _:
             first = (str(error).strip() or "no message").splitlines()[0]
             jobs.fail(job, f"{type(error).__name__}: {first}", "training_failed")
-
-
-def _train(order: WorkerOrder, team: Team, stores: Stores, seat: TeamMember | None) -> None:
-    settings = order.settings
-    settings = settings.model_copy(update=loading_options(team, settings.device, settings.dtype))
-
-    def look(canceled: Event, stopping: Event) -> None:
-        """Check whether the job was cancelled or paused."""
-        status = stores.jobs.get(order.job)["status"]
-        if status in FINAL:
-            canceled.set()
-        elif status != "running":
-            stopping.set()
-
-    with stop_events(seat, look) as (canceled, stopping):
-        train_job(settings, stores.jobs.get(order.job), stores, team, canceled, stopping)
 
 
 def _fork_server() -> WorkerOrder | None:
@@ -235,7 +230,7 @@ KEPT_CHECKPOINTS = 3
 """The number of a job's checkpoints that clients can call as models, from its last epochs."""
 
 _COLUMNS = ("loss", "learning_rate", "tokens_per_s", "valid_loss")
-_HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss"
+_HEADER = "step,train_loss,learning_rate,tokens_per_s,valid_loss\n"
 
 
 def train_job(
@@ -258,31 +253,28 @@ def train_job(
     )
     reporter = _Reporter(job, stores, settings.data_dir)
     checkpoints = JobFolder(settings.data_dir, job["id"]).checkpoints
-    data = _data_of_rows(job, stores, algorithm, policy)
-    learner = Learner(policy, options, team)
-    training = JobTraining(learner, data, reporter, checkpoints, settings.checkpoint_steps)
-    training.run(canceled, stopping)
-    weights = team.whole(policy.trainable())
-    if team.leads:
-        reporter.finish(weights, before, training.history, data.trained(training))
 
-
-def _data_of_rows(job: Row, stores: Stores, algorithm: Algorithm, policy: Policy) -> JobData:
     def read_units(file: str | None) -> Sequence[UnitRow]:
         if not file:
             return []
         rows: Any = read_rows(stores.files.path(file), ROW_OF[algorithm.kind])
         return units_of_rows(rows, policy, algorithm)
 
-    return JobData(
+    data = JobData(
         algorithm,
         read_units(job["training_file"]),
         read_units(job["validation_file"]),
-        passes=job["hyperparameters"]["n_epochs"],
-        batch_size=job["hyperparameters"]["batch_size"],
+        passes=values["n_epochs"],
+        batch_size=values["batch_size"],
         seed=job["seed"],
         key=("epoch",),
     )
+    learner = Learner(policy, options, team)
+    training = JobTraining(learner, data, reporter, checkpoints, settings.checkpoint_steps)
+    training.run(canceled, stopping)
+    weights = team.whole(policy.trainable())
+    if team.leads:
+        reporter.finish(weights, before, training.history, data.trained(training))
 
 
 class _Reporter(JobListener):
@@ -347,9 +339,12 @@ class _Reporter(JobListener):
             if digest == before:
                 raise TrainingError("training changed no weight; raise learning_rate_multiplier")
         results = f"file-{self._id.removeprefix('ftjob-')}"
-        lines = [_line(number, metrics) for number, metrics in enumerate(history, start=1)]
-        table = [_HEADER, *lines, ""]
-        self._files.write_results(results, "step_metrics.csv", "\n".join(table))
+        table = _HEADER
+        for number, metrics in enumerate(history, start=1):
+            finite = _finite(metrics)
+            values = (f"{finite[name]:.6g}" if name in finite else "" for name in _COLUMNS)
+            table += ",".join([str(number), *values]) + "\n"
+        self._files.write_results(results, "step_metrics.csv", table)
         model = self._model(folder, digest, None) | {"metrics": {}}
         self._jobs.succeed(self._id, model, trained_tokens=tokens, result_files=[results])
 
@@ -366,12 +361,6 @@ class _Reporter(JobListener):
             "digest": digest,
             "step": step,
         }
-
-
-def _line(step: int, metrics: Mapping[str, float]) -> str:
-    """Return a line of the table of steps, without numbers that are not finite."""
-    finite = _finite(metrics)
-    return ",".join([str(step), *(f"{finite[name]:.6g}" if name in finite else "" for name in _COLUMNS)])
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

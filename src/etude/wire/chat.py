@@ -13,9 +13,6 @@ from etude.wire.dialect import ChatBody, Dialect, Event, Stream
 from etude.wire.forms import FORM_FIELDS
 from etude.wire.sampling import validated
 
-LOWEST_LOGPROB = -9999.0
-"""The API's value for minus infinity, which JSON does not have."""
-
 
 class ChatDialect(Dialect):
     """`POST /chat/completions`: messages are not translated, so answers need not be remembered."""
@@ -176,8 +173,8 @@ def prompt_logprobs_object(answer: RecordedCompletion) -> list[dict[str, Any] | 
 
 
 def finite(logprob: float) -> float:
-    """Return the logprob, with -9999 for minus infinity, which JSON does not have."""
-    return max(logprob, LOWEST_LOGPROB)
+    """Return the logprob, with the API's -9999 for minus infinity, which JSON does not have."""
+    return max(logprob, -9999.0)
 
 
 _REPLACEMENT = "\ufffd"

@@ -177,10 +177,6 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text} ({places})"
 
 
-MOST_CONNECTIONS = 8192
-"""Default limit of a server: a run may have thousands of agents, each with a connection pool."""
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 takes a free port. Raises RequestError if that fails."""
     try:
@@ -206,10 +202,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def server_config(app: ASGIApp, *, connections: int = MOST_CONNECTIONS, **options: Any) -> uvicorn.Config:
+def server_config(app: ASGIApp, *, connections: int = 8192, **options: Any) -> uvicorn.Config:
     """Return uvicorn's config for an application inside `RequestChecks`.
 
-    With more than `connections` connections, idle ones included, requests are answered with 503.
+    With more than `connections` connections, idle ones included, requests are answered with 503. A run may
+    have thousands of agents, each with a connection pool.
     """
     import uvicorn
 

@@ -7,6 +7,7 @@ import math
 import random
 import ssl
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class ContextValue(Generic[T]):
 class RetryCount:
     """The number of retries so far, by cause, and their cost."""
 
-    causes: dict[str, int] = field(default_factory=dict)
+    causes: Counter[str] = field(default_factory=Counter)
     """Retries by the cause of the preceding failure: `http_429`, `timeout`, …"""
     waited: float = 0.0
     """Total seconds of waiting between attempts."""
@@ -61,12 +62,11 @@ class RetryCount:
     @property
     def retries(self) -> int:
         """The number of attempts after the first."""
-        return sum(self.causes.values())
+        return self.causes.total()
 
     def add(self, causes: Mapping[str, int], waited: float = 0.0) -> None:
         """Add retries that were made elsewhere."""
-        for cause, number in causes.items():
-            self.causes[cause] = self.causes.get(cause, 0) + number
+        self.causes.update(causes)
         self.waited += waited
 
 

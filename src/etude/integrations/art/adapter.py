@@ -26,15 +26,6 @@ BACKEND = "openpipe_art"
 _POLL = 0.5
 """Seconds between two polls of the server."""
 
-CAPABILITIES = Capabilities(
-    methods=frozenset({"grpo"}),
-    options=frozenset(),
-    versions=True,
-    samples_while_training=False,
-    transcripts=False,
-    old_versions=False,
-)
-
 
 class ARTTrainerAdapter(TrainerAdapter):
     """A trainer adapter for an ART server. The agents sample from the step that each job makes.
@@ -82,7 +73,14 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     def capabilities(self) -> Capabilities:
         """Return the capabilities: GRPO on LoRA weights. Each job starts from the last job's weights."""
-        return CAPABILITIES
+        return Capabilities(
+            methods=frozenset({"grpo"}),
+            options=frozenset(),
+            versions=True,
+            samples_while_training=False,
+            transcripts=False,
+            old_versions=False,
+        )
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Register and load the model, recover earlier jobs, and sample from the run's base version.

@@ -84,7 +84,7 @@ class _JsonClient:
         async def attempt() -> bytes:
             try:
                 response = await self._http.request(method, f"{self.url}{path}", json=body, timeout=timeout)
-            except httpx.HTTPError as error:
+            except httpx.RequestError as error:
                 raise self._unreachable(request, error) from error
             if response.status_code != 200:
                 raise self._refused(request, response.status_code, response.content, response.headers)
@@ -92,11 +92,10 @@ class _JsonClient:
 
         return await with_retries(attempt, policy=self._policy)
 
-    def _unreachable(self, request: str, error: httpx.HTTPError) -> ArtError:
-        reason = describe(error) if isinstance(error, httpx.RequestError) else type(error).__name__
+    def _unreachable(self, request: str, error: httpx.RequestError) -> ArtError:
         # After a read timeout, the server may still be working on the request.
         again = None if isinstance(error, httpx.ReadTimeout) else RetryReason("connection")
-        return ArtError(f"{self._name} did not answer {request} ({reason}){self._hint}", again=again)
+        return ArtError(f"{self._name} did not answer {request} ({describe(error)}){self._hint}", again=again)
 
     def _refused(self, request: str, status: int, content: bytes, headers: Mapping[str, str]) -> ArtError:
         """Return a one-line error for an answer with a status other than 200."""
@@ -181,7 +180,7 @@ class ArtClient(_JsonClient):
                 async for line in response.aiter_lines():
                     if line.strip():
                         yield self._metrics(line)
-        except httpx.HTTPError as error:
+        except httpx.RequestError as error:
             raise self._unreachable(f"POST {path}", error) from error
 
     def _metrics(self, line: str) -> dict[str, float]:

@@ -17,9 +17,10 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
+from etude.core.errors import RequestError
 from etude.core.json_text import read_json
 from etude.core.keys import content_hash
 from etude.core.training_rows import GrpoRow
@@ -37,7 +38,7 @@ from etude.server.hyperparameters import (
     resolve_hyperparameters,
 )
 from etude.wire.http_server import ApiError
-from etude.wire.sampling import describe_problems
+from etude.wire.sampling import validated
 from etude.wire.tokens import OWNER
 
 _MOST_VALUES = 20_000_000
@@ -116,14 +117,12 @@ class TrainBody(BaseModel):
 
     @classmethod
     def parsed(cls, body: bytes) -> TrainBody:
-        """Parse a body, which can be too large to parse on the event loop. Raises ApiError."""
+        """Parse a body, which can be too large to parse on the event loop. Raises RequestError."""
         try:
-            return cls.model_validate(read_json(body, most_values=_MOST_VALUES))
-        except ValidationError as error:
-            message, param = describe_problems(error.errors(include_url=False, include_input=False))
-            raise ApiError(400, message, param=param, code="invalid_value") from error
+            data = read_json(body, most_values=_MOST_VALUES)
         except ValueError as error:
-            raise ApiError(400, f"the request is not JSON: {error}", code="invalid_value") from error
+            raise RequestError(f"the request is not JSON: {error}") from error
+        return validated(cls, data)
 
 
 class StepsBody(BaseModel):
@@ -141,7 +140,10 @@ class ArtTrainings:
         self._beginning = asyncio.Lock()
 
     async def submit(self, content: bytes) -> str:
-        """Start the next step. Return its job's id, or its name if nothing is to learn. Raises ApiError."""
+        """Start the next step. Return its job's id, or its name if nothing is to learn.
+
+        Raises ApiError and RequestError.
+        """
         body = await run_in_threadpool(TrainBody.parsed, content)
         await run_in_threadpool(self._art.steps, body.model_id)
         rows, counts = await run_in_threadpool(lambda: to_training_rows(body.trajectory_groups, self._speech))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
-from pydantic import BaseModel, FiniteFloat, ValidationError
+from pydantic import BaseModel, FiniteFloat
 
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, RequestError
@@ -25,7 +25,7 @@ from etude.server.jobs import FINAL
 from etude.server.models import Alias, ModelStore
 from etude.wire.bodies import check_conversation
 from etude.wire.http_server import ApiError
-from etude.wire.sampling import describe_problems
+from etude.wire.sampling import validated
 
 ART_MODELS = table(
     "art_models", sa.Column("project", sa.Text, nullable=False), sa.Column("base", sa.Text, nullable=False)
@@ -291,11 +291,9 @@ def _branches(history: ArtHistory, speech: TextCodec, counts: Counter[str], insi
             continue
         where = f"{inside}.messages_and_choices[{number}]"
         try:
-            choice = ArtChoice.model_validate(message)
-        except ValidationError as error:
-            raise _wrong(
-                where, describe_problems(error.errors(include_url=False, include_input=False))[0]
-            ) from error
+            choice = validated(ArtChoice, message)
+        except RequestError as error:
+            raise _wrong(where, str(error)) from error
         if choice.logprobs is not None and (tokens := choice.logprobs.content or choice.logprobs.refusal):
             try:
                 check_conversation(messages, history.tools)

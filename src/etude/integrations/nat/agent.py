@@ -132,9 +132,6 @@ class NatAgent:
                     output = runner.convert(output, to_type=str)
         if self.steps is not None:
             await self.steps.keep(episode.id, steps)
-        return self._extracted(output)
-
-    def _extracted(self, output: Any) -> Any:
         if isinstance(output, BaseModel):
             return output.model_dump_json(indent=2)
         matches = self._result.find(output)

@@ -31,12 +31,6 @@ from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import ChatBody
 from etude.wire.gateway import FUNCTION_HEADER, Gateway
 
-NOWHERE = "http://127.0.0.1:9/v1"
-"""A placeholder for the address that a client's config requires. Nothing is sent to it."""
-
-NO_KEY = "ETUDE_NO_KEY"
-"""A placeholder for the key variable that a client's config requires. Nothing reads it."""
-
 _EVENT_END = b"\n\n"
 
 
@@ -68,8 +62,10 @@ class EpisodeCalls:
 class EpisodeClientConfig(vf.EvalClientConfig):
     """The client config that connects an agent to the models of its episode."""
 
-    base_url: str = NOWHERE
-    api_key_var: str = NO_KEY
+    base_url: str = "http://127.0.0.1:9/v1"
+    """A placeholder, because verifiers requires an address. Nothing is sent to it."""
+    api_key_var: str = "ETUDE_NO_KEY"
+    """A placeholder, because verifiers requires a variable. Nothing reads it."""
     calls: Any = Field(exclude=True, repr=False)
     """The `EpisodeCalls` of the episode."""
 
@@ -210,10 +206,6 @@ class Servers:
             )
 
 
-DEFAULT_MODEL = "policy"
-"""The model name in verifiers of a role that names none. Etude answers with the trained model."""
-
-
 class VerifiersWorkflow:
     """The workflow of an environment. Its output is the last answer of each agent."""
 
@@ -228,7 +220,8 @@ class VerifiersWorkflow:
         task = self.tasks.of(example)
         await self._servers.start()
         calls = EpisodeCalls(episode)
-        context = vf.ModelContext(model=DEFAULT_MODEL, client=EpisodeClientConfig(calls=calls))
+        # `policy` is verifiers' model of a role that names none. Etude answers with the trained model.
+        context = vf.ModelContext(model="policy", client=EpisodeClientConfig(calls=calls))
         try:
             played = await self.env.run_episode(task, context)
         except Exception as error:
