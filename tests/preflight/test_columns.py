@@ -15,10 +15,9 @@ from etude.algorithms.malt import Malt
 from etude.config.load import parse_config
 from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.preflight.doctor import try_loop
+from etude.preflight.doctor import examine_services, try_loop
 from etude.preflight.estimate import episode_counts
 from etude.preflight.finding import Findings
-from etude.preflight.services import examine_services
 from etude.preflight.user_code import inputs_read, is_custom, try_algorithm
 from etude.protocols.workflow import ProtocolWorkflow
 from tests.endpoint_process import EndpointProcess

@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from etude.protocols import (
     solo_verifier,
 )
 from etude.protocols.catalog import PROTOCOLS
-from etude.protocols.tree import Node, choices
+from etude.protocols.tree import Node
 from etude.protocols.workflow import VerdictAccuracy, accuracy
 from etude.rewards.scorer import evaluate
 from etude.store.journal import Journal
@@ -110,9 +111,9 @@ async def test_the_answers_of_one_round_are_crossed_and_each_is_sampled_once(jou
     tree = await play_tree(protocol, ScriptedEngine(answer), journal, widths=2)
     assert given == {"prover0": 2, "prover1": 2, "verifier": 8}
     # Accepted: (1, 1), (1, 2), (2, 2); rejected: (2, 1). prover1 earns by accept, prover0 by reject.
-    found = {(one.agent, one.round): [answer.value for answer in one.answers] for one in choices(tree)}
-    assert found[("prover0", 0)] == [0.0, 0.5]
-    assert found[("prover1", 0)] == [0.5, 1.0]
+    for agent, expected in (("prover0", [0.0, 0.5]), ("prover1", [0.5, 1.0])):
+        (_, answers), *_ = tree.answers(agent)
+        assert [mean(tree.value(node, agent) for node in copies) for copies in answers.values()] == expected
     assert tree.value(None, "prover0") == 0.25
     assert tree.value(None, "verifier") == 0.5
 
@@ -178,8 +179,8 @@ def test_whatever_is_played(protocol: Protocol, seed: int, widths: Any) -> None:
         assert node.parent is None or node.parent < node.id
         assert (node.ending is not None) == (node.id not in parents)
     # The answers of a choice stand under the same answers of the others, and come before nothing else.
-    for choice in choices(tree):
-        contexts = [sorted(_others(tree, node) for node in answer.nodes) for answer in choice.answers]
+    for _, answers in tree.answers():
+        contexts = [sorted(_others(tree, node) for node in copies) for copies in answers.values()]
         assert all(context == contexts[0] for context in contexts)
     assert EpisodeTree.from_json(json.loads(json.dumps(tree.to_json()))) == tree
 

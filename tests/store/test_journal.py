@@ -323,7 +323,7 @@ async def test_whatever_fails_while_it_is_stored_nobody_waits_for_ever(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error that nobody foresaw is told to all who wait, and the thread goes on."""
-    monkeypatch.setattr("etude.store.database.journal_row", None)
+    monkeypatch.setattr("etude.store.database.checksum", None)
     journal.put_soon("sum", {"number": 0})
     with pytest.raises(StoreError, match=r"run\.db cannot be written: TypeError: 'NoneType' object"):
         await asyncio.wait_for(journal.flush(), 60)

@@ -24,7 +24,7 @@ from etude.core.episode import EpisodeRecord, recorded_score
 from etude.core.errors import RequestError
 from etude.core.message import message_key
 from etude.core.sample import Kind, Pair, Sample, SampleOrPair
-from etude.protocols.tree import EpisodeTree, choices
+from etude.protocols.tree import EpisodeTree
 
 REWARD = "reward"
 """The measured score of an agent that `credit` uses."""
@@ -327,11 +327,14 @@ def _turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
 def _play_choices(scored: ScoredEpisode) -> Iterator[Choice]:
     tree = read_tree(scored.episode)
     calls = {call.index: call for call in scored.calls}
-    for index, choice in enumerate(choices(tree, scored.agent)):
+    for index, (agent, answers) in enumerate(tree.answers(scored.agent)):
+        values = tree.values(agent)
         candidates = tuple(
-            Candidate(calls[answer.call], answer.value) for answer in choice.answers if answer.call in calls
+            Candidate(calls[call], math.fsum(values[node.id] for node in copies) / len(copies))
+            for call, copies in answers.items()
+            if call in calls
         )
-        yield Choice(scored, index, candidates, tree.bounds.get(choice.agent))
+        yield Choice(scored, index, candidates, tree.bounds.get(agent))
 
 
 def _call_choices(scored: ScoredEpisode) -> Iterator[Choice]:
@@ -342,14 +345,8 @@ def _call_choices(scored: ScoredEpisode) -> Iterator[Choice]:
     prompts: dict[Any, list[Candidate]] = defaultdict(list)
     for call in scored.calls:
         if call.index in values:
-            prompts[_prompt(call)].append(Candidate(call, math.fsum(values[call.index])))
+            tokens = None if call.completion is None else call.completion.prompt_ids
+            prompt = tuple(map(message_key, call.request.messages)) if tokens is None else tokens
+            prompts[prompt].append(Candidate(call, math.fsum(values[call.index])))
     for index, candidates in enumerate(prompts.values()):
         yield Choice(scored, index, tuple(candidates))
-
-
-def _prompt(call: Call) -> Any:
-    """Return a key that is equal for equal prompts: the tokens if known, otherwise the messages."""
-    completion = call.completion
-    if completion is not None and completion.prompt_ids is not None:
-        return completion.prompt_ids
-    return tuple(message_key(message) for message in call.request.messages)

@@ -87,23 +87,18 @@ class Malt(Preferences, name="malt"):
         return [UnitGroup.of_pairs(self.samples(part, collected.tally)) for part in parts]
 
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
-        """Return the pairs of one agent in the plays of a group."""
-        return [
-            pair
-            for scored in group
-            for choice in self.choices(scored)
-            for pair in self._make_pairs(choice, tally)
-        ]
-
-    def _make_pairs(self, choice: Choice, tally: Tally) -> Iterator[Pair]:
-        ranked = sorted(self._rank_candidates(choice), key=lambda pair: pair[1].value - pair[0].value)
-        if not ranked:
-            tally.left_out[NO_PAIR] += 1
-        for better, worse in ranked:
-            if (pair := choice.pair(better, worse)) is not None:
-                yield pair
-                return
-            tally.left_out[SAME_ANSWER] += 1
+        """Return the pairs of one agent in the plays of a group: the clearest of each prompt."""
+        pairs: list[Pair] = []
+        for choice in (choice for scored in group for choice in self.choices(scored)):
+            ranked = sorted(self._rank_candidates(choice), key=lambda pair: pair[1].value - pair[0].value)
+            if not ranked:
+                tally.left_out[NO_PAIR] += 1
+            for better, worse in ranked:
+                if (pair := choice.pair(better, worse)) is not None:
+                    pairs.append(pair)
+                    break
+                tally.left_out[SAME_ANSWER] += 1
+        return pairs
 
     def _rank_candidates(self, choice: Choice) -> Iterator[tuple[Candidate, Candidate]]:
         """Yield the pairs that the rule allows, the better answer first."""

@@ -59,7 +59,10 @@ class Copies:
     def __init__(self, run: Path, address: Address) -> None:
         self.address = address
         self._run = run
-        known = read_status(run)
+        try:
+            known = dict(json.loads((run / STORAGE).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            known = {}
         self.is_new = known.get("address") != address.text
         """Whether this folder was never copied to the address."""
         self._head = str(known["head"]) if not self.is_new else os.urandom(16).hex()
@@ -193,14 +196,6 @@ def write_head(address: Address, head: str) -> None:
     """Make the folder with this head the owner of the copies at an address."""
     facts = {"id": head, "host": socket.gethostname(), "process": os.getpid()}
     address.write(HEAD, json.dumps(facts).encode())
-
-
-def read_status(run: Path) -> dict[str, Any]:
-    """Return the content of `storage.json`, or an empty dict if there is none."""
-    try:
-        return dict(json.loads((run / STORAGE).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
 
 
 def write_status(run: Path, facts: dict[str, Any]) -> None:

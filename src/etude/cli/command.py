@@ -106,18 +106,13 @@ def report_errors(command: Callable[P, T]) -> Callable[P, T]:
 
 
 @contextmanager
-def on_error(hint: Callable[[], str], *, kept: str = "") -> Iterator[None]:
-    """Add the next command to errors from the block, except to a RequestError.
-
-    `kept` is a sentence printed first, about the finished work.
-    """
+def on_error(hint: Callable[[], str]) -> Iterator[None]:
+    """Add the next command to errors from the block, except to a RequestError."""
     try:
         yield
     except RequestError:
         raise
     except (Exception, KeyboardInterrupt) as error:
-        if kept:
-            error.add_note(kept)
         if isinstance(error, ErrorBudgetExceeded):
             error.add_note("the budget is raised with: -o finetuning.error_budget=…")
         if isinstance(error, RunPaused):

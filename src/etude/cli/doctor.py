@@ -32,9 +32,8 @@ def doctor(
 ) -> None:
     """Examine the installation, the machine and a config's services, and try the whole loop."""
     from etude.config.load import load_config
-    from etude.preflight.doctor import can_try_loop, examine, try_loop
+    from etude.preflight.doctor import can_try_loop, examine, examine_services, try_loop
     from etude.preflight.finding import Findings
-    from etude.preflight.services import examine_services
 
     settings = None if config is None else load_config(config, override or ())
     folder = output_dir or (RUNS if settings is None else settings.finetuning.output_dir)

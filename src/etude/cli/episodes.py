@@ -95,8 +95,9 @@ def _list_episodes(
 
 
 def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
-    from etude.store.outline import first_question
+    from etude.store.outline import first_question, in_one_line
 
+    answer = episode.output if episode.failure is None else episode.failure.reason
     failure = None if episode.failure is None else f"failed: {episode.failure.kind}"
     counts = {"cut off": episode.cut_off, "drifted": episode.drifted, "retried": episode.retries}
     marks = [failure, *(name for name, count in counts.items() if count)]
@@ -106,14 +107,9 @@ def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
         ", ".join(filter(None, marks)),
         ", ".join(f"v{number}" for number in sorted(episode.versions)),
         episode.tokens,
-        _in_short(first_question(episode.inputs)),
-        _in_short(episode.output if episode.failure is None else episode.failure.reason),
+        in_one_line(first_question(episode.inputs), _WIDEST),
+        in_one_line(answer, _WIDEST),
     )
-
-
-def _in_short(value: Any) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 
 
 def _show_episode(ids: list[str], run: str | None, output_dir: Path) -> None:

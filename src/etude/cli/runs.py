@@ -130,9 +130,9 @@ def compare(
     if len(runs) < 2:
         raise RequestError("name two runs or more: etude runs compare RUN RUN")
     paths = [find_run(run, output_dir) for run in runs]
-    for path in paths:
-        read_histories(path)  # Raise an error for a run that cannot be read.
-    facts, settings = [read_facts(path) for path in paths], differing_settings(paths)
+    # Reading the histories raises an error for a run that cannot be read.
+    facts = [read_facts(path, read_histories(path)) for path in paths]
+    settings = differing_settings(paths)
     differences = [paired_difference(paths[0], path) for path in paths[1:]]
     by_evaluators = [paired_differences(paths[0], path) for path in paths[1:]]
     if as_json:

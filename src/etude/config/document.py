@@ -332,22 +332,20 @@ def apply_overrides(document: Document, overrides: Iterable[Override]) -> Docume
     Whether a key exists is checked later, together with the keys of the file. Raises RequestError if an
     override has no value, or one that is not YAML.
     """
-    data = copied(document.data)
-    paths = [_set(data, *_parse(override)) for override in overrides]
+    data, paths = copied(document.data), list[KeyPath]()
+    for override in overrides:
+        key, equals, text = (
+            override.partition("=") if isinstance(override, str) else (override[0], "=", override[1])
+        )
+        if not equals or not all(key.split(".")):
+            raise RequestError(f"-o {key}: an override is written key.of.the.config=value")
+        try:
+            value = parse_value(text)
+        except ConfigError as error:
+            problem = f"-o {key}: the value {text!r} is not valid YAML; put it in quotes"
+            raise RequestError(f"{problem} ({error})") from error
+        paths.append(_set(data, key.split("."), value))
     return replace(document, data=data, overridden=(*document.overridden, *paths))
-
-
-def _parse(override: Override) -> tuple[list[str], Any]:
-    key, equals, text = (
-        override.partition("=") if isinstance(override, str) else (override[0], "=", override[1])
-    )
-    if not equals or not all(key.split(".")):
-        raise RequestError(f"-o {key}: an override is written key.of.the.config=value")
-    try:
-        return key.split("."), parse_value(text)
-    except ConfigError as error:
-        problem = f"-o {key}: the value {text!r} is not valid YAML; put it in quotes"
-        raise RequestError(f"{problem} ({error})") from error
 
 
 def _set(data: dict[str, Any], names: Sequence[str], value: Any) -> KeyPath:

@@ -107,12 +107,18 @@ def where_raised(error: BaseException) -> str:
     summary = f"{type(error).__name__}: {masked(text)}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {summary}"
+    frame = user_frame(error)
+    return summary if frame is None else f"{frame.filename}:{frame.lineno}: {summary}"
+
+
+def user_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the innermost frame of user code in a traceback, or the innermost of all if there is none."""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")
     ]
     own = [frame for frame in frames if not frame.filename.startswith(_ETUDE)]
-    own = [frame for frame in own if not is_installed(frame.filename)] or frames
-    return f"{own[-1].filename}:{own[-1].lineno}: {summary}" if own else summary
+    own = [frame for frame in own if not is_installed(frame.filename)]
+    return next(reversed(own or frames), None)
 
 
 def where_defined(function: Any) -> str:

@@ -132,14 +132,6 @@ def unknown_keys(slot: KeyType, data: Any) -> Iterator[KeyPath]:
             yield from ((*path, key) for key in keys if next(own.below(key), None) is None)
 
 
-def bools_for_numbers(slot: KeyType, data: Any) -> Iterator[tuple[KeyPath, KeyType]]:
-    """Yield each number's slot that holds `true` or `false`, which pydantic would convert to 1 and 0."""
-    for path, own, value in walk(data, slot):
-        kinds = [arm.annotation for arm in own.arms()] if isinstance(value, bool) else []
-        if any(kind in (int, float) for kind in kinds) and not any(kind in (bool, Any) for kind in kinds):
-            yield path, own
-
-
 _WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "an integer",
@@ -300,8 +292,11 @@ class Problems:
 
     def add_bools(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
         """Add each `true` and `false` in `data`, which is at `prefix`, where a number is expected."""
-        for path, slot in bools_for_numbers(KeyType(model), data):
-            self.add((*prefix, *path), f"expected {describe(slot)}, found {shown(dig(data, path))}")
+        for path, slot, value in walk(data, KeyType(model)):
+            # pydantic would convert them to 1 and 0.
+            kinds = [arm.annotation for arm in slot.arms()] if isinstance(value, bool) else []
+            if any(kind in (int, float) for kind in kinds) and not any(kind in (bool, Any) for kind in kinds):
+                self.add((*prefix, *path), f"expected {describe(slot)}, found {shown(value)}")
 
     def add_validation(
         self, error: ValidationError, model: type[BaseModel], data: Any, prefix: KeyPath = ()

@@ -221,28 +221,25 @@ def _items(sample: Sample) -> list[EpisodeItem]:
     for turn, tokens in sample.answers:
         index = turn.message
         items += map(_given, sample.messages[seen : max(index, 0)])
-        message = sample.messages[index] if index >= 0 else {}
-        items.append(_make_item(turn, tokens, message, has_ids=bool(sample.ids)))
         seen = index + 1
+        message = sample.messages[index] if index >= 0 else {}
+        own = tokens if sample.ids else tokens | {"context_ids": None, "token_ids": turn.token_ids}
+        own["logprobs"] = own["logprobs"] or turn.logprobs or ()
+        if turn.replaced:
+            own |= {"token_ids": None, "logprobs": ()}
+        facts = {"call": turn.call, "function": turn.function} | _extras(message)
+        item = EpisodeItem(
+            role=EpisodeItemRole.ASSISTANT,
+            content=message_text(message),
+            replaced=turn.replaced,
+            sampling=turn.sampling,
+            model_version=turn.model_version,
+            finish_reason=turn.finish_reason,
+            metadata={key: value for key, value in facts.items() if value is not None} or None,
+            **own,
+        )
+        items.append(item)
     return [*items, *map(_given, sample.messages[seen:])]
-
-
-def _make_item(turn: Turn, tokens: dict[str, Any], message: Message, *, has_ids: bool) -> EpisodeItem:
-    own = tokens if has_ids else tokens | {"context_ids": None, "token_ids": turn.token_ids}
-    own["logprobs"] = own["logprobs"] or turn.logprobs or ()
-    if turn.replaced:
-        own |= {"token_ids": None, "logprobs": ()}
-    facts = {"call": turn.call, "function": turn.function} | _extras(message)
-    return EpisodeItem(
-        role=EpisodeItemRole.ASSISTANT,
-        content=message_text(message),
-        replaced=turn.replaced,
-        sampling=turn.sampling,
-        model_version=turn.model_version,
-        finish_reason=turn.finish_reason,
-        metadata={key: value for key, value in facts.items() if value is not None} or None,
-        **own,
-    )
 
 
 def _given(message: Message) -> EpisodeItem:

@@ -36,7 +36,12 @@ def wrap_implementations(cls: type, interface: type) -> None:
 
 def _held(own: C, declared: Callable[..., Any]) -> C:
     """Return `own` with checks. It is async if `declared` is, even if `own` is a plain `def`."""
-    require_plain(own, declared)
+    is_awaited = inspect.iscoroutinefunction(declared)
+    if inspect.iscoroutinefunction(own) and not is_awaited:
+        raise RequestError(
+            f"{_place(own)} is `async def`, and {declared.__qualname__} is not awaited; "
+            "write `def`, and await nothing in it"
+        )
 
     @functools.wraps(own)
     def held(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +53,7 @@ def _held(own: C, declared: Callable[..., Any]) -> C:
         return checked(await value if inspect.isawaitable(value) else value, own, declared)
 
     # The wrappers have the signature of `own`.
-    return held_async if inspect.iscoroutinefunction(declared) else held  # type: ignore[return-value]
+    return held_async if is_awaited else held  # type: ignore[return-value]
 
 
 _LISTS = (list, Sequence)
@@ -59,15 +64,6 @@ class WrongReturnError(EtudeError):
 
     It is no TrainingError, because the job that it concerns may still be running.
     """
-
-
-def require_plain(implementation: Callable[..., Any], declared: Callable[..., Any]) -> None:
-    """Raise RequestError for an `async def` if the interface's method is not awaited."""
-    if inspect.iscoroutinefunction(implementation) and not inspect.iscoroutinefunction(declared):
-        raise RequestError(
-            f"{_place(implementation)} is `async def`, and {declared.__qualname__} is not awaited; "
-            "write `def`, and await nothing in it"
-        )
 
 
 def called(
@@ -101,9 +97,10 @@ def checked(value: Any, implementation: Callable[..., Any], declared: Callable[.
         value.close()
     shown = "None" if value is None else f"{name_type(value)} ({value!r:.60})"
     missing = " (is a `return` missing?)" if value is None else ""
-    raise WrongReturnError(
-        f"{_place(implementation)} returned {shown}, and `{_words(expected)}` is expected{missing}"
-    )
+    is_class = isinstance(expected, type) and not get_args(expected)
+    # As written in code, without modules: `TrainingJobRef | Skipped`.
+    written = re.sub(r"(?:\w+\.)+|(?<=None)Type", "", expected.__name__ if is_class else str(expected))
+    raise WrongReturnError(f"{_place(implementation)} returned {shown}, and `{written}` is expected{missing}")
 
 
 @functools.cache
@@ -143,12 +140,6 @@ def _fits(value: Any, expected: Any) -> bool:
     if expected is bool and getattr(value, "ndim", None) == 0:
         value = value.item()  # Scalars of numpy or torch.
     return isinstance(value, get_origin(expected) or expected)
-
-
-def _words(expected: Any) -> str:
-    """Return the declared type as written in code, without modules: `TrainingJobRef | Skipped`."""
-    is_class = isinstance(expected, type) and not get_args(expected)
-    return re.sub(r"(?:\w+\.)+|(?<=None)Type", "", expected.__name__ if is_class else str(expected))
 
 
 def _place(method: Callable[..., Any]) -> str:

@@ -206,8 +206,8 @@ def _pattern(values: tuple[str, ...]) -> re.Pattern[str]:
         ways = (value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
         for form in (*ways, repr(value)[1:-1], quote(value, safe=""), quote(value)):
             forms.setdefault(form)
-    return re.compile("|".join(map(_secret_pattern, sorted(forms, key=len, reverse=True))))
-
-
-def _secret_pattern(form: str) -> str:
-    return re.escape(form) if len(form) >= MIN_LENGTH else rf"(?<!\w){re.escape(form)}(?!\w)"
+    patterns = [
+        re.escape(form) if len(form) >= MIN_LENGTH else rf"(?<!\w){re.escape(form)}(?!\w)"
+        for form in sorted(forms, key=len, reverse=True)
+    ]
+    return re.compile("|".join(patterns))

@@ -253,17 +253,14 @@ def episode_transcript(run: RunFolder, episode: str) -> str:
             f"run {run.name} has no episode '{episode}'; an episode is named by its phase, example and "
             f"generation. `etude episodes {run.path}` lists them"
         )
-    rewarded = reward_name(stored_data(run.path, required=False))
     shown = transcript(record) if is_play(record) else _conversation(record)
-    return as_yaml(shown | _scores(run.journal, record.id, rewarded))
-
-
-def _scores(journal: Journal, episode: str, rewarded: str | None) -> dict[str, Any]:
-    """Return the evaluators' outputs, and the score that is the reward."""
-    stored = episode_scores(journal, episode)
-    scores = {name: _score(each) for name, each in stored.items()}
-    reward = stored.get(str(rewarded), {}).get("score")
-    return ({} if reward is None else {"reward": reward}) | ({"scores": scores} if scores else {})
+    stored = episode_scores(run.journal, record.id)
+    rewarded = reward_name(stored_data(run.path, required=False))
+    if (reward := stored.get(str(rewarded), {}).get("score")) is not None:
+        shown["reward"] = reward
+    if stored:
+        shown["scores"] = {name: _score(each) for name, each in stored.items()}
+    return as_yaml(shown)
 
 
 def _score(stored: Mapping[str, Any]) -> Any:

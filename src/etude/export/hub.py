@@ -128,7 +128,10 @@ class Repository:
                 f"{api.endpoint} does not take this: {' '.join(str(error).split())}"
             ) from error
         except (transport_error, OSError, RuntimeError) as error:
-            raise EtudeError(f"{api.endpoint} is away, or broke off ({_cause(error)}){kept}") from error
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # The errors above it only say that an upload failed.
+                cause = cause.__cause__
+            raise EtudeError(f"{api.endpoint} is away, or broke off ({first_line(cause)}){kept}") from error
 
     def _refusal(self, error: HfHubHTTPError, endpoint: str) -> str:
         status = error.response.status_code
@@ -152,13 +155,6 @@ def _api() -> HfApi:
         raise RequestError(f"nobody is logged in to the hub: `hf auth login`, or set HF_TOKEN to {_TOKENS}")
     keep_secret(token)
     return HfApi(token=token)
-
-
-def _cause(error: BaseException) -> str:
-    """Return the first line of the root cause: the errors above it only say that an upload failed."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return first_line(error)
 
 
 _SECONDS = 60.0

@@ -67,9 +67,12 @@ class OpponentPool(Engine):
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample from the version drawn for the request's episode."""
         version = await self.draw_version(request.conversation)
-        engine = await self._engine(version)
-        completion = await engine.complete(request)
-        return replace(completion, model_version=0 if version is None else version.number)
+        number = 0 if version is None else version.number
+        async with self._locks[f"engine {number}"]:
+            if number not in self._engines:
+                self._engines[number] = await self._make(version)
+            engine = self._engines[number]
+        return replace(await engine.complete(request), model_version=number)
 
     async def adopt(self, version: ModelVersion) -> None:
         """Raise EngineError, because an opponent is not trained."""
@@ -116,13 +119,6 @@ class OpponentPool(Engine):
                     stored = await self._journal.step(f"opponents/{self.name}/{phase}", members)
                 self._pools[phase] = [ModelVersion.model_validate(version) for version in stored]
             return self._pools[phase]
-
-    async def _engine(self, version: ModelVersion | None) -> Engine:
-        number = 0 if version is None else version.number
-        async with self._locks[f"engine {number}"]:
-            if number not in self._engines:
-                self._engines[number] = await self._make(version)
-            return self._engines[number]
 
     async def close_unused(self, keep: Iterable[ModelVersion]) -> None:
         """Close all engines except those for `keep` and for the base version, which validations use."""

@@ -6,7 +6,7 @@ import asyncio
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -97,11 +97,13 @@ def measure_usage(run: RunFolder) -> EpisodeUsage | None:
     if not keys or not lines:
         return None
     chosen = sorted({keys[number * len(keys) // _LOOKED_AT] for number in range(_LOOKED_AT)})
-    tokens = []
+    tokens, spread = [], math.nan
     for key in chosen:
         if (record := read_episode(run.journal, key)) is not None:
             tokens.append(float(record.usage.prompt_tokens + record.usage.completion_tokens))
-    return EpisodeUsage(len(keys), lines=tuple(lines), spread=_spread(tokens))
+    if len(set(tokens)) > 1:  # Equal values say nothing about the spread of others.
+        spread = statistics.stdev(tokens) / statistics.fmean(tokens)
+    return EpisodeUsage(len(keys), lines=tuple(lines), spread=spread)
 
 
 def check_spending(config: Config, findings: Findings) -> None:
@@ -114,12 +116,6 @@ def check_spending(config: Config, findings: Findings) -> None:
         for name in unpriced_models(config):
             remedy = f"to give its price: {how_to_price(name)}"
             findings.warn(f"price of {name}", f"not known, and tokens alone are counted; {remedy}")
-
-
-def _spread(values: Sequence[float]) -> float:
-    if len(values) < 2 or min(values) == max(values):
-        return math.nan  # Equal values say nothing about the spread of others.
-    return statistics.stdev(values) / statistics.fmean(values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from etude.backends.capabilities import LocalAdapterConfig
+from etude.config.document import strings
 from etude.core.call import ChatRequest
 from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, RequestError
@@ -128,21 +129,14 @@ def _check_template(what: str, policy: Policy, options: Mapping[str, Any], findi
 def _prompt_lengths(policy: Policy, examples: Sequence[Example], options: Mapping[str, Any]) -> list[int]:
     """Return the tokens of each example as one user message, without the agent's own prompt."""
     step = max(1, len(examples) // _SAMPLE)
-    texts = ["\n".join(_texts(example.inputs)) for example in examples[::step][:_SAMPLE]]
+    inputs = [dict(example.inputs) for example in examples[::step][:_SAMPLE]]
+    texts = ["\n".join(text for _, text in strings(own)) for own in inputs]
     asked = [({"role": "user", "content": text},) for text in texts if text]
     requests = [ChatRequest(messages, template_options=options) for messages in asked]
     try:
         return [len(policy.template.prompt(request).ids) for request in requests]
     except EtudeError:
         return []  # The finding about the template says why.
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [text for item in value for text in _texts(item)]
-    return [value] if isinstance(value, str) else []
 
 
 def _check_context(

@@ -36,6 +36,11 @@ def decision_code(decision: float | None) -> int:
     return ACCEPT if decision > 0 else REJECT if decision < 0 else NEITHER
 
 
+def shown_decision(decision: float) -> str:
+    """Return a decision in words, with its number: `accept (0.5)`."""
+    return f"{WORDS[decision_code(decision)]} ({decision:g})"
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """The answers that count as a decision. Each option is a text and a value from -1 (reject) to 1."""

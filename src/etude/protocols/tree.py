@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
-from etude.protocols.decision import WORDS, Verdict, decision_code
+from etude.protocols.decision import WORDS, Verdict, shown_decision
 from etude.store.jsonable import jsonable
 
 
@@ -116,6 +116,24 @@ class EpisodeTree:
             )
         return self._values[agent]
 
+    def answers(self, agent: str | None = None) -> Iterator[tuple[str, dict[int, list[Node]]]]:
+        """Yield each prompt's agent and the answers to it, of one agent or of all, in the order of the play.
+
+        An answer is the index of its call, with its copies: one below each combination of earlier answers in
+        its round. The others' answers up to this round are the same for all answers to a prompt.
+        """
+        by_prompt: dict[tuple[int | None, str], dict[int, list[Node]]] = {}
+        before: list[int | None] = []
+        for node in self.nodes:
+            # All agents of a round have the same information: the answers of earlier rounds.
+            parent = None if node.parent is None else self.nodes[node.parent]
+            same_round = parent is not None and parent.round == node.round
+            before.append(before[parent.id] if parent is not None and same_round else node.parent)
+            if agent in (None, node.agent):
+                answers = by_prompt.setdefault((before[node.id], node.agent), {})
+                answers.setdefault(node.call, []).append(node)
+        yield from ((name, answers) for (_, name), answers in by_prompt.items())
+
     def to_json(self) -> dict[str, Any]:
         """Return the tree as JSON, without fields that have their default."""
         tree: dict[str, Any] = _TREE.dump_python(self, mode="json", exclude_defaults=True)
@@ -153,51 +171,6 @@ _TREE = TypeAdapter(EpisodeTree)
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One of the answers that an agent gave to one prompt."""
-
-    call: int
-    """The index of the model call in the episode."""
-    nodes: tuple[Node, ...]
-    """The copies of the answer: one below each combination of earlier answers in its round."""
-    value: float
-    """The mean value of these nodes for the agent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One prompt to one agent, and its answers. The others' answers up to this round are the same."""
-
-    agent: str
-    round: int
-    answers: tuple[Answer, ...]
-
-
-def choices(tree: EpisodeTree, agent: str | None = None) -> Iterator[Choice]:
-    """Yield the choices of one agent, or of all agents, in the order of the play."""
-    by_prompt: dict[tuple[int | None, str], dict[int, list[Node]]] = {}
-    before: list[int | None] = []
-    for node in tree.nodes:
-        # All agents of a round have the same information: the answers of earlier rounds.
-        parent = None if node.parent is None else tree.nodes[node.parent]
-        same_round = parent is not None and parent.round == node.round
-        before.append(before[parent.id] if parent is not None and same_round else node.parent)
-        if agent in (None, node.agent):
-            answers = by_prompt.setdefault((before[node.id], node.agent), {})
-            answers.setdefault(node.call, []).append(node)
-    for (_, name), answers in by_prompt.items():
-        values = tree.values(name)
-        yield Choice(
-            agent=name,
-            round=next(iter(answers.values()))[0].round,
-            answers=tuple(
-                Answer(call, tuple(nodes), _mean([values[node.id] for node in nodes]))
-                for call, nodes in answers.items()
-            ),
-        )
 
 
 def transcript(record: EpisodeRecord) -> dict[str, Any]:
@@ -250,7 +223,7 @@ class _Show:
         elif node is not None:
             shown["ending"] = node.ending
             if node.verdict is not None and node.verdict != node.decision:
-                shown["verdict"] = _in_words(node.verdict)
+                shown["verdict"] = shown_decision(node.verdict)
             shown["rewards"] = {agent: self.tree.total(node, agent) for agent in self.tree.agents}
         return shown
 
@@ -272,7 +245,7 @@ class _Show:
         else:
             shown |= {f"{node.agent}@{channel}": text for channel, text in node.messages.items()}
         if node.decision is not None:
-            shown[f"{node.agent}.decision"] = _in_words(node.decision)
+            shown[f"{node.agent}.decision"] = shown_decision(node.decision)
         if node.malformed is not None:
             shown[f"{node.agent}.malformed"] = node.malformed
         if node.rejected:
@@ -280,10 +253,6 @@ class _Show:
         if node.truncated:
             shown[f"{node.agent}.truncated"] = True
         return shown
-
-
-def _in_words(decision: float) -> str:
-    return f"{WORDS[decision_code(decision)]} ({decision:g})"
 
 
 class _Dumper(yaml.SafeDumper):

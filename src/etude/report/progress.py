@@ -43,21 +43,16 @@ def _best(metrics: Mapping[str, Any]) -> str:
     return "" if found is None else f", {found}"
 
 
+_SECONDS_BETWEEN_SIGNS = 10.0
+
+
 class LineProgress(ProgressSums):
     """A display of lines: one for each important event, and signs of life while episodes run."""
 
-    def __init__(
-        self,
-        stream: TextIO | None = None,
-        seconds_between_signs: float = 10.0,
-        *,
-        stamped: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, stream: TextIO | None = None, *, stamped: bool = False, **kwargs: Any) -> None:
         """`stamped` lines begin with date and time."""
         super().__init__(**kwargs)
         self._stream = stream or sys.stdout
-        self._between = seconds_between_signs
         self._stamped = stamped
         self._last_sign = self.clock()
 
@@ -73,7 +68,7 @@ class LineProgress(ProgressSums):
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
         super().episode_finished(episode)
-        if self.clock() - self._last_sign >= self._between:
+        if self.clock() - self._last_sign >= _SECONDS_BETWEEN_SIGNS:
             reward = self.reward_so_far
             so_far = "" if reward is None else f", reward so far {reward:.3f}"
             failed = f", {self.failures} failed" if self.failures else ""

@@ -220,28 +220,23 @@ class GroupJudge(Evaluator):
             {"attempt": number, "messages": transcript[shared:]}
             for number, transcript in enumerate(distinct, start=1)
         ]
-        judgements = await ask(
-            self._engine,
-            self._config,
-            system,
-            material,
-            lambda answer: _parse_judgements(answer, len(shown)),
-            fold(0, "group_judge", items[0].id, *(item.generation for item in items)),
-        )
+
+        def parse(answer: dict[str, Any]) -> list[tuple[float, str]]:
+            scores, attempts = answer.get("scores"), len(distinct)
+            if not isinstance(scores, list) or not all(isinstance(entry, dict) for entry in scores):
+                raise MalformedAnswer("its 'scores' is not a list of objects")
+            numbers = [entry.get("attempt") for entry in scores]
+            if sorted(map(str, numbers)) != sorted(map(str, range(1, attempts + 1))):
+                raise MalformedAnswer(
+                    f"it scores the attempts {numbers}, and not each of 1 to {attempts} once"
+                )
+            ordered = sorted(scores, key=lambda entry: int(entry["attempt"]))
+            return [_parse_grade(entry, 1.0) for entry in ordered]
+
+        key = fold(0, "group_judge", items[0].id, *(item.generation for item in items))
+        judgements = await ask(self._engine, self._config, system, material, parse, key)
         judged = dict(zip(shown, judgements, strict=True))
         return [scored(item, judged[text]) for item, text in zip(items, texts, strict=True)]
-
-
-def _parse_judgements(answer: dict[str, Any], attempts: int) -> list[tuple[float, str]]:
-    """Return each attempt's score and reasoning. Raises MalformedAnswer unless each is there once."""
-    scores = answer.get("scores")
-    if not isinstance(scores, list) or not all(isinstance(entry, dict) for entry in scores):
-        raise MalformedAnswer("its 'scores' is not a list of objects")
-    numbers = [entry.get("attempt") for entry in scores]
-    if sorted(map(str, numbers)) != sorted(map(str, range(1, attempts + 1))):
-        raise MalformedAnswer(f"it scores the attempts {numbers}, and not each of 1 to {attempts} once")
-    ordered = sorted(scores, key=lambda entry: int(entry["attempt"]))
-    return [_parse_grade(entry, 1.0) for entry in ordered]
 
 
 @register_evaluator(config_type=GroupJudgeConfig)

@@ -67,10 +67,24 @@ class RowsConfig(DatasetConfig):
         """Return the examples in the order of the rows, or shuffled if the config says so.
 
         Raises DatasetError for a missing, broken or empty dataset, a missing column, and a missing or
-        repeated id; the message names the row. Raises MissingExtraError if the libraries that read it are not
-        installed.
+        repeated id; the message names the row. Repeated `from_row` ids get a number. Raises MissingExtraError
+        if the libraries that read it are not installed.
         """
-        examples = list(_unique(((where, _example(self, where, row)) for where, row in self._rows()), self))
+        examples: list[Example] = []
+        first: dict[str, str] = {}
+        count: Counter[str] = Counter()
+        for where, row in self._rows():
+            example = _example(self, where, row)
+            count[example.id] += 1
+            if example.id in first and self.ids == "from_row":
+                example = replace(example, id=f"{example.id}-{count[example.id]}")
+            if example.id in first:
+                raise DatasetError(
+                    f"{where}: id '{example.id}' is already taken by {first[example.id]}; "
+                    f"make ids unique, or set `ids: from_row` to make them from the rows"
+                )
+            first[example.id] = where
+            examples.append(example)
         if not examples:
             raise DatasetError(f"{getattr(self, self.source_key)} holds no examples")
         if self.shuffle:
@@ -213,39 +227,16 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
         question = value(config.structure.question_key)
         inputs.pop(config.structure.question_key, None)
         inputs["question"] = question
-    try:
-        return Example(_read_id(config, columns, where), inputs, answer)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{where}: no id can be made from this row: {error}") from error
-
-
-def _read_id(config: RowsConfig, columns: Mapping[str, Any], where: str) -> str:
-    if config.ids == "from_row":
-        return content_hash(columns)
-    value = columns.get(config.id_key)
-    if value is None or value == "":
+    named = columns.get(config.id_key)
+    if config.ids == "column" and (named is None or named == ""):
         raise DatasetError(
             f"{where}: there is no id in column '{config.id_key}'; name the column with `id_key`, "
             f"or set `ids: from_row` to make ids from the rows"
         )
-    return str(value)
-
-
-def _unique(examples: Iterable[tuple[str, Example]], config: RowsConfig) -> Iterator[Example]:
-    """Yield the examples, and raise DatasetError for a repeated id. Repeated `from_row` ids get a number."""
-    first: dict[str, str] = {}
-    count: Counter[str] = Counter()
-    for where, example in examples:
-        count[example.id] += 1
-        if example.id in first and config.ids == "from_row":
-            example = replace(example, id=f"{example.id}-{count[example.id]}")
-        if example.id in first:
-            raise DatasetError(
-                f"{where}: id '{example.id}' is already taken by {first[example.id]}; "
-                f"make ids unique, or set `ids: from_row` to make them from the rows"
-            )
-        first[example.id] = where
-        yield example
+    try:
+        return Example(str(named) if config.ids == "column" else content_hash(columns), inputs, answer)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{where}: no id can be made from this row: {error}") from error
 
 
 class SeedsConfig(DatasetConfig, name="seeds"):

@@ -164,7 +164,10 @@ class Recorder:
         """
         await self._admit()
         model = self.models.choose(model)
-        chosen = self._sampling(model, asked.sampling, asked.choice)
+        default = self.models.sampling.get(model) or Sampling()
+        chosen = change_sampling(change_sampling(default, asked.sampling), self._override)
+        if asked.choice and chosen.seed is not None:
+            chosen = replace(chosen, seed=fold(chosen.seed, "choice", asked.choice))
         options = {**self.models.template_options.get(model, {}), **asked.template_options}
         request = replace(asked, template_options=options).as_request(chosen)
         digest = _digest(model, request)
@@ -186,13 +189,6 @@ class Recorder:
             self._calls[index] = call
             self.names[index] = name
         return name, call
-
-    def _sampling(self, model: str, asked: Mapping[str, Any], choice: int) -> Sampling:
-        default = self.models.sampling.get(model) or Sampling()
-        chosen = change_sampling(change_sampling(default, asked), self._override)
-        if choice and chosen.seed is not None:
-            return replace(chosen, seed=fold(chosen.seed, "choice", choice))
-        return chosen
 
     async def _admit(self) -> None:
         while self.models.settling:  # noqa: ASYNC110  the collector may be in another thread

@@ -19,8 +19,7 @@ from pydantic_core import ArgsKwargs, PydanticSerializationError
 
 from etude.core.call import Call
 from etude.core.errors import RequestError
-from etude.core.json_text import read_json
-from etude.core.message import Message, Tool
+from etude.core.message import Message, Tool, tool_arguments
 from etude.store.jsonable import plain
 
 
@@ -78,17 +77,12 @@ def make_reply(call: Call) -> Reply:
 
 
 def _tool_call(wire: Any) -> ToolCall:
-    raw = wire["function"]["arguments"]
+    function = wire["function"]
     try:
-        arguments = read_json(raw, unique_keys=False)
-    except ValueError:
+        arguments = tool_arguments(function)
+    except RequestError:
         arguments = None
-    return ToolCall(
-        id=wire.get("id", ""),
-        name=wire["function"]["name"],
-        arguments=arguments if isinstance(arguments, dict) else None,
-        raw_arguments=raw,
-    )
+    return ToolCall(wire.get("id", ""), function["name"], arguments, function["arguments"])
 
 
 def as_response_format(response_format: Any) -> Any:

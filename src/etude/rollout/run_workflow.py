@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import inspect
 import json
-import sysconfig
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from etude.config.import_path import user_frame
 from etude.core import threads
 from etude.core.data_model import name_type
 from etude.core.episode import Failure
@@ -23,11 +22,6 @@ from etude.wire.dialect import ERROR_HEADER
 
 _abandoned: set[asyncio.Task[Any]] = set()
 """Tasks that did not stop when cancelled. Kept so that they are not garbage-collected midway."""
-
-_LIBRARIES = (
-    str(Path(__file__).parents[1]),
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-)
 
 _CLIENTS = ("etude", "openai", "anthropic", "langchain_core", "litellm", "pydantic_ai")
 """Libraries whose objects contain answers. Written as JSON, the whole object would be scored as the agent's
@@ -118,8 +112,11 @@ def make_failure(error: BaseException) -> Failure:
     """Return the failure for an exception of the workflow: `file:line: Type: message`."""
     if isinstance(error.__cause__, StopIteration):
         error = error.__cause__  # A coroutine cannot raise it: Python raises a RuntimeError instead.
-    where, words = user_line(error), error_words(error)
-    reason = f"{where}: {words}" if where else words
+    reason = error_words(error)
+    if (frame := user_frame(error)) is not None:
+        path, here = Path(frame.filename), Path.cwd()
+        path = path.relative_to(here) if path.is_relative_to(here) else path
+        reason = f"{path}:{frame.lineno}: {reason}"
     calls = [failed for cause in _causes(error) if (failed := _call_error(cause)) is not None]
     if not calls and any(isinstance(cause, ToolError) for cause in _causes(error)):
         return Failure("tool_failed", reason, "tool")
@@ -153,17 +150,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         pending.append(cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__))
         if isinstance(cause, BaseExceptionGroup):
             pending.extend(cause.exceptions)
-
-
-def user_line(error: BaseException) -> str | None:
-    """Return `file:line` of the innermost user's line, or of the innermost line if there is none."""
-    frames = traceback.extract_tb(error.__traceback__)[::-1]
-    own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<"))]
-    for frame in own or frames:
-        path = Path(frame.filename)
-        here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-        return f"{here}:{frame.lineno}"
-    return None
 
 
 class NoOutput(Exception):

@@ -252,11 +252,17 @@ class Tools:
         return await gather_results(map(self.call, calls))
 
     async def _text(self, call: ToolCall) -> str:
-        opened = self._owners.get(call.name)
-        refusal = self._refusal(call, opened)
-        source, reason = opened.set.name if opened else "", refusal or ""
-        use = ToolUse(source, call.name, call.arguments, reason, "refused", began=time.time())
-        if refusal is not None or opened is None or call.arguments is None:
+        """Return a call's result, or why it is refused, in words for the model."""
+        opened, refusal = self._owners.get(call.name), ""
+        if opened is None:
+            refusal = f"error: there is no tool '{call.name}'; tools: {', '.join(self._owners)}"
+        elif call.arguments is None:
+            refusal = "error: the arguments must be a JSON object"
+        elif self._episode.counts[opened.set.name] >= (most := opened.set.limits.max_calls):
+            refusal = f"error: all {most} calls of these tools are made; go on without them"
+        source = opened.set.name if opened else ""
+        use = ToolUse(source, call.name, call.arguments, refusal, "refused", began=time.time())
+        if refusal or opened is None or call.arguments is None:
             self._episode.record(Event("tool", -1, tool=use))
             return use.result
         self._episode.counts[opened.set.name] += 1
@@ -271,18 +277,6 @@ class Tools:
         finally:
             self._episode.record(Event("tool", -1, tool=replace(use, seconds=time.perf_counter() - begun)))
         return use.result
-
-    def _refusal(self, call: ToolCall, opened: _OpenSet | None) -> str | None:
-        """Return why a call is refused, in words for the model, or None."""
-        if opened is None:
-            return f"error: there is no tool '{call.name}'; tools: {', '.join(self._owners)}"
-        if call.arguments is None:
-            return "error: the arguments must be a JSON object"
-        if self._episode.counts[opened.set.name] >= opened.set.limits.max_calls:
-            return (
-                f"error: all {opened.set.limits.max_calls} calls of these tools are made; go on without them"
-            )
-        return None
 
 
 async def gather_results(calls: Iterable[Awaitable[T]]) -> list[T]:

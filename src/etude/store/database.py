@@ -148,11 +148,6 @@ def checksum(key: bytes, text: bytes, created: float) -> int:
     return zlib.crc32(struct.pack("<d", created), zlib.crc32(text, zlib.crc32(key)))
 
 
-def journal_row(key: str, text: str, created: float) -> tuple[str, str, float, int]:
-    """Return a row for `PUT_ROW`."""
-    return key, text, created, checksum(key.encode(), text.encode(), created)
-
-
 def how_to_mend(path: Path) -> str:
     """Return the remedy for a damaged journal."""
     if path.name == DATABASE:
@@ -331,7 +326,7 @@ class Writer:
     def _write(self, batch: list[Operation]) -> None:
         now, last = time.time(), batch[-1]
         latest = {each.key: each.text for each in batch if isinstance(each, Put)}
-        rows = [journal_row(key, text, now) for key, text in latest.items()]
+        rows = [(key, text, now, checksum(key.encode(), text.encode(), now)) for key, text in latest.items()]
         # One statement for all rows, and not executemany: SQLite's driver releases the interpreter lock at
         # each step. With a busy main thread, it then waits milliseconds to get the lock back.
         if rows:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from etude.config.document import dotted, leaves
+from etude.config.document import KeyPath, dotted, leaves
 from etude.core.errors import EtudeError, RequestError, nearest
 from etude.core.history import History
 from etude.core.keys import content_hash
@@ -210,18 +210,16 @@ def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
 
     For evaluations, `evaluate` has the model, the episodes for each example, and whether it was greedy.
     """
-    settings = [dict(leaves(_read_settings(run))) for run in runs]
+    settings: list[dict[KeyPath, Any]] = []
+    for run in runs:
+        data, request = stored_data(run, required=False), read_request(run)
+        if request is not None:
+            model = evaluated_model(request, trained_parts(data)["base"])
+            data = {"evaluate": {"model": model, "repeat": request.repeat, "greedy": request.greedy}, **data}
+        settings.append(dict(leaves(data)))
     keys = dict.fromkeys(key for setting in settings for key in setting if key not in _LOCATIONS)
     values = {key: [setting.get(key) for setting in settings] for key in keys}
     return {dotted(key): each for key, each in values.items() if any(value != each[0] for value in each)}
-
-
-def _read_settings(run: Path) -> dict[str, Any]:
-    data, request = stored_data(run, required=False), read_request(run)
-    if request is None:
-        return data
-    model = evaluated_model(request, trained_parts(data)["base"])
-    return {"evaluate": {"model": model, "repeat": request.repeat, "greedy": request.greedy}, **data}
 
 
 def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:

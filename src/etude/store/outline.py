@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 import shlex
@@ -14,6 +15,7 @@ from etude.core.episode import Failure
 from etude.core.errors import RequestError, nearest
 from etude.store.episodes import episode_phase, is_episode
 from etude.store.journal import Journal, Json
+from etude.store.jsonable import jsonable
 
 
 @dataclass(slots=True)
@@ -57,6 +59,13 @@ def first_question(inputs: Mapping[str, Any]) -> Any:
     if isinstance(first, list) and first and isinstance(first[-1], dict):
         return first[-1].get("content") or first
     return first
+
+
+def in_one_line(value: Any, most: int = 160) -> str:
+    """Return the beginning of a value in one line, for a list. Anything but text is written as JSON."""
+    text = value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def outlines(

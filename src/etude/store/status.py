@@ -161,7 +161,15 @@ def run_status(run: Path) -> SeenStatus:
 
     Raises StoreError for a file from another version of Etude.
     """
-    pid, status = lock_holder(run / LOCK), _read(run / STATUS)
+    pid, status, path = lock_holder(run / LOCK), None, run / STATUS
+    try:
+        status = RunStatus.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValidationError) as error:
+        raise StoreError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}); did another version of etude write it?"
+        ) from error
     age = None if status is None else max(0.0, time.time() - status.at)
     if status is not None and age is not None and status.host != socket.gethostname() and pid is None:
         # The lock of a head on another machine is visible only if the file system shares locks.
@@ -171,17 +179,6 @@ def run_status(run: Path) -> SeenStatus:
     if status is None or age is None or status.pid != pid:
         return SeenStatus("starting", None, pid, None)
     return SeenStatus("live" if age < SILENT_SECONDS else "silent", status, pid, age)
-
-
-def _read(path: Path) -> RunStatus | None:
-    try:
-        return RunStatus.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as error:
-        raise StoreError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}); did another version of etude write it?"
-        ) from error
 
 
 def tell_team(folder: Path, wanted: int, nodes: tuple[str, ...] = ()) -> None:

@@ -150,9 +150,10 @@ def _best_or_last(
     best, last = best_version(history), last_version(history)
     whose = run.name if target is None else f"{run.name}:{target}"
     if last is None:
+        why = {"unfinished": f" yet; continue it: etude resume {shlex.quote(str(run))}", "running": " yet"}
+        none = why.get(read_facts(run).state, ": it trained on nothing, or its backend keeps the versions")
         raise RequestError(
-            f"run {whose} has no trained version{_why_not(run)}; {whose}:{BASE} is the model that it started "
-            "from"
+            f"run {whose} has no trained version{none}; {whose}:{BASE} is the model that it started from"
         )
     if wish == BEST and best is None:
         raise RequestError(
@@ -169,13 +170,6 @@ def _best_or_last(
     if not chosen.number:
         return None, f"{choice}, which is the base model: no trained version has done better"
     return chosen, choice
-
-
-def _why_not(run: Path) -> str:
-    state = read_facts(run).state
-    if state == "unfinished":
-        return f" yet; continue it: etude resume {shlex.quote(str(run))}"
-    return " yet" if state == "running" else ": it trained on nothing, or its backend keeps the versions"
 
 
 def _list_numbers(numbers: Iterable[int]) -> str:

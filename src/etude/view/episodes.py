@@ -16,7 +16,7 @@ from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
 from etude.core.message import Message, is_text, message_text
 from etude.protocols.decision import WORDS as VERDICTS
-from etude.protocols.decision import decision_code
+from etude.protocols.decision import shown_decision
 from etude.protocols.tree import EpisodeTree, Node
 from etude.store.episodes import episode_scores, list_phases, phase_epoch, read_episode
 from etude.store.journal import Journal
@@ -66,7 +66,7 @@ def phases_page(request: Request) -> Response:
 
 
 def phase_page(request: Request) -> Response:
-    """Show the groups of a phase, or with a filter the matching episodes."""
+    """Show the groups of a phase by their examples' ids, or with a filter the matching episodes."""
     library, path = library_and_run(request)
     phase, after = request.path_params["phase"], request.query_params.get("after", "")
     with RunFolder.read(path) as run:
@@ -76,7 +76,12 @@ def phase_page(request: Request) -> Response:
         if request.query_params.get("q", "").strip():
             return _filtered_page(request, run.journal, path.name, [phase], library.reward(path), phase)
         entry = _entries(run.journal, run.name).get(_plain_phase(phase))
-        groups = [*islice(list_groups(run.journal, phase, library.reward(path), after), GROUPS + 1)]
+        episodes = outlines(run.journal, f"{phase}/", library.reward(path), after=after)
+        by_example = groupby(episodes, lambda episode: episode.example)
+        groups = [
+            Group(example, sorted(own, key=lambda episode: episode.generation))
+            for example, own in islice(by_example, GROUPS + 1)
+        ]
     rewards = [reward for group in groups for reward in group.rewards]
     more = groups[GROUPS - 1].episodes[-1].id if len(groups) > GROUPS else ""
     context: dict[str, Any] = {
@@ -93,13 +98,6 @@ def phase_page(request: Request) -> Response:
         "words": WORDS,
     }
     return page(request, "groups.html" if after else "phase.html", **context)
-
-
-def list_groups(journal: Journal, phase: str, reward: str | None, after: str = "") -> Iterator[Group]:
-    """Yield the groups of a phase in the order of their examples' ids, after the id `after`."""
-    episodes = outlines(journal, f"{phase}/", reward, after=after)
-    for example, own in groupby(episodes, lambda episode: episode.example):
-        yield Group(example, sorted(own, key=lambda episode: episode.generation))
 
 
 def split_id(journal: Journal, id: str) -> tuple[str, str]:
@@ -252,9 +250,6 @@ def shown_play(record: EpisodeRecord) -> dict[str, Any]:
             {"channel": channel, "text": text, "heard_by": heard(node, text)}
             for channel, text in node.messages.items()
         ]
-        decision = (
-            "" if node.decision is None else f"{VERDICTS[decision_code(node.decision)]} ({node.decision:g})"
-        )
         siblings = tree.children(None if node.parent is None else tree.nodes[node.parent])
         others = [tree.value(each, node.agent) for each in siblings if each.id != node.id]
         return {
@@ -262,7 +257,7 @@ def shown_play(record: EpisodeRecord) -> dict[str, Any]:
             "said": said,
             "values": {agent: tree.value(node, agent) for agent in tree.agents},
             "gain": tree.value(node, node.agent) - sum(others) / len(others) if others else None,
-            "decision": decision,
+            "decision": "" if node.decision is None else shown_decision(node.decision),
             "thinking": "" if call is None or call.completion is None else call.completion.thinking,
             "following": [*map(answer, tree.children(node))],
         }

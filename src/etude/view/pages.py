@@ -24,7 +24,7 @@ from etude.core.stats import shown_seconds
 from etude.store.database import DATABASE
 from etude.store.facts import RunFacts, is_run, list_runs, read_facts
 from etude.store.jsonable import jsonable
-from etude.store.outline import first_question
+from etude.store.outline import first_question, in_one_line
 from etude.store.run_folder import LOCK, lock_holder
 from etude.store.stored_config import CONFIG, reward_names, stored_data
 
@@ -144,13 +144,6 @@ def shown(value: Any) -> str:
 def agent(function: str) -> str:
     """Return the name of an agent, from the function that called the model."""
     return "the workflow" if function == WORKFLOW else function
-
-
-def in_one_line(value: Any, most: int = 160) -> str:
-    """Return the beginning of a value in one line, for a list."""
-    text = value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)
-    text = " ".join(text.split())
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def asked(inputs: Mapping[str, Any], most: int = 160) -> str:

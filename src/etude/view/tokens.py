@@ -15,13 +15,7 @@ from etude.core.data_model import finite
 from etude.core.errors import RequestError
 from etude.inference.local import base_folder
 from etude.store.episodes import phase_epoch
-from etude.store.learned import (
-    LearnedSample,
-    TokenSequence,
-    chosen_sequence,
-    records_state,
-    trained_sequences,
-)
+from etude.store.learned import TokenSequence, chosen_sequence, records_state, trained_sequences
 from etude.store.run_folder import RunFolder
 from etude.view.episodes import find_siblings, read_record, split_id
 from etude.view.pages import library_and_run, page
@@ -91,31 +85,16 @@ def chunk_page(request: Request) -> Response:
 
 
 def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, Any]:
-    """Return the facts of a sequence that stand above its tokens."""
+    """Return what stands above a sequence's tokens, with notes on the source of its training data."""
     samples = sequence.learned
     known = ["logprobs"] if any(span.logprobs for span in sequence.spans) else []
     known += [name for name in COLOURS if any(getattr(sample, name, None) for sample in samples)]
-    # Advantages that the loss does not take are not unknown.
-    is_told = bool(samples) and not any(sample.source.backend for sample in samples)
-    takes_none = is_told and all(sample.advantages is None for sample in samples)
-    left_out = {*known, *(("advantages",) if takes_none else ())}
-    return {
-        "sequence": sequence,
-        "known": {name: COLOURS[name] for name in known},
-        "unknown": [label for name, label in COLOURS.items() if name not in left_out],
-        "sampled": sum(span.stop - span.start for span in sequence.spans),
-        "has_texts": texts.is_known,
-        "notes": source_notes(samples),
-    }
-
-
-def source_notes(samples: Sequence[LearnedSample]) -> list[str]:
-    """Return sentences on the source of the training data, and on facts that the source lacks."""
     sources = list(dict.fromkeys(sample.source for sample in samples if sample.source.backend))
-    if samples and not sources:
-        is_without = all(sample.advantages is None for sample in samples)
-        return ["Its loss takes no advantages."] if is_without else []
-    notes = [
+    # Advantages that the loss does not take are not unknown.
+    takes_none = bool(samples) and not sources and all(sample.advantages is None for sample in samples)
+    left_out = {*known, *(("advantages",) if takes_none else ())}
+    notes = ["Its loss takes no advantages."] if takes_none else []
+    notes += [
         f"As the backend '{source.backend}' received it for the job {source.job}; it does not tell what "
         "its learner computed, such as the ratio and the entropy."
         for source in sources
@@ -125,7 +104,14 @@ def source_notes(samples: Sequence[LearnedSample]) -> list[str]:
             "It received rewards and computes the advantages from them itself; the advantages shown are the "
             "ones that the run's algorithm computes."
         )
-    return notes
+    return {
+        "sequence": sequence,
+        "known": {name: COLOURS[name] for name in known},
+        "unknown": [label for name, label in COLOURS.items() if name not in left_out],
+        "sampled": sum(span.stop - span.start for span in sequence.spans),
+        "has_texts": texts.is_known,
+        "notes": notes,
+    }
 
 
 def token_chunk(
