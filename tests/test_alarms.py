@@ -183,7 +183,7 @@ async def test_rollback_goes_back_to_the_best_version_and_on_from_there(run):
     run.finetuning.alarms = alarm("rollback", 3)
     await run.start(num_epochs=5)
     check_way_back(run)
-    assert "the run has gone back to v1, and goes on from there" in run.watcher.warnings
+    assert "the run has gone back to v1, and continues from there" in run.watcher.warnings
     line = json.loads((run.path / "training_metrics.jsonl").read_text().splitlines()[2])
     assert line["back_to"] == 1
 

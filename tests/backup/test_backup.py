@@ -146,7 +146,7 @@ async def test_a_folder_whose_run_was_taken_over_copies_nothing_more(run, tmp_pa
         newer = copies(new)
         await new.journal.put("k", "new")
         newer.copy()
-        with pytest.raises(TakenOver, match="another folder goes on with this run: process"):
+        with pytest.raises(TakenOver, match="another folder has continued this run: process"):
             older.copy()
         with pytest.raises(TakenOver):
             async with back_up(faulty(), run, Watcher()):

@@ -104,4 +104,4 @@ def test_a_run_that_another_folder_goes_on_with_is_told_and_not_resumed(determin
     assert json.loads(newer.stdout.splitlines()[0])["event"] == "restored"
     again = finished("resume", "run", folder=deterministic)
     assert again.returncode == 1
-    assert "another folder goes on with this run: process" in again.stderr
+    assert "another folder has continued this run: process" in again.stderr

@@ -54,7 +54,7 @@ def art(project: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Path
         ({"llms__policy__logprobs": False}, "does not ask for them"),
         ({"llms__policy__base_url": None}, "has no 'base_url'"),
         ({"llms": {"policy": {"_type": "tests.cli.parts:scripted"}}}, "is `_type: scripted`"),
-        ({"finetuning__fine_tune_from_scratch": True}, "always goes on from the last version"),
+        ({"finetuning__fine_tune_from_scratch": True}, "always continues from the last version"),
         ({"trainer_adapters__art__training__learning_rat": 1}, "did you mean 'learning_rate'"),
         ({"trainer_adapters__art__backend": {"name": "a"}}, "say where the server is"),
     ],

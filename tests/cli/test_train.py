@@ -148,7 +148,7 @@ def test_a_paused_run_says_how_to_go_on_and_does(project):
     assert "warning: epoch 1: this epoch is not to be trusted" in shown.stdout
     assert shown.stderr.splitlines() == [
         "paused by an alarm: epoch 1: this epoch is not to be trusted",
-        "to go on without this alarm: etude resume runs/r -o finetuning.alarms.mine.action=off",
+        "to continue without this alarm: etude resume runs/r -o finetuning.alarms.mine.action=off",
         "next: etude resume runs/r",
     ]
     assert etude("resume", "runs/r").exit_code == 0

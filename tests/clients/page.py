@@ -37,7 +37,7 @@ Give a client the address and the key:
 An endpoint takes any name of a model for the episode's own. A server wants the name that it serves; where
 agents of the OpenAI Agents SDK name no model, its variable `OPENAI_DEFAULT_MODEL` says it.
 
-*Recorded* means that each call has its token ids and logprobs, *extended* that the later turns went on from
+*Recorded* means that each call has its token ids and logprobs, *extended* that the later turns continued from
 the tokens of the earlier ones, without drift. Clients of npm are driven where `npm install --prefix
 tests/clients/node` has put them, by `pytest -m node`; Inspect AI, which wants another `fsspec` than
 `datasets`, where `ETUDE_TEST_INSPECT` names the Python of a virtual environment with `inspect-ai` and

@@ -122,7 +122,7 @@ class _Reference:
             f"`{field.alias or key}`" for key, field in fields.items() if CHANGEABLE in field.metadata
         ]
         if changeable:
-            yield f"When a run goes on, these can be changed: {', '.join(changeable)}.\n"
+            yield f"When a run is resumed, these can be changed: {', '.join(changeable)}.\n"
 
     def _row(self, key: str, field: FieldInfo, meaning: str, below: Collection[type[BaseModel]]) -> str:
         slot, blocks = KeyType.of(field), _blocks_in(field)

@@ -440,7 +440,7 @@ async def test_a_backend_without_a_way_back_says_so(tmp_path, journal, plays):
     await made.group.switch_to_next_model()
     made.group.set_state(state)
     with pytest.raises(
-        CapabilityError, match=r"start from version 1, .*'fake' always goes on from the last one"
+        CapabilityError, match=r"start from version 1, .*'fake' always continues from the last one"
     ):
         await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="back")
     assert "back" not in adapter.submitted

@@ -108,7 +108,7 @@ def check_from_base(backend: str, capabilities: Capabilities) -> None:
     if not capabilities.from_base:
         raise CapabilityError(
             f"'fine_tune_from_scratch' asks for jobs that start from the base model, and the trainer adapter "
-            f"{backend} always goes on from the last version. Remove the key, or choose another adapter."
+            f"{backend} always continues from the last version. Remove the key, or choose another adapter."
         )
 
 
@@ -151,7 +151,7 @@ def check_block(backend: str, capabilities: Capabilities, block: FinetuneConfig)
     if going_back and not (capabilities.versions and capabilities.from_base):
         raise CapabilityError(
             f"'finetuning.alarms.{going_back[0]}' asks to go back to an earlier version ('action: "
-            f"rollback'), and the trainer adapter {backend} always goes on from the last one. Take another "
+            f"rollback'), and the trainer adapter {backend} always continues from the last one. Take another "
             "action, or another adapter"
         )
     if block.collect_ahead and not capabilities.versions:

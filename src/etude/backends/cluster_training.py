@@ -136,7 +136,7 @@ class ClusterLearners:
                     f"its learners ended {attempts} times without a checkpoint ({cause}); see {self._log}: "
                     f"{lines}"
                 )
-            goes_on = f"goes on from step {step}" if step else "begins anew"
+            goes_on = f"continues from step {step}" if step else "begins anew"
             job.news = f"its learners ended early ({cause}); the job {goes_on}"
             _LOG.warning("job %s: %s", job.name, job.news)
 
@@ -212,7 +212,7 @@ class _Reporter(JobListener):
         self._seat = seat
 
     def went_back(self, step: int, damage: Sequence[str]) -> None:
-        on = f"it went on from step {step}" if step else "it began anew"
+        on = f"it continued from step {step}" if step else "it began anew"
         self._seat.call("tell", note=f"a checkpoint of the job was damaged: {'; '.join(damage)}; {on}")
 
     def started(self, done: int) -> None:

@@ -82,10 +82,10 @@ class Copies:
             return
         if self.is_new:
             raise RequestError(
-                f"{self.address.text} has a run of this name already; go on with it: etude resume "
+                f"{self.address.text} already has a run of this name; continue it: etude resume "
                 f"{self.address.text}, or choose another name"
             )
-        raise TakenOver(f"another folder goes on with this run: process {head['process']} on {head['host']}")
+        raise TakenOver(f"another folder has continued this run: process {head['process']} on {head['host']}")
 
     def copy(self) -> None:
         """Copy everything that is new, if anything is.
@@ -324,7 +324,7 @@ def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
     path = (root / name).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RequestError(
-            f"{path} is there already; go on with it: etude resume {shlex.quote(str(path))}, or name another "
+            f"{path} is there already; continue it: etude resume {shlex.quote(str(path))}, or name another "
             "folder for runs: --output-dir"
         )
     address = Address(text.rstrip("/"), options)

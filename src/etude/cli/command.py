@@ -116,7 +116,7 @@ def on_error(hint: Callable[[], str]) -> Iterator[None]:
         if isinstance(error, ErrorBudgetExceeded):
             error.add_note("the budget is raised with: -o finetuning.error_budget=…")
         if isinstance(error, RunPaused):
-            error.add_note(f"to go on without this alarm: {hint()} -o {error.override}")
+            error.add_note(f"to continue without this alarm: {hint()} -o {error.override}")
         changes = f" -o {shlex.quote(error.override)}" if isinstance(error, BudgetReached) else ""
         error.add_note(next_line(hint() + changes))
         raise

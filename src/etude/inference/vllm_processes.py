@@ -67,7 +67,7 @@ class VllmProcesses:
                 await self.stop()
             raise failures[0]
         for failure in failures:
-            _LOG.error("%s; the other processes go on without it", failure)
+            _LOG.error("%s; the other processes continue without it", failure)
 
     async def stop(self) -> None:
         """End all processes and forget their LoRA weights."""
@@ -169,7 +169,7 @@ class VllmProcesses:
         try:
             await process.start(self._source, self._loras)
         except EngineError as error:
-            _LOG.error("%s; the other processes go on without it", error)
+            _LOG.error("%s; the other processes continue without it", error)
         finally:
             del self._starting[process]
 

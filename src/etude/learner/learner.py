@@ -351,7 +351,7 @@ class Learner:
         try:
             self.optimiser.restore(tensors)
         except StoreError as error:
-            raise StoreError(f"cannot go on from {folder}: {error}") from error
+            raise StoreError(f"cannot continue from {folder}: {error}") from error
         self.step, self.trained = step, trained
 
     def reset(self) -> None:

@@ -342,7 +342,7 @@ class Bookkeeper:
         self._let_go(entry.epoch)
         self._provenance.went_back()
         what = f"v{entry.back_to.number}" if entry.back_to.number else "the model that training began with"
-        self._progress.message(f"the run has gone back to {what}, and goes on from there", warning=True)
+        self._progress.message(f"the run has gone back to {what}, and continues from there", warning=True)
 
     async def record_warm_up(self, entry: WarmUpEntry) -> None:
         """Record that the warm-up is over. Training begins with its weights."""

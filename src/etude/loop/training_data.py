@@ -78,7 +78,7 @@ class Provenance:
         if old := {number: count for number, count in calls.items() if number not in young}:
             listed = ", ".join(f"{count} from version {number}" for number, count in sorted(old.items()))
             is_ahead = any(number in (0, *made) for number in old)
-            advice = "; were they collected with 'finetuning.collect_ahead'? Then go on with it"
+            advice = "; were they collected with 'finetuning.collect_ahead'? Then keep it on"
             raise TrainingError(
                 f"episodes of epoch {epoch + 1} were not sampled from version {now.number}, which the model "
                 f"was at: {listed} of {sum(calls.values())} calls{advice if is_ahead else ''}"

@@ -301,14 +301,16 @@ def _try(folder: Path, findings: Findings) -> None:
         try:
             code = process.wait(_SECONDS)
         except subprocess.TimeoutExpired:
-            slow = f"the run was killed, and did not end within {_SECONDS:g} s when it went on"
+            slow = f"the run was killed, and did not end within {_SECONDS:g} s after it was resumed"
             raise EtudeError(f"{slow}\n{_tail(folder)}") from None
     if code != 0:
         raise EtudeError(f"the run was killed, and does not go on: exit code {code}\n{_tail(folder)}")
     after = _steps(run)
     changed = [key for key, text in before.items() if after.get(key) != text]
     if changed:
-        raise EtudeError(f"{len(changed)} steps that the run had taken changed when it went on: {changed[0]}")
+        raise EtudeError(
+            f"{len(changed)} steps that the run had taken changed when it was resumed: {changed[0]}"
+        )
     facts = read_facts(run)
     if facts.state != "finished" or facts.summary.epochs_trained != _EPOCHS:
         raise EtudeError(

@@ -160,7 +160,7 @@ def estimate_run(
     needed = {"usd": money and money.mean, "tokens": tokens.mean}
     warnings = (
         f"budget.{unit} is {most:,g}, and the whole run would take about {need:,.4g}: it would stop before "
-        "its end, and could go on with more"
+        "its end, and could continue with more"
         for unit, need in needed.items()
         if (most := getattr(config.budget, unit, None)) is not None and need is not None and need > most
     )

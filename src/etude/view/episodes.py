@@ -177,7 +177,7 @@ def _call(added: AddedCall) -> Iterator[Turn]:
     call = added.call
     for message in added.messages:
         yield _message_turn(message, str(message.get("role")))
-    marks = [] if added.continues is None else [f"goes on from call {added.continues}"]
+    marks = [] if added.continues is None else [f"continues call {added.continues}"]
     who = call.model if call.function == WORKFLOW else call.function
     if call.completion is None:
         yield Turn(
