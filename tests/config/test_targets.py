@@ -135,11 +135,6 @@ def test_the_schedule_of_a_target(schedule: dict[str, int], epochs: list[int]):
     assert [epoch for epoch in range(6) if target.reason_to_rest(epoch) is None] == epochs
 
 
-def test_a_rest_says_why():
-    assert TargetConfig(frozen=True).reason_to_rest(0) == "frozen"
-    assert TargetConfig(every=2).reason_to_rest(1) == "not its turn (every: 2, offset: 0)"
-
-
 def test_a_function_is_named_once():
     with pytest.raises(ValueError, match="names a function twice"):
         FinetuneConfig(targets={"a": TargetConfig(target_functions=["f", "f"])})
