@@ -83,14 +83,6 @@ async def test_a_finished_run_started_again_does_nothing(run):
     assert (again.engine.version, len(again.statuses)) == (2, 2)
 
 
-async def test_a_run_can_be_resumed_with_more_epochs(run):
-    await run.start(num_epochs=1)
-    again = run.restarted()
-    trainer = await again.start(num_epochs=2)
-    assert [entry.epoch for entry in trainer.history.epochs] == [1, 2]
-    assert again.adapter.submitted == ["run-epoch-2"]
-
-
 @pytest.mark.parametrize("status", [TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED])
 async def test_a_failed_job_ends_the_run_and_a_resumed_run_submits_it_as_another_job(run, status):
     run.adapter.behave = ending_as(status, "out of memory")
