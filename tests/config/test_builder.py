@@ -113,30 +113,6 @@ async def test_what_a_component_raises_is_told_with_its_name_and_place(parts: ob
             assert __file__ in str(raised.value)
 
 
-async def test_every_kind_of_component_is_handed_out(folder: Path):
-    config = parse_config(
-        {
-            "llms": {"policy": "local"},
-            "workflow": "my_agent:play",
-            "eval": {"general": {"dataset": "x.json"}, "evaluators": {"correct": "my_agent:correct"}},
-        }
-    )
-    async with Builder(config) as builder:
-        built: list[Any] = [
-            await builder.get_llm("policy"),
-            await builder.get_workflow(),
-            await builder.get_dataset(),
-            await builder.get_evaluator("correct"),
-            await builder.get("trajectory_builders", "grpo"),
-            await builder.get("trainer_adapters", "local"),
-            await builder.get("trainers", "epochs"),
-        ]
-        assert [made[0].type_name for made in built] == [
-            "local", "function", "json", "function", "grpo", "local", "epochs",
-        ]  # fmt: skip
-        assert all(made[1].config is builder.config for made in built)
-
-
 async def test_another_dataset_may_be_a_config_or_a_file(folder: Path):
     (folder / "project").mkdir()
     (folder / "project/val.jsonl").write_text("")

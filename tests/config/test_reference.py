@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from etude.config.finetuning import FinetuneConfig
-from etude.config.key_types import KeyType, describe, descriptions, shown, slot_at, unknown_keys
+from etude.config.key_types import KeyType, describe, descriptions, slot_at, unknown_keys
 from etude.config.registry import load_entry_points
 from tests.config.reference import render_reference
 
@@ -49,11 +47,6 @@ def test_docstrings_below_keys_are_their_descriptions_as_pydantic_reads_them(par
     assert descriptions(made) == {"size": "How many."}
 
 
-class Colour(StrEnum):
-    RED = "red"
-    BLUE = "blue"
-
-
 class Inner(BaseModel):
     size: int = Field(default=1, ge=1, lt=9)
 
@@ -73,34 +66,6 @@ class Outer(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("annotation", "words"),
-    [
-        (int, "an integer"),
-        (float | None, "a number"),
-        (bool, "true or false"),
-        (str, "text"),
-        (SecretStr | None, "text"),
-        (Path, "a path"),
-        (str | Path | None, "text or a path"),
-        (Any, "any value"),
-        (list[str], "a list of texts"),
-        (list[int], "a list of integers"),
-        (tuple[float, ...], "a list of numbers"),
-        (list, "a list"),
-        (dict[str, int], "a mapping"),
-        (Inner, "a mapping with the keys size"),
-        (Literal["a", "b"], "one of 'a', 'b'"),
-        (Literal["a"], "'a'"),
-        (Colour, "one of 'red', 'blue'"),
-        (Annotated[str, "note"], "text"),
-        (complex, "complex"),
-    ],
-)
-def test_types(annotation: Any, words: str):
-    assert describe(KeyType(annotation)) == words
-
-
-@pytest.mark.parametrize(
     ("path", "words"),
     [
         (("inner", "size"), "an integer >= 1 and < 9"),
@@ -113,7 +78,6 @@ def test_types(annotation: Any, words: str):
 )
 def test_the_slot_of_a_path(path: tuple[str | int, ...], words: str):
     slot = slot_at(Outer, path)
-    assert slot is not None
     assert describe(slot) == words
 
 
@@ -129,19 +93,3 @@ def test_keys_that_pydantic_would_drop_are_found():
         "class": 1,
     }
     assert list(unknown_keys(KeyType(Outer), data)) == [("nope",), ("inner", "sise"), ("many", "x", "sise")]
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (None, "nothing"),
-        ({"a": 1}, "a mapping"),
-        ([1], "a list"),
-        (True, "true"),
-        (1.5, "1.5"),
-        ("x", "'x'"),
-        ("x" * 100, "'" + "x" * 58 + "…"),
-    ],
-)
-def test_what_was_found(value: Any, words: str):
-    assert shown(value) == words

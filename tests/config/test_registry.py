@@ -77,7 +77,6 @@ def test_a_class_without_a_name_is_refused_when_it_is_used(empty_registry: None)
 
     register_trainer(config_type=Nameless)(build)
     found = registry.find_registration("trainers", build)
-    assert found is not None
     with pytest.raises(RequestError, match=r'class Nameless\(TrainerConfig, name="…"\)'):
         registry.lookup("trainers", found.name)
 

@@ -64,7 +64,6 @@ def test_what_a_target_leaves_out_is_as_the_whole_block_has_it(folder: Path):
     assert (prover.model, checker.model) == ("prover", "verifier")
     assert (prover.trajectory_builder, checker.trajectory_builder) == ("groups", "more_groups")
     assert (prover.trainer_adapter, checker.trainer_adapter) == ("local", "local")
-    assert prover.reward_function is not None
     assert prover.reward_function.name == "proved"
     assert prover.target_functions == ["*"]
     assert prover.curriculum_learning == CurriculumLearningConfig()
@@ -75,7 +74,6 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
     block = load_config(write(folder, TWO)).finetuning.for_target("checker")
     assert block.targets == {}
     assert (block.target_model, block.trajectory_builder) == ("verifier", "more_groups")
-    assert block.reward_function is not None
     assert block.reward_function.name == "verified"
     assert block.curriculum_learning.enabled
     assert block.num_epochs == 1

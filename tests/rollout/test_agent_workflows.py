@@ -94,12 +94,8 @@ async def test_prompts(journal: Journal, keys: Any, inputs: dict[str, Any], prom
 @pytest.mark.parametrize(
     ("keys", "inputs", "problem"),
     [
-        ({}, {"left": 1, "right": 2}, "example 'a' has the inputs left, right; say which are asked for"),
-        (
-            {"prompt": "{lfet}"},
-            {"left": 1},
-            "workflow.prompt: '{lfet}' is no input of example 'a'; inputs: left",
-        ),
+        ({}, {"left": 1, "right": 2}, "example 'a' has the inputs left, right"),
+        ({"prompt": "{lfet}"}, {"left": 1}, "workflow.prompt: '{lfet}' is no input of example 'a'"),
     ],
 )
 async def test_prompts_that_cannot_be_made(journal: Journal, keys: Any, inputs: Any, problem: str) -> None:

@@ -140,10 +140,7 @@ async def test_some_tools_of_a_set_and_names_with_a_prefix(journal: Journal) -> 
     assert record.output == ["2", "3", "error: there is no tool 'my_broken'; tools: my_add, add"]
     await journal.forget(record.id)
     clash = await results_of(journal, [], left=functions(add), right=functions(add))
-    assert (
-        "two tools are called 'add', of 'here' and of 'here'; give one of the sets a prefix"
-        in clash.failure.reason
-    )
+    assert "two tools are called 'add', of 'here' and of 'here'" in clash.failure.reason
 
 
 async def test_plain_functions_call_tools_too(journal: Journal) -> None:
