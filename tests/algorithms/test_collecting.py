@@ -98,19 +98,6 @@ async def test_a_builder_needs_a_reward_function():
         await CollectingBuilder(Grpo()).initialize(FinetuneConfig())
 
 
-def test_progress_is_logged_as_a_line_in_the_folder_given(tmp_path):
-    builder = make_builder()
-    builder.log_progress("run", {"pairs": 3})
-    for pairs in (3, 4):
-        builder.log_progress("run", {"pairs": pairs}, output_dir=str(tmp_path / "logs"))
-    lines = (tmp_path / "logs" / "trajectory_builder.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"run_id": "run", "pairs": 3},
-        {"run_id": "run", "pairs": 4},
-    ]
-
-
-COMPARING = ("grpo", "rloo", "reinforce_pp", "dpo", "expert_iteration")
 ASK = {"role": "user", "content": "q"}
 
 
