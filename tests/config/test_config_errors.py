@@ -40,12 +40,7 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
 
 MISTAKES = [
     ("finetuning:", "finetuning:\n  num_epoch: 3", "11:3", "did you mean 'num_epochs'? Allowed: enabled, "),
-    (
-        "  general:",
-        "  max_concurrency: 4\n  general:",
-        "6:3",
-        "it belongs in 'eval.general'. Allowed: g",
-    ),
+    ("  general:", "  max_concurrency: 4\n  general:", "6:3", "it belongs in 'eval.general'. Allowed: g"),
     (
         "    _type: local",
         "    _type: local\n    modle: tiny",
@@ -64,25 +59,10 @@ MISTAKES = [
     ("finetuning:", "finetuning:\n  reward_function: correct", "11:3", "a mapping with the keys name, found"),
     ("llms:\n  policy:\n    _type: local", "llms:\n  - _type: local", "1:1", "a mapping, found a list"),
     ("llms:\n", "llms:\n  7: local\n", "2:3", "key '7' is not text; put it in quotes"),
-    (
-        "my_agent:play",
-        "my_agent",
-        "4:1",
-        "did you mean 'my_agent_workflow'? Allowed: function, my_",
-    ),
+    ("my_agent:play", "my_agent", "4:1", "did you mean 'my_agent_workflow'? Allowed: function, my_"),
     ("    _type: local", "    type: local", "2:3", "'type' is written '_type'. Allowed: local, openai"),
-    (
-        "    _type: local",
-        "    _type: opnai",
-        "3:5",
-        "no model type 'opnai'; did you mean 'openai'?",
-    ),
-    (
-        "    _type: local",
-        "    _type: grpo",
-        "3:5",
-        "'grpo' is registered as trajectory builder, not as",
-    ),
+    ("    _type: local", "    _type: opnai", "3:5", "no model type 'opnai'; did you mean 'openai'?"),
+    ("    _type: local", "    _type: grpo", "3:5", "'grpo' is registered as trajectory builder, not as"),
     ("    _type: local", "    _type: openai", "2:3", "'llms.policy.model_name' is missing; it takes text"),
     (
         "    _type: local",
@@ -140,18 +120,8 @@ MISTAKES = [
         "4:12",
         "there is no module 'my_agnt' in FOLDER or the installed packages; did you mean 'my_agent'?",
     ),
-    (
-        "    _type: local",
-        "    _type: my_agent:play",
-        "3:5",
-        "it needs one of the decorators etude.",
-    ),
-    (
-        "workflow: my_agent:play\n",
-        "",
-        "1:1",
-        "key 'workflow' is missing, and finetuning is enabled",
-    ),
+    ("    _type: local", "    _type: my_agent:play", "3:5", "it needs one of the decorators etude."),
+    ("workflow: my_agent:play\n", "", "1:1", "key 'workflow' is missing, and finetuning is enabled"),
     ("  evaluators:\n    correct: my_agent:correct\n", "", "5:1", "key 'eval.evaluators' is missing, and"),
     (
         "    correct: my_agent:correct",
