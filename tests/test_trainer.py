@@ -46,9 +46,7 @@ async def test_log_progress_writes_metrics_and_rewards_to_another_folder(run, tm
     lines = [json.loads(line) for line in (tmp_path / "logs" / "training_metrics.jsonl").open()]
     assert [line["epoch"] for line in lines] == [1, 2]
     assert {"timestamp", "run_id", "avg_reward", "num_trajectories", "num_groups"} <= lines[0].keys()
-    history = json.loads((tmp_path / "logs" / "reward_history.json").read_text())
-    wanted = {"epoch", "timestamp", "avg_reward", "min_reward", "max_reward", "num_trajectories"}
-    assert wanted <= history[0].keys()
+    assert len(json.loads((tmp_path / "logs" / "reward_history.json").read_text())) == 2
 
 
 async def test_validation_comes_before_training_at_every_interval_and_at_the_end(run):
@@ -56,15 +54,8 @@ async def test_validation_comes_before_training_at_every_interval_and_at_the_end
     run.finetuning.run_configuration = FinetuneRunConfig(validation_interval=2)
     trainer = await run.start(num_epochs=5)
     assert [event for event in run.watcher.events if event.split()[0] in ("validated", "trained")] == [
-        "validated 0",
-        "trained 1",
-        "trained 2",
-        "validated 2",
-        "trained 3",
-        "trained 4",
-        "validated 4",
-        "trained 5",
-        "validated 5",
+        *("validated 0", "trained 1", "trained 2", "validated 2"),
+        *("trained 3", "trained 4", "validated 4", "trained 5", "validated 5"),
     ]
     assert [entry.version.number for entry in trainer.history.validations] == [0, 2, 4, 5]
     metrics = trainer.history.validations[0].metrics
@@ -81,14 +72,6 @@ async def test_a_finished_run_started_again_does_nothing(run):
     assert again.adapter.submitted == []
     assert second.history == first.history
     assert (again.engine.version, len(again.statuses)) == (2, 2)
-
-
-async def test_a_run_can_be_resumed_with_more_epochs(run):
-    await run.start(num_epochs=1)
-    again = run.restarted()
-    trainer = await again.start(num_epochs=2)
-    assert [entry.epoch for entry in trainer.history.epochs] == [1, 2]
-    assert again.adapter.submitted == ["run-epoch-2"]
 
 
 @pytest.mark.parametrize("status", [TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED])

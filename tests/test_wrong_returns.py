@@ -12,7 +12,6 @@ import numpy
 import pytest
 
 import etude
-from etude.algorithms.grpo import Grpo
 from etude.config import registry
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
@@ -21,7 +20,6 @@ from etude.config.registry import register_llm
 from etude.core.errors import EtudeError, RequestError
 from etude.core.job import TrainingStatusEnum
 from etude.core.return_checks import WrongReturnError
-from etude.core.sample import Sample
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.facts import read_histories
 from tests import guide_parts as guide
@@ -264,23 +262,6 @@ async def test_a_constructor_that_leaves_out_the_base_class_is_named(monkeypatch
     said = rf"test_wrong_returns.py:\d+: `Mine.__init__` does not call `super\(\).__init__\({config}\)`"
     with pytest.raises(EtudeError, match=said):
         await built(monkeypatch, kind, factory)
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        (["high"], r"Wrong.advantages returned a list \(\['high'\]\)"),
-        ([[1.0]] * 3, r"`advantages` gives each sample a list .*, and it gave 3 lists for 2 samples"),
-    ],
-)
-def test_of_an_algorithm(rows, said):
-    class Wrong(Grpo, name=""):
-        def advantages(self, group):
-            return rows
-
-    group = [Sample(ids=(1, 2), mask=(0.0, 1.0), logprobs=(0.0, -1.0)) for _ in range(2)]
-    with pytest.raises(EtudeError, match=said):
-        Wrong().assigned([group])
 
 
 class OwnEngineConfig(LlmConfig, name="test_wrong_engine"):

@@ -11,8 +11,7 @@ from etude.algorithms.samples import find_branches
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event, Example
 from etude.core.message import Message
-from etude.protocols import EpisodeTree, Protocol
-from etude.protocols.tree import Node
+from etude.protocols import Protocol
 from etude.store.journal import Journal
 from tests.protocols.games import play_record
 from tests.support import ScriptedEngine
@@ -115,19 +114,3 @@ def agent_part(agent: str, *records: EpisodeRecord) -> list[ScoredEpisode]:
     """One agent's part of the episodes."""
     groups = by_agent([scored_play(record) for record in records])
     return next((group for group in groups if group[0].agent == agent), [])
-
-
-def expected_value(tree: EpisodeTree, node: Node, agent: str) -> float:
-    """The agent's mean payoff from the node on when a child is drawn evenly again and again.
-
-    By listing all ways to the end: the probability of each, times what is earned on it.
-    """
-    ways: list[tuple[float, list[Node]]] = [(1.0, [node])]
-    ended: list[tuple[float, list[Node]]] = []
-    while ways:
-        probability, path = ways.pop()
-        children = [one for one in tree.nodes if one.parent == path[-1].id]
-        ways += [(probability / len(children), [*path, child]) for child in children]
-        if not children:
-            ended.append((probability, path))
-    return sum(probability * sum(one.rewards.get(agent, 0.0) for one in path) for probability, path in ended)

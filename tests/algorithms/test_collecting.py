@@ -19,6 +19,7 @@ from etude.core.episode import Event
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
 from tests.algorithms.scripted_episodes import call, conversation, episode
+from tests.support import without_times
 from tests.training import Interrupted, Run, examples
 
 
@@ -42,11 +43,11 @@ def siblings(*scores, example="e", function="<workflow>"):
     ]
 
 
-def make_builder(kind=CollectingBuilder, **settings):
-    builder = kind(Grpo(**settings))
-    builder.run_config = FinetuneConfig(
-        reward_function=RewardFunctionConfig(name="correct"), target_model="policy"
-    )
+def open_builder(name, **options):
+    builder = CollectingBuilder(make_algorithm(name, options))
+    builder.algorithm.check()
+    reward = RewardFunctionConfig(name="correct")
+    builder.run_config = FinetuneConfig(reward_function=reward, target_model="policy")
     return builder
 
 
@@ -59,7 +60,7 @@ async def finish(builder, output):
 
 async def test_groups_are_by_example_in_the_order_of_the_examples():
     output = evaluated(*siblings(1.0, 0.0, example="b"), *siblings(0.0, 1.0, example="a"))
-    collection = await finish(make_builder(), output)
+    collection = await finish(open_builder("grpo"), output)
     assert [[one.metadata["id"] for one in group] for group in collection.trajectories] == [
         ["b"] * 2,
         ["a"] * 2,
@@ -68,12 +69,12 @@ async def test_groups_are_by_example_in_the_order_of_the_examples():
 
 
 async def test_every_trajectory_knows_the_rewards_of_its_whole_group():
-    collection = await finish(make_builder(), evaluated(*siblings(1.0, 0.5, None)))
+    collection = await finish(open_builder("grpo"), evaluated(*siblings(1.0, 0.5, None)))
     assert [one.group_rewards for one in collection.trajectories[0]] == [[1.0, 0.5]] * 2
 
 
 async def test_what_has_no_reward_is_left_out_and_counted():
-    builder = make_builder()
+    builder = open_builder("grpo")
     collection = await finish(builder, evaluated(*siblings(1.0, None, float("nan"), 0.0)))
     assert len(collection) == 2
     facts = builder.facts("run")
@@ -82,7 +83,7 @@ async def test_what_has_no_reward_is_left_out_and_counted():
 
 
 async def test_episodes_without_a_targeted_call_are_left_out_and_counted():
-    builder = make_builder()
+    builder = open_builder("grpo")
     output = evaluated(*siblings(1.0, 0.0), *siblings(1.0, example="other", function="judge"))
     assert len(await finish(builder, output)) == 2
     assert builder.facts("run")["untargeted"] == 1
@@ -90,7 +91,7 @@ async def test_episodes_without_a_targeted_call_are_left_out_and_counted():
 
 async def test_a_reward_function_that_did_not_run_is_named_with_those_that_did():
     with pytest.raises(RequestError, match=r"'correct' is not among the evaluators that ran \(style\)"):
-        await finish(make_builder(), evaluated(*siblings(1.0), evaluator="style"))
+        await finish(open_builder("grpo"), evaluated(*siblings(1.0), evaluator="style"))
 
 
 async def test_a_builder_needs_a_reward_function():
@@ -98,19 +99,6 @@ async def test_a_builder_needs_a_reward_function():
         await CollectingBuilder(Grpo()).initialize(FinetuneConfig())
 
 
-def test_progress_is_logged_as_a_line_in_the_folder_given(tmp_path):
-    builder = make_builder()
-    builder.log_progress("run", {"pairs": 3})
-    for pairs in (3, 4):
-        builder.log_progress("run", {"pairs": pairs}, output_dir=str(tmp_path / "logs"))
-    lines = (tmp_path / "logs" / "trajectory_builder.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"run_id": "run", "pairs": 3},
-        {"run_id": "run", "pairs": 4},
-    ]
-
-
-COMPARING = ("grpo", "rloo", "reinforce_pp", "dpo", "expert_iteration")
 ASK = {"role": "user", "content": "q"}
 
 
@@ -126,14 +114,6 @@ def played(*rewards_and_cuts):
         calls = conversation("q", f"a{generation}")
         rows.append((episode(cut(*calls) if is_cut else calls, generation=generation), reward))
     return evaluated(*rows)
-
-
-def open_builder(name, **options):
-    builder = CollectingBuilder(make_algorithm(name, options))
-    builder.algorithm.check()
-    reward = RewardFunctionConfig(name="correct")
-    builder.run_config = FinetuneConfig(reward_function=reward, target_model="policy")
-    return builder
 
 
 async def made(name, output, **options):
@@ -266,6 +246,4 @@ async def test_a_resumed_run_has_the_same_replacements(run, tmp_path):
     again.evaluator = easy(names)
     await again.start(num_epochs=1)
     assert len(run.engine.requests) + len(again.engine.requests) == len(whole.engine.requests)
-    assert {
-        key: value for key, value in lines(run)[0].items() if "seconds" not in key and key != "timestamp"
-    } == {key: value for key, value in lines(whole)[0].items() if "seconds" not in key and key != "timestamp"}
+    assert without_times(lines(run)) == without_times(lines(whole))

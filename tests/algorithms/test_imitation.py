@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -26,6 +24,7 @@ from etude.verbs import train_in
 from tests.algorithms.scripted_episodes import agent_part, played
 from tests.algorithms.test_grpo import sample
 from tests.backends.test_local import AGENT
+from tests.json_server import JsonServer
 from tests.learner.gradients import forest
 from tests.models.tiny_models import fresh_policy, true_logprobs
 from tests.protocols.games import Labelled, example
@@ -234,35 +233,15 @@ async def test_a_run_learns_from_a_teacher_in_this_process_and_asks_it_once(tmp_
         assert len(list(run.journal.scan("teacher/expert/"))) == len(asked)
 
 
-class Endpoint(BaseHTTPRequestHandler):
-    told: object = None
+async def test_an_endpoint_scores_token_ids():
+    def answer(path, headers, body):
+        asked = json.loads(body)
+        assert (path, asked["max_tokens"], asked["prompt_logprobs"]) == ("/v1/completions", 1, 0)
+        rows = [None, *({str(token): {"logprob": -token / 10}} for token in asked["prompt"][1:])]
+        return 200, {"choices": [{"text": "", "prompt_logprobs": rows}]}
 
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        assert (self.path, body["max_tokens"], body["prompt_logprobs"]) == ("/v1/completions", 1, 0)
-        rows = [None, *({str(token): {"logprob": -token / 10}} for token in body["prompt"][1:])]
-        answer = {"choices": [{"text": "", "prompt_logprobs": rows if self.told is None else self.told}]}
-        content = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args):
-        """Silent."""
-
-
-@pytest.fixture
-def endpoint(monkeypatch):
-    server = HTTPServer(("127.0.0.1", 0), Endpoint)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_port}/v1"
-    yield OpenAiEngine(OpenAiLlmConfig(base_url=address, model_name="large", api_key="x", max_retries=0))
-    server.shutdown()
-    thread.join()
-
-
-async def test_an_endpoint_scores_token_ids(endpoint):
-    assert await endpoint.score((7, 3, 5)) == (0.0, -0.3, -0.5)
-    await endpoint.close()
+    with JsonServer(answer) as server:
+        config = OpenAiLlmConfig(base_url=server.url, model_name="large", api_key="x", max_retries=0)
+        engine = OpenAiEngine(config)
+        assert await engine.score((7, 3, 5)) == (0.0, -0.3, -0.5)
+        await engine.close()

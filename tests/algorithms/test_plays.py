@@ -21,8 +21,8 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.malt import Malt
 from etude.core.conversion import to_trajectory
 from etude.protocols import adp, debate, mnip, nip
-from tests.algorithms.scripted_episodes import agent_part, expected_value, played, scored_play
-from tests.protocols.games import ChanceEngine, example
+from tests.algorithms.scripted_episodes import agent_part, played, scored_play
+from tests.protocols.games import ChanceEngine, example, expected_value
 from tests.support import END, ScriptedEngine, drawn
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
@@ -41,12 +41,8 @@ async def test_each_agent_has_its_own_part_and_its_own_reward(tmp_path):
     record = await played(
         tmp_path, debate(max_message_rounds=2, verifier_first=False), ScriptedEngine(argument)
     )
-    parts = {part[0].agent: part[0] for part in by_agent([scored_play(record, 0.3)])}
-    assert {agent: part.reward for agent, part in parts.items()} == {
-        "prover0": 0.0,
-        "prover1": 1.0,
-        "verifier": 1.0,
-    }
+    parts = {part[0].agent: part[0].reward for part in by_agent([scored_play(record, 0.3)])}
+    assert parts == {"prover0": 0.0, "prover1": 1.0, "verifier": 1.0}
 
 
 async def test_an_answer_that_was_asked_for_again_is_not_trained_on(tmp_path):

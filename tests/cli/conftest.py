@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.projects import etude, local_project, scripted_project
+from tests.cli.projects import local_project, scripted_project, succeed
 
 
 @pytest.fixture
@@ -45,8 +45,7 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name, options in (("r", []), ("lora", lora)):
-            shown = etude("train", "config.yml", "--name", name, *options)
-            assert shown.exit_code == 0, shown.stderr
+            succeed("train", "config.yml", "--name", name, *options)
     return folder
 
 

@@ -29,7 +29,6 @@ def repeatable_project(folder: Path, base: Path) -> Path:
 def killed_after(count: int, *arguments: Any, folder: Path, seconds: float = 0.0) -> bool:
     """Run a command and kill it some time after so many events; False when it was over before."""
     running = process(*arguments, "--json", folder=folder)
-    assert running.stdout is not None
     for _ in range(count):
         if not running.stdout.readline():
             break

@@ -56,7 +56,6 @@ class CountingConfig(TrainerAdapterConfig, name="counting"):
 
 @register_trainer_adapter(config_type=CountingConfig)
 async def counting(config: CountingConfig, builder: Builder) -> AsyncIterator[FakeAdapter]:
-    assert builder.run is not None
     methods = frozenset(config.methods)
     capabilities = Capabilities(methods=methods, versions=config.versions)
     kind = FakeAdapter if config.versions else SilentAdapter

@@ -151,6 +151,13 @@ def etude(*arguments: Any) -> Any:
     return typer.testing.CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+def succeed(*arguments: Any) -> Any:
+    """The same of a command that must succeed."""
+    shown = etude(*arguments)
+    assert shown.exit_code == 0, shown.output
+    return shown
+
+
 def process(*arguments: Any, folder: Path, environment: Mapping[str, str] | None = None) -> Forked:
     """A command in a process of its own, with pipes; forked, so that it starts at once."""
     return Forked([*map(str, arguments)], folder, {**os.environ, **(environment or {})})

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from etude.preflight.doctor import conflicts
-from tests.cli.projects import change, etude, rows
+from tests.cli.projects import change, etude, rows, succeed
 
 
 def checked(*arguments):
@@ -69,8 +69,7 @@ def test_all_that_an_environment_lacks_is_said_before_anything_is_built(project)
 
 
 def test_a_storage_is_tried(project):
-    shown = etude("check", "config.yml", "-o", f"storage=file://{project}/storage")
-    assert shown.exit_code == 0, shown.stdout
+    shown = succeed("check", "config.yml", "-o", f"storage=file://{project}/storage")
     assert "an object was written, read back and deleted" in " ".join(shown.stdout.split())
     assert list((project / "storage").iterdir()) == []
     shown = etude("check", "config.yml", "-o", f"storage=file://{project}/train.jsonl")

@@ -124,30 +124,3 @@ def test_a_comparison_that_can_never_be_made_is_found(
     failed = [finding["what"].split()[-1] for finding in findings if finding["status"] == "error"]
     assert failed == broken.split()
     assert shown.exit_code == (2 if broken else 0)
-
-
-COURT = """
-def brief():
-    raise AssertionError("it is not called")
-
-def hearing(rounds=2, *, choose=None):
-    raise AssertionError("it is not called")
-"""
-
-
-@pytest.mark.parametrize(
-    ("protocol", "arguments", "message"),
-    [
-        ("nip", {"max_mesage_rounds": 9}, "did you mean 'max_message_rounds'? Allowed: max_message_rounds,"),
-        ("court:hearing", {"round": 3}, "did you mean 'rounds'? Allowed: rounds, choose"),
-        ("court:brief", {"rounds": 3}, "Allowed: it takes no arguments"),
-    ],
-)
-def test_a_wrong_parameter_is_answered_with_all_that_there_are(
-    folder: Path, protocol: str, arguments: dict[str, Any], message: str
-) -> None:
-    (folder / "court.py").write_text(COURT)
-    project(folder, workflow__protocol=protocol, workflow__arguments=arguments)
-    shown = etude("check", "config.yml", "--json")
-    [found] = [one for one in json.loads(shown.stdout)["findings"] if one["what"] == "workflow"]
-    assert message in found["detail"]

@@ -20,7 +20,7 @@ from etude.store.facts import read_histories
 from etude.store.files import SUMS
 from etude.store.run_folder import LOCK
 from tests.cli.killed import repeatable_project
-from tests.cli.projects import change, etude, local_project, train_two_models
+from tests.cli.projects import change, etude, local_project, succeed, train_two_models
 from tests.support import one_quick, without_times
 
 FILES = (SUMS, "job.json", "learner.json", "optimiser.safetensors", "trained.safetensors")
@@ -104,8 +104,7 @@ def test_a_run_goes_back_from_a_damaged_version(
     run: Path, trained: Path, calls: list[str], name: str, harm: Callable[[Path], None]
 ) -> None:
     harm(run / "checkpoints" / "v3" / name)
-    result = etude("resume", "run")
-    assert result.exit_code == 0, result.output
+    result = succeed("resume", "run")
     assert f"stored weights are damaged or were not written: v3/{name}" in result.output
     assert "goes back to version 2: epoch 3 will be trained again" in " ".join(result.output.split())
     assert not calls
@@ -119,8 +118,7 @@ def test_without_any_whole_version_training_begins_anew(run: Path, trained: Path
     shutil.rmtree(run / "checkpoints" / "v3")
     cut(run / "checkpoints" / "v2" / "optimiser.safetensors")
     empty(run / "checkpoints" / "v1" / SUMS)
-    result = etude("resume", "run")
-    assert result.exit_code == 0, result.output
+    result = succeed("resume", "run")
     shown = " ".join(result.output.split())
     assert "v1/SHA256SUMS is not what was written; v2/optimiser.safetensors is not" in shown
     assert "goes back to the model that training began with: epochs 1 to 3 will be trained again" in shown
@@ -131,8 +129,7 @@ def test_without_any_whole_version_training_begins_anew(run: Path, trained: Path
 def test_check_names_each_file_and_the_next_resume_mends_it(
     run: Path, trained: Path, calls: list[str]
 ) -> None:
-    whole = etude("runs", "check", "run")
-    assert whole.exit_code == 0
+    whole = succeed("runs", "check", "run")
     assert "its config and its versions are whole: every file is as it was written" in whole.output
     flip(run / "checkpoints" / "v3" / "learner.json")
     empty(run / "checkpoints" / "v1" / "trained.safetensors")
@@ -175,8 +172,7 @@ def test_of_two_models_the_one_that_is_damaged_goes_back(
     empty(run / "checkpoints" / "right" / "v2" / "job.json")
     found = etude("runs", "check", "run")
     assert "checkpoints/right/v2/job.json is empty" in found.output
-    result = etude("resume", "run")
-    assert result.exit_code == 0, result.output
+    result = succeed("resume", "run")
     assert "second: stored weights are damaged or were not written: v2/job.json is empty" in result.output
     assert not calls
     assert {path: path.read_bytes() for path in before} == before
@@ -231,8 +227,7 @@ def test_a_run_that_was_killed_before_it_had_a_journal_is_begun_again(project: P
     assert refused.exit_code == 2, refused.output
     assert "run r was stopped before it stored anything, so there is nothing to continue" in refused.output
     assert "Start it again: etude train CONFIG --name r" in refused.output
-    begun = etude("train", "config.yml", "--name", "r")
-    assert begun.exit_code == 0, begun.output
+    succeed("train", "config.yml", "--name", "r")
 
 
 def test_a_config_that_is_not_whole_is_refused_and_without_one_the_journals_counts(project: Path) -> None:

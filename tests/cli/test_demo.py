@@ -11,24 +11,9 @@ from etude.models.source import packaged_folder
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter import FILES
 from etude.report.files import render_reward_plot
-from tests.cli.projects import etude, events
+from tests.cli.projects import AGENT, etude, events, succeed
 from tests.models.test_source import hub_away as hub_away
 from tests.pretrained import needs_real_model
-
-AGENT = """
-import etude
-
-
-@etude.workflow
-async def play(example: etude.Example, episode: etude.Episode, hint: str = "") -> str:
-    reply = await episode.chat([{"role": "user", "content": example.inputs["question"] + hint}])
-    return reply.text
-
-
-@etude.evaluator
-def varied(example: etude.Example, output: str) -> float:
-    return len(set(output)) / 8
-"""
 
 BASE = """
 import json
@@ -86,8 +71,7 @@ def small_example(tmp_path, monkeypatch):
 
 def test_an_agent_is_made_trained_and_measured_in_a_new_folder(small_example):
     (small_example / "demo-calculator").mkdir()
-    shown = etude("demo")
-    assert shown.exit_code == 0, shown.stderr
+    shown = succeed("demo")
     for text in ("before", "after, greedy", "varied (reward)", "reward_plot.png", "demo-calculator-2/model"):
         assert text in shown.stdout
     assert shown.stdout.count("user: ") == 6, "three examples, before and after"
@@ -145,8 +129,7 @@ def test_a_model_that_is_there_is_measured_at_three_points(short, tmp_path, monk
     build_policy(build_tokenizer([texts]), 0, TinyShape(max_context=2048)).export(tmp_path / "tiny")
     monkeypatch.setattr("etude.demo.packaged_folder", lambda: tmp_path / "tiny")
     monkeypatch.chdir(tmp_path)
-    shown = etude("demo", "--real")
-    assert shown.exit_code == 0, shown.stderr
+    shown = succeed("demo", "--real")
     for text in ("after demonstrations", "after, greedy", "reward_plot.png", "demo-real/model"):
         assert text in shown.stdout
     assert shown.stdout.count("user: ") == 6, "three examples, before and after"

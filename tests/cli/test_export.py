@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from etude.rewards.collections import phase_name
-from tests.cli.projects import change, etude, events, rows
+from tests.cli.projects import change, etude, events, rows, succeed
 from tests.export.hub import Hub, log_in, running_hub
 from tests.support import one_quick
 from tests.test_docs import ROOT, find_blocks, write_file
@@ -41,14 +41,6 @@ def test_the_model_card_has_the_facts_of_the_run(trained):
         assert f"{summary[end]['avg_reward']:.3f}" in body
     for text in ("95 % interval", "before training (v0) |", "version 2", "torch", "n=6 |"):
         assert text in body
-
-
-def test_lora_weights_are_exported_alone_or_merged(trained):
-    merged = json.loads(etude("export", "lora", "--version", "v1", "--json").stdout)
-    assert "model.safetensors" in merged["files"]
-    alone = json.loads(etude("export", "lora", "--version", "v1", "--lora", "--json").stdout)
-    assert "adapter_model.safetensors" in alone["files"]
-    assert "model.safetensors" not in alone["files"]
 
 
 def test_nothing_of_the_users_is_written_over(trained):
@@ -84,10 +76,8 @@ def test_the_model_card_names_no_place_of_this_machine(local, tmp_path, lora):
         finetuning__run_configuration__validation_dataset=str(other),
         finetuning__output_dir=str(tmp_path / "here are the runs"),
     )
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 0, shown.stderr
-    shown = etude("export", "here are the runs/r", "--out", "out", *(["--lora"] if lora else []))
-    assert shown.exit_code == 0, shown.stderr
+    succeed("train", "config.yml", "--name", "r")
+    succeed("export", "here are the runs/r", "--out", "out", *(["--lora"] if lora else []))
     card = (local / "out" / "README.md").read_text()
     for place in (str(tmp_path), str(tmp_path.parent), str(Path.home()) + "/", "/tmp/"):
         assert place not in card
@@ -132,12 +122,11 @@ def test_the_model_that_transformers_loads_from_the_hub_is_the_one_that_was_trai
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    shown = etude("export", "lora", "--version", "v1", "--push", "me/sums", "--json")
-    assert shown.exit_code == 0, shown.stderr
+    shown = succeed("export", "lora", "--version", "v1", "--push", "me/sums", "--json")
     told = json.loads(shown.stdout)
     assert told["hub"]["address"] == f"{hub.url}/me/sums"
     assert told["hub"]["visibility"] == "private"
-    assert {*hub.repositories["me/sums"].branches["main"]} == {*told["files"]}
+    assert {*hub.repositories["me/sums"].files} == {*told["files"]}
     assert hub.repositories["me/sums"].commits == ["lora:v1"]
     cache = "cache"
     back = AutoModelForCausalLM.from_pretrained("me/sums", cache_dir=cache).state_dict()
@@ -149,12 +138,12 @@ def test_the_model_that_transformers_loads_from_the_hub_is_the_one_that_was_trai
 
 
 def test_lora_weights_go_alone(hub: Hub):
-    shown = etude("export", "lora", "--version", "v1", "--lora", "--push", "me/lora", "--public")
-    assert shown.exit_code == 0, shown.stderr
+    succeed("export", "lora", "--version", "v1", "--lora", "--push", "me/lora", "--public")
     stored = hub.repositories["me/lora"]
     assert not stored.private
-    assert {"adapter_model.safetensors", "README.md"} <= {*stored.branches["main"]}
-    card = stored.branches["main"]["README.md"].decode()
+    assert {"adapter_model.safetensors", "README.md"} <= {*stored.files}
+    assert "model.safetensors" not in stored.files
+    card = stored.files["README.md"].decode()
     assert yaml.safe_load(card.split("---")[1])["library_name"] == "peft"
     assert "PeftModel.from_pretrained(base" in card
 

@@ -13,8 +13,7 @@ import pytest
 
 import etude
 from tests.cli.killed import everything, killed_after, repeatable_project
-from tests.cli.projects import change, events, finished, process, train_two_models
-from tests.cli.projects import etude as command_line
+from tests.cli.projects import change, events, finished, process, succeed, train_two_models
 
 
 @pytest.fixture
@@ -25,8 +24,7 @@ def deterministic(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def whole_run(folder: Path, *command: str) -> tuple[int, dict[str, Any]]:
     """How many events a run has that nothing happens to, and all that it keeps."""
-    whole = command_line(*command, "-o", "storage=null", "--json")
-    assert whole.exit_code == 0, whole.stderr
+    whole = succeed(*command, "-o", "storage=null", "--json")
     expected = everything(folder / "runs" / "run")
     (folder / "runs").rename(folder / "whole")
     return len(events(whole.stdout)), expected
@@ -43,13 +41,11 @@ def check_losses(folder: Path, losses: int, seed: int) -> None:
         command = ["resume", address]
         if not is_killed:
             break
-    last = command_line(*command)
-    assert last.exit_code == 0, last.stderr
+    succeed(*command)
     assert everything(folder / "runs" / "run") == expected
     # And the backup has all of it.
     shutil.rmtree(folder / "runs")
-    again = command_line("resume", address)
-    assert again.exit_code == 0, again.stderr
+    succeed("resume", address)
     assert everything(folder / "runs" / "run") == expected
 
 

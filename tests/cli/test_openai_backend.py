@@ -12,7 +12,7 @@ import pytest
 
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
-from tests.cli.projects import change, etude, process, scripted_project, submitted
+from tests.cli.projects import change, etude, process, scripted_project, submitted, succeed
 from tests.support import one_quick
 
 
@@ -55,8 +55,7 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
 
 def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api):
     stand_in, _ = api
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 0, shown.stderr
+    shown = succeed("train", "config.yml", "--name", "r")
     first, second = stand_in.jobs.values()
     assert (first["model"], second["model"]) == (BASE, "ft:gpt-4o-mini-2024-07-18:org::ftjob-0")
     assert [job["metadata"]["etude_version"] for job in (first, second)] == ["1", "2"]
@@ -90,8 +89,7 @@ def test_a_failed_job_is_made_again_under_another_name(hosted, api):
 
 def test_a_check_says_what_it_would_cost_and_asks_nobody(hosted, api):
     stand_in, _ = api
-    shown = etude("check", "config.yml", "--json")
-    assert shown.exit_code == 0, shown.stdout
+    shown = succeed("check", "config.yml", "--json")
     estimate = json.loads(shown.stdout)["estimate"]
     # 64 episodes, gone over twice, of 200 + 4 tokens, at $3.
     assert estimate["training_usd"] == pytest.approx(64 * 2 * 204 * 3e-6)
@@ -134,11 +132,9 @@ def test_with_a_grader_grpo_is_openais_reinforcement_fine_tuning(hosted, api):
         eval__general__max_concurrency=1,
     )
     stand_in.min_rows = 1
-    shown = etude("check", "config.yml")
-    assert shown.exit_code == 0, shown.stdout
+    shown = succeed("check", "config.yml")
     assert "samples and grades by itself" in shown.stdout
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 0, shown.stderr
+    succeed("train", "config.yml", "--name", "r")
     assert stand_in.jobs["ftjob-0"]["method"]["type"] == "reinforcement"
     row = stand_in.rows("ftjob-0")[0]
     assert (row["expected"], row["inputs"]) == ("yes", {"question": row["messages"][0]["content"]})
@@ -156,8 +152,7 @@ def test_a_run_that_is_killed_pays_once(hosted, api, moment):
     train.communicate(timeout=120)
     assert train.returncode == -signal.SIGKILL
     sampled = len(stand_in.sampled)
-    shown = etude("resume", "r")
-    assert shown.exit_code == 0, shown.stderr
+    succeed("resume", "r")
     assert (len(stand_in.files), len(stand_in.jobs), len(stand_in.sampled)) == (1, 1, sampled)
 
 
@@ -187,8 +182,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: LmStandIn) -
 
 
 def test_grpo_goes_through_the_server_and_back(served, server):
-    shown = etude("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1")
-    assert shown.exit_code == 0, shown.stderr
+    succeed("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1")
     (job,) = server.jobs.values()
     assert job["method"]["type"] == "grpo"
     groups = [row["trajectories"] for row in server.rows("ftjob-0")]
@@ -213,8 +207,7 @@ def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(served, ser
     server.faults["GET /fine_tuning/jobs/ID"] = [401]
     assert etude("train", "config.yml", "--name", "r").exit_code == 1
     assert server.status["status"] == "stopped"
-    shown = etude("resume", "r")
-    assert shown.exit_code == 0, shown.stderr
+    succeed("resume", "r")
     assert len(server.jobs) == 1
     assert server.status["status"] == "running"
 

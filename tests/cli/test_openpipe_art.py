@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.backends.art_stand_in import KEY, StandIn, running
-from tests.cli.projects import change, etude, process, rows
+from tests.cli.projects import change, etude, process, rows, succeed
 
 
 @pytest.fixture
@@ -73,8 +73,7 @@ def test_what_art_cannot_do_is_refused_before_anything_is_sampled(
 def test_a_run_trains_on_the_server_and_samples_what_it_trained(art: Path, server: StandIn):
     for name, prefix in (("train", "t"), ("validation", "v")):
         (art / f"{name}.jsonl").write_text(rows(3, prefix))
-    result = etude("train", "config.yml", "--name", "r", "--json")
-    assert result.exit_code == 0, result.stderr
+    succeed("train", "config.yml", "--name", "r", "--json")
     run = art / "runs" / "r"
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["epochs_trained"], len(server.jobs)) == (2, 2)
@@ -100,8 +99,7 @@ def test_a_run_that_was_killed_while_the_server_trained_goes_on(art: Path, serve
     running_process.communicate()
     server.steps["agent"] += 1
     server.pause = 0
-    result = etude("resume", "runs/r", "--json")
-    assert result.exit_code == 0, result.stderr
+    succeed("resume", "runs/r", "--json")
     # The first job was done on the server, and is not made again.
     assert (len(server.jobs), server.steps["agent"]) == (2, 2)
     assert server.sampled["agent@0"] < 2 * 32

@@ -15,7 +15,7 @@ import yaml
 from etude.core.errors import StoreError
 from etude.loop.record import Record
 from tests.cli.killed import everything, killed_after, repeatable_project
-from tests.cli.projects import change, etude, events, local_project, rows
+from tests.cli.projects import change, etude, events, local_project, rows, succeed
 from tests.support import one_quick
 
 
@@ -40,8 +40,7 @@ def test_nothing_is_sampled_twice(stopped):
     over = ["--dataset", "validation.jsonl", "-o", "llms.policy.log=null", "-o", "finetuning.num_epochs=1"]
     assert etude("train", "config.yml", "--name", "over", *over).exit_code == 0
     mend(stopped)
-    shown = etude("resume")
-    assert shown.exit_code == 0, shown.stderr
+    shown = succeed("resume")
     assert shown.stdout.startswith("going on with stopped")
     assert json.loads((stopped / "runs/stopped/summary.json").read_text())["epochs_trained"] == 2
     everything = (stopped / "log").read_text().splitlines()
@@ -74,8 +73,7 @@ def test_how_a_run_goes_on_can_be_changed_and_is_remembered_and_what_it_rests_on
         assert key in shown.stderr
         assert "can be changed: " in shown.stderr and "finetuning.error_budget" in shown.stderr
     mend(stopped)
-    shown = etude("resume", "stopped", *(f"-o{key}={value}" for key, value in CHANGEABLE.items()))
-    assert shown.exit_code == 0, shown.stderr
+    shown = succeed("resume", "stopped", *(f"-o{key}={value}" for key, value in CHANGEABLE.items()))
     config = yaml.safe_load((stopped / "runs/stopped/config.yml").read_text())
     for key, value in CHANGEABLE.items():
         assert f"{key}: " in shown.stdout
@@ -110,8 +108,7 @@ def test_an_evaluation_is_resumed_as_one(project):
     change(project / "config.yml", finetuning__error_budget=0.0)
     assert etude("evaluate", "config.yml", "--name", "e", "--repeat", "3").exit_code == 1
     (project / "validation.jsonl").write_text(broken.replace("broken", "fine?"))
-    shown = etude("resume")
-    assert shown.exit_code == 0, shown.stderr
+    succeed("resume")
     result = json.loads((project / "runs/e/evaluation.json").read_text())
     assert (result["repeat"], result["episodes"]) == (3, 15)
 
@@ -140,8 +137,7 @@ def test_a_run_does_not_go_on_from_another_base_model(tmp_path, base, monkeypatc
     local_project(folder, shutil.copytree(base, tmp_path / "base"))
     change(folder / "config.yml", trainer_adapters__local__lora={"r": 2}, finetuning__num_epochs=1)
     monkeypatch.chdir(folder)
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 0, shown.stderr
+    succeed("train", "config.yml", "--name", "r")
     weights = tmp_path / "base" / "model.safetensors"
     others = bytearray(weights.read_bytes())
     others[-1] ^= 1
@@ -164,8 +160,7 @@ def deterministic(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -
 def check_kills(folder: Path, kills: int, seed: int) -> None:
     """A run that is killed so many times ends as one that was not, but that it has trained epochs again."""
     arguments = ["train", "config.yml", "--name", "run"]
-    whole = etude(*arguments, "--json")
-    assert whole.exit_code == 0, whole.stderr
+    whole = succeed(*arguments, "--json")
     count, chance = len(events(whole.stdout)), random.Random(seed)
     expected, last_version = left(folder)
     shutil.rmtree(folder / "runs")
@@ -173,8 +168,7 @@ def check_kills(folder: Path, kills: int, seed: int) -> None:
         if not killed_after(chance.randint(2, count - 2), *arguments, folder=folder):
             break
         arguments = ["resume", "run"]
-    last = etude("resume", "run")
-    assert last.exit_code == 0, last.stderr
+    succeed("resume", "run")
     kept, version = left(folder)
     assert {key: kept[key] for key in kept if "/recovery/" not in key} == expected
     assert version == last_version
@@ -279,8 +273,7 @@ def played(project) -> list[str]:
 
 
 def test_only_what_was_not_the_agents_fault_is_tried_again(failing):
-    shown = etude("resume", "r", "--retry-failed")
-    assert shown.exit_code == 0, shown.stderr
+    shown = succeed("resume", "r", "--retry-failed")
     assert "to be retried: 4 × call_failed, 4 × score:correct" in shown.stdout
     # The four episodes of the one example, in the epoch that was not finished.
     assert played(failing) == ["away"] * 4

@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.cli.killed import everything
-from tests.cli.projects import change, finished, local_project, process
+from tests.cli.killed import everything, killed_after
+from tests.cli.projects import change, finished, local_project
 
 pytestmark = pytest.mark.s3
 PLACE = "s3://bucket/etude/run"
@@ -54,16 +53,10 @@ def test_a_killed_run_goes_on_from_s3_as_if_nothing_had_been(tmp_path, options, 
     shutil.rmtree(tmp_path / "runs")
     change(config, storage={"address": "s3://bucket/etude", "interval": 0.05, "options": options})
     url = options["client_kwargs"]["endpoint_url"]
-    resume = ["resume", PLACE, "-o", f"storage.options.client_kwargs.endpoint_url={url}", "--json"]
-    command = ["train", "config.yml", "--name", "run", "--json"]
+    resume = ["resume", PLACE, "-o", f"storage.options.client_kwargs.endpoint_url={url}"]
+    command = ["train", "config.yml", "--name", "run"]
     for count in (20, 30):
-        running = process(*command, folder=tmp_path)
-        for _ in range(count):
-            running.stdout.readline()
-        time.sleep(0.1)
-        running.kill()
-        _, errors = running.communicate()
-        assert running.returncode == -9, errors
+        assert killed_after(count, *command, folder=tmp_path, seconds=0.1)
         shutil.rmtree(tmp_path / "runs")
         command = resume
     last = finished(*resume, folder=tmp_path)

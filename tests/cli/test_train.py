@@ -12,7 +12,8 @@ import pytest
 
 from etude.cli.init import Project
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
-from tests.cli.projects import change, etude, events, finished, process, rows, started_anew
+from tests.cli.killed import killed_after
+from tests.cli.projects import change, etude, events, finished, rows, started_anew, succeed
 from tests.support import one_quick
 
 
@@ -32,8 +33,7 @@ def test_datasets_can_be_named_on_the_command_line(project):
     (project / "other.jsonl").write_text(rows(3, "o"))
     (project / "held out.jsonl").write_text(rows(2, "h"))
     options = ["--dataset", "other.jsonl", "--validation-dataset", "held out.jsonl"]
-    shown = etude("train", "config.yml", "--name", "r", *options, "--validation-interval", "1", "--json")
-    assert shown.exit_code == 0, shown.stderr
+    shown = succeed("train", "config.yml", "--name", "r", *options, "--validation-interval", "1", "--json")
     started = events(shown.stdout)[0]
     assert (started["examples"], started["validation_examples"]) == (3, 2)
     validations = json.loads((project / "runs" / "r" / "validation_history.json").read_text())
@@ -42,28 +42,15 @@ def test_datasets_can_be_named_on_the_command_line(project):
 
 def test_a_wrong_request_leaves_no_run_behind(project):
     change(project / "config.yml", trainer_adapters__counting__methods=["dpo"])
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 2
-    assert "grpo" in shown.stderr
+    assert etude("train", "config.yml", "--name", "r").exit_code == 2
     assert not (project / "runs" / "r").exists()
-    change(project / "config.yml", trainer_adapters__counting__methods=["grpo"])
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
 
 
-def test_a_run_is_not_written_over(project):
-    assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 2
-    assert "etude resume" in shown.stderr
-    assert (project / "runs" / "r" / "summary.json").exists()
-
-
-@pytest.mark.parametrize("command", ["train", "check", "evaluate"])
-def test_debug_may_stand_anywhere(project, command):
-    shown = etude(command, "missing.yml", "--debug")
+def test_debug_shows_how_it_came_to_an_error(project):
+    shown = etude("check", "missing.yml", "--debug")
     assert shown.exit_code == 2
     assert "Traceback" in shown.stderr
-    assert "Traceback" not in etude(command, "missing.yml").stderr
+    assert "Traceback" not in etude("check", "missing.yml").stderr
 
 
 def test_what_nobody_foresaw_is_one_sentence(project, monkeypatch):
@@ -80,8 +67,7 @@ def test_a_project_that_runs_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spoken = "Which number is larger, 12 or 345? Answer with the number only. 67890"
     build_policy(build_tokenizer([spoken], splits=["[0-9]"]), 0).export(tmp_path / "base")
-    shown = etude("init", "my_agent", "--model", "base")
-    assert shown.exit_code == 0, shown.stderr
+    shown = succeed("init", "my_agent", "--model", "base")
     assert shown.stdout.rstrip().splitlines()[-1] == "next: cd my_agent && etude check config.yml"
     monkeypatch.chdir(tmp_path / "my_agent")
     assert etude("check", "config.yml").exit_code == 0
@@ -103,8 +89,7 @@ def test_each_task_passes_a_check_and_holds_out_rows_of_its_own(task, tmp_path, 
     monkeypatch.chdir(tmp_path / task)
     texts = [path.read_text() for path in Path().iterdir()]
     build_policy(build_tokenizer(texts), 0, TinyShape(max_context=2048)).export(Path("tiny"))
-    checked = etude("check", "config.yml", "-o", "llms.policy.model=tiny")
-    assert checked.exit_code == 0, checked.stdout + checked.stderr
+    succeed("check", "config.yml", "-o", "llms.policy.model=tiny")
     train, held_out = (
         [{key: value for key, value in row.items() if key != "id"} for row in events(Path(name).read_text())]
         for name in ("train.jsonl", "validation.jsonl")
@@ -171,12 +156,8 @@ def test_a_run_that_goes_back_is_the_same_when_it_is_killed_on_the_way(local):
     told = events(whole.stdout)
     (alarm,) = [number for number, event in enumerate(told) if event.get("alarm") == "mine"]
     assert told[alarm]["back_to"] in (0, 1)
-    running = process("train", "config.yml", "--name", "killed", "--json", folder=local)
-    assert running.stdout is not None
-    for _ in range(random.Random(1).choice([alarm, alarm + 1])):
-        running.stdout.readline()
-    running.kill()
-    running.communicate()
+    count = random.Random(1).choice([alarm, alarm + 1])
+    assert killed_after(count, "train", "config.yml", "--name", "killed", folder=local)
     last = finished("resume", "killed", "--json", folder=local)
     assert last.returncode == 0, last.stderr
     ends = [

@@ -76,13 +76,10 @@ async def test_two_that_ask_at_once_get_the_same(traced: Any, at_once: bool):
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_components_that_need_each_other_in_a_circle_are_an_error(traced: Any, at_once: bool):
     config, _ = traced(at_once, a=["b", "d"], b=["c"], c=["a"], d=[])
+    circle = " -> ".join(f"evaluators.{name}" for name in "abca")
     async with Builder(config) as builder:
-        with pytest.raises(RequestError) as raised:
+        with pytest.raises(RequestError, match=circle):
             await asyncio.wait_for(builder.get_evaluator("a"), 60)
-    assert str(raised.value) == (
-        "components depend on each other in a circle: "
-        "evaluators.a -> evaluators.b -> evaluators.c -> evaluators.a"
-    )
 
 
 async def test_an_unknown_name_is_answered_with_the_nearest(traced: Any):
@@ -114,30 +111,6 @@ async def test_what_a_component_raises_is_told_with_its_name_and_place(parts: ob
             assert str(raised.value).startswith("cannot build evaluators.a (_type: traced): ")
             assert str(raised.value).endswith("KeyError: 'url'")
             assert __file__ in str(raised.value)
-
-
-async def test_every_kind_of_component_is_handed_out(folder: Path):
-    config = parse_config(
-        {
-            "llms": {"policy": "local"},
-            "workflow": "my_agent:play",
-            "eval": {"general": {"dataset": "x.json"}, "evaluators": {"correct": "my_agent:correct"}},
-        }
-    )
-    async with Builder(config) as builder:
-        built: list[Any] = [
-            await builder.get_llm("policy"),
-            await builder.get_workflow(),
-            await builder.get_dataset(),
-            await builder.get_evaluator("correct"),
-            await builder.get("trajectory_builders", "grpo"),
-            await builder.get("trainer_adapters", "local"),
-            await builder.get("trainers", "epochs"),
-        ]
-        assert [made[0].type_name for made in built] == [
-            "local", "function", "json", "function", "grpo", "local", "epochs",
-        ]  # fmt: skip
-        assert all(made[1].config is builder.config for made in built)
 
 
 async def test_another_dataset_may_be_a_config_or_a_file(folder: Path):

@@ -16,14 +16,10 @@ from etude.core.errors import DatasetError
 BROKEN = {
     "more digits than Python reads": ('"q": 1' + "0" * 5000, "more than 4300 digits; write it as text"),
     "too deep": ('"q": ' + "[" * 5000 + "]" * 5000, "nested deeper than 64 levels"),
-    "half a character": (r'"q": "x\ud83d"', "half of a surrogate pair"),
-    "the other half": (r'"q": "\udc00 x"', "half of a surrogate pair"),
     "half a character as a key": (r'"\ud83d": 1', "half of a surrogate pair"),
     "a key twice": ('"q": 1, "q": 2', 'key "q" is given twice; keep one'),
-    "no number": ('"q": NaN', "JSON has no NaN and no Infinity; write null"),
     "no end": ('"q": -Infinity', "JSON has no NaN and no Infinity; write null"),
     "beyond a float": ('"q": [1e999]', "too large for a float"),
-    "digits beyond a float": ('"q": ' + "9" * 400 + ".5", "too large for a float"),
     "another quote": ("'q': 1", "key must be a string"),
     "another encoding": ('"q": "\udce4"', "byte 0xe4 is not UTF-8 text; save it as UTF-8"),
 }

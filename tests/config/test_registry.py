@@ -60,12 +60,8 @@ def test_a_script_and_the_module_of_the_same_file_are_the_same(
 
 def test_two_classes_of_one_name_are_an_error_that_names_both_modules(empty_registry: None):
     register_trainer(config_type=define("acme.trainers"))(build)
-    with pytest.raises(RequestError) as raised:
+    with pytest.raises(RequestError, match=r"called 'mine': .* acme\.trainers and .* zeta\.trainers"):
         register_trainer(config_type=define("zeta.trainers"))(build)
-    assert str(raised.value) == (
-        "two trainer types are called 'mine': MineConfig of module acme.trainers and MineConfig "
-        "of module zeta.trainers. Rename one of them"
-    )
 
 
 def test_a_class_of_another_kind_is_refused_when_it_is_used(empty_registry: None):
@@ -81,7 +77,6 @@ def test_a_class_without_a_name_is_refused_when_it_is_used(empty_registry: None)
 
     register_trainer(config_type=Nameless)(build)
     found = registry.find_registration("trainers", build)
-    assert found is not None
     with pytest.raises(RequestError, match=r'class Nameless\(TrainerConfig, name="…"\)'):
         registry.lookup("trainers", found.name)
 
@@ -160,13 +155,8 @@ def test_installed_packages_are_imported_on_the_first_lookup_and_not_before(inst
 def test_a_broken_package_is_named_every_time(installed):
     installed("import no_such_module_anywhere\n")
     for _ in range(2):
-        with pytest.raises(RequestError) as raised:
+        with pytest.raises(RequestError, match=r"package 'acme-etude' .*No module named 'no_such_module"):
             registry.names("trainers")
-        assert str(raised.value) == (
-            "the components of the installed package 'acme-etude' cannot be loaded: importing acme_etude "
-            "raised ModuleNotFoundError: No module named 'no_such_module_anywhere'. "
-            "Fix or uninstall that package"
-        )
 
 
 def test_what_a_library_raises_is_said_with_the_users_line():

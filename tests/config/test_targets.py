@@ -64,7 +64,6 @@ def test_what_a_target_leaves_out_is_as_the_whole_block_has_it(folder: Path):
     assert (prover.model, checker.model) == ("prover", "verifier")
     assert (prover.trajectory_builder, checker.trajectory_builder) == ("groups", "more_groups")
     assert (prover.trainer_adapter, checker.trainer_adapter) == ("local", "local")
-    assert prover.reward_function is not None
     assert prover.reward_function.name == "proved"
     assert prover.target_functions == ["*"]
     assert prover.curriculum_learning == CurriculumLearningConfig()
@@ -75,7 +74,6 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
     block = load_config(write(folder, TWO)).finetuning.for_target("checker")
     assert block.targets == {}
     assert (block.target_model, block.trajectory_builder) == ("verifier", "more_groups")
-    assert block.reward_function is not None
     assert block.reward_function.name == "verified"
     assert block.curriculum_learning.enabled
     assert block.num_epochs == 1
@@ -133,11 +131,6 @@ def test_something_must_be_trained(folder: Path):
 def test_the_schedule_of_a_target(schedule: dict[str, int], epochs: list[int]):
     target = TargetConfig(**schedule)
     assert [epoch for epoch in range(6) if target.reason_to_rest(epoch) is None] == epochs
-
-
-def test_a_rest_says_why():
-    assert TargetConfig(frozen=True).reason_to_rest(0) == "frozen"
-    assert TargetConfig(every=2).reason_to_rest(1) == "not its turn (every: 2, offset: 0)"
 
 
 def test_a_function_is_named_once():

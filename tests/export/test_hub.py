@@ -9,21 +9,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import snapshot_download
 
 from etude.core.errors import EtudeError, RequestError
 from etude.export.hub import Repository
 from tests.export.hub import READER, WRITER, Hub, Stored, log_in, running_hub
-
-
-@pytest.fixture(params=["xet", "lfs"])
-def transfer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How large files travel: by Xet where `hf_xet` is installed, else by Git LFS."""
-    if request.param == "xet":
-        pytest.importorskip("hf_xet")
-        pytest.importorskip("pyarrow")
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", request.param == "lfs")
-    return str(request.param)
 
 
 @pytest.fixture
@@ -50,19 +40,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
-def test_what_is_downloaded_again_is_what_was_sent(hub: Hub, folder: Path, transfer: str, tmp_path: Path):
+def test_what_is_downloaded_again_is_what_was_sent(hub: Hub, folder: Path, tmp_path: Path):
     repository = Repository("me/sums")
     repository.require()
     assert repository.send(folder, "sums:v2") == f"{hub.url}/me/sums"
     stored = hub.repositories["me/sums"]
     assert stored.private
     assert stored.commits == ["sums:v2"]
-    assert any(("/cas/" if transfer == "xet" else "/lfs/") in request for request in hub.requests)
+    assert any("/lfs/" in request for request in hub.requests)
     back = snapshot_download("me/sums", local_dir=tmp_path / "back")
     assert contents(Path(back)) == contents(folder)
 
 
-def test_the_same_again_sends_nothing(hub: Hub, folder: Path, transfer: str):
+def test_the_same_again_sends_nothing(hub: Hub, folder: Path):
     Repository("me/sums").send(folder, "first")
     received = hub.received
     assert received > 300_000
@@ -72,9 +62,7 @@ def test_the_same_again_sends_nothing(hub: Hub, folder: Path, transfer: str):
     assert hub.received == received
 
 
-def test_an_upload_that_was_cut_off_goes_on(
-    hub: Hub, folder: Path, transfer: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_upload_that_was_cut_off_goes_on(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch):
     """The weights were there, and the commit was not: nothing is half there, and they are not sent again."""
     # The client would wait between its tries for most of half a minute.
     hasty = ModuleType("time")
@@ -83,20 +71,20 @@ def test_an_upload_that_was_cut_off_goes_on(
     hub.failing.add("POST /api/models/me/sums/commit")
     with pytest.raises(EtudeError, match=r"away, or broke off .* the same command goes on"):
         Repository("me/sums").send(folder, "first")
-    assert hub.repositories["me/sums"].branches == {"main": {}}
+    assert hub.repositories["me/sums"].files == {}
     received = hub.received
     hub.failing.clear()
     Repository("me/sums").send(folder, "second")
-    assert hub.repositories["me/sums"].branches["main"] == contents(folder)
+    assert hub.repositories["me/sums"].files == contents(folder)
     assert hub.received == received
 
 
 def test_other_weights_take_the_place_of_the_old_ones(hub: Hub, folder: Path, tmp_path: Path):
     """Shards or LoRA weights of an earlier export would be loaded beside them. The user's own files stay."""
     own = {"LICENSE": b"mine", "model-00001-of-00002.safetensors": b"old", "adapter_config.json": b"{}"}
-    hub.repositories["me/sums"] = Stored(True, {"main": own})
+    hub.repositories["me/sums"] = Stored(True, own)
     Repository("me/sums").send(folder, "new")
-    assert hub.repositories["me/sums"].branches["main"] == {"LICENSE": b"mine", **contents(folder)}
+    assert hub.repositories["me/sums"].files == {"LICENSE": b"mine", **contents(folder)}
 
 
 @pytest.mark.parametrize("name", ["sums", "me/my sums", "me/a/b", "me/-sums", "me/a--b"])

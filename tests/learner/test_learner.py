@@ -301,15 +301,3 @@ def test_a_stage_is_over_when_what_is_measured_lies_between_its_bounds():
     report, told = run(fresh_policy(), stage(TALKS, measure=measure, at_least=0.4, at_most=0.6))
     assert told == [0.1, 0.9, 0.5]
     assert (report.steps, report.value) == (6, 0.5)
-
-
-def test_nothing_is_measured_before_the_first_check():
-    report, told = run(fresh_policy(), stage(TALKS, at_most=100.0, first_check=5))
-    assert (report.steps, told) == (6, [report.value])
-
-
-def test_the_same_seed_makes_the_same_weights():
-    policies = [fresh_policy(), fresh_policy()]
-    for one in policies:
-        run(one, stage(TALKS, at_most=100.0))
-    assert policies[0].digest() == policies[1].digest() != fresh_policy().digest()

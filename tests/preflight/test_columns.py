@@ -155,13 +155,8 @@ HERE = r"test_columns\.py:\d+: "
     [
         ({"samples": raising}, rf"Own\.raising raised .*{HERE}ValueError: boom"),
         ({"samples": undefined}, rf"Own\.undefined raised .*{HERE}NameError"),
-        ({"samples": lambda self, group, tally: None}, r"<lambda> returned None, and `Sequence\[Sample"),
-        (
-            {"samples": lambda self, group, tally: [1]},
-            r"returned a list \(\[1\]\), and `Sequence\[Sample \| Pair\]` is",
-        ),
+        ({"samples": lambda self, group, tally: [1]}, r"returned a list \(\[1\]\), and `Sequence\[Sample "),
         ({"groups": lambda self, *given: None}, r"<lambda> returned None, and `list\[UnitGroup\]`"),
-        ({"compare": raising}, rf"Own\.raising raised .*{HERE}ValueError: boom"),
         ({"compare": lambda self, rewards: [1.0]}, r"what it returned cannot be used \(it has compare\)"),
         ({"advantages": lambda self, group: [0.5 for _ in group]}, r"<lambda> returned a list \(\[0\.5, "),
         ({"advantages": lambda self, group: [[0.5]]}, "it gave 1 lists for 4 samples"),
@@ -169,8 +164,6 @@ HERE = r"test_columns\.py:\d+: "
         ({"advantages": lambda self, group: [[float("nan")]] * 4}, r"with 1 turns got \[nan\]"),
         ({"advantages": lambda self, group: [["high"]] * 4}, r"<lambda> returned a list \(\[\['high'"),
         ({"normalised": lambda self, units: [1.0]}, r"<lambda> returned a list \(\[1\.0\]\)"),
-        ({"normalised": lambda self, units: [[1.0]]}, r"Own\.normalised returned a list"),
-        ({"loss": raising}, rf"Own\.raising raised .*{HERE}ValueError: boom"),
         ({"loss": lambda self, logprobs, batch: logprobs.sum()}, "<lambda> returned a Tensor"),
         ({"loss": lambda self, logprobs, batch: None}, r"<lambda> returned None, and `tuple\[Tensor"),
         ({"loss": lambda self, logprobs, batch: (logprobs, {})}, r"a Tensor of shape \(8, \d\)"),

@@ -11,6 +11,7 @@ from etude.core.interfaces import Engine
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.protocols import EpisodeTree, Log, Protocol, ProtocolWorkflow, Scenario, Turn, Verdict, dialogue
+from etude.protocols.tree import Node
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
@@ -104,3 +105,22 @@ def shape(tree: EpisodeTree) -> list[tuple[int, str, str]]:
     """Round, agent and text of the only path of a tree."""
     assert len(list(tree.leaves())) == 1
     return [(node.round, node.agent, node.text) for node in tree.nodes]
+
+
+def expected_value(tree: EpisodeTree, node: Node | None, agent: str) -> float:
+    """The agent's mean payoff from a node on, or from the start, when answers are drawn evenly.
+
+    By listing all ways to the end: the probability of each, times what is earned on it.
+    """
+    start = None if node is None else node.id
+    ways = [(1.0, start, 0.0 if node is None else node.rewards.get(agent, 0.0))]
+    ended = 0.0
+    while ways:
+        probability, place, earned = ways.pop()
+        children = [one for one in tree.nodes if one.parent == place]
+        ended += 0.0 if children else probability * earned
+        ways += [
+            (probability / len(children), child.id, earned + child.rewards.get(agent, 0.0))
+            for child in children
+        ]
+    return ended

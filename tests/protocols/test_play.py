@@ -18,11 +18,8 @@ from tests.support import ScriptedEngine
 async def test_agents_take_turns_until_the_verifier_decides(journal: Journal) -> None:
     engine = scripted(verifier=["why?", "Decision: accept"], prover=["because"])
     tree = await play_tree(nip(), engine, journal)
-    assert shape(tree) == [
-        (0, "verifier", "why?"),
-        (1, "prover", "because"),
-        (2, "verifier", "Decision: accept"),
-    ]
+    expected = [(0, "verifier", "why?"), (1, "prover", "because"), (2, "verifier", "Decision: accept")]
+    assert shape(tree) == expected
     leaf = tree.nodes[-1]
     assert (leaf.decision, leaf.verdict, leaf.ending) == (1.0, 1.0, "decided")
     assert dict(leaf.rewards) == {"verifier": 1.0, "prover": 1.0}

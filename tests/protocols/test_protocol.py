@@ -55,20 +55,14 @@ def test_a_good_protocol_is_built_and_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("rounds", "message"),
     [
-        (
-            [(Turn("ann", ("hall",)), Turn("bob", ("hall",))), END],
-            "'ann' and 'bob' both write on channel 'hall' in round 0",
-        ),
+        ([(Turn("ann", ("hall",)), Turn("bob", ("hall",))), END], "'ann' and 'bob' both write on channel"),
         ([(Turn("bob", ("desk",)),), END], "'bob' writes on channel 'desk' in round 0, but cannot read it"),
         ([(Turn("ann", ("hall",), "must"),)], "'ann' must decide in round 0, but its role may not"),
-        ([ASK], r"the last round \(0\) does not oblige 'ann' to decide; .* or set `needs_verdict=False`"),
+        ([ASK], r"the last round \(0\) does not oblige 'ann' to decide"),
         ([END, END], "nothing can follow round 0, which must decide"),
         ([(Turn("ann", ("hall",)), Turn("ann", ("desk",))), END], "'ann' has two turns in round 0"),
         ([(Turn("ann"),), END], "'ann' neither writes nor decides in round 0"),
-        (
-            [(Turn("anne", ("hall",)),), END],
-            "round 0 has a turn of 'anne', which does not exist; did you mean 'ann'",
-        ),
+        ([(Turn("anne", ("hall",)),), END], "round 0 has a turn of 'anne', .*did you mean 'ann'"),
         ([(), END], "round 0 has no turns"),
     ],
 )
@@ -102,42 +96,33 @@ def test_what_does_not_fit_together_is_refused(fields: dict[str, Any], message: 
         build(ASK, END, **fields)
 
 
-EXPECTED = {
-    "accept_reject": [("reject", -1), ("accept", 1)],
-    "accept_reject_neither": [("reject", -1), ("neither", 0), ("accept", 1)],
-    "likert_scale_4": [("strongly disagree", -1), ("disagree", -0.5), ("agree", 0.5), ("strongly agree", 1)],
-    "likert_scale_5": [
-        ("strongly disagree", -1),
-        ("disagree", -0.5),
-        ("neither agree nor disagree", 0),
-        ("agree", 0.5),
-        ("strongly agree", 1),
-    ],
-    "likert_scale_6": [
-        ("strongly disagree", -1),
-        ("disagree", -0.667),
-        ("somewhat disagree", -0.333),
-        ("somewhat agree", 0.333),
-        ("agree", 0.667),
-        ("strongly agree", 1),
-    ],
-    "likert_scale_7": [
-        ("strongly disagree", -1),
-        ("disagree", -0.667),
-        ("somewhat disagree", -0.333),
-        ("neither agree nor disagree", 0),
-        ("somewhat agree", 0.333),
-        ("agree", 0.667),
-        ("strongly agree", 1),
-    ],
+EXPECTED: dict[str, tuple[list[str], list[float]]] = {
+    "accept_reject": (["reject", "accept"], [-1, 1]),
+    "accept_reject_neither": (["reject", "neither", "accept"], [-1, 0, 1]),
+    "likert_scale_4": (["strongly disagree", "disagree", "agree", "strongly agree"], [-1, -0.5, 0.5, 1]),
+    "likert_scale_5": (
+        ["strongly disagree", "disagree", "neither agree nor disagree", "agree", "strongly agree"],
+        [-1, -0.5, 0, 0.5, 1],
+    ),
+    "likert_scale_6": (
+        ["strongly disagree", "disagree", "somewhat disagree", "somewhat agree", "agree", "strongly agree"],
+        [-1, -0.667, -0.333, 0.333, 0.667, 1],
+    ),
+    "likert_scale_7": (
+        [
+            *("strongly disagree", "disagree", "somewhat disagree", "neither agree nor disagree"),
+            *("somewhat agree", "agree", "strongly agree"),
+        ],
+        [-1, -0.667, -0.333, 0, 0.333, 0.667, 1],
+    ),
 }
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_scales_of_words(name: str) -> None:
-    scale = SCALES[name]
-    assert list(scale.texts) == [text for text, _ in EXPECTED[name]]
-    assert scale.values == pytest.approx([value for _, value in EXPECTED[name]], abs=5e-4)
+    texts, values = EXPECTED[name]
+    assert list(SCALES[name].texts) == texts
+    assert SCALES[name].values == pytest.approx(values, abs=5e-4)
 
 
 @pytest.mark.parametrize(

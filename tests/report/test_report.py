@@ -39,14 +39,6 @@ def test_all_evaluators_are_there_where_there_are_several():
     assert "right" not in figures(alone), "it is the reward"
 
 
-def test_the_base_model_is_called_what_it_is():
-    worse = figures(history([0.4], {0: 0.4, 1: 0.0}))
-    assert worse["best version"] == "v0, the base model: no trained version has done better"
-    untrained = figures(History(run_id="r", epochs=(epoch(0, None, skipped="nothing"),)))
-    assert untrained["last version"] == "v0, the base model: nothing was trained"
-    assert "not measured" not in untrained
-
-
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -132,10 +124,8 @@ def test_without_matplotlib_a_run_goes_on_and_says_what_to_install(tmp_path, mon
     report(history([0.1, 0.2]), tmp_path, final=True)
     assert (tmp_path / "training_metrics.jsonl").read_text().count("\n") == 2
     assert not (tmp_path / "reward_plot.png").exists()
-    assert messages == [
-        "there is no reward_plot.png: drawing the plot of the rewards needs the extra 'plots'. "
-        f"Install it: {install_command('plots')}"
-    ]
+    (message,) = messages
+    assert install_command("plots") in message
 
 
 def episode(tokens=10, failure=None):
@@ -201,22 +191,9 @@ def test_json_lines_are_one_object_for_each_event():
         progress.finished({"epochs_trained": 1, "reward": float("nan")})
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [event["event"] for event in events] == [
-        "run_started",
-        "phase",
-        "episode_finished",
-        "validated",
-        "epoch_started",
-        "phase",
-        "episode_finished",
-        "scored",
-        "episode_finished",
-        "scored",
-        "phase",
-        "trained",
-        "epoch_started",
-        "skipped",
-        "message",
-        "finished",
+        *("run_started", "phase", "episode_finished", "validated"),
+        *("epoch_started", "phase", "episode_finished", "scored", "episode_finished", "scored"),
+        *("phase", "trained", "epoch_started", "skipped", "message", "finished"),
     ]
     assert events[8]["failure"] == "timeout: took longer than 5 s"
     assert events[-1] == {"event": "finished", "epochs_trained": 1, "reward": None}

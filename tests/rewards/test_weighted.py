@@ -101,14 +101,6 @@ def test_a_config_that_cannot_work_is_refused(evaluator: dict[str, Any], complai
         parse_config(config(half=f"{HERE}:half", other=evaluator))
 
 
-async def test_weights_in_a_circle_are_refused() -> None:
-    one = {"_type": "weighted", "weights": {"two": 1.0}}
-    two = {"_type": "weighted", "weights": {"one": 1.0}}
-    async with Builder(parse_config(config(one=one, two=two))) as builder:
-        with pytest.raises(RequestError, match="circle"):
-            await builder.get_evaluator("one")
-
-
 SETTINGS = """
 eval: {evaluators: {won: {_type: function, function: "a:b"}}}
 finetuning: {reward_function: {name: won}}

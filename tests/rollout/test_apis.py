@@ -96,7 +96,6 @@ async def test_prompts_as_they_stand_are_recorded_too(engine: EmbeddedEngine, jo
 
     record = await recorded(workflow, journal, engine)
     first, second = with_tokens(record)
-    assert first.completion is not None and second.completion is not None
     assert first.completion.prompt_ids == second.completion.prompt_ids
     assert (first.request.prompt, second.request.prompt) == (first.completion.prompt_ids, "yes or")
     assert len(first.completion.top_logprobs) == 4
@@ -120,17 +119,6 @@ async def test_models_and_tokens_are_told(engine: EmbeddedEngine, journal: Journ
             assert ASK[0]["content"] in back["prompt"]
             wrong = await http.post("/detokenize", json={"tokens": [10**6]})
             assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")
-            other = await http.get("/chat/completions")
-            assert (other.status_code, other.json()["error"]["code"]) == (405, "method_not_allowed")
-            image = [{"type": "image_url", "image_url": {"url": "data:"}}]
-            for messages, told in (
-                ([{"role": "user", "content": image}], "text only"),
-                (ASK * 99, "context"),
-            ):
-                refused = await http.post("/chat/completions", json={"messages": messages})
-                error = refused.json()["error"]
-                assert (refused.status_code, error["param"]) == (400, "messages") and told in error["message"]
-            assert error["code"] == "context_length_exceeded"
         return 0
 
     await recorded(workflow, journal, engine)
@@ -245,7 +233,6 @@ async def test_an_endpoints_reason_is_passed_on(
             record = await collect_one(ask, journal, engine=remote)
         finally:
             await remote.close()
-        assert record.failure is not None
         assert (record.failure.kind, record.failure.origin) == ("call_failed", "agent")
         return 0
 

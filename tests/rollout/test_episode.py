@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 
 import numpy
@@ -38,7 +39,6 @@ async def test_chat_gives_text_tokens_and_logprobs_and_records_them(journal: Jou
     assert record.output == reply.text == "forty-two"
     assert reply.message == {"role": "assistant", "content": "forty-two"}
     assert reply.finish_reason == "stop"
-    assert call.completion is not None
     assert reply.token_ids == call.completion.completion_ids
     assert reply.logprobs == call.completion.logprobs
     assert call.request.messages == ({"role": "user", "content": "What is 0?"},)
@@ -119,7 +119,6 @@ async def test_a_step_reward_must_be_a_finite_number(journal: Journal, value: ob
         episode.step_reward(value)
 
     record = await collect_one(play, journal)
-    assert record.failure is not None
     assert "must be a finite number" in record.failure.reason and "train/0/0" in record.failure.reason
 
 
@@ -151,41 +150,26 @@ async def test_calls_belong_to_the_function_that_makes_them(journal: Journal) ->
     ]
 
 
-async def test_wrong_requests_say_what_is_wrong(journal: Journal) -> None:
-    said = []
-
+@pytest.mark.parametrize(
+    ("messages", "options", "told"),
+    [
+        ("hello", {}, "messages must be a list"),
+        ([], {}, "at least one message"),
+        (["hello"], {}, "messages[0] must be a dict with a role"),
+        ([{"role": "user", "content": object()}], {}, "messages[0]: a value of type builtins.object"),
+        (ASK, {"temperature": -1}, "temperature: Input should be greater than or equal to 0"),
+        (ASK, {"tools": ["add"]}, "a tool must be a dict or a function"),
+        (ASK, {"tools": [{"name": "add"}]}, "a tool must be {'type': 'function'"),
+    ],
+)
+async def test_wrong_requests_say_what_is_wrong(journal: Journal, messages, options, told: str) -> None:
     async def play(example, episode: Episode):
-        for attempt in (
-            lambda: episode.chat("hello"),
-            lambda: episode.chat([]),
-            lambda: episode.chat(["hello"]),
-            lambda: episode.chat([{"role": "user", "content": object()}]),
-            lambda: episode.chat(ASK, temperature=-1),
-            lambda: episode.chat(ASK, tools=["add"]),
-            lambda: episode.chat(ASK, tools=[{"name": "add"}]),
-        ):
-            with pytest.raises(RequestError) as error:
-                await attempt()
-            said.append(str(error.value))
+        with pytest.raises(RequestError, match=re.escape(told)):
+            await episode.chat(messages, **options)
         return "done"
 
     record = await collect_one(play, journal)
-    assert record.failure is None, record.failure
-    for part, message in zip(
-        (
-            "messages must be a list",
-            "at least one message",
-            "messages[0] must be a dict with a role",
-            "messages[0]: a value of type builtins.object is not JSON",
-            "temperature: Input should be greater than or equal to 0, found -1",
-            "a tool must be a dict or a function",
-            "a tool must be {'type': 'function'",
-        ),
-        said,
-        strict=True,
-    ):
-        assert part in message
-    assert record.calls == ()
+    assert (record.failure, record.calls) == (None, ())
 
 
 async def test_a_failed_call_is_recorded_with_its_reason_and_may_be_caught(journal: Journal) -> None:
@@ -216,18 +200,6 @@ async def test_a_call_that_the_agent_gives_up_on_is_recorded_as_cancelled(journa
     record = await collect_one(play, journal, engine=Never())
     assert record.output == "went on"
     assert [call.error for call in record.calls] == ["cancelled before the answer arrived"]
-
-
-async def test_an_episode_that_is_over_takes_no_calls(journal: Journal) -> None:
-    kept = []
-
-    async def play(example, episode):
-        kept.append(episode)
-        return "done"
-
-    await collect_one(play, journal)
-    with pytest.raises(Exception, match="train/0/0 is over"):
-        await kept[0].chat(ASK)
 
 
 class _Colour(BaseModel):
@@ -289,6 +261,7 @@ def completions(draw: st.DrawFn) -> Completion:
         model_version=draw(st.integers(0, 9)),
         drifted=draw(st.booleans()),
         fault=draw(st.sampled_from(["", "role tool: rewritten"])),
+        address=draw(texts),
     )
 
 

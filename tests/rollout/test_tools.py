@@ -257,7 +257,5 @@ async def test_whatever_can_be_called_is_a_tool(
 
 
 def test_a_method_needs_its_object() -> None:
-    with pytest.raises(
-        RequestError, match=r"function 'sell' cannot be described as a tool: .* a bound method"
-    ):
+    with pytest.raises(RequestError, match="function 'sell' cannot be described as a tool"):
         describe_tools([Shop.sell])

@@ -1,6 +1,16 @@
-from etude.core.history import History
-from etude.store.figures import best_version, last_version, versions_to_keep
-from tests.report.histories import epoch, history
+"""Of the versions of a run those that are kept and the best one; and its warnings, as they were recorded."""
+
+from etude.core.history import AlarmEvent, History
+from etude.store.figures import (
+    alarm_sentences,
+    best_version,
+    causes_in,
+    collapse_in,
+    last_version,
+    stopped_by,
+    versions_to_keep,
+)
+from tests.report.histories import epoch, history, validation
 
 
 def numbers(versions):
@@ -35,3 +45,70 @@ def test_nothing_trained_has_no_versions():
     assert best_version(history([])) is None
     assert last_version(history([])) is None
     assert versions_to_keep(history([]), 3) == []
+
+
+def event(alarm, text, *, of="", since=1, is_new=True, action="warn"):
+    return AlarmEvent(alarm=alarm, of=of, since=since, is_new=is_new, action=action, text=text)
+
+
+def with_alarms(entry, *events):
+    return entry.model_copy(update={"alarms": events})
+
+
+COLLAPSE, FLAT = event("reward_collapse", "the reward has collapsed"), event("equal_groups", "all are equal")
+
+
+def test_an_alarm_is_a_sentence_about_the_last_entry_it_held_for():
+    entries = [with_alarms(epoch(0, 1.0), FLAT), with_alarms(epoch(1, 1.0), FLAT), epoch(2, 1.0)]
+    assert alarm_sentences(History(run_id="r", epochs=entries)) == ["epoch 2 (and 1 other): all are equal"]
+    validations = [with_alarms(validation(number, 0.0), COLLAPSE) for number in range(3)]
+    assert alarm_sentences(History(run_id="r", epochs=entries[1:], validations=validations)) == [
+        "epoch 2: all are equal",
+        "validation after epoch 2 (and 2 others): the reward has collapsed",
+    ]
+
+
+def test_alarms_about_several_things_are_told_apart_and_failures_are_shown_elsewhere():
+    held = [event("failing_evaluators", name, of=name) for name in ("judge", "correct")]
+    entry = with_alarms(epoch(0, 1.0), *held, event("failures", "2 episodes failed"))
+    assert alarm_sentences(History(run_id="r", epochs=[entry])) == ["epoch 1: judge", "epoch 1: correct"]
+
+
+def test_a_run_has_collapsed_when_its_last_reward_says_so():
+    low, back = with_alarms(validation(1, 0.0), COLLAPSE), validation(2, 0.5)
+    unmeasured = validation(2, None)
+    assert collapse_in(History(run_id="r", validations=(validation(0, 0.4), low))) == COLLAPSE.text
+    assert (
+        collapse_in(History(run_id="r", validations=(validation(0, 0.4), low, unmeasured))) == COLLAPSE.text
+    )
+    assert collapse_in(History(run_id="r", validations=(validation(0, 0.4), low, back))) is None
+    assert collapse_in(History(run_id="r", epochs=(epoch(0, 0.4), with_alarms(epoch(1, 0.0), COLLAPSE))))
+    # Validations say more than the episodes of training.
+    epochs = (with_alarms(epoch(0, 0.0), COLLAPSE),)
+    assert collapse_in(History(run_id="r", epochs=epochs, validations=(back,))) is None
+
+
+def test_a_run_that_an_alarm_ended_did_nothing_after_it():
+    stop = event("mismatch", "they differ", action="stop")
+    ended = History(run_id="r", epochs=(epoch(0, 0.4), with_alarms(epoch(1, 0.0), stop)))
+    assert stopped_by(ended) == "epoch 2: they differ"
+    assert stopped_by(ended.with_entry(epoch(2, 0.5))) is None
+    assert stopped_by(History(run_id="r")) is None
+
+
+def cause(reason, count=3, kind="call_failed", episode="train/1/a/1"):
+    return {"kind": kind, "reason": reason, "count": count, "episode": episode}
+
+
+def test_causes_are_added_up_over_epochs():
+    entries = [
+        epoch(0, 0.5, failure_causes=[cause("took longer than 30 s", 2)]),
+        epoch(1, 0.5, failure_causes=[cause("took longer than 31 s", 5), cause("oops", 1)]),
+    ]
+    first, second = causes_in(entries)
+    assert (first.count, first.reason, first.episode) == (7, "took longer than 30 s", "train/1/a/1")
+    assert second.count == 1
+
+
+def test_a_run_that_goes_well_has_no_warnings():
+    assert alarm_sentences(history([0.1, 0.5], {0: 0.1, 2: 0.6})) == []

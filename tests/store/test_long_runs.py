@@ -62,15 +62,6 @@ async def test_the_number_of_the_last_version_is_one_row(journal, rows):
     assert (log.last(), log.newest()) == (EPOCHS, EPOCHS + 1)
 
 
-async def test_the_last_key_is_found_by_the_index(journal):
-    for key in ("a/1", "a/2", "b/1"):
-        await journal.put(key, 1)
-    assert (journal.last_key("a/"), journal.last_key("c/")) == ("a/2", None)
-    statement = "SELECT key FROM steps WHERE key >= ? AND key < ? ORDER BY key DESC LIMIT 1"
-    plan = " ".join(row[3] for row in journal.select(f"EXPLAIN QUERY PLAN {statement}", ("a/", "a0")))
-    assert "USING COVERING INDEX" in plan and "SCAN" not in plan and "TEMP B-TREE" not in plan
-
-
 def test_an_entry_of_a_history_is_found_by_its_epoch():
     whole = history([0.5] * EPOCHS, {0: 0.1, 100: 0.2, 200: 0.3})
     assert whole.epoch(1) is whole.epochs[0] and whole.epoch(EPOCHS) is whole.epochs[-1]

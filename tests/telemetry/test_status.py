@@ -26,7 +26,7 @@ from etude.runtime import Runtime, open_runtime
 from etude.store.run_folder import RunFolder
 from etude.store.status import STATUS, RunStatus, SeenStatus, run_status
 from etude.telemetry import watchdog
-from tests.cli.projects import etude
+from tests.cli.projects import etude, succeed
 from tests.forked import Forked
 from tests.runners.playing import config_with, evaluate, examples
 from tests.support import EchoEngine, one_quick
@@ -98,14 +98,12 @@ def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
             assert head.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        shown = etude("cluster", "status", "--output-dir", tmp_path)
-        assert shown.exit_code == 0
+        shown = succeed("cluster", "status", "--output-dir", tmp_path)
         assert f"process {head.pid} on " in shown.stdout
         assert "0 finished, 3 playing" in shown.stdout
         assert "waits for       3 answers of model 'policy'" in shown.stdout
         head.send_signal(signal.SIGSTOP)
         stopped = run_status(run).status
-        assert stopped is not None
         aged = stopped.model_copy(update={"at": stopped.at - 60})
         (run / STATUS).write_text(aged.model_dump_json())
         assert "has not reported for 1 min" in etude("cluster", "status", run).stdout
@@ -202,7 +200,6 @@ async def test_an_event_loop_that_is_blocked_is_said_with_the_stacks_of_that_tim
 async def test_a_job_that_is_waited_for_is_no_stall(tmp_path: Path):
     messages = Messages()
     async with watched(tmp_path, messages, episode=0.1, say_after=0.2, end_after=0.3) as runtime:
-        assert runtime.watchdog is not None
         with runtime.watchdog.waiting_for_job():
             await asyncio.sleep(1)
         assert not messages.texts
@@ -232,7 +229,6 @@ async def test_a_run_is_scraped_while_it_goes_on(tmp_path: Path):
     going = asyncio.ensure_future(evaluate(run, config, engine, examples("", "")))
     try:
         status = await seen(run, lambda status: status.models[0].waiting == 2)
-        assert status.metrics is not None
         assert status.metrics.startswith("http://127.0.0.1:")
         samples = await asyncio.to_thread(scraped, status.metrics)
         assert samples["etude_calls_in_flight"] == [({"run": "a run", "model": "policy"}, 2)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.projects import change, etude, process
+from tests.cli.projects import change, etude, process, succeed
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
@@ -146,8 +146,7 @@ def test_what_is_sent_again_after_a_kill_is_the_same_span(project, receiver):
     # Killed before the journal had it that the spans of the epoch were sent.
     with closing(sqlite3.connect("runs/one/run.db")) as journal, journal:
         journal.execute("DELETE FROM steps WHERE key LIKE 'report/%/sent/epoch/%'")
-    resumed = etude("resume", "one")
-    assert resumed.exit_code == 0, resumed.output
+    succeed("resume", "one")
     by_id: dict[bytes, set[bytes]] = {}
     for span in receiver.spans:
         by_id.setdefault(span.span_id, set()).add(span.SerializeToString(deterministic=True))
@@ -166,8 +165,7 @@ def train_with_content(project: Path, receiver: Receiver) -> None:
         eval__evaluators={"correct": "agent:correct"},
         finetuning__num_epochs=1,
     )
-    trained = etude("train", "config.yml", "--name", "one")
-    assert trained.exit_code == 0, trained.stdout + trained.stderr
+    succeed("train", "config.yml", "--name", "one")
 
 
 def test_tools_failures_and_content_where_it_is_asked_for(project, receiver):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.projects import change, etude
+from tests.cli.projects import change, etude, succeed
 
 pytestmark = pytest.mark.trackers
 
@@ -64,8 +64,7 @@ def test_trackio_has_one_run_with_each_record_once(project, monkeypatch):
 
     name_of_project = f"etude-{secrets.token_hex(4)}"
     change(project / "config.yml", report={"_type": "trackio", "project": name_of_project})
-    trained = etude("train", "config.yml", "--name", "one", "--json")
-    assert trained.exit_code == 0
+    trained = succeed("train", "config.yml", "--name", "one", "--json")
     assert all(line.startswith("{") for line in trained.stdout.splitlines())
     assert etude("resume", "one", "-o", "finetuning.num_epochs=3").exit_code == 0
     (name,) = SQLiteStorage.get_runs(name_of_project)

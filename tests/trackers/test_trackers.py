@@ -10,7 +10,7 @@ import pytest
 
 import etude as library
 from etude.trackers.record import RunRecord
-from tests.cli.projects import change, etude, finished
+from tests.cli.projects import change, etude, finished, succeed
 
 KEYS = ["validation/00000000", "epoch/00000001", "epoch/00000002", "validation/00000002", "finished/00000002"]
 """The records of the small project's run, in their order."""
@@ -53,15 +53,13 @@ def test_a_run_is_shown_record_by_record_with_its_config_and_goes_on_so(project)
 def test_a_tracker_that_is_away_ends_no_run_and_gets_all_of_it_later(project):
     change(project / "config.yml", report=[SHOWN | {"patience": 0.1}])
     Path("shown.away").touch()
-    trained = etude("train", "config.yml", "--name", "one")
-    assert trained.exit_code == 0
+    trained = succeed("train", "config.yml", "--name", "one")
     assert "ConnectionError: nobody is there" in trained.stdout
     assert "0 of 5 records" in trained.stdout and "etude report" in trained.stdout
     away = etude("report", "one", "--wait", "0.1")
     assert away.exit_code == 1 and "next: etude report runs/one" in away.stderr
     Path("shown.away").unlink()
-    sent = etude("report", "one", "--json")
-    assert sent.exit_code == 0, sent.stderr
+    sent = succeed("report", "one", "--json")
     assert json.loads(sent.stdout.splitlines()[-1])["trackers"][0]["sent"] == 5
     assert etude("report", "one").exit_code == 0
     assert [line["key"] for line in records()] == KEYS
@@ -82,8 +80,7 @@ def test_a_run_that_is_killed_while_it_sends_has_every_record_there_at_least_onc
     killed = finished("train", "config.yml", "--name", "one", folder=project)
     assert killed.returncode == -9, killed.stdout + killed.stderr
     before = [line["key"] for line in records()]
-    resumed = etude("resume", "one")
-    assert resumed.exit_code == 0, resumed.output
+    succeed("resume", "one")
     assert [line["key"] for line in records()] == before + again
     assert [line["number"] for line in records()] == [KEYS.index(key) for key in before + again]
 
@@ -99,8 +96,7 @@ def test_functions_of_a_program_and_of_a_config_are_called_with_each_record(proj
     library.resume(run, report=given.append, overrides=["finetuning.num_epochs=3"], progress=False)
     assert [record.kind for record in given] == ["epoch", "validation", "finished"]
     # It goes on without the function of its program too, and says what is missing.
-    resumed = etude("resume", "one", "-o", "finetuning.num_epochs=4")
-    assert resumed.exit_code == 0
+    resumed = succeed("resume", "one", "-o", "finetuning.num_epochs=4")
     assert "pass it again in Python" in resumed.stdout
 
 

@@ -83,7 +83,11 @@ async def play(path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def client(runs: Path) -> TestClient:
+    return opened_at(runs)
+
+
+def opened_at(root: Path) -> TestClient:
     """A browser that has opened the link."""
-    client = TestClient(create_view(runs, KEY), base_url="http://127.0.0.1")
+    client = TestClient(create_view(root, KEY), base_url="http://127.0.0.1")
     assert client.get("/", params={"open": KEY}).status_code == 200
     return client

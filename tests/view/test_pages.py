@@ -19,7 +19,7 @@ from etude.view.app import create_view
 from etude.view.pages import url
 from etude.view.tokens import CHUNK
 from tests.support import drawn
-from tests.view.conftest import KEY
+from tests.view.conftest import KEY, opened_at
 from tests.view.stored import Told, as_sample, epoch_entry, store_run
 
 
@@ -111,8 +111,8 @@ def test_reading_writes_nothing(runs, client):
 def test_a_page_of_groups_leads_to_the_next(tmp_path):
     many = [Told(f"eval/e{number:03}/0") for number in range(45)]
     store_run(tmp_path, episodes=many)
-    client = TestClient(create_view(tmp_path, KEY), base_url="http://127.0.0.1")
-    first = client.get("/runs/r/phases/eval", params={"open": KEY}).text
+    client = opened_at(tmp_path)
+    first = client.get("/runs/r/phases/eval").text
     after = re.search(r'href="([^"]*after=[^"]*)"', first)
     assert first.count("data-row") == 40 and after is not None
     rest = client.get(html.unescape(after[1])).text
@@ -143,8 +143,7 @@ def test_run_data_is_text_and_nothing_else(tmp_path_factory, text, name):
     cause = {"kind": text, "reason": text, "count": 1, "episode": told.id}
     root = tmp_path_factory.mktemp("evil")
     store_run(root, "r", [told], [epoch_entry(1, failures={text: 1}, failure_causes=[cause])])
-    client = TestClient(create_view(root, KEY), base_url="http://127.0.0.1")
-    client.get("/", params={"open": KEY})
+    client = opened_at(root)
     for path in (
         "/",
         "/runs/r",
@@ -165,8 +164,7 @@ def test_failures_are_shown_by_cause_with_an_episode(tmp_path):
     told = Told("train/1/b/0", failure=Failure("raised", "no, 7"), scores={})
     cause = {"kind": "raised", "reason": "no, 7", "count": 1234, "episode": told.id}
     store_run(tmp_path, "r", [told], [epoch_entry(1, failure_causes=[cause])])
-    client = TestClient(create_view(tmp_path, KEY), base_url="http://127.0.0.1")
-    client.get("/", params={"open": KEY})
+    client = opened_at(tmp_path)
     text = words(shown(client, "/runs/r"))
     assert "1 234 raised: no, 7 train/1/b/0" in text.replace("\u202f", " ")
 
@@ -276,9 +274,7 @@ def opened(tmp_path_factory):
     sample = as_sample(trained)
     seen = {id(sample): LearnerNumbers([-0.25] * 8)}
     write_learned(run / "checkpoints", 1, learned_lines(Source("job", version=1), [(sample,)], seen))
-    client = TestClient(create_view(root, KEY), base_url="http://127.0.0.1")
-    client.get("/", params={"open": KEY})
-    return client
+    return opened_at(root)
 
 
 def chunk(client, id, start=0):
@@ -325,8 +321,7 @@ def test_what_another_backend_was_handed_is_shown_with_what_it_does_not_tell(tmp
     run = store_run(tmp_path, episodes=[trained, told], epochs=[epoch_entry(1)])
     source = Source("r-epoch-1", backend="mine", makes_advantages=True)
     write_submitted(run, 1, "r-epoch-1", learned_lines(source, [(as_sample(trained),)]))
-    client = TestClient(create_view(tmp_path, KEY), base_url="http://127.0.0.1")
-    client.get("/", params={"open": KEY})
+    client = opened_at(tmp_path)
     text = words(shown(client, "/runs/r/tokens/train/1/a/0"))
     assert "As the backend 'mine' received it for the job r-epoch-1" in text and "the ratio" in text
     assert "computes the advantages from them itself" in text

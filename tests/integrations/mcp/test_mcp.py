@@ -25,7 +25,7 @@ from etude.rollout.reply import ToolCall
 from etude.store.journal import Journal
 from tests.forked import Forked, program
 from tests.rollout.running import collect, examples, jobs
-from tests.support import ScriptedEngine, pass_time, until
+from tests.support import ScriptedEngine, is_alive, pass_time, until
 
 HERE = Path(__file__).parent
 CALCULATOR = str(HERE / "calculator.py")
@@ -194,15 +194,7 @@ async def test_servers_end_with_the_run_though_an_episode_was_stopped(
         [record] = await collecting
     assert record.failure is not None and record.failure.kind == "timeout"
     [pid] = map(int, pids.read_text().split())
-    assert not _runs(pid)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+    assert not is_alive(pid)
 
 
 @pytest.mark.parametrize(

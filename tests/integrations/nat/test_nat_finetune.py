@@ -88,21 +88,19 @@ def _wait_for_calls(project, process):
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "told"),
+    ("changes", "told"),
     [
-        ({"eval__evaluators": {"in_place": {"_type": "test_same"}}}, [], "trained on nothing"),
-        ({"eval__evaluators": {"in_place": {"_type": "test_broken"}}}, [], "the judge is asleep"),
-        ({"workflow": {"_type": "test_failing"}}, [], "the agent is out of order"),
-        ({"workflow": {"_type": "test_foreign", "llm": "sorter"}}, [], "for 'langchain'"),
-        ({"finetuning__reward_function": {"name": "in_pace"}}, [], "did you mean 'in_place'"),
-        ({"finetuning__target_model": "sorted"}, [], "there is no model 'sorted'"),
-        ({}, ["--endpoint", "http://127.0.0.1:9/generate"], "leave it out"),
-        ({}, ["--validation_config_file", "config.yml"], "--validation_dataset"),
+        ({"eval__evaluators": {"in_place": {"_type": "test_same"}}}, "trained on nothing"),
+        ({"eval__evaluators": {"in_place": {"_type": "test_broken"}}}, "the judge is asleep"),
+        ({"workflow": {"_type": "test_failing"}}, "the agent is out of order"),
+        ({"workflow": {"_type": "test_foreign", "llm": "sorter"}}, "for 'langchain'"),
+        ({"finetuning__reward_function": {"name": "in_pace"}}, "did you mean 'in_place'"),
+        ({"finetuning__target_model": "sorted"}, "there is no model 'sorted'"),
     ],
 )
-def test_what_cannot_train_fails_and_says_why(project, changes, options, told):
+def test_what_cannot_train_fails_and_says_why(project, changes, told):
     project.configure(**changes)
-    done = project.finetune(*options)
+    done = project.finetune()
     assert done.returncode == 1, done.stdout
     assert told in done.stdout.splitlines()[-1] or told in done.stdout[-2000:], done.stdout
     assert "Finetuning completed successfully" not in done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -10,12 +9,9 @@ import pytest
 from etude.rollout.episode import Episode
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one, tiny_engine
-from tests.support import ScriptedEngine, tool_call
+from tests.support import ScriptedEngine, needs, tool_call
 
-pytestmark = [
-    pytest.mark.verifiers,
-    pytest.mark.skipif(find_spec("verifiers") is None, reason="verifiers is not installed"),
-]
+pytestmark = [pytest.mark.verifiers, needs("verifiers")]
 
 ASK = [{"role": "user", "content": "Who?"}]
 ASKED: dict[str, dict[str, Any]] = {

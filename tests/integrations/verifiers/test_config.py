@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ from etude.config.import_path import make_importable
 from etude.config.load import parse_config
 from etude.integrations.verifiers.environment import missing_parts
 from tests.integrations.verifiers import environments
+from tests.support import needs
 
-pytestmark = [
-    pytest.mark.verifiers,
-    pytest.mark.skipif(find_spec("verifiers") is None, reason="verifiers is not installed"),
-]
+pytestmark = [pytest.mark.verifiers, needs("verifiers")]
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,9 @@ from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
 from tests.integrations.verifiers import environments
-from tests.support import ScriptedEngine, tool_call
+from tests.support import ScriptedEngine, needs, tool_call
 
-pytestmark = [
-    pytest.mark.verifiers,
-    pytest.mark.skipif(find_spec("verifiers") is None, reason="verifiers is not installed"),
-]
+pytestmark = [pytest.mark.verifiers, needs("verifiers")]
 
 MODULES = {
     "sums_env": environments.SUMS,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from etude.scenarios.sandbox.process import Limits, remove_tree
 from etude.scenarios.sandbox.run import Returned, SandboxResult, call_function, run_program
 from tests.forked import Forked
-from tests.support import drawn
+from tests.support import drawn, is_alive
 
 LIMITS = Limits(wall_seconds=60.0)
 
@@ -338,9 +338,9 @@ def test_a_program_dies_with_its_parent():
         parent.kill()
         parent.communicate()
     deadline = time.monotonic() + 60
-    while any(is_running(child) for child in found) and time.monotonic() < deadline:
+    while any(is_alive(int(child)) for child in found) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not any(is_running(child) for child in found)
+    assert not any(is_alive(int(child)) for child in found)
 
 
 def test_whatever_is_stopped_while_it_starts_ends():
@@ -422,10 +422,6 @@ def children(parent: int | None = None) -> list[str]:
     wanted = os.getpid() if parent is None else parent
     processes = (path.name for path in Path("/proc").glob("[0-9]*"))
     return sorted(process for process in processes if read_stat(process)[:2] == ("run", wanted))
-
-
-def is_running(process: str) -> bool:
-    return read_stat(process)[0] == "run"
 
 
 def read_stat(process: str) -> tuple[str, int]:
