@@ -53,6 +53,13 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
     return config
 
 
+def test_a_method_that_it_does_not_have_is_refused_and_leaves_no_run_behind(hosted):
+    change(hosted, trajectory_builders__good={"_type": "grpo"})
+    refused = etude("train", "config.yml", "--name", "r")
+    assert refused.exit_code == 2 and "dpo, supervised" in refused.stderr
+    assert not (hosted.parent / "runs" / "r").exists()
+
+
 def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api):
     stand_in, _ = api
     shown = succeed("train", "config.yml", "--name", "r")

@@ -26,6 +26,7 @@ from etude.core.secrets import keep_secret
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.inference.openai_config import OpenAiLlmConfig, PlainAddress
+from etude.store.run_folder import KEY_STEP
 from etude.wire.retries import USUAL, RetryPolicy, RetryReason, describe, is_worth_retrying, retry_after
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ _NO_KEY = "none"
 """The SDK needs a key even for servers that need none."""
 _LISTS = ("files", "jobs", "events")
 """The ends of the paths for which a GET returns a list."""
-_RUN_KEY = "run/key"
-"""The journal step that stores the run's key."""
 
 
 class JobsConfig(TrainerAdapterConfig):
@@ -167,7 +166,7 @@ async def run_key(builder: Builder) -> str | None:
     async def drawn() -> str:
         return secrets.token_hex(8)
 
-    return None if builder.run is None else str(await builder.run.journal.step(_RUN_KEY, drawn))
+    return None if builder.run is None else str(await builder.run.journal.step(KEY_STEP, drawn))
 
 
 def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> AsyncOpenAI:

@@ -34,6 +34,8 @@ CONFIG_STEP = "config"
 """The journal step with a copy of `config.yml`, from which the file can be restored."""
 BASE_STEPS = "base/"
 """The prefix of the journal steps that record which files each model was loaded from."""
+KEY_STEP = "run/key"
+"""The journal step with the run's key, which the names of its jobs elsewhere contain."""
 LOCK = "lock"
 
 _GIT_SECONDS = 5
@@ -128,10 +130,9 @@ class RunFolder:
 
     @property
     def is_blank(self) -> bool:
-        """Whether the journal has only the config, the base models and the time spent."""
-        return all(
-            key in (CONFIG_STEP, TIME_STEP) or key.startswith(BASE_STEPS) for key, _ in self.journal.scan()
-        )
+        """Whether the journal has only what is stored before any work, and the time spent."""
+        known = (CONFIG_STEP, TIME_STEP, KEY_STEP, BASE_STEPS)
+        return all(key.startswith(known) for key, _ in self.journal.scan())
 
     @property
     def checkpoints(self) -> Path:
