@@ -69,9 +69,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 69_033,
-    "modules": 345,
-    "lines of tests": 57_862,
+    "lines of source": 68_760,
+    "modules": 343,
+    "lines of tests": 56_701,
     "benchmark files": 15,
     "config keys": 408,
 }
