@@ -134,7 +134,7 @@ async def test_a_run_of_the_same_name_is_not_overwritten(run, tmp_path):
     copies(run).copy()
     with (
         RunFolder.create(tmp_path / "others", "run") as other,
-        pytest.raises(RequestError, match="has a run of this name already"),
+        pytest.raises(RequestError, match="already has a run of this name"),
     ):
         copies(other).copy()
 

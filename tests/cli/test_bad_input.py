@@ -57,7 +57,7 @@ def refused(shown, code, *texts):
         (["train", "config.yml", "--dataset", "trian.jsonl"], "trian.jsonl does not exist; did you mean"),
         (["resume", "nothing"], "there is no run 'nothing'"),
         (["export", "train.jsonl"], "there is no run 'train.jsonl'"),
-        (["init", "."], "has agent.py, .* already"),
+        (["init", "."], "already has agent.py, "),
     ],
 )
 def test_things_that_are_not_there(project, arguments, text):

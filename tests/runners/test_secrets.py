@@ -97,7 +97,7 @@ def test_a_reference_means_elsewhere_what_it_means_here(text: str, elsewhere: st
 def test_a_secret_of_ones_own_is_refused_by_its_name():
     whole = config()
     whole.workflow.arguments = {"service": {"password": SECRET}, "answer_key": "final_answer_v2"}
-    with pytest.raises(RequestError, match=r"and workflow\.arguments\.service\.password is written out"):
+    with pytest.raises(RequestError, match=r"workflow\.arguments\.service\.password is written out"):
         config_to_json(whole, over_network=True)
 
 

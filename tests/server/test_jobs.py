@@ -167,7 +167,7 @@ def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
             "method.supervised.hyperparameters.typo",
             "not permitted",
         ),
-        ({"method": {"type": "supervised", "dpo": {}}}, "method", "options of dpo"),
+        ({"method": {"type": "supervised", "dpo": {}}}, "method", "options for dpo"),
         ({"extra_body": {"typo": 1}}, "typo", "not permitted"),
     ],
 )

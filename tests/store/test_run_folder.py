@@ -247,7 +247,7 @@ def test_other_names_are_no_runs(trained_run, text):
     [
         ("v9", "has no version v9; it has v1, v2, v3"),
         ("v1", "were not kept; there are v2, v3"),
-        ("x", "no version"),
+        ("x", "is not a version"),
     ],
 )
 def test_versions_that_are_not_there(trained_run, wish, reason):

@@ -326,7 +326,7 @@ def test_what_another_backend_was_handed_is_shown_with_what_it_does_not_tell(tmp
     assert "As the backend 'mine' received it for the job r-epoch-1" in text and "the ratio" in text
     assert "computes the advantages from them itself" in text
     assert chunk(client, "train/1/a/0")["advantages"][3:7] == [1.5] * 4
-    assert "no token ids were recorded" in words(shown(client, "/runs/r/tokens/train/1/b/0", status=404))
+    assert "this episode has no token ids" in words(shown(client, "/runs/r/tokens/train/1/b/0", status=404))
 
 
 def test_of_several_samples_of_the_same_tokens_each_can_be_seen(client):
