@@ -69,9 +69,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 68_760,
+    "lines of source": 68_758,
     "modules": 343,
-    "lines of tests": 56_701,
+    "lines of tests": 56_698,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -12,7 +12,7 @@ from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import best_episodes
-from etude.algorithms.samples import as_pair, as_sample, find_branches, same_prompt
+from etude.algorithms.samples import find_branches, make_pair, make_sample, same_prompt
 from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event, Example
 from etude.core.errors import RequestError
@@ -142,11 +142,11 @@ SHARED = [{"role": "user", "content": "q"}]
 
 def branch(calls):
     (found,) = find_branches(episode(calls), (WORKFLOW,), "policy")
-    return as_sample(found, episode(calls), 0.0)
+    return make_sample(found, episode(calls), 0.0)
 
 
 def preference(chosen, rejected):
-    pair = as_pair(chosen, rejected)
+    pair = make_pair(chosen, rejected)
     return None if pair is None else to_trajectory(pair).episode[0]
 
 

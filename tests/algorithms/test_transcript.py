@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.samples import as_sample, find_branches, require_tokens, step_returns
+from etude.algorithms.samples import find_branches, make_sample, require_tokens, step_returns
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event
@@ -23,7 +23,7 @@ def to_branch(calls):
 
 
 def to_items(branch):
-    return to_trajectory(as_sample(branch, episode(branch.calls), 0.0)).episode
+    return to_trajectory(make_sample(branch, episode(branch.calls), 0.0)).episode
 
 
 tokens = st.lists(st.integers(0, 9), max_size=5).map(tuple)
@@ -87,7 +87,7 @@ def test_assistant_messages_that_the_agent_wrote_itself_are_marked_as_given():
 def test_a_trajectory_says_where_it_comes_from():
     calls = conversation("a", "b")
     trajectory = to_trajectory(
-        as_sample(to_branch(calls), episode(calls, generation=3), 0.5, reasoning="fine")
+        make_sample(to_branch(calls), episode(calls, generation=3), 0.5, reasoning="fine")
     )
     assert (trajectory.example_id, trajectory.episode_id) == ("e", "train/1/e/3")
     assert trajectory.reward == 0.5
@@ -243,5 +243,5 @@ def test_every_completion_is_in_exactly_one_branch_whatever_order_conversations_
 def test_messages_repeated_word_for_word_are_not_taken_for_the_same():
     record = episode(list(conversation("try again", "no", "try again", "no")))
     (branch,) = find_branches(record, ["*"], None)
-    items = to_trajectory(as_sample(branch, record, 1.0)).episode
+    items = to_trajectory(make_sample(branch, record, 1.0)).episode
     assert [item.content for item in items] == ["try again", "no", "try again", "no"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.samples import as_sample, find_branches
+from etude.algorithms.samples import find_branches, make_sample
 from etude.core.conversion import TrajectoryCollection
 from etude.core.conversion import to_trajectory as built
 from etude.core.errors import CapabilityError, TrainingError
@@ -37,7 +37,7 @@ def ordered(*roles, reward=1.0):
 def said(*turns, reward=1.0):
     record = episode(conversation(*turns))
     (branch,) = find_branches(record, ["*"], None)
-    return built(as_sample(branch, record, reward, reasoning=None))
+    return built(make_sample(branch, record, reward, reasoning=None))
 
 
 def collection(*groups):
@@ -129,7 +129,7 @@ def test_tool_calls_and_results_stay_what_they_are_and_given_answers_are_not_tra
     )
     (branch,) = find_branches(record, ["*"], None)
     tools = ({"type": "function", "function": {"name": "look"}},)
-    made = to_art_trajectory(built(replace(as_sample(branch, record, 1.0), tools=tools))).model_dump()
+    made = to_art_trajectory(built(replace(make_sample(branch, record, 1.0), tools=tools))).model_dump()
     *context, answer = made["messages_and_choices"]
     assert context == messages
     assert answer["message"]["tool_calls"] == [wire]
@@ -160,7 +160,7 @@ def test_an_answer_without_tokens_is_left_out_with_the_reason():
     )
     (branch,) = find_branches(record, ["*"], None)
     with pytest.raises(TrainingError, match="1 × an answer has no token ids"):
-        to_art_groups(collection([built(as_sample(branch, record, 1.0))]))
+        to_art_groups(collection([built(make_sample(branch, record, 1.0))]))
 
 
 def test_step_rewards_have_no_place_in_art():

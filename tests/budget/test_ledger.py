@@ -18,6 +18,7 @@ from etude.core.call import ChatRequest, Completion, Sampling, Usage
 from etude.core.errors import EngineError, RequestError
 from etude.core.job import TrainingJobRef
 from etude.groups.model_jobs import ModelJobs
+from etude.rewards.collections import collecting_for, current_number
 from etude.store.journal import Journal
 from etude.wire.retries import note_charged
 from tests.backends.openai_stand_in import BASE, StandIn
@@ -241,11 +242,15 @@ async def test_a_call_is_counted_for_whom_it_was_made_with_what_it_cost_before_i
         await engine.complete(REQUEST)
     with asking_for("teacher", "train/3.2/t1/0"):
         assert await engine.score([1, 2, 3]) == (0.0, 0.0, 0.0)
+    with collecting_for("train", 2):  # From 0, and outside of episodes.
+        await engine.complete(REQUEST)
+        assert (current_number("train"), current_number("validation")) == (2, None)
     await engine.complete(REQUEST)
     usage = Usage(16, 6, 4)
     assert account.settled == [
         (None, "policy", Purpose("judge", "validation/5"), usage, 2),
         (None, "policy", Purpose("teacher", "train/3"), Usage(3, 1), 2),
+        (None, "policy", Purpose("other", "train/3"), usage, 2),
         (None, "policy", Purpose("other", ""), usage, 2),
     ]
 

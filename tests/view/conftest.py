@@ -16,7 +16,7 @@ from etude.store.run_folder import RunFolder
 from etude.view.app import create_view
 from tests.protocols.games import count_turns, find_agent, play_record
 from tests.support import ScriptedEngine
-from tests.view.stored import CONFIG_YAML, Told, as_sample, epoch_entry, store_run
+from tests.view.stored import CONFIG_YAML, Told, epoch_entry, make_sample, store_run
 
 KEY = "the-key-of-a-test"
 HINT = "look at <line> 3"
@@ -54,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "style": {"mean": 0.4, "low": None, "high": None, "n": 8},
     }
     store_run(root, "first", EPISODES, [epoch_entry(1, evaluators=evaluators), epoch_entry(2, 0.9)])
-    learned = as_sample(EPISODES[4])
+    learned = make_sample(EPISODES[4])
     write_learned(
         root / "first" / "checkpoints", 2, learned_lines(Source("job", version=2), [(learned,), (learned,)])
     )

@@ -85,7 +85,7 @@ def make_calls(told: Told) -> list[Call]:
     return calls
 
 
-def as_sample(told: Told) -> Sample:
+def make_sample(told: Told) -> Sample:
     """The whole of an episode's tokens as the learner is given them."""
     answers = [call.completion for call in make_calls(told) if call.completion is not None]
     starts = [len(answer.prompt_ids or ()) for answer in answers]

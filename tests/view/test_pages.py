@@ -20,7 +20,7 @@ from etude.view.pages import url
 from etude.view.tokens import CHUNK
 from tests.support import drawn
 from tests.view.conftest import KEY, opened_at
-from tests.view.stored import Told, as_sample, epoch_entry, store_run
+from tests.view.stored import Told, epoch_entry, make_sample, store_run
 
 
 def shown(client, path, status=200):
@@ -271,7 +271,7 @@ def opened(tmp_path_factory):
     trained, other = Told("train/1/a/0", SAYS), Told("train/1/a/1", SAYS, drifted=True)
     long = Told("eval/l/0", SAYS[:1] * 600)
     run = store_run(root, episodes=[trained, other, long], epochs=[epoch_entry(1)])
-    sample = as_sample(trained)
+    sample = make_sample(trained)
     seen = {id(sample): LearnerNumbers([-0.25] * 8)}
     write_learned(run / "checkpoints", 1, learned_lines(Source("job", version=1), [(sample,)], seen))
     return opened_at(root)
@@ -320,7 +320,7 @@ def test_what_another_backend_was_handed_is_shown_with_what_it_does_not_tell(tmp
     trained, told = Told("train/1/a/0", SAYS), Told("train/1/b/0", SAYS[1:], has_ids=False)
     run = store_run(tmp_path, episodes=[trained, told], epochs=[epoch_entry(1)])
     source = Source("r-epoch-1", backend="mine", makes_advantages=True)
-    write_submitted(run, 1, "r-epoch-1", learned_lines(source, [(as_sample(trained),)]))
+    write_submitted(run, 1, "r-epoch-1", learned_lines(source, [(make_sample(trained),)]))
     client = opened_at(tmp_path)
     text = words(shown(client, "/runs/r/tokens/train/1/a/0"))
     assert "As the backend 'mine' received it for the job r-epoch-1" in text and "the ratio" in text

@@ -21,7 +21,7 @@ from etude.algorithms.episodes import (
     find_choices,
     is_play,
 )
-from etude.algorithms.samples import as_pair, same_prompt
+from etude.algorithms.samples import make_pair, same_prompt
 from etude.core.errors import RequestError
 from etude.core.sample import Kind, Pair, Sample
 
@@ -192,7 +192,7 @@ def _branch_pairs(better: ScoredEpisode, worse: ScoredEpisode, tally: Tally) -> 
         if not same_prompt(chosen, rejected):
             tally.left_out[OTHER_PROMPT] += 1
             continue
-        yield as_pair(
+        yield make_pair(
             chosen,
             rejected,
             branch=chosen.branch,

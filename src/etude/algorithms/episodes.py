@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 from etude.algorithms.samples import (
     Branch,
-    as_pair,
-    as_sample,
     branches_in,
     count_cut_off,
     discounted_returns,
+    make_pair,
+    make_sample,
     mask_cut_off,
     with_turns,
 )
@@ -54,7 +54,9 @@ class ScoredEpisode:
     def samples(self, discount: float = 1.0) -> list[Sample]:
         """Return the samples of its branches."""
         return [
-            as_sample(branch, self.episode, self.reward, discount, agent=self.agent, reasoning=self.reasoning)
+            make_sample(
+                branch, self.episode, self.reward, discount, agent=self.agent, reasoning=self.reasoning
+            )
             for branch in self.branches
         ]
 
@@ -270,7 +272,7 @@ class Choice:
     def sample(self, candidate: Candidate, *, alone: bool = False) -> Sample:
         """Return the sample of an answer. With `alone`, it counts as a separate episode in a group."""
         scored = self.scored
-        made = as_sample(Branch(0, (candidate.call,)), scored.episode, candidate.value, agent=scored.agent)
+        made = make_sample(Branch(0, (candidate.call,)), scored.episode, candidate.value, agent=scored.agent)
         name = f"{scored.episode.id}#{candidate.call.index}" if alone else scored.episode.id
         return with_turns(replace(made, episode=name, notes={"turn": self.index}), "value", None)
 
@@ -279,7 +281,7 @@ class Choice:
         agent = {} if self.scored.agent is None else {"agent": self.scored.agent}
         notes = {"episode": self.scored.episode.id, "turn": self.index} | agent
         values = {"chosen_reward": better.value, "rejected_reward": worse.value}
-        return as_pair(self.sample(better), self.sample(worse), **notes, **values)
+        return make_pair(self.sample(better), self.sample(worse), **notes, **values)
 
 
 def find_choices(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[Choice]:

@@ -25,7 +25,7 @@ from etude.algorithms.episodes import (
     list_rewards,
     read_tree,
 )
-from etude.algorithms.samples import as_sample
+from etude.algorithms.samples import make_sample
 from etude.core.errors import RequestError
 from etude.core.keys import fold, generator
 from etude.core.sample import Kind, Sample
@@ -176,7 +176,7 @@ def true_decision(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None
             "verdict, so that its guess cannot be replaced; give the scenario a `write_decision`"
         )
     about = {"agent": scored.agent, "reasoning": scored.reasoning}
-    sample = as_sample(branch, scored.episode, scored.reward, discount, **about)
+    sample = make_sample(branch, scored.episode, scored.reward, discount, **about)
     last = sample.turns[-1]
     cut = slice(0, last.start)
     return replace(

@@ -159,7 +159,7 @@ def _extends(earlier: Call, call: Call) -> bool:
     return prompt[: len(sequence)] == sequence
 
 
-def as_sample(
+def make_sample(
     branch: Branch,
     episode: EpisodeRecord,
     reward: float,
@@ -282,7 +282,7 @@ def step_returns(
     return discounted_returns(steps, discount)
 
 
-def as_pair(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
+def make_pair(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
     """Return the preference for one sample over another, or None without a difference to learn from.
 
     The responses begin where the tokens diverge. Over several turns a response is the whole rest of the

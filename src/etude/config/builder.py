@@ -16,7 +16,7 @@ from urllib.parse import quote
 from etude.config import registry
 from etude.config.assemble import parse_dataset
 from etude.config.component import ComponentConfig, DatasetConfig
-from etude.config.import_path import where_defined, where_raised
+from etude.config.import_path import user_code, where_defined
 from etude.config.registry import NOUNS, Kind, section
 from etude.config.schema import Config
 from etude.core.data_model import name_type
@@ -178,17 +178,11 @@ class Builder:
     async def _build(self, key: str, kind: Kind, config: ComponentConfig) -> Any:
         registration = registry.lookup(kind, config.type_name)
         context = contextlib.asynccontextmanager(registration.factory)(config, self._handed_to(key))
-        try:
+        with user_code(EtudeError, f"cannot build {key} (_type: {registration.name})"):
             component = await self._exits.enter_async_context(context)
             if component is None:
                 raise EtudeError(f"{where_defined(registration.factory)}: what builds {key} yielded None")
             return self.wrap_llm(key.removeprefix("llms."), component) if kind == "llms" else component
-        except EtudeError:
-            raise
-        except Exception as error:
-            raise EtudeError(
-                f"cannot build {key} (_type: {registration.name}): {where_raised(error)}"
-            ) from error
 
 
 _CONFIGS: dict[Kind, str] = {

@@ -15,10 +15,10 @@ from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, fie
 
 from etude.config.component import CHANGEABLE, AlarmConfig, ComponentConfig, DatasetConfig
 from etude.config.data_files import read_jsonl
-from etude.config.import_path import import_object, is_import_path, where_raised
+from etude.config.import_path import import_object, is_import_path, user_code
 from etude.core.data_model import DataModel
 from etude.core.episode import Example
-from etude.core.errors import DatasetError, EtudeError, RequestError
+from etude.core.errors import DatasetError, RequestError
 from etude.core.message import Message, Tool
 from etude.core.training_rows import SupervisedRow
 
@@ -143,7 +143,7 @@ def read_transcripts(source: str, examples: Sequence[Example], seed: int) -> lis
 
 def _made(source: str, examples: Sequence[Example], seed: int) -> Iterator[tuple[int, Any]]:
     function = import_object(source)
-    try:
+    with user_code(DatasetError, f"{source} failed"):
         parameters = [*inspect.signature(function).parameters.values()]
         wanted: dict[str, Any] = {"seed": seed} if any(each.name == "seed" for each in parameters) else {}
         given = [list(examples)] if any(each.name != "seed" for each in parameters) else []
@@ -151,10 +151,6 @@ def _made(source: str, examples: Sequence[Example], seed: int) -> Iterator[tuple
         if isinstance(rows, Mapping | str) or not isinstance(rows, Iterable):
             raise DatasetError(f"{source} must give an iterable of conversations, found {rows!r:.80}")
         yield from enumerate(rows, start=1)
-    except EtudeError:
-        raise
-    except Exception as error:  # The user's function raised it.
-        raise DatasetError(f"{source} failed: {where_raised(error)}") from error
 
 
 def _transcript(where: str, row: Any) -> Transcript:

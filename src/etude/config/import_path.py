@@ -8,6 +8,8 @@ import re
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import PathFinder
 from operator import attrgetter
@@ -109,6 +111,20 @@ def where_raised(error: BaseException) -> str:
         return f"{error.filename}:{error.lineno}: {summary}"
     frame = user_frame(error)
     return summary if frame is None else f"{frame.filename}:{frame.lineno}: {summary}"
+
+
+@contextmanager
+def user_code(kind: type[EtudeError], text: str) -> Iterator[None]:
+    """Raise an error of this kind for one that a user's code raises in the block: `text`, and where it was.
+
+    Etude's own errors pass through.
+    """
+    try:
+        yield
+    except EtudeError:
+        raise
+    except Exception as error:
+        raise kind(f"{text}: {where_raised(error)}") from error
 
 
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, read_tree
 from etude.algorithms.imitation import true_decision
-from etude.algorithms.samples import Branch, as_pair, as_sample, find_branches, is_targeted, same_prompt
+from etude.algorithms.samples import Branch, find_branches, is_targeted, make_pair, make_sample, same_prompt
 from etude.backends.capabilities import JobHyperparameters
 from etude.core.call import Call
 from etude.core.data_model import number
@@ -273,7 +273,7 @@ def _require_model(agent: str, answers: Sequence[Call], model: str) -> None:
 
 def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Pair | None:
     better, worse = (
-        as_sample(Branch(0, (step.recorded,)), step.episode, reward, agent=agent)
+        make_sample(Branch(0, (step.recorded,)), step.episode, reward, agent=agent)
         for step, reward in ((chosen, 1.0), (rejected, 0.0))
     )
     for step in (chosen, rejected):
@@ -287,4 +287,4 @@ def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Pair | 
             f"call {chosen.call} of {chosen.episode.id!r} and call {rejected.call} of {rejected.episode.id!r}"
         )
     episodes = {"chosen_episode": chosen.episode.id, "rejected_episode": rejected.episode.id}
-    return as_pair(better, worse, agent=agent, **episodes)
+    return make_pair(better, worse, agent=agent, **episodes)

@@ -15,12 +15,12 @@ from pydantic import Field
 
 from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, EvaluatorConfig, WorkflowConfig
-from etude.config.import_path import import_object, is_import_path, where_raised
+from etude.config.import_path import import_object, is_import_path, user_code
 from etude.config.references import AgentRef, LlmRef, ReferenceTo
 from etude.config.registry import config_factory, register_evaluator, register_workflow
 from etude.core.call import Sampling
 from etude.core.episode import Example
-from etude.core.errors import EpisodeError, EtudeError, RequestError, alternatives
+from etude.core.errors import EpisodeError, RequestError, alternatives
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
@@ -248,12 +248,8 @@ def _make(kind: str, name: str, known: Mapping[str, Any], arguments: Mapping[str
         unknown = next((each for each in arguments if each not in names), None)
         instead = "" if unknown is None else alternatives(unknown, names, otherwise="it takes no arguments")
         raise RequestError(f"{reason}: {error}{instead}") from error
-    try:
+    with user_code(RequestError, reason):
         return factory(**arguments)
-    except EtudeError:
-        raise
-    except Exception as error:
-        raise RequestError(f"{reason}: {where_raised(error)}") from error
 
 
 class ProtocolReward(Evaluator):

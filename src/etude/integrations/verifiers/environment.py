@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Literal
 
-from etude.config.import_path import note_user_module, where_raised
+from etude.config.import_path import note_user_module, user_code, where_raised
 from etude.core.episode import Example
 from etude.core.errors import DatasetError, MissingExtraError, RequestError, require_extra
 from etude.integrations.verifiers import CHAT
@@ -109,11 +109,8 @@ def open_environment(block: Block, models: Mapping[str, str]) -> Any:
     import verifiers.v1 as vf
 
     config = with_harness(read_block(block), models)
-    try:
+    with user_code(RequestError, f"workflow.environment: '{config.env_id}' cannot be made"):
         return vf.load_environment(config)
-    except Exception as error:
-        where = where_raised(error)
-        raise RequestError(f"workflow.environment: '{config.env_id}' cannot be made: {where}") from error
 
 
 def score_names(config: Any) -> list[str]:
@@ -200,11 +197,9 @@ class Tasks:
         import verifiers.v1 as vf
 
         config = self._taskset.config
-        try:
+        with user_code(RequestError, f"{self._name}: taskset"):
             changed = type(config).model_validate({**config.model_dump(), **options})
             return Tasks(vf.load_taskset(changed), self._by_key)
-        except Exception as error:
-            raise RequestError(f"{self._name}: taskset: {where_raised(error)}") from error
 
     def examples(self, split: Split, size: int | None, held_out: int | None, seed: int) -> list[Example]:
         """Return the examples of a split. Training and validation never share a task.
@@ -257,7 +252,7 @@ class Tasks:
         """Load all tasks of `source`, and store each by its key."""
         tasks: list[Any] = []
         places: dict[str, int] = {}
-        try:
+        with user_code(DatasetError, f"{self._name} cannot be loaded"):
             for number, task in enumerate(source):
                 first = places.setdefault(task.key, number)
                 if first != number:
@@ -266,10 +261,6 @@ class Tasks:
                         "out, or have `Task.key` return what tells them apart"
                     )
                 tasks.append(task)
-        except DatasetError:
-            raise
-        except Exception as error:
-            raise DatasetError(f"{self._name} cannot be loaded: {where_raised(error)}") from error
         if not tasks:
             raise DatasetError(
                 f"{self._name} has no tasks: its `load` yields none; is its data there, and the split right?"
