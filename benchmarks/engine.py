@@ -34,7 +34,7 @@ from transformers import GenerationConfig
 from transformers.utils import logging as hf_logging
 
 from etude.core.call import ChatRequest, Completion, Constraint, Sampling
-from etude.inference.embedded import EmbeddedEngine
+from etude.engines.embedded import EmbeddedEngine
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 

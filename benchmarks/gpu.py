@@ -32,7 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from etude.algorithms.grpo import Grpo
 from etude.core.sample import Sample
-from etude.inference.embedded import EmbeddedEngine
+from etude.engines.embedded import EmbeddedEngine
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.tree import token_tree
 from etude.models.policy import Policy

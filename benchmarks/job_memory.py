@@ -72,8 +72,8 @@ def measure(name: str, method: str, way: str, sequences: int, length: int) -> di
 def train(shape: Shape, method: str, way: str, sequences: int, length: int) -> Any:
     """Train a job of two steps; the memory that it was estimated to take."""
     from etude.algorithms.algorithm import make_algorithm
-    from etude.jobs.folders import StateFolders
-    from etude.jobs.training import JobData, JobListener, JobTraining
+    from etude.backends.job_training import JobData, JobListener, JobTraining
+    from etude.backends.state_folders import StateFolders
     from etude.learner.learner import Learner, LearnerOptions
     from etude.learner.memory import ModelNumbers
     from etude.models.policy import LoraOptions

@@ -29,23 +29,23 @@ from typing import Any
 
 import torch
 from common import print_json, print_table, progress, silent
+from demo import run
 from engine import PROGRAM, Prompts, asker, embedded, generate, measure_cost, random_prompts, start_vllm
 from gpu import FULL, SMALL, Way, count_work
 
-from demo import run
+from etude.agents.evaluation_run import measure as evaluate
+from etude.agents.reply import describe_tools
 from etude.algorithms.grpo import Grpo
 from etude.core.call import ChatRequest, Sampling
 from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.sample import Sample, Turn
-from etude.inference.embedded import EmbeddedEngine
+from etude.engines.embedded import EmbeddedEngine
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule
 from etude.models.device import multiplies_bfloat16
 from etude.models.policy import Policy
 from etude.models.tiny import build_tokenizer, conversation_texts
-from etude.rewards.evaluation_run import measure as evaluate
-from etude.rollout.reply import describe_tools
 from learner import Step, conversations, groups, long, short, steps
 
 Cost = tuple[float, float]

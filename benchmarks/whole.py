@@ -137,7 +137,7 @@ def find_part(stack: Any) -> str:
         stack = stack.f_back
     if files[0][1] in ("select", "wait", "poll", "get", "_worker") or "selectors" in files[0][0]:
         return ""
-    for part, room in (("gradient", "/etude/learner/"), ("sampling", "/etude/inference/")):
+    for part, room in (("gradient", "/etude/learner/"), ("sampling", "/etude/engines/")):
         if any(room in file for file, _ in files):
             return part
     return "harness" if any("/etude/" in file for file, _ in files) else ""

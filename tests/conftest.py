@@ -65,7 +65,7 @@ def own_secrets() -> Iterator[None]:
 def no_plots() -> Iterator[None]:
     """Runs in this process draw nothing, which takes half of a small one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("etude.report.files.render_reward_plot", lambda history: b"")
+        patch.setattr("etude.show.metrics_files.render_reward_plot", lambda history: b"")
         yield
 
 

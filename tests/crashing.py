@@ -21,21 +21,21 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import etude
+from etude.agents.collector import Collector, Limits
+from etude.agents.evaluation_run import EvaluationRun
+from etude.agents.evaluator import FunctionEvaluator
+from etude.agents.workflow import Workflow
 from etude.backends.local_adapter import LocalAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest
 from etude.core.job import ModelVersion, TrainingJobStatus
+from etude.engines.embedded import EmbeddedEngine
+from etude.engines.local import OpponentsConfig
 from etude.groups.model_jobs import ModelJobs
 from etude.groups.opponents import OpponentPool
-from etude.inference.embedded import EmbeddedEngine
-from etude.inference.local import OpponentsConfig
 from etude.loop.lifecycle import new_run
 from etude.loop.record import Record
-from etude.rewards.evaluation_run import EvaluationRun
-from etude.rewards.evaluator import FunctionEvaluator
-from etude.rollout.collector import Collector, Limits
-from etude.rollout.workflow import Workflow
 from etude.runtime import Runtime
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder

@@ -228,11 +228,11 @@ def main(path: str) -> None:
 
 def _make_tables() -> None:
     """Make what takes a small run long, once for all: tables of components and of transformers' weights."""
-    import etude.report.files
+    import etude.show.metrics_files
     from etude.config import registry
 
     registry.load_entry_points()
-    etude.report.files.render_reward_plot = lambda history: b""
+    etude.show.metrics_files.render_reward_plot = lambda history: b""
     with contextlib.suppress(ImportError):
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 

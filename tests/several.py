@@ -16,8 +16,8 @@ from etude.config.load import parse_config
 from etude.config.registry import register_dataset, register_llm, register_trainer_adapter
 from etude.config.schema import Config
 from etude.core.episode import Example
-from etude.report.files import RunReport
 from etude.run import Run
+from etude.show.metrics_files import RunReport
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.support import ScriptedEngine

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from etude.alarms.alarm import Alarm
 from etude.backends.capabilities import Capabilities
 from etude.core.errors import RunPaused
 from etude.core.history import EpochEntry
 from etude.groups.lineage import LineageLog
+from etude.loop.alarm import Alarm
 from etude.store.figures import Summary, summary_in
 from etude.store.log import EpochLog, histories
 from etude.store.run_folder import RunFolder

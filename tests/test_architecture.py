@@ -27,35 +27,23 @@ ROOMS = [
     "core",
     "config",
     "store",
-    "alarms",
-    "backup",
     "wire",
     "models",
-    "inference",
+    "engines",
     "learner",
-    "budget",
-    "traces",
-    "rollout",
-    "rewards",
+    "agents",
     "protocols",
-    "scenarios",
-    "runners",
-    "cluster",
-    "telemetry",
+    "processes",
     "runtime",
     "algorithms",
-    "jobs",
     "backends",
     "groups",
     "loop",
-    "report",
-    "trackers",
-    "export",
+    "show",
     "run",
     "verbs",
     "lost_versions",
     "preflight",
-    "demo",
     "server",
     "view",
     "components",
@@ -69,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 68_758,
-    "modules": 343,
-    "lines of tests": 56_698,
+    "lines of source": 68_747,
+    "modules": 331,
+    "lines of tests": 56_695,
     "benchmark files": 15,
     "config keys": 408,
 }
@@ -80,25 +68,16 @@ MOST = {
 HEAVY = {"torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "numpy"}
 """The packages of the extra `local`: nothing else may need them before a local model is built."""
 
-TORCH_ROOMS = {"models", "learner", "inference", "jobs", "backends", "preflight", "server"}
+TORCH_ROOMS = {"models", "learner", "engines", "backends", "preflight", "server"}
 """Rooms with modules that run or train a model here, and may have torch at their top."""
 
-SLOW_TO_IMPORT = HEAVY | {
-    "openai",
-    "httpx",
-    "matplotlib",
-    "datasets",
-    "pyarrow",
-    "fastapi",
-    "uvicorn",
-    "sqlalchemy",
-}
-SLOW_TO_IMPORT |= {"prometheus_client", "pydantic", "yaml"}
+SLOW_TO_IMPORT = HEAVY | {"openai", "httpx", "matplotlib", "datasets", "pyarrow", "fastapi", "uvicorn"}
+SLOW_TO_IMPORT |= {"sqlalchemy", "prometheus_client", "pydantic", "yaml"}
 
 GUESTS = {"nat", "verifiers"}
 """Extras that need an environment of their own; their rooms have their import names."""
 
-PRINTING_ROOMS = {"cli", "report"}
+PRINTING_ROOMS = {"cli", "show"}
 
 
 @functools.cache

@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent
 @pytest.mark.slow
 def test_nothing_mixes_devices():
     root = TESTS.parent
-    files = [str(TESTS / room / "on_a_device.py") for room in ("inference", "learner")]
+    files = [str(TESTS / room / "on_a_device.py") for room in ("engines", "learner")]
     command = [
         sys.executable,
         *["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir"],

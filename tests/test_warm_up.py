@@ -10,7 +10,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.loop.lifecycle import new_run
-from etude.loop.model import load_version
+from etude.loop.stored_models import load_version
 from etude.run import Run as StoredRun
 from etude.store.versions import choose_version
 from etude.verbs import train_in

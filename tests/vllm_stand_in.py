@@ -169,7 +169,7 @@ def make_engine(source: str, lora: str | None = None) -> Any:
     import torch
     from peft import PeftModel
 
-    from etude.inference.embedded import EmbeddedEngine
+    from etude.engines.embedded import EmbeddedEngine
     from etude.models.policy import Policy
 
     policy = Policy.load(source)

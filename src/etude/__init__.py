@@ -11,8 +11,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from etude.alarms.alarm import Alarm as Alarm
-    from etude.alarms.alarm import Sighting as Sighting
+    from etude.agents.agent import SimulatedUser as SimulatedUser
+    from etude.agents.episode import Episode as Episode
+    from etude.agents.episode import SyncEpisode as SyncEpisode
+    from etude.agents.evaluator import evaluator as evaluator
+    from etude.agents.reply import Reply as Reply
+    from etude.agents.reply import ToolCall as ToolCall
+    from etude.agents.workflow import function as function
+    from etude.agents.workflow import workflow as workflow
     from etude.algorithms.algorithm import Algorithm as Algorithm
     from etude.algorithms.algorithm import OfGradient as OfGradient
     from etude.algorithms.distillation import Distillation as Distillation
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from etude.algorithms.trajectory_builder import TrajectoryBuilder as TrajectoryBuilder
     from etude.backends.capabilities import Capabilities as Capabilities
     from etude.backends.openai_api import TrainingJobNotFoundClientError as TrainingJobNotFoundClientError
+    from etude.backends.state_folders import JobNameTakenError as JobNameTakenError
     from etude.backends.trainer_adapter import TrainerAdapter as TrainerAdapter
     from etude.config.builder import Builder as Builder
     from etude.config.component import ClusterConfig as ClusterConfig
@@ -91,24 +98,17 @@ if TYPE_CHECKING:
     from etude.groups.shared import SharedModelGroup as SharedModelGroup
     from etude.integrations.art.adapter import ARTTrainerAdapter as ARTTrainerAdapter
     from etude.integrations.art.config import ARTTrainerAdapterConfig as ARTTrainerAdapterConfig
-    from etude.jobs.folders import JobNameTakenError as JobNameTakenError
+    from etude.loop.alarm import Alarm as Alarm
+    from etude.loop.alarm import Sighting as Sighting
     from etude.loop.evaluation import EvaluationRun as EvaluationRun
     from etude.loop.evaluation import EvaluationRunConfig as EvaluationRunConfig
     from etude.loop.interface import Trainer as Trainer
     from etude.loop.trainer import EpochTrainer as EpochTrainer
-    from etude.rewards.evaluator import evaluator as evaluator
-    from etude.rollout.agent import SimulatedUser as SimulatedUser
-    from etude.rollout.episode import Episode as Episode
-    from etude.rollout.episode import SyncEpisode as SyncEpisode
-    from etude.rollout.reply import Reply as Reply
-    from etude.rollout.reply import ToolCall as ToolCall
-    from etude.rollout.workflow import function as function
-    from etude.rollout.workflow import workflow as workflow
     from etude.run import Run as Run
     from etude.run import TrainedModel as TrainedModel
-    from etude.trackers.record import RunRecord as RunRecord
-    from etude.trackers.record import TrackedRun as TrackedRun
-    from etude.trackers.record import Tracker as Tracker
+    from etude.show.tracker import RunRecord as RunRecord
+    from etude.show.tracker import TrackedRun as TrackedRun
+    from etude.show.tracker import Tracker as Tracker
     from etude.verbs import evaluate as evaluate
     from etude.verbs import evaluate_async as evaluate_async
     from etude.verbs import load_run as load_run

@@ -7,28 +7,27 @@ Nothing here knows them. None of these modules needs torch before a component is
 import importlib
 import pkgutil
 
-import etude.alarms
+import etude.agents.agent
+import etude.agents.datasets
+import etude.agents.evaluator
+import etude.agents.judge
+import etude.agents.tools
+import etude.agents.workflow
 import etude.algorithms
 import etude.backends.local
 import etude.backends.openai_adapter
-import etude.cluster.component
+import etude.engines.local
+import etude.engines.openai_compatible
 import etude.groups.opponents
-import etude.inference.local
-import etude.inference.openai_compatible
 import etude.loop.arguments
+import etude.loop.built_in_alarms
 import etude.loop.trainer
+import etude.processes.ray_placement
 import etude.protocols.workflow
-import etude.rewards.evaluator
-import etude.rewards.judge
-import etude.rollout.agent
-import etude.rollout.datasets
-import etude.rollout.tools
-import etude.rollout.workflow
-import etude.traces.importing
-import etude.trackers.otel
-import etude.trackers.record
-import etude.trackers.services
+import etude.show.otel
+import etude.show.tracker
+import etude.show.tracker_services
+import etude.wire.trace_importing
 
-for room in (etude.alarms, etude.algorithms):
-    for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
-        importlib.import_module(module.name)
+for module in pkgutil.iter_modules(etude.algorithms.__path__, "etude.algorithms."):
+    importlib.import_module(module.name)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from etude.backup.copies import copy_journal, list_run_files
 from etude.core.errors import EtudeError
 from etude.core.interfaces import Progress
 from etude.loop.lifecycle import config_to_resume
+from etude.store.backup import copy_journal, list_run_files
 from etude.store.database import DATABASE
 from etude.store.facts import read_histories
 from etude.store.files import private_folder

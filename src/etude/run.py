@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.budget.bill import Bill, read_bill
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
+from etude.engines.bill import Bill, read_bill
 from etude.store.episodes import iter_episodes
 from etude.store.facts import RunFacts, read_facts, read_histories
 from etude.store.log import JobFacts, read_jobs
@@ -50,13 +50,13 @@ class TrainedModel:
 
     def load(self) -> Policy:
         """Load the model in this process. Raises RequestError if only a server has its weights."""
-        from etude.loop.model import load_version
+        from etude.loop.stored_models import load_version
 
         return load_version(self.chosen)
 
     def export(self, folder: str | Path, *, lora_only: bool = False) -> Path:
         """Write the model, or only its LoRA weights, as a folder for `transformers`. Return the folder."""
-        from etude.export.model import export_model
+        from etude.show.exported_model import export_model
 
         export_model(self.chosen, Path(folder), lora_only=lora_only)
         return Path(folder)

@@ -7,26 +7,26 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.backup.copies import back_up
-from etude.budget.ledger import Ledger, within_budget
-from etude.budget.meter import MeteredEngine
+from etude.agents.evaluation import Evaluation
+from etude.agents.evaluation_run import EvaluationRun
 from etude.config.builder import Builder
 from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
 from etude.core.episode import Example
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
-from etude.inference.local import LocalLlmConfig
+from etude.engines.ledger import Ledger, within_budget
+from etude.engines.local import LocalLlmConfig
+from etude.engines.meter import MeteredEngine
 from etude.models.source import keep_base
-from etude.rewards.evaluation import Evaluation
-from etude.rewards.evaluation_run import EvaluationRun
-from etude.runners.pool import Cluster, open_runner
-from etude.runners.shipping import build_collector, build_evaluators, target_model
+from etude.processes.counts import RunCounts
+from etude.processes.pool import Cluster, open_runner
+from etude.processes.shipping import build_collector, build_evaluators, target_model
+from etude.processes.status import Parts, publish_status
+from etude.processes.watchdog import Watchdog
+from etude.store.backup import back_up
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import keep_config
-from etude.telemetry.counts import RunCounts
-from etude.telemetry.status import Parts, publish_status
-from etude.telemetry.watchdog import Watchdog
 
 Report = Callable[[History, Path, bool], None]
 """Writes the metrics files of a history into a folder. The flag is True when the run is over."""

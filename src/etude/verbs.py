@@ -16,8 +16,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from etude.backup.address import is_address
-from etude.backup.copies import restore_run
 from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
@@ -36,18 +34,20 @@ from etude.loop.lifecycle import (
     storage_options,
     storage_overrides,
 )
-from etude.loop.model import model_overrides
 from etude.loop.settings import as_overrides
+from etude.loop.stored_models import model_overrides
 from etude.loop.targets import assemble_trainer
-from etude.report.files import RunReport
-from etude.report.progress import progress_for
 from etude.run import Run, TrainedModel
 from etude.runtime import Report, open_runtime
+from etude.show.metrics_files import RunReport
+from etude.show.progress import progress_for
+from etude.show.tracker_threads import Reporting, with_trackers
+from etude.store.backup import restore_run
+from etude.store.backup_address import is_address
 from etude.store.facts import find_run
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import EvaluationRequest, model_config, read_request
 from etude.store.versions import RunVersion, run_version
-from etude.trackers.reporting import Reporting, with_trackers
 
 P = ParamSpec("P")
 T = TypeVar("T")

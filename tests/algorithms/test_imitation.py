@@ -14,8 +14,8 @@ from etude.algorithms.imitation import GuessReplacementConfig, SelectionConfig
 from etude.config.load import parse_config
 from etude.core.conversion import Encoder, to_sample, to_trajectory
 from etude.core.errors import ConfigError, RequestError
-from etude.inference.openai_compatible import OpenAiEngine
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.engines.openai_compatible import OpenAiEngine
+from etude.engines.openai_config import OpenAiLlmConfig
 from etude.learner.tree_passes import sample_logprobs
 from etude.protocols import SCALES, Move, adp, nip
 from etude.protocols.scenario import parse_answer

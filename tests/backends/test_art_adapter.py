@@ -7,17 +7,17 @@ import asyncio
 import pytest
 
 import etude
+from etude.backends.state_folders import JobNameTakenError
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import EpisodeItem, Trajectory
-from etude.inference.openai_compatible import OpenAiEngine
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.engines.openai_compatible import OpenAiEngine
+from etude.engines.openai_config import OpenAiLlmConfig
 from etude.integrations.art.adapter import ARTTrainerAdapter
 from etude.integrations.art.client import ArtError, ArtInference
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.jobs.folders import JobNameTakenError
 from tests.backends.art_stand_in import KEY, StandIn, running
 from tests.backends.test_art_wire import collection, ordered, said
 

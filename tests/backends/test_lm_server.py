@@ -22,7 +22,7 @@ from etude.core.conversion import TrajectoryCollection, to_sample, to_trajectory
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.training_rows import GrpoRow
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.engines.openai_config import OpenAiLlmConfig
 from etude.models.tiny import build_policy, build_tokenizer
 from etude.store.learned import trained_samples
 from etude.store.outline import outlines

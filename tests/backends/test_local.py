@@ -15,18 +15,18 @@ import torch
 from etude.backends.cluster_training import Learners
 from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
-from etude.cluster.launch import SHARED_FILE
 from etude.config.builder import Builder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.errors import CapabilityError, ConfigError, MissingExtraError, RequestError
 from etude.core.interfaces import innermost
 from etude.core.job import TrainingStatusEnum
-from etude.inference import local as local_model
-from etude.inference.decoder import make_decoder
-from etude.inference.embedded import EmbeddedEngine
+from etude.engines import local as local_model
+from etude.engines.decoder import make_decoder
+from etude.engines.embedded import EmbeddedEngine
 from etude.loop.targets import assemble_trainer
 from etude.models.policy import Policy
+from etude.processes.ray_teams import SHARED_FILE
 from etude.runtime import open_runtime
 from etude.store.facts import read_histories
 from etude.store.run_folder import RunFolder, RunLock
@@ -259,7 +259,7 @@ def test_a_large_base_that_is_shared_has_no_copies_that_are_faster(monkeypatch):
     first = fresh_policy()
     first.beside()
     assert make_decoder(first, slots=2, deterministic=False)._fused is not None
-    monkeypatch.setattr("etude.inference.slot_decoder._COPIED", 1000)
+    monkeypatch.setattr("etude.engines.slot_decoder._COPIED", 1000)
     assert make_decoder(first, slots=2, deterministic=False)._fused is None
     assert make_decoder(fresh_policy(), slots=2, deterministic=False)._fused is not None
 
@@ -268,7 +268,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from etude.backends import cluster_training
-from etude.cluster.launch import TeamMember
+from etude.processes.ray_teams import TeamMember
 from etude.backends.local_job import JobReports
 
 desk = JobReports(sys.argv[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import shutil
 import threading
@@ -14,13 +15,13 @@ import torch
 
 from etude.backends.capabilities import LocalAdapterConfig, LoraConfig
 from etude.backends.local_adapter import LocalAdapter
+from etude.backends.state_folders import StateFolders
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EngineError, RequestError, StoreError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
-from etude.inference.embedded import EmbeddedEngine
-from etude.jobs.folders import StateFolders
+from etude.engines.embedded import EmbeddedEngine
 from etude.store.learned import ids_digest, read_learned
 from tests.learner.gradients import forest, sequences
 from tests.models.tiny_models import family, fresh_policy, policy
@@ -176,6 +177,20 @@ async def test_a_running_job_tells_so_and_can_be_canceled(tmp_path):
     assert everything(adapter) == before
     assert not list(tmp_path.iterdir())
     await adapter.cleanup()
+
+
+async def test_a_canceled_job_that_nobody_asks_after_warns_of_nothing(tmp_path):
+    warnings = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: warnings.append(context))
+    of = fresh_policy()
+    adapter, held = await adapter_on(tmp_path, of), Held(of)
+    await adapter.submit(collection("one"))
+    await asyncio.to_thread(held.entered.wait)
+    threading.Timer(0.1, held.gate.set).start()
+    await adapter.cleanup()
+    del adapter
+    gc.collect()
+    assert warnings == []
 
 
 async def test_a_failed_job_leaves_weights_and_optimiser_as_they_were(tmp_path):

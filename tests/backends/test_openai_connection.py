@@ -10,7 +10,7 @@ import pytest
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import api_errors, connect
 from etude.core.errors import BackendError, RequestError
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.engines.openai_config import OpenAiLlmConfig
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.backends.test_openai_jobs import supervised
 from tests.faults.remote_faults import FAULTS, FaultyEndpoint

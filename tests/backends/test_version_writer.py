@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from etude.backends.state_folders import StateFolders
 from etude.backends.version_writer import MadeVersion, VersionWriter
 from etude.core.errors import StoreError
-from etude.jobs.folders import StateFolders
 from etude.learner.learner import Learner, LearnerOptions
 from etude.models.weights import digest, load_tensors
 from etude.store.files import WEIGHTS_FILE

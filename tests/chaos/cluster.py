@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from etude.cluster.launch import TeamProcess
+from etude.processes.ray_teams import TeamProcess
 from tests.chaos.cluster_endpoint import PaidEndpoint
 from tests.chaos.nodes import add_node, start_cluster
 from tests.chaos.project import NAME, contents, differences, run_path, write_project
@@ -172,8 +172,8 @@ class _Operator:
         """The processes of a kind; the launcher is the head's child that starts a job's learners."""
         if part == "launcher":
             children = psutil.Process(self._head.pid).children() if self._head and self.is_running else []
-            return [each for each in children if "etude.cluster.team" in _command(each)]
-        word = f"ray::{TeamProcess.__name__}" if part == "learner" else "etude.runners.program"
+            return [each for each in children if "etude.processes.ray_team" in _command(each)]
+        word = f"ray::{TeamProcess.__name__}" if part == "learner" else "etude.processes.runner"
         found = [each for each in self._on_nodes() if word in _command(each)]
         return [each.parent() for each in found] if part == "actor" else found
 

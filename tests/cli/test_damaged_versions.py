@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from etude.inference.embedded import EmbeddedEngine
+from etude.engines.embedded import EmbeddedEngine
 from etude.store.facts import read_histories
 from etude.store.files import SUMS
 from etude.store.run_folder import LOCK

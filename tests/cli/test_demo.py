@@ -10,7 +10,7 @@ import pytest
 from etude.models.source import packaged_folder
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter import FILES
-from etude.report.files import render_reward_plot
+from etude.show.metrics_files import render_reward_plot
 from tests.cli.projects import AGENT, etude, events, succeed
 from tests.models.test_source import hub_away as hub_away
 from tests.pretrained import needs_real_model
@@ -52,7 +52,7 @@ finetuning:
 @pytest.fixture(autouse=True)
 def plots(monkeypatch) -> None:
     """A demo says where its plot is."""
-    monkeypatch.setattr("etude.report.files.render_reward_plot", render_reward_plot)
+    monkeypatch.setattr("etude.show.metrics_files.render_reward_plot", render_reward_plot)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def small_example(tmp_path, monkeypatch):
     source.mkdir(parents=True)
     for name, text in (("agent.py", AGENT), ("base.py", BASE), ("config.yml", CONFIG)):
         (source / name).write_text(text)
-    monkeypatch.setattr("etude.demo.examples_folder", lambda: source.parent)
+    monkeypatch.setattr("etude.preflight.demo.examples_folder", lambda: source.parent)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -127,7 +127,7 @@ def is_whole(told):
 def test_a_model_that_is_there_is_measured_at_three_points(short, tmp_path, monkeypatch):
     texts = (FILES / "tickets" / "train.jsonl.txt").read_text()
     build_policy(build_tokenizer([texts]), 0, TinyShape(max_context=2048)).export(tmp_path / "tiny")
-    monkeypatch.setattr("etude.demo.packaged_folder", lambda: tmp_path / "tiny")
+    monkeypatch.setattr("etude.preflight.demo.packaged_folder", lambda: tmp_path / "tiny")
     monkeypatch.chdir(tmp_path)
     shown = succeed("demo", "--real")
     for text in ("after demonstrations", "after, greedy", "reward_plot.png", "demo-real/model"):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from etude.rewards.collections import phase_name
+from etude.agents.collections import phase_name
 from tests.cli.projects import change, etude, events, rows, succeed
-from tests.export.hub import Hub, log_in, running_hub
+from tests.show.hub import Hub, log_in, running_hub
 from tests.support import one_quick
 from tests.test_docs import ROOT, find_blocks, write_file
 

@@ -120,7 +120,7 @@ def test_where_nothing_is(tmp_path, monkeypatch):
 
 
 def test_after_a_tracker_that_was_away(project):
-    shown = {"_type": "tests.trackers.parts:file_tracker", "file": "shown.jsonl", "patience": 0}
+    shown = {"_type": "tests.show.tracker_parts:file_tracker", "file": "shown.jsonl", "patience": 0}
     change(project / "config.yml", report=shown)
     Path("shown.away").touch()
     assert etude("train", "config.yml", "--name", "one").exit_code == 0

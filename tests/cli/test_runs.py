@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from etude.alarms.alarm import alarm_events
-from etude.alarms.built_in import RewardCollapse
+from etude.loop.alarm import alarm_events
+from etude.loop.built_in_alarms import RewardCollapse
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder
 from tests.cli.projects import change, etude, rows, succeed, train_two_models

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from etude.core.distribution import Distribution
 from etude.core.stats import estimate, estimate_difference, shared_bounds, shown_mean, t95
 from etude.loop.metrics import reward_metrics
-from etude.report.progress import shown_validation
-from etude.report.run_text import figure_lines
+from etude.show.progress import shown_validation
+from etude.show.run_text import figure_lines
 from etude.store.figures import summarize
-from tests.report.histories import History, epoch, validation
+from tests.show.histories import History, epoch, validation
 from tests.support import one_quick
 
 unit = st.floats(0, 1)

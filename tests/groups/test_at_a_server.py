@@ -20,7 +20,10 @@ from openai.types.fine_tuning import FineTuningJob
 from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
+from etude.backends.state_folders import JobNameTakenError
 from etude.core.errors import BackendError, RequestError
+from etude.engines.openai_compatible import OpenAiEngine
+from etude.engines.openai_config import OpenAiLlmConfig
 from etude.groups import (
     DryRun,
     Frozen,
@@ -30,9 +33,6 @@ from etude.groups import (
     Step,
     agents_of_model,
 )
-from etude.inference.openai_compatible import OpenAiEngine
-from etude.inference.openai_config import OpenAiLlmConfig
-from etude.jobs.folders import JobNameTakenError
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal

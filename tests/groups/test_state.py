@@ -7,7 +7,7 @@ import pytest
 from etude.core.errors import RequestError, TrainingError
 from etude.groups.lineage import check_changed
 from etude.groups.state import HostedState, SharedModelGroupState, read_state
-from tests.report.histories import version
+from tests.show.histories import version
 
 VERSION = {"number": 3, "location": "weights-3", "digest": "digest-3"}
 

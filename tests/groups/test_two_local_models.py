@@ -13,9 +13,9 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest, Sampling
 from etude.core.conversion import TrajectoryCollection
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+from etude.engines.embedded import EmbeddedEngine
 from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup, Skipped, Step
 from etude.groups.model_jobs import JobRules, ModelJobs
-from etude.inference.embedded import EmbeddedEngine
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from etude.backends.job_training import JobData, JobListener, JobTraining
 from etude.core.call import Sampling
 from etude.core.sample import Sample, Turn
-from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective, Unit, is_trained
 from etude.learner.optimiser import Step

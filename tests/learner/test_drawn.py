@@ -16,7 +16,7 @@ from etude.algorithms.grpo import Grpo
 from etude.core.call import Constraint, Sampling
 from etude.core.errors import TrainingError
 from etude.core.sample import Sample, Turn
-from etude.inference.embedded import EmbeddedEngine
+from etude.engines.embedded import EmbeddedEngine
 from etude.learner.head import Head, selective_logprobs
 from etude.learner.tree_passes import sample_logprobs
 from etude.models.distribution import Adjustment

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
-from etude.inference.child_process import LocalTeams
+from etude.engines.child_process import LocalTeams
 from etude.models.weights import load_tensors
 from tests.learner.gradients import train
 from tests.learner.team_process import CASES, SHARDED, STEP, batch, make_learner, trained, trained_on_few

@@ -19,9 +19,9 @@ from etude.loop.metrics import (
     validation_metrics,
 )
 from etude.loop.targets import SharedProgress
+from etude.processes.counts import ProgressSums
 from etude.store.figures import summarize
-from etude.telemetry.counts import ProgressSums
-from tests.report.histories import history
+from tests.show.histories import history
 
 
 def trajectory(reward, **fields):

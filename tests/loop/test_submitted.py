@@ -14,7 +14,7 @@ from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.loop.lifecycle import RecoveryPoint, recovery_point
 from etude.loop.training_data import record_samples
 from etude.store.learned import Source, read_learned
-from tests.report.histories import history, version
+from tests.show.histories import history, version
 from tests.training import FakeAdapter
 
 JOB = TrainingJobRef(run_id="r-epoch-1", backend="fake")

@@ -17,8 +17,8 @@ from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError, RequestError
-from etude.inference.decoder import make_decoder
-from etude.inference.local import LocalLlmConfig
+from etude.engines.decoder import make_decoder
+from etude.engines.local import LocalLlmConfig
 from etude.learner.objective import Unit
 from etude.models import lora
 from etude.models.architecture import logit_error
@@ -27,7 +27,7 @@ from etude.models.policy import LoraOptions, Policy
 from etude.models.tiny import TinyShape, build_policy
 from etude.preflight.finding import Findings
 from etude.preflight.local_model import check_local_model
-from tests.inference.test_decoder import assert_right, rows_of_many_lengths, run
+from tests.engines.test_decoder import assert_right, rows_of_many_lengths, run
 from tests.learner.gradients import (
     Gradient,
     assert_same,

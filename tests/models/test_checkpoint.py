@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, GPT2Config, Mix
 
 from etude.core.call import ChatRequest
 from etude.core.errors import ImpossibleCall, RequestError
-from etude.inference.answer import require_room
+from etude.engines.answer import require_room
 from etude.models.policy import Policy
 from etude.models.source import keep_base, require_base
 from etude.preflight.local_model import outline

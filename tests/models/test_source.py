@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from etude.core.errors import RequestError
-from etude.inference.local import LocalLlmConfig
+from etude.engines.local import LocalLlmConfig
 from etude.models.policy import Policy
 from etude.models.source import PACKAGED, locate
 from etude.models.text_codec import TextCodec

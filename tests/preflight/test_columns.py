@@ -217,10 +217,10 @@ async def test_a_backend_that_does_not_answer(endpoint: EndpointProcess, tmp_pat
     found = await examined(
         endpoint.url,
         tmp_path,
-        workflow="tests.runners.fragile:play",
+        workflow="tests.processes.fragile:play",
         eval={
             "general": {"dataset": str(tmp_path / "train.jsonl")},
-            "evaluators": {"length": "tests.runners.fragile:length"},
+            "evaluators": {"length": "tests.processes.fragile:length"},
         },
         trainer_adapters={"lm_server": {"_type": "lm_server", "base_url": "http://127.0.0.1:9"}},
         finetuning={"enabled": True, "trainer_adapter": "lm_server"},

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etude.agents.scorer import evaluate
 from etude.core.call import ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
@@ -34,7 +35,6 @@ from etude.protocols import (
 from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.tree import Node
 from etude.protocols.workflow import VerdictAccuracy, accuracy
-from etude.rewards.scorer import evaluate
 from etude.store.journal import Journal
 from tests.protocols.games import (
     ChanceEngine,

@@ -27,11 +27,11 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import branches_in, find_branches, make_sample
 from etude.core.call import Call, ChatRequest, Completion, Sampling
 from etude.core.episode import WORKFLOW
-from etude.export.model import Conversion, convert, find_converter
-from etude.inference.embedded import EmbeddedEngine
+from etude.engines.embedded import EmbeddedEngine
 from etude.learner.objective import Unit
 from etude.models.device import multiplies_bfloat16
 from etude.models.policy import LoraOptions, Policy
+from etude.show.exported_model import Conversion, convert, find_converter
 from etude.store.files import WEIGHTS_FILE
 from tests.algorithms.scripted_episodes import episode
 from tests.cli.projects import events, process

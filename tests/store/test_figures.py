@@ -10,7 +10,7 @@ from etude.store.figures import (
     stopped_by,
     versions_to_keep,
 )
-from tests.report.histories import epoch, history, validation
+from tests.show.histories import epoch, history, validation
 
 
 def numbers(versions):

@@ -6,17 +6,17 @@ import random
 
 import pytest
 
+from etude.agents.collections import collection_phase, phase_name
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
 from etude.core.job import TrainingJobRef
 from etude.groups.lineage import JobData, LineageEntry, LineageLog
 from etude.loop.training_data import version_age
-from etude.rewards.collections import collection_phase, phase_name
 from etude.store.encode import encode_episode
 from etude.store.episodes import choose_phase, list_phases, phase_epoch
 from etude.store.journal import Journal
 from etude.store.log import EpochLog, Submission
-from tests.report.histories import epoch, history, version
+from tests.show.histories import epoch, history, version
 
 EPOCHS = 300
 

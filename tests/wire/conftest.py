@@ -5,6 +5,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from etude.wire.endpoint import EndpointServer
+from tests.cli.conftest import base, local, project
+
+__all__ = ["base", "local", "project"]
+"""Fixtures of the command-line tests."""
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, FiniteFloat
 
+from etude.agents.collections import current_number, examples_for_epoch
+from etude.agents.evaluation import merge_outputs
 from etude.algorithms.episodes import (
     IDLE,
     Gathered,
@@ -39,8 +41,6 @@ from etude.core.sample import Kind, SampleOrPair
 from etude.core.trajectory import Method
 from etude.protocols.branching import Widths, branches
 from etude.protocols.workflow import ProtocolWorkflow
-from etude.rewards.collections import current_number, examples_for_epoch
-from etude.rewards.evaluation import merge_outputs
 from etude.store.files import append_json_line
 
 if TYPE_CHECKING:

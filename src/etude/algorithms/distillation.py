@@ -17,11 +17,11 @@ from pydantic import Field, FiniteFloat
 from etude.algorithms.algorithm import OfGradient
 from etude.algorithms.episodes import UnitGroup
 from etude.algorithms.grpo import Grpo
-from etude.budget.meter import asking_for
 from etude.config.references import LlmRef
 from etude.core.errors import RequestError, TrainingError
 from etude.core.interfaces import innermost
 from etude.core.sample import Sample
+from etude.engines.meter import asking_for
 
 if TYPE_CHECKING:
     from etude.runtime import Runtime

@@ -17,8 +17,8 @@ from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.errors import CapabilityError
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
-from etude.inference.local import OpponentsConfig
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.engines.local import OpponentsConfig
+from etude.engines.openai_config import OpenAiLlmConfig
 
 EVERY_KIND: frozenset[Method] = frozenset({"samples", "pairs", "imitation"})
 """All algorithms, by the kind of data that they learn from."""

@@ -14,6 +14,14 @@ from functools import partial
 from pathlib import Path
 
 from etude.algorithms.algorithm import Algorithm
+from etude.backends.job_training import (
+    PEER_SECONDS,
+    JobListener,
+    do_part,
+    loading_options,
+    stop_events,
+    units_of_collection,
+)
 from etude.backends.local_job import (
     ORDER,
     FinishedJob,
@@ -23,7 +31,7 @@ from etude.backends.local_job import (
     learner_options,
     training_error,
 )
-from etude.cluster.launch import TeamMember
+from etude.backends.state_folders import StateFolders
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
@@ -31,23 +39,15 @@ from etude.core.errors import EtudeError, TrainingError, error_words
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
-from etude.inference.child_process import TeamLauncher, exit_words, last_lines, read_tail
-from etude.inference.programs import Command, LocalLauncher
-from etude.jobs.folders import StateFolders
-from etude.jobs.training import (
-    PEER_SECONDS,
-    JobListener,
-    do_part,
-    loading_options,
-    stop_events,
-    units_of_collection,
-)
+from etude.engines.child_process import TeamLauncher, exit_words, last_lines, read_tail
+from etude.engines.programs import Command, LocalLauncher
 from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.optimiser import Step
 from etude.learner.team import Team, join_team
 from etude.models.device import dtype_name
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import local_path
+from etude.processes.ray_teams import TeamMember
 from etude.store.files import private_folder, write_atomically
 
 _LOG = logging.getLogger("etude.learners")

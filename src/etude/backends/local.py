@@ -9,7 +9,7 @@ from etude.backends.capabilities import LocalAdapterConfig, find_opponents
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError
 from etude.core.interfaces import innermost
-from etude.inference.local import LocalLlmConfig, require_local_extra
+from etude.engines.local import LocalLlmConfig, require_local_extra
 from etude.store.files import private_folder
 from etude.store.status import LEARNERS
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from etude.backends.local_adapter import LocalAdapter
     from etude.config.builder import Builder
     from etude.config.component import ClusterConfig
-    from etude.runners.pool import Cluster
+    from etude.processes.pool import Cluster
 
 
 def check_learners(config: LocalAdapterConfig, llm: LocalLlmConfig, cluster: ClusterConfig | None) -> None:
@@ -41,7 +41,7 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
     """Yield the adapter of the run's target model. Raises CapabilityError if it is not a local model."""
     require_local_extra()
     from etude.backends.local_adapter import LocalAdapter
-    from etude.inference.embedded import EmbeddedEngine
+    from etude.engines.embedded import EmbeddedEngine
 
     target = builder.config.finetuning.require_target()
     engine = innermost(await builder.get_llm(target))

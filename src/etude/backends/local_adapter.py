@@ -17,15 +17,15 @@ from etude.backends.capabilities import (
     LoraConfig,
 )
 from etude.backends.cluster_training import ClusterLearners, Learners
+from etude.backends.job_training import units_of_collection
 from etude.backends.local_job import FinishedJob, Job, LocalLearner, learner_options
+from etude.backends.state_folders import JobContent, StateFolders, data_hash
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import fold
-from etude.jobs.folders import JobContent, StateFolders, data_hash
-from etude.jobs.training import units_of_collection
 from etude.learner.learner import TrainingCanceled
 from etude.models.policy import LoraOptions, Policy
 from etude.store.files import DamagedError
@@ -168,6 +168,8 @@ class LocalAdapter(TrainerAdapter):
         job.at_once = self._writes_each or goes_back or (bool(self.run_config.warm_ups) and not self._is_warm)
         self._jobs[name] = job
         job.task = asyncio.create_task(self._train(job))
+        # asyncio would warn of an error that nobody asks for, as after a cancellation.
+        job.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:

@@ -15,14 +15,14 @@ from pydantic import BaseModel, ConfigDict
 
 from etude.algorithms.algorithm import Algorithm
 from etude.backends.capabilities import LocalAdapterConfig
+from etude.backends.job_training import JobData, JobListener, JobTraining
+from etude.backends.state_folders import JobContent, StateFolders
 from etude.backends.version_writer import MadeVersion, VersionWriter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.sample import SampleOrPair
-from etude.jobs.folders import JobContent, StateFolders
-from etude.jobs.training import JobData, JobListener, JobTraining
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import PassObserver, is_trained
 from etude.learner.optimiser import Schedule, Step

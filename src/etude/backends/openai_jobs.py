@@ -24,13 +24,13 @@ from etude.backends.openai_api import (
     retry_reason,
     rows_for_api,
 )
+from etude.backends.state_folders import JobContent
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method
-from etude.jobs.folders import JobContent
 from etude.wire.retries import counting_retries, with_retries
 
 if TYPE_CHECKING:

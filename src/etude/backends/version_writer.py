@@ -12,9 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from etude.backends.state_folders import StateFolders
 from etude.core.errors import StoreError
 from etude.core.job import ModelVersion
-from etude.jobs.folders import StateFolders
 from etude.learner.snapshot import Snapshot
 from etude.models.memory import available_memory, shown_bytes
 from etude.store.learned import write_learned

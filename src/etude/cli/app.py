@@ -29,7 +29,7 @@ from etude.cli import (
 )
 from etude.cli.command import option, report_errors
 from etude.cli.console import INVOCATION
-from etude.report.logs import LogLevel, show_logs
+from etude.show.logs import LogLevel, show_logs
 
 _HELP = """Etude fine-tunes the models inside LLM agents from the agents' own runs.
 

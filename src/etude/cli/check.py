@@ -56,7 +56,7 @@ def check(
 
 
 def _show_estimate(estimate: Estimate) -> None:
-    from etude.budget.ledger import shown_usd
+    from etude.engines.ledger import shown_usd
 
     for warning in estimate.warnings:
         say_wrapped(f"{STATUS_SIGNS['warning']} {warning}")

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etude.budget.bill import Bill
     from etude.core.evaluation import FailureCause
     from etude.core.history import Entry, History
+    from etude.engines.bill import Bill
     from etude.preflight.finding import Findings
     from etude.store.figures import Summary
 
@@ -150,8 +150,8 @@ def show_findings(findings: Findings, facts: dict[str, Any], as_json: bool) -> N
 
 def show_outcome(summary: Summary, epochs: str, run: Path) -> None:
     """Print the figures and versions of each model, the epochs, the warnings, and the plot's path."""
-    from etude.report.files import PLOT
-    from etude.report.run_text import figure_lines
+    from etude.show.metrics_files import PLOT
+    from etude.show.run_text import figure_lines
 
     for target, own in summary.by_model.items():
         if target is not None:
@@ -169,7 +169,7 @@ def show_outcome(summary: Summary, epochs: str, run: Path) -> None:
 
 def show_evaluators(history: History) -> None:
     """Print the mean of each evaluator with its interval, for everything measured."""
-    from etude.report.run_text import evaluators_in
+    from etude.show.run_text import evaluators_in
 
     measured = (entry for entry in history.epochs if entry.resting is None)
     entries: list[Entry] = [*history.measured, *measured]
@@ -191,7 +191,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureC
     Each cause has a command that shows one of its episodes. `calls` are counts as an evaluation's output has
     them.
     """
-    from etude.alarms.built_in import CutOffAnswers
+    from etude.loop.built_in_alarms import CutOffAnswers
     from etude.store.figures import show_command
 
     cut_off, retries = CutOffAnswers().seen_in(calls), calls.get("retries", 0)
@@ -210,8 +210,8 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureC
 
 def show_bill(bill: Bill) -> None:
     """Print the run's usage. If it cost money, also print it by model and role, and by part of the run."""
-    from etude.budget.ledger import shown_usd
     from etude.core.stats import shown_seconds
+    from etude.engines.ledger import shown_usd
 
     whole = bill.total
     if not bill.lines:

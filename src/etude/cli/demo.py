@@ -11,7 +11,7 @@ from etude.cli.command import AsJson, OnCluster, on_cluster, on_error, option, r
 from etude.cli.console import emit, next_step, say, shown_path, table, unused_folder
 
 if TYPE_CHECKING:
-    from etude.demo import DemoReport
+    from etude.preflight.demo import DemoReport
 Method = Literal["grpo", "dpo", "expert_iteration"]
 Task = Literal["calculator", "tictactoe", "sort", "extraction"]
 
@@ -35,9 +35,9 @@ def demo(
     """
     if real:
         refuse("--real, where one task is learnt by GRPO", task=task, method=method)
-    from etude.demo import PRETRAINED, TASKS, run_demo
     from etude.models.source import PACKAGED
-    from etude.report.progress import progress_for
+    from etude.preflight.demo import PRETRAINED, TASKS, run_demo
+    from etude.show.progress import progress_for
 
     learned, method = PRETRAINED if real else task or "calculator", method or "grpo"
     folder = (out or unused_folder(Path(f"demo-{'real' if real else learned}"), "-")).absolute()

@@ -113,7 +113,7 @@ def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
 
 
 def _show_episode(ids: list[str], run: str | None, output_dir: Path) -> None:
-    from etude.export.episodes import episode_transcript
+    from etude.show.exported_episodes import episode_transcript
     from etude.store.facts import find_run, list_runs
     from etude.store.run_folder import RunFolder
 

@@ -91,7 +91,7 @@ def evaluate(
 
 def evaluate_and_show(settings: Config, run: RunFolder, request: EvaluationRequest, *, as_json: bool) -> None:
     """Evaluate in an open run folder and show the scores. With `as_json`, progress goes to standard error."""
-    from etude.report.progress import progress_for
+    from etude.show.progress import progress_for
     from etude.verbs import evaluate_in as evaluate_run
 
     with (
@@ -108,7 +108,7 @@ def evaluate_and_show(settings: Config, run: RunFolder, request: EvaluationReque
 def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -> None:
     """Score the stored episodes of a run with the evaluators of a config."""
     from etude.loop.evaluation import rescore_run
-    from etude.report.progress import progress_for
+    from etude.show.progress import progress_for
     from etude.store.run_folder import RunFolder
 
     with (

@@ -12,9 +12,9 @@ from etude.cli.console import emit, next_step, say, shown_path, warn
 from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
-    from etude.export.episodes import WriteCounts
-    from etude.export.hub import Repository
-    from etude.export.model import Conversion
+    from etude.show.exported_episodes import WriteCounts
+    from etude.show.exported_model import Conversion
+    from etude.show.hub import Repository
 
 Format = Literal["safetensors", "gguf", "rows", "openai"]
 Method = Literal["grpo", "dpo", "supervised"]
@@ -106,7 +106,7 @@ def export(
         refuse("a folder of this machine: add --push USER/NAME", public=public)
     repository = None
     if push is not None:
-        from etude.export.hub import Repository
+        from etude.show.hub import Repository
 
         repository = Repository(push, public)
         repository.require()  # Check before the work begins.
@@ -131,14 +131,14 @@ class _Options:
     @property
     def conversion(self) -> Conversion | None:
         """The conversion to a GGUF file, if one is wanted. Raises RequestError without llama.cpp."""
-        from etude.export.model import Conversion, find_converter
+        from etude.show.exported_model import Conversion, find_converter
 
         return Conversion(find_converter(self.llama_cpp), self.outtype) if self.gguf else None
 
 
 def _export(run: Path, version: str, wish: _Options, repository: Repository | None, as_json: bool) -> None:
-    from etude.export.model import export_model
     from etude.lost_versions import version_on_disk
+    from etude.show.exported_model import export_model
     from etude.store.facts import read_histories
     from etude.store.figures import collapse_in
     from etude.store.stored_config import needs_program
@@ -171,8 +171,8 @@ def _export(run: Path, version: str, wish: _Options, repository: Repository | No
 
 
 def _export_served(server: str, model: str, wish: _Options, api_key_env: str | None, as_json: bool) -> None:
-    from etude.export.hub import export_served
-    from etude.export.model import plain_name
+    from etude.show.exported_model import plain_name
+    from etude.show.hub import export_served
 
     folder = (wish.out or Path(f"{plain_name(model)}{wish.suffix}")).absolute()
     files = export_served(
@@ -202,7 +202,7 @@ def _export_trajectories(run: Path, file: Path, format: Format, method: Method |
 
 
 async def _write(run: Path, file: Path, format: Format, method: Method | None) -> WriteCounts:
-    from etude.export.episodes import read_trajectories, require_openai_method, write_jsonl
+    from etude.show.exported_episodes import read_trajectories, require_openai_method, write_jsonl
     from etude.store.run_folder import RunFolder
 
     with RunFolder.read(run) as folder:

@@ -108,7 +108,7 @@ def after_training(run: Path, histories: Histories | None = None) -> str:
 def command_without_runs() -> str:
     """Return the next command if there are no runs yet."""
     from etude.config.document import dig, read_document
-    from etude.inference.local import require_local_extra
+    from etude.engines.local import require_local_extra
 
     config = Path("config.yml")
     try:

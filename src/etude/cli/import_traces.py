@@ -33,9 +33,9 @@ def import_traces(
 
     Reads chats from OpenAI's API, OTLP spans that follow the GenAI conventions, and Langfuse's exports.
     """
-    from etude.report.run_text import imported_lines
+    from etude.show.run_text import imported_lines
     from etude.store.run_folder import RunFolder
-    from etude.traces.importing import read_log, write_run
+    from etude.wire.trace_importing import read_log, write_run
 
     episodes, imported = read_log(files, format=format, skip_broken=skip_broken, hold_out=hold_out)
     with RunFolder.create(output_dir, name) as run:

@@ -26,10 +26,10 @@ def report(
 
     `-o report=wandb` sends a whole run to a new tracker.
     """
-    from etude.report.progress import progress_for
+    from etude.show.progress import progress_for
+    from etude.show.tracker_threads import report_config
     from etude.store.facts import find_run
     from etude.store.run_folder import RunFolder
-    from etude.trackers.reporting import report_config
 
     path = find_run(run, output_dir)
     with (
@@ -56,7 +56,7 @@ def report(
 
 
 async def _send(config: Config, run: RunFolder, progress: Progress, wait: float) -> list[dict[str, Any]]:
-    from etude.trackers.reporting import Reporting
+    from etude.show.tracker_threads import Reporting
 
     reporting = Reporting(config, run, progress, patience=wait)
     async with reporting:

@@ -37,7 +37,7 @@ app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, ric
 @report_errors
 def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """List the runs in a folder, the latest first."""
-    from etude.report.run_text import first_and_last_reward, shown_epochs, shown_state
+    from etude.show.run_text import first_and_last_reward, shown_epochs, shown_state
     from etude.store.facts import list_runs, read_facts
 
     facts = [read_facts(run) for run in list_runs(output_dir)]
@@ -65,7 +65,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
 @report_errors
 def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Show a run: its facts, epochs and validations, and its bill."""
-    from etude.budget.bill import read_bill
+    from etude.engines.bill import read_bill
     from etude.store.facts import find_run, read_facts, read_histories
 
     path = find_run(run, output_dir)
@@ -116,7 +116,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: settings that differ, rewards, and the difference with its interval."""
-    from etude.report.run_text import comparison_rows, shown_epochs, shown_state
+    from etude.show.run_text import comparison_rows, shown_epochs, shown_state
     from etude.store.facts import (
         differing_settings,
         find_run,
@@ -194,7 +194,7 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 def _show_facts(facts: RunFacts) -> None:
     from etude.core.evaluation import FailureCause
     from etude.core.history import Score
-    from etude.report.run_text import imported_lines, shown_epochs, shown_state
+    from etude.show.run_text import imported_lines, shown_epochs, shown_state
 
     say(f"run             {shown_path(facts.path)}")
     say(f"state           {shown_state(facts)}")

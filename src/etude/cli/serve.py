@@ -116,7 +116,7 @@ def _require_extras() -> None:
     from importlib.util import find_spec
 
     from etude.core.errors import MissingExtraError
-    from etude.inference.local import require_local_extra
+    from etude.engines.local import require_local_extra
 
     require_local_extra()
     missing = [name for name in ("prometheus_client", "python_multipart") if find_spec(name) is None]

@@ -59,7 +59,7 @@ def train(
 
 def train_and_show(settings: Config, run: RunFolder, *, as_json: bool) -> None:
     """Train in an open run folder, and show the progress and the outcome."""
-    from etude.report.progress import progress_for
+    from etude.show.progress import progress_for
     from etude.verbs import train_in as train_run
 
     with on_error(lambda: hints.after_stop(run.path)), progress_for(json=as_json) as progress:
@@ -100,8 +100,8 @@ def resume(
     an address, the run's folder is restored into --output-dir. Give options of the storage's driver as
     `-o storage.options.NAME=VALUE`.
     """
-    from etude.backup.address import is_address
     from etude.loop.lifecycle import config_to_resume, note_changes
+    from etude.store.backup_address import is_address
     from etude.store.facts import find_run, latest_unfinished
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import read_request
@@ -137,8 +137,8 @@ def _shown(value: Any) -> Any:
 
 def _restore_run(address: str, output_dir: Path, changes: list[str], as_json: bool) -> Path:
     """Restore a run's folder from its backup and print the result. Extends `changes` for the backup."""
-    from etude.backup.copies import restore_run
     from etude.loop.lifecycle import storage_options, storage_overrides
+    from etude.store.backup import restore_run
 
     restored = restore_run(address, output_dir, storage_options(changes))
     changes += storage_overrides(restored.run, address)

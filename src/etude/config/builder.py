@@ -122,13 +122,13 @@ class Builder:
         )
 
     async def get_workflow(self) -> Any:
-        """Return the agent, an `etude.rollout.workflow.Workflow`. Raises RequestError if there is none."""
+        """Return the agent, an `etude.agents.workflow.Workflow`. Raises RequestError if there is none."""
         if self.config.workflow is None:
             raise RequestError("the config has no 'workflow'; add your agent: `workflow: my_agent:play`")
         return await self._build_once("workflow", "workflow", self.config.workflow)
 
     async def get_cluster(self) -> Any:
-        """Return the `etude.runners.pool.Cluster` of the `cluster` block; None if there is none."""
+        """Return the `etude.processes.pool.Cluster` of the `cluster` block; None if there is none."""
         cluster = self.config.cluster
         return None if cluster is None else await self._build_once("cluster", "cluster", cluster)
 

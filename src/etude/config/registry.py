@@ -235,7 +235,7 @@ register_trajectory_builder = Decorator(
 register_trainer_adapter = Decorator("trainer_adapters", TrainerAdapterConfig, "a `TrainerAdapter`")
 register_trainer = Decorator("trainers", TrainerConfig, "a `Trainer`")
 register_alarm = Decorator("alarms", AlarmConfig, "an `etude.Alarm`")
-register_cluster = Decorator("cluster", ClusterConfig, "an `etude.runners.pool.Cluster`")
+register_cluster = Decorator("cluster", ClusterConfig, "an `etude.processes.pool.Cluster`")
 register_tracker = Decorator("trackers", TrackerConfig, "an `etude.Tracker`")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from etude.backends.lm_client import LanguageModelClient as LanguageModelClient
+from etude.backends.state_folders import JobNameTakenError as JobNameTakenError
 from etude.core.job import DryRun as DryRun
 from etude.core.job import Frozen as Frozen
 from etude.core.job import Skipped as Skipped
@@ -15,4 +16,3 @@ from etude.groups.openai_group import OpenAiSharedModelGroup as OpenAiSharedMode
 from etude.groups.openai_group import OpenAiSharedModelGroupState as OpenAiSharedModelGroupState
 from etude.groups.shared import SharedModelGroup as SharedModelGroup
 from etude.groups.state import SharedModelGroupState as SharedModelGroupState
-from etude.jobs.folders import JobNameTakenError as JobNameTakenError

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field
 
 from etude.backends.capabilities import JobHyperparameters
+from etude.backends.state_folders import data_hash
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method
-from etude.jobs.folders import data_hash
 from etude.store.journal import Journal
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from etude.backends.capabilities import JobHyperparameters, check_from_base, check_start_version
+from etude.backends.state_folders import JobNameTakenError
 from etude.backends.trainer_adapter import TrainerAdapter, pauses
-from etude.budget.ledger import Ledger
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
 from etude.core.interfaces import Engine
@@ -23,10 +23,10 @@ from etude.core.job import (
     TrainingJobStatus,
     TrainingStatusEnum,
 )
+from etude.engines.ledger import Ledger
 from etude.groups.lineage import JobData, LineageEntry, LineageLog, check_changed
-from etude.jobs.folders import JobNameTakenError
+from etude.processes.watchdog import Watchdog
 from etude.store.journal import Journal
-from etude.telemetry.watchdog import Watchdog
 
 _LOOKS = 12
 """The number of status checks after a job was cancelled, over about ten seconds."""

@@ -18,9 +18,9 @@ from etude.core.errors import CapabilityError, EngineError, RequestError
 from etude.core.interfaces import Engine, innermost
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
+from etude.engines.local import LocalLlmConfig, OpponentsConfig
+from etude.engines.openai_config import OpenAiLlmConfig
 from etude.groups.lineage import LineageLog
-from etude.inference.local import LocalLlmConfig, OpponentsConfig
-from etude.inference.openai_config import OpenAiLlmConfig
 from etude.store.journal import Journal
 from etude.store.versions import stored_at
 
@@ -166,7 +166,7 @@ async def opponents(config: OpponentsConfig, builder: Builder) -> AsyncIterator[
 
 def _embedded(current: Any, version: ModelVersion | None, llm: Any, builder: Builder) -> Engine:
     """Build an engine for a version. Only the trained weights are copied; the others are shared."""
-    from etude.inference.embedded import EmbeddedEngine
+    from etude.engines.embedded import EmbeddedEngine
 
     policy = current.policy.twin()
     if version is not None:

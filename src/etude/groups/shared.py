@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
+from etude.backends.state_folders import data_hash
 from etude.core.conversion import TrainingUnit, TrajectoryCollection
 from etude.core.errors import RequestError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
@@ -29,7 +30,6 @@ from etude.groups.agents import (
 from etude.groups.lineage import LineageEntry
 from etude.groups.model_jobs import JobRules, ModelJobs, require_completed
 from etude.groups.state import HostedState, SharedModelGroupState, from_hosted_state, read_state
-from etude.jobs.folders import data_hash
 from etude.protocols.protocol import Protocol
 
 JobStatus: TypeAlias = Literal["pending", "running", "succeeded", "failed", "cancelled", "not_found"]

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from etude.core.errors import RequestError
-from etude.inference.fused_weights import is_llama
+from etude.engines.fused_weights import is_llama
 from etude.learner.kernels import Scores, fused, is_kernel
 from etude.learner.tree import TreeLayout
 from etude.learner.tree_attention import AttentionSpec, attend, attending

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from pydantic import Field
 
-from etude.budget.ledger import Ledger, within_budget
-from etude.budget.meter import MeteredEngine
+from etude.agents.evaluation import OnScore
+from etude.agents.evaluation_run import rescore
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object
@@ -30,14 +30,14 @@ from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.interfaces import Engine, Progress, innermost
 from etude.core.keys import content_hash
+from etude.engines.ledger import Ledger, within_budget
+from etude.engines.local import LocalLlmConfig, OpponentsConfig
+from etude.engines.meter import MeteredEngine
 from etude.groups.opponents import OpponentPool
-from etude.inference.local import LocalLlmConfig, OpponentsConfig
 from etude.loop.arguments import load
 from etude.loop.lifecycle import new_run
 from etude.loop.metrics import measured_scores
-from etude.loop.model import load_version, replaced_model
-from etude.rewards.evaluation import OnScore
-from etude.rewards.evaluation_run import rescore
+from etude.loop.stored_models import load_version, replaced_model
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
 from etude.store.facts import read_histories
@@ -206,7 +206,7 @@ def _origin(version: RunVersion) -> RunVersion:
 
 async def load_version_engine(config: Config, model: str, version: RunVersion) -> Engine:
     """Return an engine with stored weights and the settings of the config's entry `model`."""
-    from etude.inference.embedded import EmbeddedEngine
+    from etude.engines.embedded import EmbeddedEngine
 
     policy = await asyncio.to_thread(load_version, version)
     llm = config.llms[model]

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from etude.alarms.alarm import PAGE, active_alarms, alarm_events
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import JobStillRunning, RunPaused, TrainingError
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
 from etude.core.interfaces import Progress
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
+from etude.loop.alarm import PAGE, active_alarms, alarm_events
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
 from etude.store.figures import causes_in, show_command, summary_in, version_to_go_back_to

@@ -17,6 +17,7 @@ from etude.backends.capabilities import (
     check_options,
     check_tokens,
 )
+from etude.backends.state_folders import JobNameTakenError
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.component import ComponentConfig
 from etude.config.finetuning import FinetuneConfig
@@ -24,7 +25,6 @@ from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.return_checks import WrongReturnError
-from etude.jobs.folders import JobNameTakenError
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.interface import Trainer
 from etude.loop.lifecycle import recover

@@ -25,8 +25,6 @@ from etude.backends.capabilities import (
 from etude.backends.local import check_learners
 from etude.backends.openai_adapter import OpenAiAdapterConfig
 from etude.backends.openai_api import JobsConfig
-from etude.backup.address import probe
-from etude.cluster.component import require_used
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
@@ -37,13 +35,15 @@ from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.stats import estimate
 from etude.core.trajectory import Method
-from etude.inference.local import LocalLlmConfig, make_base, require_local_extra
-from etude.inference.openai_config import OPENAI_URL, OpenAiLlmConfig
+from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
+from etude.engines.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.preflight.estimate import Estimate, check_spending, estimate_run, play_some, target_blocks
 from etude.preflight.finding import Findings
 from etude.preflight.user_code import check_inputs, is_custom, try_algorithm
-from etude.runners.pool import number_of_runners
-from etude.runners.shipping import config_from_json, config_to_json
+from etude.processes.pool import number_of_runners
+from etude.processes.ray_placement import require_used
+from etude.processes.shipping import config_from_json, config_to_json
+from etude.store.backup_address import probe
 from etude.store.run_folder import RunFolder
 from etude.wire.forms import FORM_FIELDS
 from etude.wire.sampling import SAMPLING_NAMES

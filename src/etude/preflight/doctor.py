@@ -23,19 +23,19 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from etude.backends.capabilities import LocalAdapterConfig
-from etude.backup.address import probe
 from etude.config.builder import Builder
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError, MissingExtraError, install_command
 from etude.core.secrets import masked
-from etude.inference.http_addresses import HttpAddresses
-from etude.inference.local import require_local_extra
-from etude.inference.openai_compatible import OpenAiEngine
-from etude.inference.openai_config import OpenAiLlmConfig
+from etude.engines.http_addresses import HttpAddresses
+from etude.engines.local import require_local_extra
+from etude.engines.openai_compatible import OpenAiEngine
+from etude.engines.openai_config import OpenAiLlmConfig
 from etude.models.memory import available_memory, shown_bytes, total_memory
 from etude.preflight.finding import Findings
 from etude.preflight.starter import write_starter
+from etude.store.backup_address import probe
 from etude.store.database import DATABASE
 from etude.store.facts import read_facts
 from etude.store.journal import Journal

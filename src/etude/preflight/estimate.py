@@ -15,8 +15,6 @@ from typing import Any
 from etude.algorithms.algorithm import read_groups
 from etude.algorithms.collecting import Collecting, CollectingBuilder
 from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig
-from etude.budget.bill import Bill, BillEntry, load_bill
-from etude.budget.ledger import find_prices, how_to_price, require_bounded, unpriced_models
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
@@ -25,6 +23,8 @@ from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.sample import SampleOrPair
 from etude.core.stats import t95
+from etude.engines.bill import Bill, BillEntry, load_bill
+from etude.engines.ledger import find_prices, how_to_price, require_bounded, unpriced_models
 from etude.loop.training_data import TargetWatch
 from etude.preflight.finding import Findings
 from etude.preflight.user_code import algorithm_error, is_custom, try_loss

@@ -17,7 +17,7 @@ from etude.core.call import ChatRequest
 from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, RequestError
 from etude.core.message import Message
-from etude.inference.local import LocalLlmConfig
+from etude.engines.local import LocalLlmConfig
 from etude.learner.memory import ModelNumbers, fits
 from etude.models.device import choose_device, choose_dtype
 from etude.models.family import probed_turn

@@ -15,12 +15,12 @@ from typing import Any
 from accelerate.utils import release_memory
 
 from etude.core.errors import EngineError, RequestError
-from etude.inference.answer import TokenEngine
-from etude.inference.embedded import EmbeddedEngine
-from etude.inference.vllm_engine import VllmEngine
-from etude.inference.vllm_process import VllmProcess
-from etude.inference.vllm_processes import VllmProcesses
-from etude.inference.vllm_program import VllmOptions
+from etude.engines.answer import TokenEngine
+from etude.engines.embedded import EmbeddedEngine
+from etude.engines.vllm_engine import VllmEngine
+from etude.engines.vllm_process import VllmProcess
+from etude.engines.vllm_processes import VllmProcesses
+from etude.engines.vllm_program import VllmOptions
 from etude.models.architecture import text_config
 from etude.models.device import choose_device, dtype_name
 from etude.models.policy import Policy, policy_dtype
@@ -149,8 +149,8 @@ class VllmBackend(Backend):
     def _connect(self) -> None:
         """Connect to the cluster and place the processes there. Do not call this in the main thread: Ray
         would handle SIGTERM there."""
-        from etude.cluster.launch import connect_ray, gpus_each
-        from etude.cluster.nodes import SamplerLauncher
+        from etude.processes.ray_nodes import SamplerLauncher
+        from etude.processes.ray_teams import connect_ray, gpus_each
 
         settings = self._settings
         assert settings.cluster is not None

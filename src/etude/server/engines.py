@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from etude.core.call import Sampling
 from etude.core.errors import EtudeError, RequestError
 from etude.core.keys import fold
-from etude.inference.answer import TokenEngine
+from etude.engines.answer import TokenEngine
 from etude.models.text_codec import TextCodec
 from etude.server.backend import Backend
 from etude.server.guard import Metrics, cancel_on_disconnect

@@ -15,12 +15,12 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Form, Header, Query, UploadFile
 from fastapi.responses import FileResponse
 
+from etude.backends.job_rows import require_written
 from etude.core.errors import ImpossibleCall, RequestError
 from etude.core.json_text import JsonError, read_json
 from etude.core.keys import content_hash
 from etude.core.training_rows import ROWS, GrpoRow, TrainingRow, guess_method
 from etude.core.trajectory import Method
-from etude.jobs.rows import require_written
 from etude.models.text_codec import TextCodec
 from etude.server.database import FILES, Order, Page, Row, fetch_page, fetch_row, list_object, new_id
 from etude.server.guard import not_found

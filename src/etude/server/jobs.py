@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
+from etude.backends.state_folders import StateFolders
 from etude.core.errors import StoreError
-from etude.jobs.folders import StateFolders
 from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, fetch_page, fetch_row, new_id
 from etude.server.guard import not_found
 from etude.store.run_folder import RunLock, lock_holder

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.backends.lm_client import FREE_ENGINE
-from etude.inference.child_process import LocalTeams, TeamLauncher, exit_words, last_lines, read_tail
+from etude.engines.child_process import LocalTeams, TeamLauncher, exit_words, last_lines, read_tail
 from etude.models.source import local_path
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
@@ -323,7 +323,7 @@ def launcher_for(settings: ServerSettings) -> TeamLauncher:
     """Return the launcher of training processes, local or Ray. Raises MissingExtraError, RequestError."""
     if settings.cluster is None:
         return LocalTeams()
-    from etude.cluster.launch import RayTeams
+    from etude.processes.ray_teams import RayTeams
 
     # Workers import custom algorithms from the server's current folder.
     code = Path.cwd() if settings.algorithms else None

@@ -20,7 +20,6 @@ from starlette.concurrency import run_in_threadpool
 from etude.algorithms.algorithm import load_algorithms
 from etude.core.errors import EtudeError, StoreError
 from etude.core.secrets import keep_secret
-from etude.report.logs import show_logs
 from etude.server.backend import Backend, EmbeddedBackend, VllmBackend
 from etude.server.database import open_database
 from etude.server.engines import EnginePool, Inference, inference_routes
@@ -32,6 +31,7 @@ from etude.server.jobs_api import job_routes
 from etude.server.models import ModelStore, weights_routes
 from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings, training_processes
+from etude.show.logs import show_logs
 from etude.store.files import SERVER_DATABASE, delete_left_over, private_folder
 from etude.store.run_folder import RunLock
 from etude.wire.http_server import ApiError, listen, server_config

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
-from etude.cluster.launch import RayConfig
 from etude.core.errors import RequestError
-from etude.report.logs import LogLevel
+from etude.processes.ray_teams import RayConfig
+from etude.show.logs import LogLevel
 from etude.wire.http_server import is_loopback
 
 _MEBIBYTE = 2**20

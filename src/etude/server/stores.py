@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from etude.cluster.launch import TeamMember
+from etude.processes.ray_teams import TeamMember
 from etude.server.database import open_database
 from etude.server.extensions import load_extensions
 from etude.server.files import FileStore

@@ -23,12 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from etude.algorithms.algorithm import load_algorithms
-from etude.cluster.launch import TeamMember
-from etude.core.errors import EtudeError, TrainingError
-from etude.core.job import ModelVersion
-from etude.core.process import set_up_process
-from etude.core.training_rows import ROW_OF
-from etude.jobs.training import (
+from etude.backends.job_training import (
     PEER_SECONDS,
     JobData,
     JobListener,
@@ -39,12 +34,16 @@ from etude.jobs.training import (
     stop_events,
     units_of_rows,
 )
-from etude.jobs.training import Row as UnitRow
+from etude.backends.job_training import Row as UnitRow
+from etude.core.errors import EtudeError, TrainingError
+from etude.core.job import ModelVersion
+from etude.core.process import set_up_process
+from etude.core.training_rows import ROW_OF
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule, Step
 from etude.learner.team import Team, join_team
 from etude.models.weights import save_tensors
-from etude.report.logs import LogLevel, show_logs
+from etude.processes.ray_teams import TeamMember
 from etude.server.database import Row
 from etude.server.extensions import load_extensions
 from etude.server.files import read_rows
@@ -53,6 +52,7 @@ from etude.server.jobs import FINAL, JobFolder, JobStore, model_name
 from etude.server.models import load_policy_of_job
 from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
 from etude.server.stores import Stores, open_stores, remote_stores
+from etude.show.logs import LogLevel, show_logs
 from etude.store.files import WEIGHTS_FILE, open_draft, open_private
 from etude.wire.http_server import ApiError
 

@@ -10,17 +10,11 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from etude.budget.bill import load_bill
 from etude.config.document import dig
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, EpochEntry, History, Score, ValidationEntry
-from etude.report.run_text import (
-    figure_lines,
-    first_and_last_reward,
-    imported_lines,
-    shown_epochs,
-    shown_state,
-)
+from etude.engines.bill import load_bill
+from etude.show.run_text import figure_lines, first_and_last_reward, imported_lines, shown_epochs, shown_state
 from etude.store.episodes import list_phases, phase_epoch
 from etude.store.facts import RunFacts
 from etude.store.figures import causes_in, failed_counts

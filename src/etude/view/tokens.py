@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from etude.core.data_model import finite
 from etude.core.errors import RequestError
-from etude.inference.local import base_folder
+from etude.engines.local import base_folder
 from etude.store.episodes import phase_epoch
 from etude.store.learned import TokenSequence, chosen_sequence, records_state, trained_sequences
 from etude.store.run_folder import RunFolder

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from etude.backends.capabilities import Capabilities, check_method
+from etude.backends.state_folders import JobContent, data_hash
 from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
@@ -18,7 +19,6 @@ from etude.core.trajectory import Trajectory
 from etude.integrations.art.client import ArtClient, ArtError, ArtInference, ArtJob, ArtJobs, ArtProgress
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.integrations.art.wire import ArtGroup, ArtModel, check_episode_order, make_group, to_art_groups
-from etude.jobs.folders import JobContent, data_hash
 
 T = TypeVar("T")
 

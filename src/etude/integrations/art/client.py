@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
+from etude.backends.state_folders import JobContent
 from etude.core.call import Completion
 from etude.core.errors import StoreError, TrainingError
 from etude.core.job import ModelVersion, TrainingStatusEnum
@@ -23,7 +24,6 @@ from etude.core.json_text import read_json
 from etude.core.secrets import keep_secret
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.integrations.art.wire import ArtGroups, ArtModel, Json
-from etude.jobs.folders import JobContent
 from etude.store.files import write_atomically
 from etude.wire.client import parse_completion
 from etude.wire.http_answers import UNCOMPRESSED, limit_answer

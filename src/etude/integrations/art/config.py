@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, SecretStr, model_validator
 
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
-from etude.inference.openai_config import PlainAddress
+from etude.engines.openai_config import PlainAddress
 from etude.wire.retries import USUAL, RetryPolicy
 
 

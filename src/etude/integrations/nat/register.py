@@ -45,9 +45,9 @@ from etude.integrations.nat.evaluation import (
 from etude.integrations.nat.run import LogStream, logger, open_run, translate
 from etude.loop.recording_wrappers import RecordedTrainer
 from etude.loop.targets import assemble_trainer
-from etude.report.files import RunReport
-from etude.report.progress import LineProgress
 from etude.runtime import open_runtime
+from etude.show.metrics_files import RunReport
+from etude.show.progress import LineProgress
 
 PartT = TypeVar("PartT")
 

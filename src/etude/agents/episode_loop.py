@@ -1,0 +1,223 @@
+"""Where an episode's code runs: its event loop, for code in other threads, and other programs.
+
+Such a program may be a coding agent's command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import signal
+import tempfile
+import threading
+import time
+from asyncio.subprocess import DEVNULL
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from etude.core.errors import EpisodeError
+from etude.engines.child_process import start_guarded
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EpisodeLoop:
+    """The run's event loop, where an episode's calls are made and recorded.
+
+    Code in other threads waits for that loop. When the episode is over, its calls raise EpisodeError.
+    """
+
+    def __init__(self, episode_id: str) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._episode_id = episode_id
+        self._thread = threading.get_ident()
+        self._waiting: set[concurrent.futures.Future[Any]] = set()
+        self._over = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this code runs on that loop's thread."""
+        return threading.get_ident() == self._thread
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on that loop and return its result, from a coroutine on any loop."""
+        if self.is_here:
+            return await work
+        with self._sent(work) as waiting:
+            try:
+                return await asyncio.wrap_future(waiting)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if self._over and task is not None and not task.cancelling():
+                    raise self._is_over() from error
+                raise
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on that loop and block until its result, from other threads only."""
+        if self.is_here:
+            work.close()
+            raise EpisodeError("a blocking call on the event loop would wait forever; write `async def`")
+        with self._sent(work) as waiting:
+            try:
+                return waiting.result()
+            except concurrent.futures.CancelledError as error:
+                raise self._is_over() from error
+
+    @contextlib.contextmanager
+    def enter_blocking(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        """Enter and leave an async context on that loop, from another thread."""
+        value = self.wait(context.__aenter__())
+        try:
+            yield value
+        finally:
+            if not self._over:  # Otherwise the episode has left it.
+                self.wait(context.__aexit__(None, None, None))
+
+    def callback_on_this_loop(self, fn: Callable[P, None]) -> Callable[P, None]:
+        """Wrap `fn` so that code on the episode's loop can call it here, on the current loop."""
+        if self.is_here:
+            return fn
+        loop = asyncio.get_running_loop()
+
+        def send(*args: P.args, **kwargs: P.kwargs) -> None:
+            with contextlib.suppress(RuntimeError):  # The current loop may be closed.
+                loop.call_soon_threadsafe(partial(fn, *args, **kwargs))
+
+        return send
+
+    def close(self) -> None:
+        """Cancel all waits in other threads."""
+        self._over = True
+        for waiting in tuple(self._waiting):
+            waiting.cancel()
+
+    @contextlib.contextmanager
+    def _sent(self, work: Coroutine[Any, Any, T]) -> Iterator[concurrent.futures.Future[T]]:
+        if self._over:
+            work.close()
+            raise self._is_over()
+        waiting = asyncio.run_coroutine_threadsafe(work, self.loop)
+        self._waiting.add(waiting)
+        try:
+            yield waiting
+        finally:
+            self._waiting.discard(waiting)
+
+    def _is_over(self) -> EpisodeError:
+        return EpisodeError(f"episode {self._episode_id} is over; it can make no more calls")
+
+
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
+"""The variables that a program inherits. Others may hold keys."""
+_MOST_BYTES = 2**20
+_NOTED_CHARACTERS = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """How a program ended, and the last 1 MiB of each of its outputs."""
+
+    returncode: int | None
+    """The exit status, negative for a signal; None if the program ran out of time and was killed."""
+    stdout: str
+    stderr: str
+    seconds: float
+
+    def describe(self, name: str) -> str:
+        """Return a sentence on how it ended."""
+        if self.returncode is None:
+            return f"{name} was stopped after {self.seconds:.1f} s"
+        return f"{name} ended with status {self.returncode} after {self.seconds:.1f} s"
+
+    def note(self, name: str) -> str:
+        """Return the same sentence and the ends of its output."""
+        printed = (("stdout", self.stdout), ("stderr", self.stderr))
+        parts = [f"{stream}:\n{text[-_NOTED_CHARACTERS:]}" for stream, text in printed if text]
+        return "\n".join([self.describe(name), *parts])
+
+
+class ProgramFolder:
+    """An episode's folders for programs, created when needed and removed at its end."""
+
+    @cached_property
+    def _root(self) -> tempfile.TemporaryDirectory[str]:
+        made = tempfile.TemporaryDirectory(prefix="etude-episode-", ignore_cleanup_errors=True)
+        for name in ("work", "home"):
+            Path(made.name, name).mkdir()
+        return made
+
+    @property
+    def folder(self) -> Path:
+        """The folder in which programs work."""
+        return Path(self._root.name, "work")
+
+    def remove(self) -> None:
+        """Remove the folders. They are created again when needed."""
+        if "_root" in self.__dict__:
+            self.__dict__.pop("_root").cleanup()
+
+    async def run(
+        self, command: Sequence[str], cwd: Path, env: Mapping[str, str], text: str, limit: float | None
+    ) -> ProgramResult:
+        """Run a program to its end or for `limit` seconds, and kill all processes that it has started.
+
+        It also ends with this process, however that ends. Raises EpisodeError if it cannot be started.
+        """
+        # A home without anybody's settings.
+        home = str(Path(self._root.name, "home"))
+        inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        started = time.monotonic()
+        with contextlib.ExitStack() as files:
+            # Files, because a surviving child process would hold a pipe open.
+            given, stdout, stderr = (
+                files.enter_context(tempfile.TemporaryFile(dir=self._root.name)) for _ in range(3)
+            )
+            given.write(text.encode())
+            given.seek(0)
+            try:
+                process, lifeline = await start_guarded(
+                    *command,
+                    cwd=cwd,
+                    env={**inherited, "HOME": home, **env},
+                    stdin=given if text else DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
+            except OSError as error:
+                reason = f"cannot start {command[0]!r} in {cwd}: {error.strerror}"
+                raise EpisodeError(f"{reason}; install it, or give its full path") from error
+            returncode = await _end_process(process, lifeline, limit)
+            seconds = time.monotonic() - started
+            return ProgramResult(returncode, _tail(stdout.fileno()), _tail(stderr.fileno()), seconds)
+
+
+async def _end_process(process: asyncio.subprocess.Process, lifeline: int, limit: float | None) -> int | None:
+    """Return the exit status, or None after a timeout. Kill the process group in any case."""
+    try:
+        async with asyncio.timeout(limit):
+            return await process.wait()
+    except TimeoutError:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        os.close(lifeline)
+        await asyncio.shield(process.wait())
+
+
+def _tail(file: int) -> str:
+    size = os.fstat(file).st_size
+    return os.pread(file, _MOST_BYTES, max(0, size - _MOST_BYTES)).decode("utf-8", "replace")
+
+
+def last_line(result: ProgramResult) -> str:
+    """Return the last line that a program printed, from its errors if there are any."""
+    lines = (result.stderr.strip() or result.stdout.strip()).splitlines()
+    return f"it last said: {lines[-1][:400]}" if lines else "it printed nothing"

@@ -1,0 +1,376 @@
+"""A training job, step by step, in one process or several: its data, checkpoints and memory."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from threading import Event
+from typing import TypeAlias
+
+from etude.algorithms.algorithm import Algorithm, read_groups
+from etude.backends.job_rows import require_fits, units_of_row
+from etude.backends.state_folders import StateFolders
+from etude.core.call import ChatRequest
+from etude.core.conversion import Encoder, TrajectoryCollection
+from etude.core.errors import EtudeError, TrainingError
+from etude.core.job import ModelVersion
+from etude.core.message import Message
+from etude.core.sample import Pair, Sample
+from etude.core.training_rows import DpoRow, GrpoRow, SupervisedRow
+from etude.learner.learner import Learner, TrainingCanceled
+from etude.learner.memory import ModelNumbers, fits
+from etude.learner.objective import Objective, Unit, has_gradient, is_trained, trained_tokens
+from etude.learner.optimiser import Step, plan_steps
+from etude.learner.team import PeerLost, Team
+from etude.models.device import choose_device, choose_dtype, dtype_name
+from etude.models.memory import available_memory, shown_bytes
+from etude.models.policy import Policy
+from etude.models.template import ChatTemplate
+from etude.models.weights import digest
+from etude.processes.ray_teams import HeadLost, TeamMember
+
+_LOG = logging.getLogger("etude.backends")
+
+
+class TooLittleMemory(TrainingError):
+    """A step would take more memory than is free."""
+
+
+def require_room(learner: Learner, units: Sequence[Unit]) -> None:
+    """Raise TooLittleMemory if a step on `units` takes more memory than is free.
+
+    If it fits with gradient checkpointing and the options allow that, checkpointing is on from then on. All
+    processes of a team must call this together. Processes on one machine or GPU add up their needs. A step no
+    larger than an allowed one is not checked again.
+    """
+    for by_length in (True, False):  # By length first: shared tokens take as long to find as a small step.
+        tokens, choices, is_lean = learner.largest_pass(units, by_length=by_length)
+        if tokens <= learner.allowed_tokens:
+            return
+        why_not = _why_not(learner, tokens, choices, is_lean)
+        if why_not is not None and not by_length and learner.spare_memory():
+            why_not = _why_not(learner, tokens, choices, is_lean)
+        if why_not is None:
+            learner.allowed_tokens = tokens
+            return
+    raise TooLittleMemory(why_not)
+
+
+def _why_not(learner: Learner, tokens: int, choices: int, is_lean: bool) -> str | None:
+    """Return why a pass takes more memory than is free, on any machine of the team, or None."""
+    policy, team = learner.policy, learner.team
+    device = next(policy.model.parameters()).device
+    needed = ModelNumbers.of(policy).training(
+        tokens,
+        choices,
+        is_lean,
+        on_gpu=device.type == "cuda",
+        checkpointed=learner.computes_twice,
+        parts=team.size if team.shards else 1,
+    )
+    own, free = needed.to_come(has_moments=learner.optimiser.has_moments), available_memory(str(device))
+    place = f"{platform.node()}/{device}"
+    together = int(team.sum({place: own})[place])
+    short = free is not None and not fits(together, free)
+    if not team.any(short):
+        return None
+    if free is None or not short:
+        return "another process of the job has too little memory"
+    twice = "" if learner.computes_twice else "set gradient_checkpointing, "
+    return (
+        f"training on {tokens} tokens at a time takes about {shown_bytes(together)} of memory beside the "
+        f"weights ({needed.shown('gradients', 'moments', 'activations', 'overhead')}), and "
+        f"{shown_bytes(free)} are free on {device} of {platform.node()}; lower token_budget or "
+        f"batch_size, {twice}train LoRA weights, or free some memory"
+    )
+
+
+Row: TypeAlias = Sequence[Unit]
+"""Units that must be in one optimiser step: all units of one line of a file, or a single unit."""
+
+
+class Interrupted(Exception):
+    """The job was asked to stop, and resumes from its checkpoint later."""
+
+
+class JobListener:
+    """The interface for a job's progress. Only the leader of a team calls it. By default it does nothing."""
+
+    def went_back(self, step: int, damage: Sequence[str]) -> None:
+        """The job resumes after `step`, or starts anew if 0, because of `damage` to later checkpoints."""
+
+    def started(self, done: int) -> None:
+        """The job starts, or resumes after `done` steps."""
+
+    def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
+        """A step was taken. At the end of an epoch, `metrics` has `valid_loss` if it is measured."""
+
+    def checkpointed(
+        self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
+    ) -> Collection[int]:
+        """A checkpoint was written. Return the steps of earlier ones to keep."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobData:
+    """The data of a job, with their order in training."""
+
+    objective: Objective
+    rows: Sequence[Row]
+    validation: Sequence[Row] = ()
+    """Rows whose loss is measured at the end of every epoch."""
+    passes: int = 1
+    batch_size: int | None = None
+    """Rows per optimiser step. None takes all at once."""
+    seed: int = 0
+    key: tuple[str | int, ...] = ()
+    """Separates this job's shuffling from other jobs with the same seed."""
+
+    def plan(self) -> list[Step]:
+        """Return the steps of the job. Raises TrainingError if there is nothing to learn from."""
+        counts = has_gradient if self.objective.skips_idle else is_trained
+        if not any(map(counts, chain.from_iterable(self.rows))):
+            raise TrainingError(
+                "there is nothing to learn from: no token has both a weight and an advantage, as where all "
+                "rewards of a group are the same"
+            )
+        live = [any(map(counts, row)) for row in self.rows]
+        return plan_steps(live, self.passes, self.batch_size, self.seed, *self.key)
+
+    def units(self, step: Step) -> list[Unit]:
+        """Return the units of a step, except those without a trained token."""
+        return [unit for row in step.rows for unit in self.rows[row] if is_trained(unit)]
+
+    def largest(self, steps: Sequence[Step]) -> list[Unit]:
+        """Return the units of the step with the most tokens."""
+        every = map(self.units, steps)
+        return max(every, key=lambda units: sum(len(each.ids) for unit in units for each in unit), default=[])
+
+    def measure(self, step: Step, learner: Learner) -> dict[str, float]:
+        """Return further metrics after a step: `valid_loss` at the end of an epoch."""
+        if not (self.validation and step.ends_epoch):
+            return {}
+        return {
+            "valid_loss": learner.evaluate([*chain.from_iterable(self.validation)], self.objective)["loss"]
+        }
+
+    def trained(self, training: JobTraining) -> int:
+        """Return the number of trained tokens of all steps."""
+        return sum(trained_tokens(self.rows[row]) for step in training.steps for row in step.rows)
+
+
+class JobTraining:
+    """One job's training, step by step. It can stop and resume after each step.
+
+    Every process of the learner's team has one. Only the leader writes and calls the listener.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        data: JobData,
+        listener: JobListener,
+        checkpoints: StateFolders | None = None,
+        checkpoint_steps: int = 1,
+        *,
+        keeps_epochs: bool = True,
+    ) -> None:
+        """Plan the job, and load its newest undamaged checkpoint.
+
+        A checkpoint follows every `checkpoint_steps` steps. With `keeps_epochs`, one also follows every
+        epoch. Without it, none follows the last step, whose weights the caller keeps. Raises TrainingError if
+        there is nothing to learn from, StoreError for a checkpoint that does not fit.
+        """
+        self._learner = learner
+        self._team = learner.team
+        self._data = data
+        self._listener = listener
+        self._checkpoints = checkpoints
+        self._checkpoint_steps = checkpoint_steps
+        self._keeps_epochs = keeps_epochs
+        self.steps = data.plan()
+        self.history: list[dict[str, float]] = []
+        """The metrics of the taken steps."""
+        learner.begin_training(
+            [*chain.from_iterable(data.rows)] if len(self.steps) > 1 else (), data.objective
+        )
+        if checkpoints is None:
+            return
+        newest, damage = checkpoints.newest_whole()
+        # Waits until all processes have looked, before the leader changes anything.
+        self._team.any(bool(damage))
+        if self._team.leads:
+            checkpoints.delete_drafts()
+            if damage:
+                checkpoints.prune([number for number in checkpoints.numbers() if number <= newest])
+                listener.went_back(newest, damage)
+        if newest:
+            self.history = checkpoints.load(newest, learner)["metrics"]
+
+    def run(self, canceled: Event, stopping: Event | None = None) -> dict[str, float]:
+        """Take the remaining steps. Return the mean metrics of all steps.
+
+        `mismatch_kl` is `sampled_kl` before the first change. It compares the learner with the engine if the
+        engine sampled from the same weights.
+
+        The weights in memory change meanwhile. After an error they are between two versions. Raises
+        TrainingCanceled when `canceled` is set. Raises Interrupted, after a checkpoint, when `stopping` is
+        set. Raises TooLittleMemory before a step that does not fit.
+        """
+        largest = self._data.largest(self.steps[len(self.history) :])
+        skips = self._data.objective.skips_idle
+        require_room(self._learner, [*filter(has_gradient, largest)] if skips else largest)
+        if self._team.leads:
+            self._listener.started(len(self.history))
+        for step in self.steps[len(self.history) :]:
+            metrics = self._take(step, canceled)
+            self.history.append(metrics)
+            if self._team.leads:
+                self._listener.stepped(step, metrics)
+            interrupted = self._team.any(stopping is not None and stopping.is_set())
+            is_due = step.number % self._checkpoint_steps == 0 and (
+                self._keeps_epochs or step.number < step.of
+            )
+            if interrupted or is_due or (step.ends_epoch and self._keeps_epochs):
+                self._checkpoint(step, metrics)
+            if interrupted:
+                raise Interrupted
+        self._learner.end_training()
+        names = sorted({name for metrics in self.history for name in metrics})
+        count, first = len(self.history), self.history[0].get("sampled_kl")
+        means = {name: sum(metrics.get(name, 0.0) for metrics in self.history) / count for name in names}
+        return means if first is None else {**means, "mismatch_kl": first}
+
+    def _take(self, step: Step, canceled: Event) -> dict[str, float]:
+        try:
+            units = self._data.units(step)
+            metrics = self._learner.take_step(units, self._data.objective, step.part, canceled)
+            return metrics | self._data.measure(step, self._learner)
+        except TrainingCanceled as error:
+            raise TrainingCanceled(f"canceled after {step.number - 1} of {step.of} steps") from error
+
+    def _checkpoint(self, step: Step, metrics: Mapping[str, float]) -> None:
+        if self._checkpoints is None:
+            return
+        learner, team = self._learner, self._team
+        if team.size > 1 and not team.shards and not team.same(digest(learner.policy.trainable())):
+            raise TrainingError(
+                f"after step {step.number} the processes hold different weights; are their devices of one "
+                "kind? Train in one process: a server's --training-processes 1, or without cluster.learners"
+            )
+        state = learner.snapshot()
+        if team.leads:
+            version = self._checkpoints.write(step.number, {"metrics": self.history}, state)
+            kept = self._listener.checkpointed(step, version, metrics)
+            # The previous checkpoint stays too, to resume from if this one is damaged.
+            self._checkpoints.prune({*kept, *self._checkpoints.numbers()[-2:]})
+
+
+def units_of_collection(
+    collection: TrajectoryCollection, algorithm: Algorithm, template: ChatTemplate
+) -> list[list[Sample | Pair]]:
+    """Return the collection's samples or pairs, by group. Raises TrainingError for unusable data."""
+
+    def prompt(messages: Sequence[Message]) -> tuple[int, ...]:
+        return template.prompt(ChatRequest(tuple(messages))).ids
+
+    encoder = Encoder(prompt, template.completion_ids, template.transcript)
+    return read_groups(collection, algorithm, encoder)
+
+
+def units_of_rows(
+    rows: Iterable[SupervisedRow | DpoRow | GrpoRow], policy: Policy, algorithm: Algorithm
+) -> list[Row]:
+    """Return the units of each row of a training file: one, or a group.
+
+    Raises TrainingError with the number of a row that does not fit the model.
+    """
+    vocabulary = policy.model.get_input_embeddings().num_embeddings
+    groups: list[list[Sample | Pair]] = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            groups.append(units_of_row(row, policy.template))
+            for unit in groups[-1]:
+                require_fits(unit, policy.max_context, vocabulary)
+        except EtudeError as error:
+            raise TrainingError(f"row {number}: {error}") from error
+    units = iter(algorithm.units(groups)[0])
+    return [tuple(next(units) for _ in group) for group in groups]
+
+
+PEER_SECONDS = 600.0
+"""Seconds that a process waits for another one: longer than any checkpoint takes to write."""
+_LOOK_SECONDS = 0.5
+
+
+def loading_options(team: Team, device: str, dtype: str) -> dict[str, str]:
+    """Return the `device` and `dtype` with which this process loads the policy."""
+    device = device if team.device is None else str(team.device)
+    chosen = choose_device(device)
+    if not team.shards or chosen.type == "cpu":
+        return {"device": device, "dtype": dtype}
+    # The whole model need not fit on a device that will hold only a part of it.
+    return {"device": "cpu", "dtype": dtype_name(choose_dtype(dtype, chosen, 0))}
+
+
+def do_part(job: str, work: Callable[[], None], fail: Callable[[Exception], None]) -> bool:
+    """Do this process's part of a job. Return whether it is done, or was asked to stop.
+
+    `fail` reports an error that another attempt would repeat. After the loss of a peer or of the head, new
+    processes resume the job from its last checkpoint.
+    """
+    try:
+        try:
+            work()
+            return True
+        except (PeerLost, HeadLost):
+            raise
+        except (Interrupted, TrainingCanceled) as reason:
+            _LOG.warning("job %s: %s", job, type(reason).__name__)
+            return True
+        except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
+            if not isinstance(error, EtudeError):
+                _LOG.exception("job %s", job)
+            fail(error)
+    except (PeerLost, HeadLost) as error:
+        _LOG.error("job %s: %s", job, error)
+    return False
+
+
+@contextmanager
+def stop_events(
+    seat: TeamMember | None, look: Callable[[Event, Event], None] = lambda canceled, stopping: None
+) -> Iterator[tuple[Event, Event]]:
+    """Yield two events: `canceled`, the job must end, and `stopping`, this process must stop for now. SIGTERM
+    and the cluster's head set `stopping`.
+
+    A thread calls `look(canceled, stopping)` repeatedly, which may set them. If the head is lost, `canceled`
+    is set.
+    """
+    canceled, stopping, over = Event(), Event(), Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_SECONDS) and not canceled.is_set():
+            try:
+                look(canceled, stopping)
+                if seat is not None and seat.stopping():
+                    stopping.set()
+            except HeadLost:
+                canceled.set()
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield canceled, stopping
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGTERM, before)

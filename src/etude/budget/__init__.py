@@ -1,1 +1,0 @@
-"""A run's spending: models, amounts and limits."""

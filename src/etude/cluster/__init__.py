@@ -1,1 +1,0 @@
-"""Ray: the `cluster` block, its runners, and teams of processes that train a job on many machines."""

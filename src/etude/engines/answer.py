@@ -1,0 +1,215 @@
+"""The interface of token engines, and how sampled tokens become a message, at once or streamed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from etude.core.call import ChatRequest, Completion, Delta, Sampling
+from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
+from etude.core.message import Message, message_text
+from etude.core.threads import call_off_loop
+from etude.models.grammar import FORM
+from etude.models.template import Prompt
+from etude.models.text_codec import constrained_sampling
+from etude.wire.answers import unsent_text
+
+if TYPE_CHECKING:
+    from etude.models.text_codec import TextCodec
+
+
+class TokenEngine(Protocol):
+    """An engine that continues token ids."""
+
+    @property
+    def speech(self) -> TextCodec:
+        """The model's tokenizer, chat template and grammars."""
+
+    async def sample(self, request: ChatRequest) -> Completion:
+        """Continue the request's prompt of token ids; `on_delta` gets each token as it is sampled.
+
+        The message's content is the sampled text without the end of turn, cut before a stop string. Raises
+        EngineError if sampling is impossible. Cancelling the call frees its resources.
+        """
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Sample one assistant message: `etude.engines.answer.sample_message` over `sample`."""
+
+    async def close(self) -> None:
+        """Free all resources; unfinished requests fail."""
+
+
+def before_stop(text: str, stops: Iterable[str]) -> str | None:
+    """Return the text before the earliest of the stop strings, or None if it has none of them."""
+    positions = [position for stop in stops if (position := text.find(stop)) >= 0]
+    return text[: min(positions)] if positions else None
+
+
+_READ_EACH = 64
+"""An answer of n tokens is parsed again after n / 64 more. The total time is then linear in its length."""
+_MAY_BE_CALL = re.compile(r"^\s*[{\[]|<|\[(?:T|$)")
+"""Matches where text may begin a tool call, in any model family's syntax."""
+_MAY_BE_THOUGHT = re.compile(
+    r"\s*(?:$|[<\[](?:[^>\]\s]{0,24}$|[^>\]]*(?:think|thought|channel|reason)))", re.I
+)
+"""Matches text that may turn out to begin a thought."""
+
+
+async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completion:
+    """Sample one assistant message from an engine that continues token ids. Raises EngineError."""
+    speech = engine.speech
+    prompt, sampling = await call_off_loop(prompt_characters(request), _prepare_request, speech, request)
+    ids = prompt.ids
+    on_delta = None if request.on_delta is None else AnswerStream(speech, request, ids).add
+    try:
+        completion = await engine.sample(replace(request, prompt=ids, sampling=sampling, on_delta=on_delta))
+    except ImpossibleCall as error:
+        if error.param == FORM and request.sampling.constraint is None:
+            error.param = "tools"  # The grammar came from the tools.
+        raise
+    message = parse_message(
+        speech, request, completion.message["content"], ids, completion.completion_ids or ()
+    )
+    return replace(
+        completion,
+        message=message,
+        finish_reason="tool_calls" if message.get("tool_calls") else completion.finish_reason,
+        drifted=prompt.drifted,
+        fault="" if prompt.fault is None else prompt.fault.reason,
+        constraint=None if sampling is request.sampling else sampling.constraint,
+    )
+
+
+def _prepare_request(speech: TextCodec, request: ChatRequest) -> tuple[Prompt, Sampling]:
+    """Return a request's prompt, and how to sample its answer. Raises EngineError."""
+    sampling = request.sampling
+    if request.prompt is None:
+        prompt, sampling = speech.template.prompt(request), constrained_sampling(request, speech.template)
+    else:
+        # A text prompt gets the tokenizer's own special tokens around it.
+        given = request.prompt
+        prompt = Prompt(tuple(speech.tokenizer(given)["input_ids"] if isinstance(given, str) else given))
+    require_room(speech, prompt.ids)
+    return prompt, sampling
+
+
+def prompt_characters(request: ChatRequest) -> int:
+    """Return roughly how many characters a request's prompt has."""
+    if request.prompt is not None:
+        return len(request.prompt)
+    calls = [call for message in request.messages for call in message.get("tool_calls") or ()]
+    texts = sum(len(message_text(message)) for message in request.messages)
+    return texts + sum(len(str(part)) for part in (*request.tools, *calls))
+
+
+def require_room(speech: TextCodec, ids: Sequence[int]) -> None:
+    """Raise ImpossibleCall if a prompt is empty, fills the context, or has ids outside the vocabulary."""
+    if not ids:
+        raise ImpossibleCall("the prompt is empty: the model has nothing to continue", param="messages")
+    if len(ids) >= speech.max_context:
+        raise PromptTooLong(
+            f"the model's context is {speech.max_context} tokens, and the prompt has {len(ids)}; shorten the "
+            "conversation"
+        )
+    if (largest := max(ids)) >= speech.vocabulary:
+        what = f"token id {largest} is not in the vocabulary of {speech.vocabulary}"
+        known = largest < len(speech.tokenizer)
+        if known and (token := speech.tokenizer.convert_ids_to_tokens([largest])[0]) is not None:
+            what += f": its tokenizer has '{token}', for which the model has no weights"
+            what += " (resize_token_embeddings)"
+        raise ImpossibleCall(what, param="messages")
+
+
+def parse_message(
+    speech: TextCodec, request: ChatRequest, text: str, prompt: Sequence[int], ids: Sequence[int] = ()
+) -> Message:
+    """Parse sampled `text` of the tokens `ids` into the message that it means. Raises EngineError."""
+    if request.prompt is not None:
+        return {"role": "assistant", "content": text}
+    first = sum(len(message.get("tool_calls") or ()) for message in request.messages)
+    tools = () if request.tool_choice == "none" else request.tools
+    return speech.template.parse(
+        text, tools, ids=ids, prompt_ids=prompt, options=request.template_options, first_call=first
+    )
+
+
+class AnswerStream:
+    """Streams an answer to a request's `on_delta`, each piece once it is certain.
+
+    Text that may turn out to be a tool call or a thought is held back. The completion has all text.
+    """
+
+    def __init__(self, speech: TextCodec, request: ChatRequest, ids: tuple[int, ...]) -> None:
+        """`ids` are the prompt of the request, which has an `on_delta`."""
+        assert request.on_delta is not None
+        self._on_delta = request.on_delta
+        self._decode, self._stops = speech.template.decode, request.sampling.stop
+        self._stop_ids = speech.stop_ids.union(request.sampling.stop_token_ids)
+        self._ids: list[int] = []
+        self._known = self._decoded = 0
+        """Tokens before `known` are text. Those up to `decoded` are decoded again as context for the rest."""
+        self._held = ""
+        self._over = False
+        self._speech, self._request, self._prompt_ids = speech, request, ids
+        self._has_tools = bool(request.tools) and request.tool_choice != "none"
+        begun = self._decode(ids[-8:]).rstrip()
+        self._is_thinking = request.prompt is None and begun.endswith(("think>", "THINK]"))
+        """Whether the prompt itself opens a thought."""
+        self._text = ""
+        self._tokens = self._read_at = 0
+        self._content = self._reasoning = ""
+
+    def add(self, token: Delta) -> None:
+        """Add the next token, and send a delta for it."""
+        self._text += self._new_text(token.ids[0])
+        self._tokens += 1
+        content = reasoning = ""
+        if self._tokens - self._read_at > self._tokens // _READ_EACH:
+            self._read_at = self._tokens
+            content, reasoning = self._certain()
+        self._content, self._reasoning = self._content + content, self._reasoning + reasoning
+        prompt_ids = self._prompt_ids if self._tokens == 1 else None
+        self._on_delta(replace(token, content=content, reasoning=reasoning, prompt_ids=prompt_ids))
+
+    def _new_text(self, token: int) -> str:
+        """Add a token, and return the text that it makes certain; often empty."""
+        if self._over or token in self._stop_ids:
+            return ""
+        self._ids.append(token)
+        before = self._decode(self._ids[self._known : self._decoded])
+        now = self._decode(self._ids[self._known :])
+        if now.endswith("\ufffd") or len(now) <= len(before):
+            return ""
+        self._known, self._decoded = self._decoded, len(self._ids)
+        self._held += now[len(before) :]
+        if any(stop in self._held for stop in self._stops):
+            self._over = True
+            return ""
+        # The last characters may begin a stop string.
+        begun = [
+            size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])
+        ]
+        certain = len(self._held) - max(begun, default=0)
+        text, self._held = self._held[:certain], self._held[certain:]
+        return text
+
+    def _certain(self) -> tuple[str, str]:
+        """Return the new, certain part of the content and of the reasoning."""
+        if self._request.prompt is not None:
+            return self._text[len(self._content) :], ""
+        try:
+            message = parse_message(self._speech, self._request, self._text, self._prompt_ids)
+        except EngineError:
+            return "", ""  # The text is incomplete; later tokens may complete it.
+        content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
+        thinks = bool(reasoning) or not (self._is_thinking or _MAY_BE_THOUGHT.match(content))
+        if not thinks or message.get("tool_calls"):
+            content = ""
+        if self._has_tools and (held := _MAY_BE_CALL.search(content)):
+            content = content[: held.start()]
+        # The parser strips the spaces around text when there are calls or thoughts.
+        content = "" if self._has_tools and content[:1].isspace() else content.rstrip()
+        reasoning = reasoning if content else reasoning.rstrip()
+        return unsent_text(content, self._content), unsent_text(reasoning, self._reasoning)

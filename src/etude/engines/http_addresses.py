@@ -1,0 +1,220 @@
+"""HTTP access to the addresses of one model: requests and probes.
+
+Import this module only to sample: commands that sample nothing should not wait for the HTTP clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import cache, lru_cache, partial
+
+import aiohttp
+import httpx
+from pydantic_core import from_json
+from yarl import URL
+
+from etude.core.errors import RequestError
+from etude.core.secrets import keep_secret, masked
+from etude.engines.openai_config import OPENAI_URL, OpenAiLlmConfig
+from etude.engines.routes import Address, Routes
+from etude.wire.http_answers import AnswerTooLarge, limit_stream
+from etude.wire.retries import Refusal, Retryable, describe, is_plain_http, to_failure
+
+_KEEPALIVE_SECONDS = 4.0
+"""uvicorn, and so vLLM, closes idle connections after 5 s. Closing them earlier avoids a race on reuse."""
+_CONNECT_SECONDS = 15.0
+"""Seconds for making a connection, including its TLS handshake."""
+
+
+class HttpClient:
+    """Sends requests over pooled connections; each connection serves one request at a time."""
+
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        *,
+        read_seconds: float | None = None,
+        most_megabytes: float,
+        setting: str,
+    ) -> None:
+        """`read_seconds` limits the wait for each piece of an answer. An answer may have `most_megabytes`;
+        its error names `setting` as the limit."""
+        self._headers = {"accept-encoding": "gzip, deflate", **headers}
+        self._read_seconds = read_seconds
+        self._limited = partial(limit_stream, megabytes=most_megabytes, setting=setting)
+        self._session: aiohttp.ClientSession | None = None
+        self._route = lru_cache(maxsize=64)(_route)
+        # Reading the certificates takes milliseconds.
+        self._certificates = cache(httpx.create_ssl_context)
+
+    async def close(self) -> None:
+        """Close all connections. Calling it twice is fine."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    @asynccontextmanager
+    async def asked(
+        self, method: str, url: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncIterator[bytes]]]:
+        """Send a request with additional `headers`; yield the head of its answer, and the body in pieces.
+
+        The body is decompressed. There is no limit on the total time: the caller sets one. Raises
+        httpx.RequestError if there is no answer, or it is too large. Cancelling closes the connection.
+        """
+        own = {**self._headers, **headers} if headers else self._headers
+        asked = partial(httpx.Request, method, url)
+        with _as_httpx(asked):
+            try:
+                response = await self._sent(method, url, content, own)
+            except aiohttp.ClientOSError as error:
+                # The server closed an idle connection before the request was written.
+                if not isinstance(error.__cause__, aiohttp.ClientConnectionResetError):
+                    raise
+                response = await self._sent(method, url, content, own)
+        try:
+            yield response, self._limited(_pieces(response, asked), response.headers, asked)
+        finally:
+            response.close()  # This closes the connection too, if the answer was not read to its end.
+
+    async def _sent(
+        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        address, proxy = self._route(url)
+        tls = self._certificates() if address.scheme == "https" else True
+        if self._session is None:
+            seconds = aiohttp.ClientTimeout(
+                total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._read_seconds
+            )
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+                timeout=seconds,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return await self._session.request(
+            method, address, data=content, headers=headers, proxy=proxy, ssl=tls, allow_redirects=False
+        )
+
+
+def _route(url: str) -> tuple[URL, str | None]:
+    """Return an address, and the proxy that the environment sets for it."""
+    address, proxies = URL(url, encoded=True), urllib.request.getproxies()
+    proxy = proxies.get(address.scheme) or proxies.get("all")
+    return address, None if proxy is None or urllib.request.proxy_bypass(address.host or "") else proxy
+
+
+async def _pieces(
+    response: aiohttp.ClientResponse, asked: Callable[[], httpx.Request]
+) -> AsyncIterator[bytes]:
+    with _as_httpx(asked):
+        async for piece in response.content.iter_any():
+            yield piece
+
+
+@contextmanager
+def _as_httpx(asked: Callable[[], httpx.Request]) -> Iterator[None]:
+    """Raise aiohttp's errors as httpx's, which all other clients here raise."""
+    try:
+        yield
+    except aiohttp.ConnectionTimeoutError as error:
+        raise httpx.ConnectTimeout("", request=asked()) from error
+    except TimeoutError as error:
+        raise httpx.ReadTimeout("", request=asked()) from error
+    except aiohttp.ClientConnectorError as error:
+        is_tls = isinstance(error.os_error, ssl.SSLError)
+        words = str(error.os_error) if is_tls else "All connection attempts failed"
+        raise httpx.ConnectError(words, request=asked()) from error
+    except (aiohttp.InvalidURL, ValueError) as error:
+        raise httpx.LocalProtocolError(str(error), request=asked()) from error
+    except (aiohttp.ClientOSError, OSError) as error:
+        raise httpx.ReadError(str(error), request=asked()) from error
+    except aiohttp.ClientError as error:
+        raise httpx.RemoteProtocolError(str(error), request=asked()) from error
+
+
+_PROBE_SECONDS = 5.0
+
+
+class HttpAddresses:
+    """The addresses of an endpoint's model: one, or several that share its calls."""
+
+    def __init__(self, config: OpenAiLlmConfig) -> None:
+        """Raises RequestError if OpenAI needs an API key and there is none."""
+        self._config = config
+        self.routes = Routes(config.addresses, config.model_name, self.probe_address)
+        headers = {"content-type": "application/json"}
+        key = config.api_key.get_secret_value() if config.api_key else os.environ.get("OPENAI_API_KEY", "")
+        if key := key.strip():
+            keep_secret(key)
+            headers["authorization"] = f"Bearer {key}"
+        elif OPENAI_URL in config.addresses:
+            raise RequestError(
+                f"model '{config.model_name}' is to be sampled from OpenAI, but there is no API key. "
+                "Set OPENAI_API_KEY, or `api_key`, or `base_url` for another endpoint."
+            )
+        headers |= {name: value.get_secret_value() for name, value in config.headers.items()}
+        keep_secret(*(value.get_secret_value() for value in config.headers.values()))
+        self._client = HttpClient(headers, most_megabytes=config.max_answer_mb, setting="`max_answer_mb`")
+        self.wanted: str | None = None
+        """The model that an address must list before it is used again; None for any model."""
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there is more than one address."""
+        return len(self.routes.addresses) > 1
+
+    async def post(
+        self, address: Address, path: str, content: bytes, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Send a POST request, and return the body of a good answer. Raises Retryable or Refusal."""
+        seconds = self._config.request_timeout
+        try:
+            # The timeout also ends calls whose endpoint trickles bytes.
+            asked = self._client.asked("POST", f"{address.url}/{path}", content, headers)
+            async with asyncio.timeout(seconds), asked as (response, pieces):
+                body = b"".join([piece async for piece in pieces])
+        except TimeoutError:
+            late = f"no answer within {seconds:g} s; `request_timeout` sets the limit"
+            raise Retryable(late, cause="timeout", is_gone=True) from None
+        except httpx.LocalProtocolError as error:
+            raise Refusal(f"the request cannot be sent: {error}") from error
+        except AnswerTooLarge as error:
+            raise Retryable(str(error), cause="too_large") from error
+        except httpx.RequestError as error:
+            if is_plain_http(error):
+                raise Refusal(describe(error), cause="scheme") from error
+            raise Retryable(describe(error), cause="connection", is_gone=True) from error
+        if response.status == 200:
+            return body
+        raise to_failure(response.status, response.headers, body)
+
+    async def probe_address(self, address: Address) -> str | None:
+        """Probe an address; return why it cannot be used, judged by its list of models, or None if it can."""
+        try:
+            asked = self._client.asked("GET", f"{address.url}/models")
+            async with asyncio.timeout(_PROBE_SECONDS), asked as (response, pieces):
+                body = b"".join([piece async for piece in pieces])
+        except TimeoutError:
+            return f"no answer to a probe within {_PROBE_SECONDS:g} s"
+        except httpx.RequestError as error:
+            return masked(describe(error))
+        if response.status >= 500:
+            return f"HTTP {response.status} to a probe"
+        names = None
+        if response.status == 200:
+            with suppress(ValueError, KeyError, TypeError):  # The list may differ from OpenAI's format.
+                names = {str(model["id"]) for model in from_json(body)["data"]}
+        if self.wanted is None or names is None or self.wanted in names:
+            return None
+        shown = ", ".join(sorted(names)[:5]) or "none"
+        return f"it does not have the model '{self.wanted}'; its models: {shown}"
+
+    async def close(self) -> None:
+        """Close all connections. Calling it twice is fine."""
+        await self.routes.close()
+        await self._client.close()

@@ -1,0 +1,364 @@
+"""The ledger: the one place that counts a run's spending and limits it.
+
+A call is charged when it is made, even if its answer is lost. A resumed run reads answers from its journal,
+so it pays for nothing twice. The ledger reserves the most that a call can cost before it begins. A call that
+does not fit waits until others have ended. If no others are left, the run stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from etude.config.component import LlmConfig, ModelPrices
+from etude.config.schema import Config
+from etude.core.call import NO_USAGE, Usage
+from etude.core.errors import BudgetReached, RequestError
+from etude.core.interfaces import Progress
+from etude.engines.bill import Bill, BillEntry, line_key, load_bill
+from etude.engines.local import LocalLlmConfig, OpponentsConfig
+from etude.engines.meter import Purpose
+from etude.engines.openai_config import OpenAiLlmConfig
+from etude.store.journal import Journal
+from etude.store.run_folder import TIME_STEP
+
+Unit: TypeAlias = Literal["usd", "tokens", "hours"]
+
+
+@dataclass(slots=True)
+class Limit:
+    """A limit in one unit, for the run or for one of its models."""
+
+    key: str
+    """Its key in the config."""
+    unit: Unit
+    most: float
+    model: str | None = None
+    """None for the run as a whole."""
+    used: float = 0.0
+    held: float = 0.0
+    """The reserved amount: an upper bound for all calls and jobs under way."""
+    holders: int = 0
+    """The number of reservations."""
+
+    def covers(self, model: str) -> bool:
+        """Return whether the model's usage counts."""
+        return self.model in (None, model)
+
+    def hold(self, amount: float) -> None:
+        """Reserve an amount for a call or job that begins."""
+        self.held += amount
+        self.holders += 1
+
+    def release(self, amount: float) -> None:
+        """Release the reserved amount of a call or job that has ended."""
+        self.holders -= 1
+        self.held = self.held - amount if self.holders else 0.0
+
+    def reached(self, amount: float = 0.0, what: str = "") -> BudgetReached:
+        """Return the error for a reached limit; `what` would take up to `amount` more."""
+        more = f", and {what} may take up to {shown(amount, self.unit)}" if what else ""
+        text = f"{self.key} is {shown(self.most, self.unit)}: {shown(self.used, self.unit)} are used{more}"
+        larger = max(2 * self.most, 1.1 * (self.used + amount))
+        override = f"{round(larger)}" if self.unit == "tokens" else f"{larger:.4g}"
+        return BudgetReached(text, override=f"{self.key}={override}")
+
+
+def limits_from_config(config: Config) -> list[Limit]:
+    """Return all limits that a config sets."""
+    blocks: list[tuple[str, object, str | None]] = [("budget", config.budget, None)]
+    blocks += [(f"llms.{name}.budget", llm.budget, name) for name, llm in config.llms.items()]
+    units: tuple[Unit, ...] = ("usd", "tokens", "hours")
+    return [
+        Limit(f"{key}.{unit}", unit, float(most), model)
+        for key, budget, model in blocks
+        for unit in units
+        if (most := getattr(budget, unit, None)) is not None
+    ]
+
+
+def find_prices(config: Config) -> dict[str, ModelPrices]:
+    """Return the prices of a config's models by name, without models that have none."""
+    prices: dict[str, ModelPrices] = {}
+    for name, llm in config.llms.items():
+        of = config.llms[llm.of] if isinstance(llm, OpponentsConfig) and llm.prices is None else llm
+        if of.prices is not None:
+            prices[name] = of.prices
+    return prices
+
+
+def unpriced_models(config: Config) -> list[str]:
+    """Return the models without a price that run, as far as is known, on another machine."""
+    priced = find_prices(config)
+    return [name for name, llm in config.llms.items() if name not in priced and _is_remote(llm, config)]
+
+
+def _is_remote(llm: LlmConfig, config: Config) -> bool:
+    if isinstance(llm, OpponentsConfig):
+        return _is_remote(config.llms[llm.of], config)
+    if isinstance(llm, OpenAiLlmConfig):
+        own = ("localhost", "127.0.0.1", "::1")
+        return any(urlsplit(address).hostname not in own for address in llm.addresses)
+    return not isinstance(llm, LocalLlmConfig)
+
+
+def how_to_price(name: str) -> str:
+    """Return the config key that gives a model its price."""
+    return f"llms.{name}.prices: {{prompt: 0.15, completion: 0.60}}, in USD for a million tokens"
+
+
+def require_bounded(config: Config) -> None:
+    """Raise RequestError for limits that could not be enforced.
+
+    A limit in USD needs the price of all models that it covers. Limits in USD or tokens also need the maximum
+    length of an answer.
+    """
+    for name, llm in config.llms.items():
+        limits = {"budget": config.budget, f"llms.{name}.budget": llm.budget}
+        usd = [f"{key}.usd" for key, each in limits.items() if each is not None and each.usd is not None]
+        tokens = [f"{key}.tokens" for key, each in limits.items() if each is not None and each.tokens]
+        if usd and name in unpriced_models(config):
+            raise RequestError(
+                f"{usd[0]} is set, and what llms.{name} costs is not known: give its price, as in "
+                f"{how_to_price(name)} (0 where it is your own)"
+            )
+        if (usd or tokens) and isinstance(llm, OpenAiLlmConfig) and llm.max_tokens is None:
+            raise RequestError(
+                f"{[*usd, *tokens][0]} is set, and an answer of llms.{name} may have any length: set "
+                f"llms.{name}.max_tokens"
+            )
+
+
+def shown(amount: float, unit: Unit) -> str:
+    """Format an amount for people."""
+    if unit == "usd":
+        return shown_usd(amount)
+    if unit == "tokens":
+        return f"{amount:,.0f} tokens"
+    return f"{amount:.3g} hours"
+
+
+def shown_usd(usd: float) -> str:
+    """Format an amount of money, with more than two decimals if it is less than a dollar."""
+    if usd >= 1 or not usd:
+        return f"${usd:,.2f}"
+    places = 4 if usd >= 0.001 else 8
+    whole, _, cents = f"{usd:.{places}f}".rstrip("0").partition(".")
+    return f"${whole}.{cents:0<2}"
+
+
+_SECONDS_BETWEEN_TIMES = 5.0
+"""Seconds between two writes of the working time: a killed process loses no more than that."""
+
+_LOOK_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 0.5
+"""Seconds for answers that have just arrived to get into the journal."""
+
+_NOTHING = BillEntry("", "", "")
+
+
+class Ledger:
+    """Counts a run's spending, journals it, and stops the run at a limit of its budget."""
+
+    def __init__(
+        self, journal: Journal, config: Config, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start from the run's earlier spending. Raises RequestError for limits that cannot be enforced."""
+        require_bounded(config)
+        self.limits = limits_from_config(config)
+        self.bounds_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
+        """Whether calls need a reservation."""
+        self.prices = find_prices(config)
+        self.reached: BudgetReached | None = None
+        self.on_reached: Callable[[], None] = lambda: None
+        """Called once, when the run has to stop."""
+        self._journal = journal
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._holds: dict[int, list[tuple[Limit, float]]] = {}
+        self._left = asyncio.Event()
+        """Set, and replaced by a new event, whenever a reservation is released."""
+        bill = load_bill(journal)
+        self._lines = {line.key: line for line in bill.lines}
+        self._earlier = bill.seconds
+        self._since = self._stored_at = clock()
+        for line in bill.lines:
+            self._use(line, _NOTHING)
+        self._note_time()
+
+    @property
+    def bill(self) -> Bill:
+        """The total spending so far."""
+        return Bill(tuple(self._lines.values()), self._at_work())
+
+    async def hold(self, model: str, most: Usage) -> int:
+        """Reserve room for a call with `most` tokens at most. Returns the number for `settle`.
+
+        Waits while there is no room and others may still release some; forever once the run has to stop.
+        """
+        tokens = most.prompt_tokens + most.completion_tokens
+        price = self.prices.get(model)
+        amounts: dict[Unit, float] = {"tokens": tokens, "usd": price.most_usd(most) if price else 0.0}
+        return await self._hold(model, amounts, "the next call")
+
+    async def settle(
+        self, number: int | None, model: str, purpose: Purpose, usage: Usage, version: int = 0
+    ) -> None:
+        """Count an answered call of a model's version, and release its reservation.
+
+        It contains no await, so what the caller stores afterwards comes later in the journal.
+        """
+        if usage != NO_USAGE:
+            price = self.prices.get(model)
+            known = self._lines.get(line_key(model, purpose.role, purpose.phase))
+            line = known or BillEntry(model, purpose.role, purpose.phase)
+            self._set(line.plus_call(usage, None if price is None else price.of_call(usage, version)))
+        self.release(number)
+
+    def release(self, number: int | None) -> None:
+        """Release the reservation of a call or job that has ended."""
+        for limit, amount in self._holds.pop(number, ()) if number is not None else ():
+            limit.release(amount)
+        self._wake()
+
+    async def begin_job(self, model: str, name: str, tokens: int) -> None:
+        """Count a training job as if it had used `tokens`, before it is submitted; once per name.
+
+        Waits like `hold` while there is no room.
+        """
+        line = self._job(model, name, tokens)
+        if (known := self._lines.get(line.key)) is not None and known.trained_tokens:
+            return
+        amounts: dict[Unit, float] = {"tokens": tokens, "usd": line.usd}
+        number = await self._hold(model, amounts, f"the job {name}")
+        self._set(line)
+        self.release(number)
+
+    def end_job(self, model: str, name: str, tokens: int) -> None:
+        """Count the tokens that a job has used, at the price from its beginning."""
+        line = self._job(model, name, tokens)
+        before = self._lines.get(line.key)
+        if before is not None and before.trained_tokens:
+            share = tokens / before.trained_tokens
+            line = replace(
+                line, usd=before.usd * share, unpriced_tokens=round(before.unpriced_tokens * share)
+            )
+        if before != line and (tokens or before is not None):
+            self._set(line)
+            self._wake()
+
+    def tick(self) -> None:
+        """Check the time limits and store the working time now and then. Call it about once a second."""
+        self._note_time()
+        if self._clock() - self._stored_at >= _SECONDS_BETWEEN_TIMES:
+            self.store_time()
+        for limit in self.limits:
+            if limit.unit == "hours" and limit.used >= limit.most:
+                self._stop(limit.reached())
+
+    def store_time(self) -> None:
+        """Store the run's working time."""
+        self._stored_at = self._clock()
+        self._journal.put_soon(TIME_STEP, {"seconds": self._at_work()})
+
+    def figures(self) -> dict[str, Any]:
+        """Return the sums and the limits, for displays."""
+        whole = self.bill.total
+        limits = {limit.key: [limit.used, limit.most] for limit in self.limits}
+        return {"usd": whole.usd, "tokens": whole.tokens, "limits": limits}
+
+    async def _hold(self, model: str, amounts: Mapping[Unit, float], what: str) -> int:
+        own = [limit for limit in self.limits if limit.unit in amounts and limit.covers(model)]
+        while own:
+            over = (each for each in own if each.used + each.held + amounts[each.unit] > each.most)
+            full = next(over, None)
+            if full is None and self.reached is None:
+                break
+            if full is not None and not full.holders:
+                self._stop(full.reached(amounts[full.unit], what))
+            await self._left.wait()
+        number = next(self._numbers)
+        self._holds[number] = [(limit, amounts[limit.unit]) for limit in own]
+        for limit, amount in self._holds[number]:
+            limit.hold(amount)
+        return number
+
+    def _stop(self, reached: BudgetReached) -> None:
+        if self.reached is None:
+            self.reached = reached
+            self.on_reached()
+
+    def _wake(self) -> None:
+        if self.reached is None:
+            self._left.set()
+            self._left = asyncio.Event()
+
+    def _job(self, model: str, name: str, tokens: int) -> BillEntry:
+        price = self.prices.get(model)
+        usd = None if price is None or price.training is None else tokens * price.training / 1e6
+        unpriced = tokens if usd is None else 0
+        return BillEntry(
+            model, "training", name, trained_tokens=tokens, usd=usd or 0.0, unpriced_tokens=unpriced
+        )
+
+    def _set(self, line: BillEntry) -> None:
+        before = self._lines.get(line.key, _NOTHING)
+        self._lines[line.key] = line
+        self._use(line, before)
+        self._journal.put_soon(line.key, line.stored())
+
+    def _use(self, line: BillEntry, before: BillEntry) -> None:
+        for limit in self.limits:
+            if limit.unit == "usd" and limit.covers(line.model):
+                limit.used += line.usd - before.usd
+            elif limit.unit == "tokens" and limit.covers(line.model):
+                limit.used += line.tokens - before.tokens
+
+    def _at_work(self) -> float:
+        return self._earlier + self._clock() - self._since
+
+    def _note_time(self) -> None:
+        for limit in self.limits:
+            if limit.unit == "hours":
+                limit.used = self._at_work() / 3600
+
+
+@asynccontextmanager
+async def within_budget(ledger: Ledger, progress: Progress) -> AsyncIterator[None]:
+    """Raise BudgetReached from the block when the run has to stop. The time in the block counts.
+
+    All work in the block is then cancelled, as by Ctrl-C. Use it as the innermost block, so that all
+    resources of the work are closed after it.
+    """
+    looking = asyncio.ensure_future(_look(ledger, progress))
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as scope:
+            ledger.on_reached = lambda: scope.reschedule(loop.time() + _LAST_WORDS_SECONDS)
+            ledger.tick()
+            yield
+    except BaseException as error:
+        if ledger.reached is not None and scope.expired():
+            raise ledger.reached from error
+        raise
+    finally:
+        ledger.on_reached = lambda: None
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        with contextlib.suppress(Exception):  # The journal itself may have failed.
+            if ledger.bill.lines:
+                ledger.store_time()
+
+
+async def _look(ledger: Ledger, progress: Progress) -> None:
+    while True:
+        progress.spent(ledger.figures())
+        await asyncio.sleep(_LOOK_SECONDS)
+        ledger.tick()

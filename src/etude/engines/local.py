@@ -1,0 +1,213 @@
+"""Models in this process: `_type: local`, tiny ones made in the run folder, and opponents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
+
+from pydantic import BaseModel, Field, model_validator
+
+from etude.config.component import CHANGEABLE, LlmConfig
+from etude.config.finetuning import Transcript, read_transcripts
+from etude.config.references import LlmRef
+from etude.config.registry import register_llm
+from etude.core.call import Sampling
+from etude.core.errors import MissingExtraError, RequestError
+from etude.core.interfaces import innermost
+from etude.models.source import locate
+from etude.store.files import damage_in, note_sums, open_draft
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+    from etude.engines.embedded import EmbeddedEngine
+    from etude.models.policy import Policy
+
+
+class TinyConfig(BaseModel, extra="forbid"):
+    """A Llama of a few hundred thousand parameters with a byte-level tokenizer, for runs in minutes on a CPU.
+
+    It knows nothing at first: `finetuning.warm_up` teaches it the format.
+    """
+
+    hidden_size: int = Field(default=64, ge=8)
+    """Width of the model."""
+    layers: int = Field(default=2, ge=1)
+    """Number of transformer layers."""
+    heads: int = Field(default=4, ge=1)
+    """Number of attention heads. `hidden_size` divided by it must be an even number."""
+    intermediate_size: int = Field(default=192, ge=8)
+    """Width of the feed-forward layers."""
+    max_context: int = Field(default=256, ge=16)
+    """Maximum number of tokens in prompt and answer together."""
+    vocab_size: int = Field(default=512, ge=263)
+    """Maximum size of the vocabulary: bytes, roles, and frequent pieces of the warm-up's texts."""
+    splits: list[str] = Field(default_factory=list)
+    """Regular expressions whose matches stay tokens of their own, so that the model chooses each of them. Set
+    `[0-9]` for digits."""
+
+
+def base_folder(run: Path, name: str) -> Path:
+    """Return the folder in a run for the tiny base model of the `llms` entry `name`."""
+    return run / "bases" / quote(name, safe=" +@=")
+
+
+async def make_base(config: TinyConfig, name: str, builder: Builder, folder: Path) -> None:
+    """Write the tiny model of the `llms` entry `name` into `folder`, completely or not at all.
+
+    Raises RequestError for an impossible shape, DatasetError for unreadable texts.
+    """
+    block = builder.config.finetuning
+    blocks = [block.for_target(target) for target in block.targets] or [block]
+    own = (stage for each in blocks if each.target_model == name for stage in each.warm_ups)
+    sources = [stage.transcripts for stage in own]
+    examples = (await builder.get_dataset(block.run_configuration.dataset)).examples() if sources else []
+    # The first 4000 transcripts suffice: more of the same kind teach the tokenizer nothing.
+    talks = [talk for source in sources for talk in read_transcripts(source, examples, block.seed)[:4000]]
+    await asyncio.to_thread(_write, config, talks, block.seed, folder)
+
+
+def _write(config: TinyConfig, talks: Sequence[Transcript], seed: int, folder: Path) -> None:
+    from etude.models.tiny import TinyShape, build_policy, build_tokenizer, conversation_texts
+
+    if config.hidden_size % config.heads or config.hidden_size // config.heads % 2:
+        raise RequestError(
+            f"tiny: hidden_size {config.hidden_size} and heads {config.heads} do not fit together: each head "
+            "needs an even share of the width"
+        )
+    texts = (text for talk in talks for text in conversation_texts([talk.messages], talk.tools))
+    tokenizer: Any = build_tokenizer(texts, vocab_size=config.vocab_size, splits=config.splits)
+    shape = TinyShape(**config.model_dump(exclude={"vocab_size", "splits"}))
+    policy = build_policy(tokenizer, seed, shape)
+    with open_draft(folder) as draft:
+        policy.export(draft)
+        note_sums(draft)
+
+
+_LOG = logging.getLogger("etude.versions")
+
+
+class LocalLlmConfig(LlmConfig, name="local"):
+    """A model that runs in this process and can be trained here."""
+
+    model: str | Path | None = None
+    """A model folder, a GGUF file, or a name on the Hugging Face hub."""
+    tiny: TinyConfig | None = None
+    """Set this instead of `model` to make a tiny model from scratch in the run folder, without a download."""
+    device: Annotated[str, CHANGEABLE] = "auto"
+    """Set `auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto` is bfloat16 on CUDA. On CPUs that multiply bfloat16 (AVX512-BF16, AMX), it is bfloat16 for
+    models of 10 million parameters or more. Elsewhere it is float32."""
+    quantization: Literal["4bit"] | None = None
+    """How to store the base under trained LoRA weights. `4bit` stores NF4 numbers, in about a quarter of
+    bfloat16's memory; it needs CUDA and the extra `bnb`."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling: the probability mass to keep."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Maximum number of tokens of one completion."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the model's chat template, such as `enable_thinking: false`. A call can override each."""
+
+    @model_validator(mode="after")
+    def _has_one_base(self) -> LocalLlmConfig:
+        if (self.model is None) == (self.tiny is None):
+            raise ValueError("set `model` or `tiny`, and not both: the weights to begin with")
+        return self
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """The keyword arguments of `Policy.load`."""
+        return {"device": self.device, "dtype": self.dtype, "quantization": self.quantization}
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling options for calls that set none."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
+
+
+class OpponentsConfig(LlmConfig, name="opponents"):
+    """Earlier versions of a model in training; each episode plays against one of them.
+
+    The version that training began with is always in the pool. Validations always use it, so that you can
+    compare them. Calls are recorded but never trained on. Sampling options come from the entry in training.
+    """
+
+    of: LlmRef
+    """The `llms` entry of the model in training."""
+    draw: Literal["uniform", "latest"] = "uniform"
+    """How to choose an episode's version: `uniform` draws from the pool, `latest` takes the newest."""
+    size: int = Field(default=5, ge=1)
+    """Number of newest versions in the pool, in addition to the first."""
+
+
+@register_llm(config_type=LocalLlmConfig)
+async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[EmbeddedEngine]:
+    """Load the model and start its engine. Raises MissingExtraError without torch."""
+    require_local_extra()
+    source = await base_weights_folder(config, builder)
+    locate(source)  # Before torch is loaded, so that a typo is reported at once.
+    from etude.engines.embedded import EmbeddedEngine
+    from etude.models.policy import Policy
+
+    other = await _policy_with_same_base(config, builder)
+    engine = EmbeddedEngine(
+        other.beside() if other is not None else Policy.load(source, **config.loading),
+        max_tokens=config.max_tokens,
+        deterministic=builder.config.finetuning.deterministic,
+    )
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def _policy_with_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | None:
+    """Return the still unchanged policy of an earlier entry with the same weights, or None."""
+    from etude.engines.embedded import EmbeddedEngine
+
+    base = config.model, config.loading
+    if config.model is None:
+        return None  # Each entry has its own tiny model.
+    for name, other in builder.config.llms.items():
+        if other is config:
+            break
+        if isinstance(other, LocalLlmConfig) and (other.model, other.loading) == base:
+            engine = innermost(await builder.get_llm(name))
+            if isinstance(engine, EmbeddedEngine) and not engine.policy.weights_id:
+                return engine.policy
+    return None
+
+
+async def base_weights_folder(config: LocalLlmConfig, builder: Builder) -> str | Path:
+    """Return the folder or name of a model's first weights. A tiny model is made here, once per run.
+
+    A tiny model follows from the config, so a damaged one is made again. Raises RequestError for a tiny model
+    outside of a run, DatasetError for its texts.
+    """
+    if config.tiny is None:
+        return str(config.model)
+    if builder.run is None:
+        raise RequestError("a model with `tiny` is made in a run folder, and there is no run")
+    name = next(name for name, llm in builder.config.llms.items() if llm is config)
+    folder = base_folder(builder.run.path, name)
+    if damage := await asyncio.to_thread(damage_in, folder):
+        if folder.exists():
+            _LOG.warning("the base model %s is damaged (%s); it is made again", name, "; ".join(damage))
+        await make_base(config.tiny, name, builder, folder)
+    return folder
+
+
+def require_local_extra() -> None:
+    """Raise MissingExtraError if the packages to run and train models here are not installed."""
+    missing = [
+        name for name in ("torch", "transformers", "peft", "safetensors", "jinja2") if find_spec(name) is None
+    ]
+    if missing:
+        raise MissingExtraError(f"a model in this process ({', '.join(missing)} not installed)", "local")

@@ -1,0 +1,188 @@
+"""`MeteredEngine`: wraps an engine and charges each call to its caller."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, Protocol, TypeAlias
+
+from pydantic_core import to_json
+
+from etude.config.component import LlmConfig
+from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
+from etude.core.interfaces import Engine
+from etude.core.job import ModelVersion
+from etude.core.return_checks import checked
+from etude.engines.local import OpponentsConfig
+from etude.wire.retries import ContextValue, counting_retries
+
+Role: TypeAlias = Literal["agent", "user", "judge", "teacher", "opponent", "other"]
+
+_EPOCH = re.compile(r"(warm-up|train|validation)/\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """Who asks a model, and in which part of a run."""
+
+    role: Role = "other"
+    phase: str = ""
+    """`train/3`, `validation/5`, `eval`; empty outside episodes."""
+
+
+_OTHER = Purpose()
+_PURPOSE: ContextVar[Purpose] = ContextVar("purpose", default=_OTHER)
+
+
+def asking_for(role: Role, episode_id: str) -> ContextValue[Purpose]:
+    """Charge the block's calls to a role, and to the part of the run that has the episode."""
+    return ContextValue(_PURPOSE, _purpose(role, episode_id))
+
+
+def use_purpose(purpose: Purpose) -> ContextValue[Purpose]:
+    """Charge the block's calls to a purpose."""
+    return ContextValue(_PURPOSE, purpose)
+
+
+@lru_cache(maxsize=1024)
+def _purpose(role: Role, episode_id: str) -> Purpose:
+    match = _EPOCH.match(episode_id)
+    return Purpose(role, episode_id.partition("/")[0] if match is None else match[0])
+
+
+def current_purpose() -> Purpose:
+    """Return the purpose of a call made now."""
+    return _PURPOSE.get()
+
+
+_FRAME_TOKENS = 16
+"""The most tokens that a template puts around a message."""
+_TEMPLATE_TOKENS = 256
+"""The most tokens that a template puts before all messages."""
+_PART_TOKENS = 40_000
+"""Tokens of a message part that is not text, such as an image: the cost of the most expensive kind."""
+_ANSWER_TOKENS = 4096
+"""Tokens of an answer without a limit, from an engine that has no limit either."""
+
+
+class Account(Protocol):
+    """Where calls are counted: the run's ledger, or its proxy in another process."""
+
+    @property
+    def bounds_calls(self) -> bool:
+        """Whether calls need a reservation."""
+
+    async def hold(self, model: str, most: Usage) -> int:
+        """Reserve like `Ledger.hold`."""
+
+    async def settle(
+        self, number: int | None, model: str, purpose: Purpose, usage: Usage, version: int
+    ) -> None:
+        """Count like `Ledger.settle`."""
+
+
+class MeteredEngine(Engine):
+    """An engine that counts the calls of any other engine.
+
+    All other attributes are the wrapped engine's. `bare` returns the wrapped engine.
+    """
+
+    def __init__(self, name: str, engine: Engine, account: Account, llms: Mapping[str, LlmConfig]) -> None:
+        """Wrap `engine`, the entry `name` of `llms`."""
+        self.metered = engine
+        self._name, self._account = name, account
+        llm = llms.get(name)
+        self._role: Role | None = "opponent" if isinstance(llm, OpponentsConfig) else None
+        llm = llms.get(llm.of) if isinstance(llm, OpponentsConfig) else llm
+        longest = getattr(llm, "max_tokens", None)
+        self._longest = longest if isinstance(longest, int) else None
+
+    @property
+    def version(self) -> int:
+        """The wrapped engine's version."""
+        return self.metered.version
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        """Have the engine sample. Raises WrongReturnError if it returns no completion."""
+        most = NO_USAGE
+        if self._account.bounds_calls:
+            if request.sampling.max_tokens is None and self._longest is not None:
+                request = replace(request, sampling=replace(request.sampling, max_tokens=self._longest))
+            most = most_tokens(request)
+
+        async def call() -> tuple[Any, Usage, int]:
+            value: Any = self.metered.complete(request)
+            done = await value if inspect.isawaitable(value) else value
+            done = checked(done, self.metered.complete, Engine.complete)
+            return done, done.usage, done.model_version
+
+        completion: Completion = await self._counted(most, call)
+        return completion
+
+    async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        """Have the engine score tokens, if it can."""
+        engine: Any = self.metered
+        usage = Usage(len(ids), 1)
+
+        async def call() -> tuple[Any, Usage, int]:
+            return await engine.score(ids), usage, engine.version
+
+        return tuple(await self._counted(usage, call))
+
+    async def adopt(self, version: ModelVersion) -> None:
+        """Have the engine adopt the version."""
+        await self.metered.adopt(version)
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self.metered.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that only the wrapped engine has."""
+        return getattr(self.metered, name)
+
+    async def _counted(self, most: Usage, call: Callable[[], Awaitable[tuple[Any, Usage, int]]]) -> Any:
+        account, name = self._account, self._name
+        number = await account.hold(name, most) if account.bounds_calls else None
+        usage, version = NO_USAGE, 0
+        try:
+            with counting_retries() as lost:
+                try:
+                    result, usage, version = await call()
+                finally:
+                    usage = usage.plus(lost.charged)
+            return result
+        finally:
+            purpose = current_purpose()
+            if self._role is not None:
+                purpose = Purpose(self._role, purpose.phase)
+            await account.settle(number, name, purpose, usage, version)
+
+
+def most_tokens(request: ChatRequest) -> Usage:
+    """Return the most tokens that a call can take. A text token stands for at least one byte."""
+    if isinstance(request.prompt, tuple):
+        prompt = len(request.prompt)
+    elif request.prompt is not None:
+        prompt = len(request.prompt.encode())
+    else:
+        parts = [_without_parts(message) for message in request.messages]
+        others = sum(count for _, count in parts)
+        text = to_json([message for message, _ in parts], fallback=str, inf_nan_mode="strings")
+        tools = to_json(request.tools, fallback=str) if request.tools else b""
+        frames = _FRAME_TOKENS * (len(parts) + len(request.tools)) + _TEMPLATE_TOKENS
+        prompt = len(text) + len(tools) + frames + others * _PART_TOKENS
+    return Usage(prompt, request.sampling.max_tokens or _ANSWER_TOKENS)
+
+
+def _without_parts(message: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+    """Return the message without parts that are not text, and the number of removed parts."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message, 0
+    texts = [part for part in content if not isinstance(part, Mapping) or part.get("type") == "text"]
+    return {**message, "content": texts}, len(content) - len(texts)

@@ -1,0 +1,311 @@
+"""A `vllm serve` process: started, watched, restarted after a crash or hang, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import httpx
+from pydantic import SecretStr
+
+from etude.core.errors import EngineError, EtudeError
+from etude.engines.child_process import last_exception, last_lines, read_tail
+from etude.engines.programs import Child, Launcher, LocalLauncher
+from etude.engines.vllm_program import VllmOptions, VllmProgram
+from etude.wire.retries import Refusal, Retryable, RetryPolicy, to_failure, with_retries
+
+_LOG = logging.getLogger("etude.vllm")
+_CONTROL = RetryPolicy(retries=2, deadline=60.0)
+"""Retries of control requests, such as loading LoRA weights."""
+
+_LONGEST_LOG = 20 * 2**20
+"""A log with more bytes than this is set aside at the next start."""
+_GRACE_SECONDS = 20.0
+"""Seconds for vLLM to shut down after SIGTERM."""
+
+State: TypeAlias = Literal["stopped", "starting", "running", "restarting", "failed"]
+
+_UNLOADED = re.compile(r"\b(?!RotaryEmbedding:)(\w+): Failed to load weights|(weights) were not loaded from")
+"""Matches vLLM's log where weights were not loaded, although the call succeeded. Rotary ones have none."""
+
+
+@dataclass(slots=True, eq=False)
+class VllmProcess:
+    """One vLLM process at a time, with a model and its LoRA weights, where its launcher places it.
+
+    LoRA weights are loaded again after a restart.
+    """
+
+    options: VllmOptions
+    launcher: Launcher = field(default_factory=LocalLauncher)
+    source: str = ""
+    state: State = "stopped"
+    reason: str = ""
+    """Why it is restarting or failed, with the log's last lines."""
+    restarts: int = 0
+    key: SecretStr = field(default_factory=lambda: SecretStr(secrets.token_urlsafe(24)))
+    _child: Child | None = None
+    _started_with: str = ""
+    _watching: asyncio.Task[None] | None = None
+    _loras: dict[str, Path] = field(default_factory=dict)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    """Notified of each change of state."""
+    _client: httpx.AsyncClient | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Its URL, with another port after each start; empty while no process runs."""
+        return "" if self._child is None else self._child.address
+
+    @property
+    def where(self) -> str:
+        """The other machine that it runs on; empty on this one, and while no process runs."""
+        return "" if self._child is None or not self.launcher.address else self._child.node
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The HTTP headers that its requests need."""
+        return {"authorization": f"Bearer {self.key.get_secret_value()}"}
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, or None while no process runs."""
+        return None if self._child is None else self._child.pid
+
+    async def start(self, source: str, loras: Mapping[str, Path] | None = None) -> None:
+        """Serve `source` and LoRA weights on it; return once requests are answered.
+
+        Raises EngineError if it does not start.
+        """
+        await self.stop()
+        self.source, self._loras = source, dict(loras or {})
+        await self._set("starting")
+        try:
+            await self._spawn()
+        except BaseException as error:
+            failed = isinstance(error, EngineError)
+            await self._set("failed" if failed else "stopped", str(error) if failed else "")
+            raise
+        await self._set("running")
+        self._watching = asyncio.create_task(self._watch(), name="watch vllm")
+
+    def serves(self, source: str) -> bool:
+        """Return whether it serves `source`, or is restarting to serve it."""
+        return self._watching is not None and not self._watching.done() and self.source == source
+
+    def served_name(self, name: str) -> str:
+        """Return vLLM's name for a model; the base model has the name that it was started with."""
+        return self._started_with if name == self.source else name
+
+    async def load_in_place(self, source: str) -> bool:
+        """Load the full weights of `source` into the running process; return whether that worked.
+
+        The weights must have the same shapes, and no request may be running. After a failed load the process
+        is stopped, because its weights are unknown.
+        """
+        child = self._child
+        if self.state != "running" or child is None:
+            return False
+        self._loras.clear()
+        await child.catch_up()
+        before = child.log.stat().st_size
+        try:
+            # vLLM reads the files into the memory of the old weights, which takes no longer than a start.
+            rpc = {"method": "reload_weights", "kwargs": {"weights_path": source}}
+            await self._post("/collective_rpc", rpc, seconds=self.options.start_seconds)
+            await self._post("/reset_prefix_cache", {})
+            await child.catch_up()
+            printed = await asyncio.to_thread(read_tail, child.log, 2**18, before)
+            if left := sorted({kind or rest for kind, rest in _UNLOADED.findall(printed)}):
+                raise EngineError(f"vLLM did not load {', '.join(left)} of {source}")
+        except EngineError as error:
+            _LOG.warning("%s; it is started again with the new weights", error)
+            await self.stop()
+            return False
+        self.source = source
+        return True
+
+    async def stop(self) -> None:
+        """End the process and forget its LoRA weights."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+            self._watching = None
+        await self._end()
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+        self._loras.clear()
+        await self._set("stopped")
+
+    async def add_lora(self, name: str, folder: Path) -> bool:
+        """Load LoRA weights (the absolute path of a peft folder) under a name never used before.
+
+        Return whether they are loaded now: a process that is not running loads them at its next start.
+        Raises EngineError if vLLM refuses them.
+        """
+        self._loras[name] = folder
+        if self.state != "running":
+            return False
+        # Not `load_inplace`: it reads the folder again at every step, and changes answers half-way.
+        await self._load(name, folder)
+        return True
+
+    async def request_restart(self, reason: str) -> None:
+        """Request a restart with all LoRA weights; until then the process gets no calls."""
+        await self._set("restarting", reason)
+
+    async def _load(self, name: str, folder: Path) -> None:
+        if self._child is None:
+            raise EngineError("vLLM does not run")
+        path = await self._child.send_folder(folder)
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+    async def remove_lora(self, name: str) -> None:
+        """Unload LoRA weights; ignore those that are not loaded."""
+        if self._loras.pop(name, None) is not None and self.state == "running" and self._child is not None:
+            with contextlib.suppress(EngineError):
+                await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+            await self._child.drop_folder(name)
+
+    async def _post(self, path: str, body: Mapping[str, Any], seconds: float = 120.0) -> None:
+        async def post() -> None:
+            reply = await self._http().post(
+                f"{self.base_url}{path}", json=dict(body), headers=self.headers, timeout=seconds
+            )
+            if reply.status_code != httpx.codes.OK:
+                raise to_failure(reply.status_code, reply.headers, reply.content)
+
+        try:
+            # Retry only refusals: the watcher knows more about other failures.
+            await with_retries(post, policy=_CONTROL)
+        except httpx.HTTPError as error:
+            raise EngineError(f"vLLM does not answer at {path}: {type(error).__name__}") from error
+        except (Retryable, Refusal) as error:
+            raise EngineError(f"vLLM refused {path}: {error}") from error
+
+    async def _spawn(self) -> None:
+        """Start the process and load all weights. Raises EngineError, and then no process is left."""
+        try:
+            end, seconds = time.monotonic() + self.options.start_seconds, self.options.start_seconds
+            self._started_with = self.source
+            log = self.options.log
+            if log.exists() and log.stat().st_size > _LONGEST_LOG:
+                log.replace(log.with_suffix(".log.1"))
+            program = VllmProgram(self.options, self.source, self.key)
+            child = self._child = await self.launcher.launch(program, log)
+            while not await self._is_healthy():
+                if (how := await _describe_end(child, 0.25)) is not None:
+                    raise EngineError(f"at its start vLLM {how}. {self._log_end()}")
+                if time.monotonic() > end:
+                    await child.catch_up()
+                    raise EngineError(f"vLLM did not start in {seconds:g} s. {self._log_end()}")
+            loaded = set[str]()
+            while missing := self._loras.keys() - loaded:  # More may be added during a load.
+                name = missing.pop()
+                await self._load(name, self._loras[name])
+                loaded.add(name)
+        except BaseException as error:
+            # It has no requests to finish, and would take minutes to react to SIGTERM.
+            await self._end(0.0)
+            if isinstance(error, EtudeError) and not isinstance(error, EngineError):
+                raise EngineError(str(error)) from error
+            raise
+
+    async def _is_healthy(self) -> bool:
+        seconds = min(10.0, self.options.hung_seconds)
+        try:
+            reply = await self._http().get(f"{self.base_url}/health", timeout=seconds)
+        except httpx.HTTPError:
+            return False
+        return reply.status_code == httpx.codes.OK
+
+    def _http(self) -> httpx.AsyncClient:
+        """Return the shared client: making one blocks the event loop for tens of milliseconds."""
+        if self._client is None:
+            self._client = httpx.AsyncClient()
+        return self._client
+
+    async def _watch(self) -> None:
+        while True:
+            trouble = await self._trouble()
+            self.restarts += 1
+            await self._set("restarting", trouble)
+            _LOG.error("%s", self.reason)
+            await self._end(0.0)
+            if not await self._restart():
+                return
+
+    async def _trouble(self) -> str:
+        """Wait until something goes wrong, and return a description."""
+        child, seen = self._child, time.monotonic()
+        assert child is not None
+        while (how := await _describe_end(child, self.options.look_seconds)) is None:
+            if self.state == "restarting":
+                return self.reason
+            if await self._is_healthy():
+                seen = time.monotonic()
+            elif time.monotonic() - seen > self.options.hung_seconds:
+                how = f"did not answer for {self.options.hung_seconds:g} s"
+                await child.catch_up()
+                break
+        return f"vLLM {how}. {self._log_end()}"
+
+    def _log_end(self) -> str:
+        """Return the last lines of the log, with its path."""
+        log, on = self.options.log, f", from {self.where}" if self.where else ""
+        lines = last_lines(log)
+        return f"The last lines of {log}{on}:\n{lines}" if lines else f"{log} is empty"
+
+    async def _restart(self) -> bool:
+        """Start it again, in several attempts if needed; return whether it runs."""
+        for attempt in range(self.options.attempts):
+            await asyncio.sleep(min(60.0, self.options.backoff_seconds * 2**attempt))
+            try:
+                await self._spawn()
+            except EngineError as error:
+                await self._set("restarting", str(error))
+                _LOG.error("%s", error)
+            else:
+                await self._set("running")
+                _LOG.warning("vLLM runs again, after %d restart(s)", self.restarts)
+                return True
+        tried = f"vLLM was started {self.options.attempts} times in vain; start it with POST /engine/start"
+        await self._set("failed", f"{tried}. {self.reason}")
+        return False
+
+    async def _end(self, seconds: float = _GRACE_SECONDS) -> None:
+        """End the process; it has this many seconds to shut down."""
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end(seconds)
+
+    async def _set(self, state: State, reason: str = "") -> None:
+        self.state, self.reason = state, reason
+        async with self.changed:
+            self.changed.notify_all()
+
+
+async def _describe_end(child: Child, seconds: float) -> str | None:
+    """Return how a process ended, such as `ended with code 1 (cause)`; None if it still runs after `seconds`.
+
+    vLLM exits with code 0 if its engine fails, and only its log has the cause.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            end = await child.ended()
+    except TimeoutError:
+        return None
+    if end.code is None:
+        return end.how
+    cause = last_exception(child.log, child.begin)
+    how = f"ended with code {end.code}" if end.code else "ended by itself"
+    return how + ("" if cause is None else f" ({cause})")

@@ -1,1 +1,0 @@
-"""Engines, and the clients that they sample with."""

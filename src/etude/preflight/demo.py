@@ -1,0 +1,255 @@
+"""The demo: a tiny model is made, learns a task, and is measured before and after.
+
+It uses the functions that any run uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from etude.config.document import Override
+from etude.config.import_path import import_object, make_importable
+from etude.config.load import load_config
+from etude.config.schema import Config
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import RequestError
+from etude.core.evaluation import EvalOutputItem
+from etude.core.interfaces import Progress
+from etude.core.keys import generator
+from etude.core.message import Message
+from etude.engines.local import require_local_extra
+from etude.loop.evaluation import Evaluation, load_version_engine, measure
+from etude.loop.lifecycle import new_run
+from etude.models.source import PACKAGED, locate, packaged_folder
+from etude.preflight.starter import write_starter
+from etude.runtime import Runtime, open_runtime
+from etude.show.exported_model import export_model
+from etude.show.metrics_files import PLOT
+from etude.store.episodes import read_episode
+from etude.store.files import write_new_files
+from etude.store.journal import Journal
+from etude.store.log import EpochLog
+from etude.store.run_folder import RunFolder
+from etude.store.versions import LAST, RunVersion, choose_version
+from etude.verbs import train_in
+
+_PACKAGE = Path(__file__).parents[1]
+
+TASKS = {
+    "calculator": "learns to use a calculator: a question, a tool call, the result, the answer",
+    "tictactoe": "learns tic-tac-toe against a random opponent; a random player who knows the rules gets 0.5",
+    "sort": "learns to sort letters",
+    "extraction": "learns to read notes about orders into the fields of a schema",
+}
+"""The tasks of a tiny model, each as the end of a sentence. The example with its name has its code."""
+
+PRETRAINED = "tickets"
+"""The task of a pretrained model: the project that `etude init --task` writes under this name."""
+
+_SHOWN = 3
+_LINE = 160
+_LINES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeAndAfter:
+    """An example with the agent's episodes before and after training, as text."""
+
+    example: str
+    before: list[str]
+    after: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """The result of a demo. Evaluations have the form of `Evaluation.as_json`, on all held-out examples."""
+
+    folder: Path
+    run: Path
+    """The run folder of the training."""
+    before: dict[str, Any]
+    demonstrated: dict[str, Any] | None
+    """After a warm-up on demonstrations, if the training begins with one."""
+    after: dict[str, Any]
+    greedy: dict[str, Any]
+    """After training, at temperature 0."""
+    episodes: list[BeforeAndAfter]
+    plot: Path
+    model: Path
+    """The trained model, as a folder that `transformers` loads."""
+    seconds: float
+
+
+async def run_demo(
+    name: str,
+    method: str,
+    seed: int,
+    folder: Path,
+    progress: Progress,
+    training_overrides: Sequence[Override] = (),
+) -> DemoReport:
+    """Write a project with its model, train it, and measure it before and after on the same examples.
+
+    Everything goes into `folder` (absolute; empty or new): the project's files, a tiny model, the run and the
+    trained model. Raises RequestError if this is impossible, or if the model is not available. Raises another
+    EtudeError if the work fails.
+    """
+    started = time.monotonic()
+    require_local_extra()
+    if name == PRETRAINED:
+        # If `make real-model` has made it, the hub is not asked.
+        source = str(packaged_folder()) if packaged_folder().is_dir() else PACKAGED
+        locate(source)
+        write_starter(folder, PRETRAINED, source)
+    else:
+        copy_example(name, folder)
+        await _make_base(folder, seed, progress)
+    output_dir = json.dumps(str(folder / "runs"), ensure_ascii=False)
+    settings = {"trajectory_builder": method, "seed": str(seed), "output_dir": output_dir}
+    own = [(f"finetuning.{key}", value) for key, value in settings.items()]
+    config = load_config(folder / "config.yml", own)
+    with new_run(config, "training") as run:
+        await train_in(
+            load_config(folder / "config.yml", [*own, *training_overrides]), run, progress=progress
+        )
+        trained = choose_version(run.path, LAST)
+        validations = EpochLog(run.journal).history(run.name).validations
+        phases = ["warm-up/0"] if config.finetuning.warm_ups else []
+        phases += [f"validation/{epoch}" for epoch in (validations[0].epoch, validations[-1].epoch)]
+        async with _open_runtime(config, run, trained, progress) as runtime:
+            # Training measured these already, so they are only read back.
+            quiet, examples = replace(runtime, progress=Progress()), runtime.validation_examples
+            before, *between, after = [
+                await measure(quiet, examples, model=str(trained), phase=phase) for phase in phases
+            ]
+            greedy = await measure(runtime, examples, model=str(trained), phase="greedy", greedy=True)
+        episodes = _shown_episodes(run.journal, (phases[0], phases[-1]), before, after, seed)
+    model = folder / "model"
+    await asyncio.to_thread(export_model, trained, model)
+    return DemoReport(
+        folder=folder,
+        run=run.path,
+        before=before.as_json(),
+        demonstrated=between[0].as_json() if between else None,
+        after=after.as_json(),
+        greedy=greedy.as_json(),
+        episodes=episodes,
+        plot=run.path / PLOT,
+        model=model,
+        seconds=time.monotonic() - started,
+    )
+
+
+def examples_folder() -> Path:
+    """Return the folder with an example for each task, in the installed package or the checkout.
+
+    Raises RequestError if there is none.
+    """
+    # A wheel has them inside the package; a checkout has them next to `src`.
+    for folder in (_PACKAGE / "examples", _PACKAGE.parents[1] / "examples"):
+        if folder.is_dir():
+            return folder
+    raise RequestError("the examples are not part of this installation; install etude again")
+
+
+def copy_example(task: str, folder: Path) -> None:
+    """Copy an example's code, config and README into a new folder.
+
+    Raises RequestError for an unknown task or a folder with files, and StoreError if it cannot be written.
+    """
+    source = examples_folder() / task
+    if not source.is_dir():
+        raise RequestError(f"there is no example '{task}' in {source.parent}; install etude again")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RequestError(f"{folder} already exists and is not empty; name another folder with --out")
+    shared = examples_folder() / "warm_up.py"  # It makes the tiny models of all examples.
+    files = sorted(file for file in (*source.iterdir(), shared) if file.is_file())
+    write_new_files(folder, {file.name: file.read_text(encoding="utf-8") for file in files})
+
+
+async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
+    """Let the example make its base model and its examples."""
+    make_importable(folder)
+    build_base: Callable[..., Awaitable[Any]] = import_object("base:build_base")
+    progress.message("making a base model from scratch, and warming it up until it speaks the format")
+
+    def checked(what: str, value: float) -> None:
+        progress.phase(f"warming up: {what}")
+        progress.scored(EvalOutputItem(id="warm-up", score=value))
+
+    await build_base(folder / "base", seed, checked)
+
+
+@asynccontextmanager
+async def _open_runtime(
+    config: Config, run: RunFolder, version: RunVersion, progress: Progress
+) -> AsyncIterator[Runtime]:
+    """Open a runtime whose agent samples from `version` of the trained model."""
+    model = str(config.finetuning.target_model)
+    engine = await load_version_engine(config, model, version)
+    try:
+        async with open_runtime(config, run, progress=progress, engines={model: engine}) as runtime:
+            yield runtime
+    finally:
+        await engine.close()
+
+
+def _shown_episodes(
+    journal: Journal, phases: tuple[str, str], before: Evaluation, after: Evaluation, seed: int
+) -> list[BeforeAndAfter]:
+    """Return three examples with their episodes in both phases, with the largest improvements first."""
+    earlier, later = _scores(before), _scores(after)
+    names = [name for name in earlier if name in later]
+    generator(seed, "shown").shuffle(names)
+    names.sort(key=lambda name: (earlier[name] or 0.0) - (later[name] or 0.0))
+
+    def in_words(phase: str, name: str, score: float | None) -> list[str]:
+        record = read_episode(journal, f"{phase}/{name}/0")
+        return [] if record is None else episode_lines(record, score)
+
+    return [
+        BeforeAndAfter(name, in_words(phases[0], name, earlier[name]), in_words(phases[1], name, later[name]))
+        for name in names[:_SHOWN]
+    ]
+
+
+def _scores(evaluation: Evaluation) -> dict[str, float | None]:
+    items = evaluation.output.evaluator_items(str(evaluation.reward))
+    return {item.id: item.score if item.is_scored else None for item in items}
+
+
+def episode_lines(record: EpisodeRecord, score: float | None) -> list[str]:
+    """Return the messages up to the last answer, a line each, and the reward."""
+    said: list[Message] = []
+    if record.calls:
+        last = record.calls[-1]
+        said = [*last.request.messages, *([] if last.completion is None else [last.completion.message])]
+    lines = [line for message in said for line in _in_words(message)]
+    if len(lines) > _LINES:
+        left_out = len(lines) - _LINES + 1
+        lines = [*lines[: _LINES // 2], f"… {left_out} more …", *lines[len(lines) - _LINES // 2 + 1 :]]
+    if record.failure is not None:
+        lines.append(f"failed: {record.failure.reason}")
+    lines.append("no reward" if score is None else f"reward {score:g}")
+    return lines
+
+
+def _in_words(message: Message) -> Iterator[str]:
+    who = "agent" if message["role"] == "assistant" else message["role"]
+    for call in message.get("tool_calls") or ():
+        yield _short(f"{who} calls {call['function']['name']}({call['function']['arguments']})")
+    if message.get("content"):
+        yield _short(f"{who}: {message['content']}")
+
+
+def _short(text: str) -> str:
+    """Return one line for a terminal, without characters that move its cursor."""
+    line = "".join(letter if letter.isprintable() else "·" for letter in " ".join(text.split()))
+    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"

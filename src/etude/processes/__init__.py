@@ -1,0 +1,1 @@
+"""Other processes of a run: runners, programs on Ray, and the live status of each."""

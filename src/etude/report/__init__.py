@@ -1,1 +1,0 @@
-"""Console progress, metrics files and plots."""

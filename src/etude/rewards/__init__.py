@@ -1,1 +1,0 @@
-"""Evaluators and the evaluation run."""

@@ -1,1 +1,0 @@
-"""Code validation: a problem, a program that claims to solve it, and whether it does."""

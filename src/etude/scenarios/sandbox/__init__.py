@@ -1,1 +1,0 @@
-"""Running untrusted code, in a process that can do almost nothing."""

@@ -1,0 +1,334 @@
+"""The episodes of a stored run: trajectories rebuilt from them as rows, and readable transcripts.
+
+Rows have Etude's or OpenAI's format. A play is shown as a transcript of its protocol. Other episodes are
+shown as calls and events in order, with their result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from etude.agents.collections import collection_phase, phase_name
+from etude.agents.evaluation import Evaluation, EvaluationRequest, make_item, summarise
+from etude.agents.evaluator import unscored
+from etude.agents.scorer import read_score
+from etude.algorithms.episodes import is_play
+from etude.algorithms.trajectory_builder import TrajectoryBuilder
+from etude.backends.openai_api import dpo_row, supervised_row
+from etude.config.builder import Builder
+from etude.config.finetuning import RewardFunctionConfig
+from etude.config.load import parse_config
+from etude.config.schema import Config
+from etude.core.conversion import TrajectoryCollection
+from etude.core.data_model import finite
+from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
+from etude.core.errors import CapabilityError, RequestError
+from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
+from etude.core.json_text import read_json
+from etude.core.message import Message, is_text, message_text
+from etude.core.trajectory import Method, Trajectory
+from etude.protocols.tree import as_yaml, transcript
+from etude.runtime import Runtime
+from etude.store.episodes import episode_scores, iter_episodes, list_phases, phase_epoch, read_episode
+from etude.store.files import open_draft, open_private
+from etude.store.journal import Journal
+from etude.store.jsonable import jsonable
+from etude.store.run_folder import RunFolder
+from etude.store.stored_config import (
+    list_evaluators,
+    reward_name,
+    stored_data,
+    target_names,
+    trained_parts,
+    without_secrets,
+)
+
+BUILDERS: dict[Method, str] = {"grpo": "grpo", "dpo": "dpo", "supervised": "expert_iteration"}
+"""The shipped builder for each method."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTrajectories:
+    """The trajectories from the episodes of one epoch, or of another phase."""
+
+    phase: str
+    collection: TrajectoryCollection
+    target: str | None = None
+    """The target's name, if a run trains several models."""
+
+
+async def read_trajectories(run: RunFolder, method: Method | None = None) -> AsyncIterator[PhaseTrajectories]:
+    """Yield the trajectories of each training epoch, or of an evaluation, in order.
+
+    They come from the run's own trajectory builder, before the curriculum. With `method`, they come from the
+    shipped builder for it. Nothing is sampled or scored. Raises RequestError if the run has no episodes.
+    """
+    data = stored_data(run.path)
+    for target in target_names(data):
+        config = _config(data, method, target)
+        finetuning = config.finetuning
+        async with Builder(config, run) as builder:
+            trajectory_builder: TrajectoryBuilder = await builder.get_trajectory_builder(
+                next(iter(config.trajectory_builders))
+            )
+            for number, (epoch, phases) in enumerate(_by_epoch(run)):
+                # Another method's builder takes everything collected, however many collections there were.
+                called = epoch if method is None else None
+                evaluation = StoredEvaluation(run.journal, phases, list_evaluators(data), called)
+                runtime = Runtime(config, run, builder, evaluation, (), {}, finetuning.target_model or "")
+                made = number if epoch is None else epoch
+                name, meta = f"{run.name}-{made}", {"epoch": made}
+                trajectory_builder.bind_runtime(runtime)
+                await trajectory_builder.initialize(finetuning)
+                await trajectory_builder.start_run(run_id=name, meta=meta)
+                collection = await trajectory_builder.finalize(run_id=name, meta=meta)
+                yield PhaseTrajectories(phases[0], collection, target)
+            await trajectory_builder.cleanup()
+
+
+def _by_epoch(run: RunFolder) -> list[tuple[int | None, list[str]]]:
+    """Return the phases of each epoch in order, or each phase alone if the run never trained."""
+    phases = list_phases(run.journal)
+    if not phases:
+        raise RequestError(f"run {run.name} has no episodes yet")
+    trained = groupby((phase for phase in reversed(phases) if phase_epoch(phase) is not None), phase_epoch)
+    return [(epoch, list(names)) for epoch, names in trained] or [(None, [phase]) for phase in phases]
+
+
+def _config(data: dict[str, Any], method: Method | None, target: str | None) -> Config:
+    """Return the parts of the run's config that builders need. Its agent and models need not exist."""
+    finetuning = data.get("finetuning") or {}
+    # A target's block is complete. The run's own block names the model by another key.
+    block = finetuning | ((finetuning.get("targets") or {}).get(target) or {})
+    builders = without_secrets(data.get("trajectory_builders") or {})
+    name = str(block.get("trajectory_builder"))
+    chosen = builders.get(name) or {}
+    if method is not None and chosen.get("_type") != BUILDERS[method]:
+        chosen = {"_type": BUILDERS[method], "num_generations": chosen.get("num_generations", 8)}
+    settings = finetuning.get("run_configuration") or {}
+    config = parse_config(
+        {
+            "trajectory_builders": {name: chosen},
+            "finetuning": {
+                "target_functions": block.get("target_functions") or ["<workflow>"],
+                "run_configuration": {"config_file": settings.get("config_file")},
+            },
+        }
+    )
+    reward = (block.get("reward_function") or {}).get("name")
+    if reward is None:
+        raise RequestError("the run's config names no reward function, so its episodes have no rewards")
+    # Set after parsing, because this config lacks the entries that they name.
+    config.finetuning.reward_function = RewardFunctionConfig(name=reward)
+    config.finetuning.target_model = block.get("target_model") if target is None else block.get("model")
+    return config
+
+
+class StoredEvaluation(Evaluation):
+    """A run's stored evaluation of one epoch, returned without running anything.
+
+    With it, a trajectory builder rebuilds from a finished run the trajectories that it built during the run.
+    """
+
+    def __init__(
+        self, journal: Journal, phases: Sequence[str], evaluators: Sequence[str], epoch: int | None = None
+    ) -> None:
+        """`phases` are read all at once, or with an `epoch` each by the call that made it. `evaluators` are
+        the names of the scores."""
+        self._journal = journal
+        self._phases = phases
+        self._evaluators = evaluators
+        self._epoch = epoch
+        self._calls: Counter[str] = Counter()
+
+    async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
+        """Return all stored episodes with their scores. Only the request's phase matters."""
+        phases = self._asked_for(request.phase)
+        records = [record for name in phases for record in iter_episodes(self._journal, phase=name)]
+        # The sort is stable, so several collections of an example stay in order.
+        records.sort(key=lambda record: (record.example.id, record.generation))
+        if len(phases) > 1:  # Episodes of several collections become generations of one.
+            groups = groupby(records, key=lambda record: record.example.id)
+            records = [replace(each, generation=at) for _, group in groups for at, each in enumerate(group)]
+        scores = {name: [self._score(record, name) for record in records] for name in self._evaluators}
+        failures = Counter(record.failure.kind for record in records if record.failure is not None)
+        return EvaluationRunOutput(
+            eval_input=EvalInput(eval_input_items=[make_item(record) for record in records]),
+            evaluation_results=[(name, summarise(items)) for name, items in scores.items()],
+            workflow_interrupted=bool(failures),
+            failures=dict(failures),
+        )
+
+    def _asked_for(self, label: str) -> Sequence[str]:
+        """Return the phases for a call with this label: the phase that the same call made in the run."""
+        if self._epoch is None:
+            return self._phases
+        key = phase_name("train", self._epoch, label)
+        self._calls[key] += 1
+        if key in self._phases:
+            # A phase that had not begun when the run stopped has no episodes.
+            return [collection_phase(key, self._calls[key])]
+        return self._phases if self._calls[key] == 1 else []
+
+    def _score(self, record: EpisodeRecord, evaluator: str) -> EvalOutputItem:
+        """Return the stored score, or an item that says why there is none."""
+        if record.failure is None:
+            score = read_score(self._journal, record, evaluator)
+            error = "not scored before the run was stopped"
+        else:
+            score, error = None, f"{record.failure.kind}: {record.failure.reason}"
+        return score or unscored(make_item(record), error)
+
+
+SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one reply on each side"
+
+
+@dataclass(slots=True)
+class WriteCounts:
+    """Counts of the written rows, and of trajectories that the format cannot represent."""
+
+    rows: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+async def write_jsonl(
+    path: Path, run: RunFolder, phases: AsyncIterator[PhaseTrajectories], *, openai: bool = False
+) -> WriteCounts:
+    """Write a line per trajectory: `run`, `phase`, `target` (if there are several), `group`, `method` and its
+    own fields. With `openai`, write OpenAI's rows for the methods `supervised` and `dpo` instead.
+
+    Raises StoreError. The file appears complete or not at all.
+    """
+    written = WriteCounts()
+    with open_draft(path) as draft, open_private(draft, "w") as file:
+        async for phase in phases:
+            method, groups = phase.collection.method, enumerate(phase.collection.trajectories)
+            whole = {"run": run.name, "phase": phase.phase, "target": phase.target}
+            for number, trajectory in ((number, each) for number, group in groups for each in group):
+                own = whole | {"group": number, "method": method} | trajectory.model_dump(mode="json")
+                row = openai_row(trajectory, method) if openai else own
+                if row is None:
+                    written.left_out[SEVERAL_TURNS] += 1
+                    continue
+                file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=str) + "\n")
+                written.rows += 1
+    return written
+
+
+def openai_row(trajectory: Trajectory, method: Method) -> dict[str, Any] | None:
+    """Return a trajectory's row, or None if OpenAI's format cannot represent it."""
+    if method != "dpo":
+        return supervised_row(trajectory)
+    try:
+        return dpo_row(trajectory.episode[0], trajectory.tools)
+    except CapabilityError:
+        return None
+
+
+def require_openai_method(run: Path, method: str | None) -> None:
+    """Raise RequestError if a run's own trajectories are for a method without such rows."""
+    data = stored_data(run)
+    made = [method] if method else [trained_parts(data, name)["method"] for name in target_names(data)]
+    if "grpo" in made:
+        raise RequestError(
+            "OpenAI's rows are for supervised and dpo training, and these trajectories are for grpo; "
+            "add --method supervised (the best episodes) or --method dpo (better against worse)"
+        )
+
+
+def episode_transcript(run: RunFolder, episode: str) -> str:
+    """Return an episode's transcript as YAML.
+
+    Raises RequestError if the run has no episode with this id.
+    """
+    record = read_episode(run.journal, episode)
+    if record is None:
+        raise RequestError(
+            f"run {run.name} has no episode '{episode}'; an episode is named by its phase, example and "
+            f"generation. `etude episodes {run.path}` lists them"
+        )
+    shown = transcript(record) if is_play(record) else _conversation(record)
+    stored = episode_scores(run.journal, record.id)
+    rewarded = reward_name(stored_data(run.path, required=False))
+    if (reward := stored.get(str(rewarded), {}).get("score")) is not None:
+        shown["reward"] = reward
+    if stored:
+        shown["scores"] = {name: _score(each) for name, each in stored.items()}
+    return as_yaml(shown)
+
+
+def _score(stored: Mapping[str, Any]) -> Any:
+    """Return the score, as a number if there is no reasoning or error."""
+    kept = {key: stored[key] for key in ("score", "reasoning", "error") if stored.get(key) is not None}
+    return kept["score"] if kept.keys() == {"score"} else kept
+
+
+def _conversation(record: EpisodeRecord) -> dict[str, Any]:
+    """Return calls and events in order, then the output or the failure.
+
+    A call that continues an earlier one shows only its new messages.
+    """
+    example = record.example
+    shown: dict[str, Any] = {
+        "episode": record.id,
+        "example": example.id,
+        "inputs": jsonable(dict(example.inputs)),
+        "expected": jsonable(example.expected),
+        "turns": [_event(each) if isinstance(each, Event) else _call(each) for each in in_order(record)],
+    }
+    if record.failure is not None:
+        return shown | {"failure": f"{record.failure.kind}: {record.failure.reason}"}
+    return shown | {"output": jsonable(record.output)}
+
+
+def _event(event: Event) -> dict[str, Any]:
+    if event.kind in ("note", "log"):
+        return {event.kind: event.text}
+    if event.tool is not None:
+        use = event.tool
+        return {"tool": use.name, "of": use.source, "outcome": use.outcome, "seconds": round(use.seconds, 3)}
+    named = {"score": event.name} if event.kind == "score" else {}
+    whose = {} if event.agent is None else {"agent": event.agent}
+    value = {"value" if named else "step_reward": event.value}
+    return named | whose | value | ({"reason": event.text} if event.text else {})
+
+
+def _call(added: AddedCall) -> dict[str, Any]:
+    call, completion = added.call, added.call.completion
+    function = {} if call.function == WORKFLOW else {"function": call.function}
+    shown: dict[str, Any] = {"call": call.index, **function, "model": call.model}
+    if added.continues is not None:
+        shown["continues"] = added.continues
+    shown["prompt"] = [_message(message) for message in added.messages]
+    shown |= {} if completion is None else _message(completion.message)
+    if call.error is not None:
+        shown["error"] = call.error
+    if completion is not None:
+        shown["finish_reason"] = completion.finish_reason
+    return shown
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """Return a message's thinking, its text under its role, and its tool calls by name."""
+    called = [_tool_call(wire) for wire in message.get("tool_calls") or ()]
+    content = message_text(message) if is_text(message) else jsonable(message["content"])
+    thinking = message.get("reasoning_content")
+    shown: dict[str, Any] = {"thinking": thinking} if thinking else {}
+    shown |= {str(message.get("role")): content} if content or not (called or thinking) else {}
+    return shown | ({"tool_calls": called} if called else {})
+
+
+def _tool_call(wire: Any) -> dict[str, Any]:
+    """Return a tool call's name and arguments, or the arguments as text if they are not JSON."""
+    function = wire.get("function", {})
+    arguments = function.get("arguments")
+    try:
+        return {str(function.get("name")): read_json(arguments, unique_keys=False)}
+    except (TypeError, ValueError):
+        return {str(function.get("name")): jsonable(arguments)}

@@ -1,0 +1,265 @@
+"""Displays of a run's progress: as lines, as JSON, or live on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Self, TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from etude.core.data_model import finite
+from etude.core.distribution import Distribution
+from etude.core.episode import EpisodeRecord
+from etude.core.evaluation import EvalOutputItem
+from etude.core.history import Score, ValidationEntry
+from etude.core.interfaces import Progress
+from etude.core.stats import shown_seconds
+from etude.processes.counts import ProgressSums
+from etude.store.figures import failed_counts
+
+
+def target_suffix(metrics: Mapping[str, Any]) -> str:
+    """Return the target's name after a space, if there are several targets."""
+    return f" {metrics['target']}" if metrics.get("target") else ""
+
+
+def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:
+    """Return a validation as one line."""
+    entry = ValidationEntry(epoch=epoch, metrics=dict(metrics))
+    n = metrics.get("num_examples")
+    return f"{entry}{target_suffix(metrics)}: reward {entry.reward}, n={n}{_best(metrics)}"
+
+
+def _best(metrics: Mapping[str, Any]) -> str:
+    found = Distribution.from_metrics(metrics)
+    return "" if found is None else f", {found}"
+
+
+_SECONDS_BETWEEN_SIGNS = 10.0
+
+
+class LineProgress(ProgressSums):
+    """A display of lines: one for each important event, and signs of life while episodes run."""
+
+    def __init__(self, stream: TextIO | None = None, *, stamped: bool = False, **kwargs: Any) -> None:
+        """`stamped` lines begin with date and time."""
+        super().__init__(**kwargs)
+        self._stream = stream or sys.stdout
+        self._stamped = stamped
+        self._last_sign = self.clock()
+
+    def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
+        super().run_started(run_id, num_epochs, facts)
+        listed = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items())
+        self._say(f"run {run_id}: {num_epochs} epochs ({listed})")
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        super().phase(name, total)
+        if total:
+            self._say(f"{self._epoch_prefix()}{name} {total} episodes")
+
+    def episode_finished(self, episode: EpisodeRecord) -> None:
+        super().episode_finished(episode)
+        if self.clock() - self._last_sign >= _SECONDS_BETWEEN_SIGNS:
+            reward = self.reward_so_far
+            so_far = "" if reward is None else f", reward so far {reward:.3f}"
+            failed = f", {self.failures} failed" if self.failures else ""
+            done = f"{self.episodes}/{self.phase_total}" if self.phase_total else str(self.episodes)
+            speed = f"{self.tokens_per_second:,.0f} tokens/s"
+            spent = f", {self.spending}" if self.spending else ""
+            self._say(f"{self._epoch_prefix()}{done} episodes{so_far}{failed}, {speed}{spent}")
+
+    def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        super().trained(epoch, metrics)
+        failed, unscored = failed_counts(metrics)
+        calls = metrics.get("calls") or {}
+        counts = {
+            "failed": failed,
+            "scores failed": unscored,
+            "retries": calls.get("retries"),
+            "tool calls failed": calls.get("tool_failed"),
+            "branches by drift": metrics.get("drifted"),
+        }
+        cut_off = metrics.get("cut_off_share")
+        facts = [
+            f"reward {Score.from_metrics(metrics)}{_best(metrics)}",
+            f"{metrics.get('filtered_trajectories', 0)} trajectories",
+            *([f"{cut_off:.0%} of answers cut off"] if cut_off else []),
+            *(f"{count} {name}" for name, count in counts.items() if count),
+            f"{shown_seconds(self.elapsed)} elapsed",
+            *([self.spending] if self.spending else []),
+        ]
+        self._say(f"epoch {epoch}/{self.num_epochs}{target_suffix(metrics)}: {', '.join(facts)}")
+
+    def skipped(self, epoch: int, reason: str) -> None:
+        super().skipped(epoch, reason)
+        self._say(f"epoch {epoch}/{self.num_epochs} skipped: {self.skip_reason}")
+
+    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        super().validated(epoch, metrics)
+        self._say(shown_validation(epoch, metrics))
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        self._say(f"warning: {text}" if warning else text)
+
+    def _epoch_prefix(self) -> str:
+        return "" if self.epoch is None else f"epoch {self.epoch}/{self.num_epochs}: "
+
+    def _say(self, line: str) -> None:
+        self._last_sign = self.clock()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S ") if self._stamped else ""
+        print(f"{stamp}{line}", file=self._stream, flush=True)
+
+
+class JsonProgress(Progress):
+    """A display of JSON lines: an object for each event, with its name under `event`, and its data."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._spent: Mapping[str, Any] = {}
+
+    def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
+        self._write("run_started", run_id=run_id, num_epochs=num_epochs, **facts)
+
+    def epoch_started(self, epoch: int, num_epochs: int) -> None:
+        self._write("epoch_started", epoch=epoch, num_epochs=num_epochs)
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._write("phase", name=name, total=total)
+
+    def episode_finished(self, episode: EpisodeRecord) -> None:
+        failure = None if episode.failure is None else f"{episode.failure.kind}: {episode.failure.reason}"
+        facts = {"calls": len(episode.calls), "seconds": round(episode.seconds, 3), "failure": failure}
+        self._write("episode_finished", id=episode.id, **facts)
+
+    def scored(self, item: EvalOutputItem) -> None:
+        self._write("scored", id=item.id, generation=item.generation, score=item.score, error=item.error)
+
+    def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        self._write("trained", epoch=epoch, metrics=metrics)
+
+    def skipped(self, epoch: int, reason: str) -> None:
+        self._write("skipped", epoch=epoch, reason=reason)
+
+    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        self._write("validated", epoch=epoch, metrics=metrics)
+
+    def spent(self, figures: Mapping[str, Any]) -> None:
+        if (figures["usd"] or figures["limits"]) and figures != self._spent:
+            self._spent = figures
+            self._write("spent", **figures)
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        self._write("message", text=text, warning=warning)
+
+    def alarm(self, facts: Mapping[str, Any]) -> None:
+        self._write("alarm", **facts)
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        self._write("finished", **summary)
+
+    def _write(self, event: str, **facts: Any) -> None:
+        print(json.dumps({"event": event, **finite(facts)}, allow_nan=False), file=self._stream, flush=True)
+
+
+_LEAST, _MOST = 20, 100
+"""Bounds on the width of the panel, in columns."""
+_KEYS = 8
+"""Free columns to the right of the panel."""
+
+
+class LiveProgress(ProgressSums):
+    """A panel that redraws itself. Use it as a context manager. Messages scroll by above it."""
+
+    def __init__(self, console: Console | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._console = console or Console()
+        self._live = Live(
+            console=self._console, get_renderable=self.render, refresh_per_second=4, transient=True
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def skipped(self, epoch: int, reason: str) -> None:
+        super().skipped(epoch, reason)
+        self.message(f"epoch {epoch} skipped: {self.skip_reason}", warning=True)
+
+    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
+        super().validated(epoch, metrics)
+        self.message(shown_validation(epoch, metrics))
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        self._console.print(Text(text, style="yellow" if warning else "dim"))
+
+    def render(self) -> RenderableType:
+        """Return the panel in its current state."""
+        rows = Table.grid(expand=True)
+        row = Table.grid(expand=True)
+        row.add_column()
+        row.add_column(justify="right")
+        left = Text.assemble((self.phase_name, "bold cyan"))
+        if self.epoch is not None:
+            left.append(f"  epoch {self.epoch}/{self.num_epochs}")
+        if self.phase_total:
+            left.append(f"  {self.episodes}/{self.phase_total} episodes")
+        right = Text()
+        for count, name in ((self.totals.skipped, "skipped"), (self.failures, "failed")):
+            right.append(f"{count} {name} · " if count else "", style="yellow")
+        right.append(f"{self.tokens_per_second:,.0f} tokens/s · " if self.tokens else "", style="dim")
+        right.append(shown_seconds(self.elapsed), style="dim")
+        row.add_row(left, right)
+        rows.add_row(row)
+        if self.phase_total:
+            rows.add_row(ProgressBar(total=self.phase_total, completed=self.episodes))
+        reward = self.reward_so_far
+        text = Text.assemble("reward ", ("–" if reward is None else f"{reward:.3f}", "bold green"))
+        for target, average in self.rewards.items():
+            text.append(f"  {target or 'last epoch'} {average:.3f}", style="green")
+        rows.add_row(text)
+        if self.spending:
+            rows.add_row(Text.assemble("spent ", (self.spending, "bold")))
+        for target, validations in self.validations.items():
+            first, last = Score.from_metrics(validations[0]), Score.from_metrics(validations[-1])
+            values = f"{last}" if len(validations) == 1 else f"{first} → {last}"
+            rows.add_row(
+                Text.assemble("validation ", f"{target} " if target else "", (values, "bold magenta"))
+            )
+        title = Text.assemble(("etude", "bold"), f" · {self.run_id}" if self.run_id else "")
+        return Panel(
+            rows,
+            title=title,
+            title_align="left",
+            border_style="blue",
+            # Leave room for characters that a terminal writes for keys. `^C` after a full line would begin a
+            # new line, and the panel would then be erased one line too low.
+            width=max(_LEAST, min(self._console.width - _KEYS, _MOST)),
+        )
+
+
+def progress_for(
+    *, json: bool = False, stream: TextIO | None = None
+) -> LiveProgress | LineProgress | JsonProgress:
+    """Return a progress display, to be used as a context manager.
+
+    It writes JSON lines if `json` is set, a live panel on a terminal, and lines with the time elsewhere.
+    `stream` is standard output by default.
+    """
+    stream = stream or sys.stdout
+    if json:
+        return JsonProgress(stream)
+    if not stream.isatty():
+        return LineProgress(stream, stamped=True)
+    return LiveProgress(Console(file=stream))

@@ -1,0 +1,289 @@
+"""The trackers for MLflow, TensorBoard, Trackio, and Weights & Biases."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import field_validator
+
+from etude.config.component import TrackerConfig
+from etude.config.registry import register_tracker
+from etude.core.errors import EtudeError, require_extra
+from etude.show.tracker import SECONDS_TO_ANSWER, RunRecord, State, TrackedRun, Tracker, require_server
+from etude.store.files import private_folder
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+
+_STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_UNNAMED = re.compile(r"[^\w\-. :/]")  # Characters that the name of a metric cannot have.
+
+
+class _ServiceTracker:
+    """A tracker that holds an open object of a package."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._held: Any = None
+
+    def close(self, state: State) -> None:
+        """End this process's part of the run, once everything is sent or on disk."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._end(held, state)
+
+    def _end(self, held: Any, state: State) -> None:
+        held.close()
+
+
+class MlflowConfig(TrackerConfig, name="mlflow"):
+    """A run of MLflow. Users, passwords and tokens come from MLflow's own environment variables."""
+
+    tracking_uri: str | None = None
+    """The server, such as `http://mlflow:5000`, a folder or a database; by default MLFLOW_TRACKING_URI."""
+    experiment: str = "etude"
+    """The experiment. It is created if it does not exist."""
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _wherever_it_is_resumed(cls, uri: str | None) -> str | None:
+        is_address = uri is None or "://" in uri or uri == "databricks"
+        return uri if is_address else str(Path(str(uri)).expanduser().absolute())
+
+    def destination(self) -> str:
+        return f"experiment {self.experiment}" + (f" at {self.tracking_uri}" if self.tracking_uri else "")
+
+
+class MlflowTracker(_ServiceTracker):
+    """The tracker for MLflow. If a metric is sent twice, MLflow's database keeps it once."""
+
+    _config: MlflowConfig
+    _id = ""
+
+    def open(self, run: TrackedRun) -> str:
+        """Find the run by its tag, or create it. Raises EtudeError if there is no server."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        # Otherwise MLflow prints the address, also into the JSON of a command.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        client = MlflowClient(tracking_uri=self._config.tracking_uri)
+        if (uri := str(client.tracking_uri)).startswith("http"):
+            require_server(uri)
+        experiment = client.get_experiment_by_name(self._config.experiment)
+        number = experiment.experiment_id if experiment else client.create_experiment(self._config.experiment)
+        known = client.search_runs([number], f"tags.`etude.token` = '{run.token}'", max_results=1)
+        tags = {"etude.token": run.token, **{f"code.{k}": v for k, v in run.code.items()}}
+        shown = known[0] if known else client.create_run(number, tags=tags, run_name=run.name)
+        self._id = shown.info.run_id
+        client.update_run(self._id, status="RUNNING")
+        if not shown.data.params:
+            # All servers take values of 500 characters, and 100 parameters at a time.
+            rows = [Param(_UNNAMED.sub("_", name), text[:500]) for name, text in run.flat_config.items()]
+            for begin in range(0, len(rows), 100):
+                client.log_batch(self._id, params=rows[begin : begin + 100])
+        self._held = client
+        return f"{uri}/#/experiments/{number}/runs/{self._id}" if uri.startswith("http") else ""
+
+    def send(self, record: RunRecord) -> None:
+        """Log the metrics with the record's own time, and the alarms as text."""
+        from mlflow.entities import Metric
+
+        at, step, client = int(record.at * 1000), record.step, self._held
+        metrics = [Metric(_UNNAMED.sub("_", name), value, at, step) for name, value in record.metrics.items()]
+        place = f"{record.kind}-{step:06d}" + ("" if record.target is None else f"-{record.target}")
+        if record.alarms:
+            client.log_text(self._id, "\n".join(record.alarms), f"alarms/{place}.txt")
+        client.log_batch(self._id, metrics=metrics)
+
+    def _end(self, held: Any, state: State) -> None:
+        held.set_terminated(self._id, _STATUS[state])
+
+
+class TensorBoardConfig(TrackerConfig, name="tensorboard"):
+    """Event files for TensorBoard. `tensorboard --logdir` shows all runs below a folder."""
+
+    folder: Path | None = None
+    """The folder with a folder for each run; by default `tensorboard/` in the run's own folder."""
+
+    @field_validator("folder")
+    @classmethod
+    def _wherever_it_is_resumed(cls, folder: Path | None) -> Path | None:
+        return None if folder is None else folder.expanduser().absolute()
+
+    def destination(self) -> str:
+        return "" if self.folder is None else str(self.folder)
+
+
+class TensorBoardTracker(_ServiceTracker):
+    """The tracker for TensorBoard, which writes records as events."""
+
+    _config: TensorBoardConfig
+
+    def open(self, run: TrackedRun) -> str:
+        """Begin a file, with the config."""
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self.close("stopped")
+        folder = self._config.folder
+        place = run.folder / "tensorboard" if folder is None else folder / run.unique_name
+        private_folder(place)
+        self._held = EventFileWriter(str(place))
+        rows = (f"- {key}: `{text}`" for key, text in (run.code | run.flat_config).items())
+        self._write(0, time.time(), [], {"config": "\n".join(rows)})
+        return f"tensorboard --logdir {place}"
+
+    def send(self, record: RunRecord) -> None:
+        """Add an event with the metrics and the alarms."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        numbers = sorted(record.metrics.items())
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers]
+        self._write(record.step, record.at, values, {"alarms": "\n\n".join(record.alarms)})
+
+    def _write(self, step: int, at: float, values: list[Any], texts: Mapping[str, str]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        shown = [value for name, text in texts.items() if text for value in text_pb(name, text).value]
+        self._held.add_event(Event(wall_time=at, step=step, summary=Summary(value=[*values, *shown])))
+        self._held.flush()
+
+
+_KEY = "record"
+"""A value in each log that names its record."""
+_SECONDS_TO_STORE = 60.0
+"""Trackio stores logs from its own thread, about half a second later."""
+
+
+class TrackioConfig(TrackerConfig, name="trackio"):
+    """A run of Trackio; `trackio show` opens its dashboard."""
+
+    project: str = "etude"
+    """The project."""
+
+    def destination(self) -> str:
+        return f"project {self.project}"
+
+
+class TrackioTracker(_ServiceTracker):
+    """The tracker for Trackio."""
+
+    _config: TrackioConfig
+
+    def open(self, run: TrackedRun) -> str:
+        """Begin the run, or continue the run with its name."""
+        import trackio
+
+        self.close("stopped")
+        with redirect_stdout(sys.stderr):  # It prints its location, also into a command's JSON.
+            self._held = trackio.init(
+                project=self._config.project,
+                name=run.unique_name,
+                config={**run.flat_config, **run.code},
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        return f"trackio show --project {self._config.project}"
+
+    def send(self, record: RunRecord) -> None:
+        """Log the record, and wait until it is in the local store."""
+        import trackio
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self._held.log({**record.logged(trackio), _KEY: record.key}, step=record.step)
+        until, place = time.monotonic() + _SECONDS_TO_STORE, (self._config.project, self._held.name)
+        while all(log.get(_KEY) != record.key for log in SQLiteStorage.get_logs(*place)):
+            if time.monotonic() > until:
+                raise EtudeError(f"Trackio has not stored the records within {_SECONDS_TO_STORE:g} s")
+            time.sleep(0.05)
+
+    def _end(self, held: Any, state: State) -> None:
+        with redirect_stdout(sys.stderr):
+            held.finish()
+
+
+class WandbConfig(TrackerConfig, name="wandb"):
+    """A run of Weights & Biases, in the account of `wandb login` or WANDB_API_KEY."""
+
+    project: str = "etude"
+    """The project. It is created if it does not exist. Its owner is your account, or WANDB_ENTITY."""
+    mode: Literal["online", "offline"] | None = None
+    """Set `offline` to keep it in the run folder, for `wandb sync`. By default WANDB_MODE, or else online."""
+
+    def destination(self) -> str:
+        return f"project {self.project}" + (", offline" if self.mode == "offline" else "")
+
+
+class WandbTracker(_ServiceTracker):
+    """The tracker for Weights & Biases."""
+
+    _config: WandbConfig
+
+    def open(self, run: TrackedRun) -> str:
+        """Begin the run, or continue it. Raises EtudeError if there is no server."""
+        import wandb
+
+        self.close("stopped")
+        config, settings = self._config, wandb.setup().settings
+        if (config.mode or settings.mode) == "online":
+            # W&B itself would try for a minute, during which no program can end.
+            require_server(settings.base_url)
+        self._held = wandb.init(
+            project=config.project,
+            id=run.token,
+            name=run.name,
+            resume="allow",
+            mode=config.mode,
+            dir=str(run.folder),
+            config={**run.config, "code": run.code},
+            allow_val_change=True,
+            # Do not touch the user's own W&B run in the same process.
+            reinit="create_new",
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                init_timeout=max(config.patience, SECONDS_TO_ANSWER),
+                finish_timeout=config.patience or 1.0,
+            ),
+        )
+        self._held.define_metric("epoch")
+        self._held.define_metric("*", step_metric="epoch")
+        if self._held.offline:
+            return f"wandb sync {run.folder / 'wandb' / f'offline-run-*-{run.token}'}"
+        return str(self._held.url or "")
+
+    def send(self, record: RunRecord) -> None:
+        """Log its metrics and alarms as one step."""
+        import wandb
+
+        data = {**record.logged(wandb), "epoch": record.step}
+        self._held.log(data, step=record.number, commit=True)
+
+    def _end(self, held: Any, state: State) -> None:
+        held.finish(exit_code=int(state != "finished"))
+
+
+def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker]) -> None:
+    async def made(config: TrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
+        """Build the tracker. Raises MissingExtraError."""
+        require_extra(config.type_name, f"the tracker '{config.type_name}'", config.type_name)
+        yield tracker(config)
+
+    register_tracker(config_type=config_type)(made)
+
+
+_register(MlflowConfig, MlflowTracker)
+_register(TensorBoardConfig, TensorBoardTracker)
+_register(TrackioConfig, TrackioTracker)
+_register(WandbConfig, WandbTracker)

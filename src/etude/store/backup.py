@@ -1,0 +1,380 @@
+"""Copies of a run at an address, made during the run and at its end, and the run folder restored from them.
+
+SQLite's backup API copies the journal. If a file changes meanwhile, the copy starts again, so that its
+journal and files belong together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import sqlite3
+import tarfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from etude.config.schema import StorageConfig
+from etude.core.errors import EtudeError, RequestError, StoreError, error_words
+from etude.core.interfaces import Progress
+from etude.store.backup_address import Address, call_storage, probe, split_run_address
+from etude.store.database import DATABASE, open_database, store_error
+from etude.store.facts import STORAGE
+from etude.store.files import FOLDER_MODE, SET_ASIDE, open_draft, write_atomically
+from etude.store.run_folder import LOCK, RunFolder
+from etude.store.status import STATUS
+
+ARCHIVE, HEAD, FILES = "run.tar.gz", "head.json", "files"
+_WRITTEN_ONCE = re.compile(r"(checkpoints|bases|export)/|learners/(.+/)?step-")
+"""Matches the paths of files that are copied one by one. All others change, and go with the journal."""
+FACTS = ".copy.json"
+"""The file in the archive that has the time of the copy, and the files that belong to it with their sizes."""
+
+_STAGE = ".storage"
+_TRIES, _PAUSE_SECONDS = 20, 0.05
+_DATABASES = tuple(f"{DATABASE}{part}" for part in ("", "-wal", "-shm"))
+_LEFT_OUT = {*_DATABASES, LOCK, STORAGE, STATUS}
+
+Identity: TypeAlias = tuple[int, int, int]
+"""Inode, size and time of the last change. They tell a file from its replacement."""
+
+
+class TakenOver(StoreError):
+    """Another folder has taken over the run."""
+
+
+class Copies:
+    """Makes the copies of one run folder."""
+
+    def __init__(self, run: Path, address: Address) -> None:
+        self.address = address
+        self._run = run
+        try:
+            known = dict(json.loads((run / STORAGE).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            known = {}
+        self.is_new = known.get("address") != address.text
+        """Whether this folder was never copied to the address."""
+        self._head = str(known["head"]) if not self.is_new else os.urandom(16).hex()
+        self._there: dict[str, Identity] = {}
+        """The identity that each uploaded file had here when it was uploaded."""
+        self._copied: object = None
+        """The state of the folder at its last copy."""
+
+    def require_own(self) -> None:
+        """Raise RequestError if the address has another run of this name, TakenOver if another folder owns
+        this run's copies now."""
+        head = read_head(self.address)
+        if head is None:
+            self._there, self._copied = {}, None  # Somebody may have deleted the copies.
+            return
+        if head["id"] == self._head:
+            return
+        if self.is_new:
+            raise RequestError(
+                f"{self.address.text} already has a run of this name; continue it: etude resume "
+                f"{self.address.text}, or choose another name"
+            )
+        raise TakenOver(f"another folder has continued this run: process {head['process']} on {head['host']}")
+
+    def copy(self) -> None:
+        """Copy everything that is new, if anything is.
+
+        Raises TakenOver, StoreError or an error of the driver if the copy fails. The previous copy then stays
+        valid.
+        """
+        self.require_own()
+        for _ in range(_TRIES):
+            files = list_run_files(self._run)
+            state = files, [_identity(self._run / name) for name in _DATABASES[:2]]
+            if state == self._copied:
+                return
+            with contextlib.suppress(FileNotFoundError):  # Deleted here meanwhile.
+                if self._copy(files):
+                    self._copied = state
+                    return
+            time.sleep(_PAUSE_SECONDS)
+        raise StoreError(f"the files in {self._run} change all the time, so that they cannot be copied")
+
+    def _copy(self, files: dict[str, Identity]) -> bool:
+        """Copy the run. Return whether its files stayed the same until the journal was copied."""
+        if self._copied is None:
+            self.note()  # After a kill behind the next line, the folder must know its own head.
+            self.is_new = False
+            write_head(self.address, self._head)
+        for path, identity in files.items():
+            if _WRITTEN_ONCE.match(path) and self._there.get(path) != identity:
+                self.address.upload(self._run / path, f"{FILES}/{path}")
+                self._there[path] = identity
+        stage = self._run / _STAGE
+        shutil.rmtree(stage, ignore_errors=True)
+        stage.mkdir(FOLDER_MODE)
+        try:
+            # One archive: the journal as of one commit, and the other files that change.
+            database, facts, archive = stage / DATABASE, stage / FACTS, stage / ARCHIVE
+            sizes = {name: size for name, (_, size, _) in files.items()}
+            facts.write_text(json.dumps({"taken": time.time(), "files": sizes}), encoding="utf-8")
+            copy_journal(self._run, database)
+            members = {DATABASE: database, FACTS: facts}
+            members |= {name: self._run / name for name in files if not _WRITTEN_ONCE.match(name)}
+            with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
+                for name, each in members.items():
+                    packed.add(each, name)
+            if list_run_files(self._run) != files:
+                return False
+            self.address.upload(archive, ARCHIVE)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+        for path in self._there.keys() - files.keys():
+            with contextlib.suppress(FileNotFoundError):
+                self.address.delete(f"{FILES}/{path}")
+            del self._there[path]
+        return True
+
+    def note(self, **facts: Any) -> None:
+        """Write the state of the backup into the run folder. Raises StoreError."""
+        write_status(self._run, {"address": self.address.text, "head": self._head, **facts})
+
+
+def copy_journal(run: Path, target: Path) -> None:
+    """Copy the journal of a run as of one commit, even while it is written. Raises StoreError."""
+    try:
+        with (
+            closing(open_database(run / DATABASE, read_only=True)) as journal,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            journal.backup(copy)
+    except sqlite3.Error as error:
+        raise store_error(run / DATABASE, error) from error
+
+
+def list_run_files(folder: Path) -> dict[str, Identity]:
+    """Return the files of a run by path, without its database, logs and drafts."""
+    files = {}
+    for root, folders, names in os.walk(folder, followlinks=True):
+        inside = Path(root).relative_to(folder)
+        drafts = {name for name in folders if name.endswith(".part") or SET_ASIDE in name}
+        folders[:] = [name for name in folders if name not in drafts | {_STAGE, "logs"}]
+        for name in names:
+            is_left_out = name in _LEFT_OUT and inside == Path()
+            path = Path(root) / name
+            if is_left_out or name.endswith((".part", ".log")) or not path.is_file():
+                continue
+            if (identity := _identity(path)) is not None:
+                files[(inside / name).as_posix()] = identity
+    return files
+
+
+def _identity(path: Path) -> Identity | None:
+    with contextlib.suppress(FileNotFoundError):
+        facts = path.stat()
+        return facts.st_ino, facts.st_size, facts.st_mtime_ns
+    return None
+
+
+def read_head(address: Address) -> dict[str, Any] | None:
+    """Return the head of the copies at an address, or None without copies. Raises StoreError."""
+    try:
+        return dict(json.loads(address.read(HEAD)))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise StoreError(f"{address.text}/{HEAD} is damaged: {error}; delete it") from error
+
+
+def write_head(address: Address, head: str) -> None:
+    """Make the folder with this head the owner of the copies at an address."""
+    facts = {"id": head, "host": socket.gethostname(), "process": os.getpid()}
+    address.write(HEAD, json.dumps(facts).encode())
+
+
+def write_status(run: Path, facts: dict[str, Any]) -> None:
+    """Write `storage.json`. Raises StoreError."""
+    write_atomically(run / STORAGE, json.dumps(facts, indent=2) + "\n")
+
+
+_SECONDS_AFTER_FAILURE = 10.0
+_LONGEST_SECONDS = 3600.0
+"""The time limit of a copy during the run. The next copy keeps the files that are uploaded already."""
+
+
+@asynccontextmanager
+async def back_up(config: StorageConfig | None, run: RunFolder, progress: Progress) -> AsyncIterator[None]:
+    """Copy the run every `interval` seconds during the block, and at its end. Does nothing without a config.
+
+    Raises RequestError if a new run cannot be copied, TakenOver if another folder has taken the run over.
+    """
+    if config is None:
+        yield
+        return
+    address = Address(f"{config.address}/{run.path.name}", config.driver_options())
+    storage = _Storage(config, run, progress, Copies(run.path, address))
+    await storage.begin()
+    task = asyncio.create_task(storage.keep(), name="copy the run to its storage")
+    try:
+        yield
+    except BaseException:
+        await storage.end(task, min(config.patience, _SECONDS_AFTER_FAILURE))
+        raise
+    await storage.end(task, config.patience)
+
+
+class _Storage:
+    def __init__(self, config: StorageConfig, run: RunFolder, progress: Progress, copies: Copies) -> None:
+        self._config, self._run, self._progress, self._copies = config, run, progress, copies
+        self._copied_at: float | None = None
+        self._error: Exception | None = None
+        self._failures = 0
+        self._over = asyncio.Event()
+
+    async def begin(self) -> None:
+        """Raise RequestError or TakenOver if the run must not begin."""
+        try:
+            await call_storage(self._config, self._copies.require_own)
+            if self._copies.is_new:
+                await probe(self._config)
+        except RequestError as error:
+            if self._copies.is_new:
+                raise RequestError(f"{error}. Mend that, or begin without: -o storage=null") from error
+            self._tell(error)
+
+    async def keep(self) -> None:
+        """Copy changes again and again, until the run ends or another folder takes it over."""
+        while not isinstance(self._error, TakenOver):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.interval):
+                    await self._over.wait()
+                    return
+            await self._copy(_LONGEST_SECONDS)
+
+    async def end(self, task: asyncio.Task[None], seconds: float) -> None:
+        """Make the last copy of a run that has begun, within `seconds`, and report a failure."""
+        self._over.set()
+        await asyncio.wait([task], timeout=seconds)
+        task.cancel()
+        if not self._run.is_blank and not isinstance(self._error, TakenOver):
+            with contextlib.suppress(StoreError):  # The writer reports its errors itself.
+                await self._run.journal.flush()
+            await self._copy(seconds)
+
+    async def _copy(self, seconds: float) -> None:
+        started = time.time()
+        try:
+            await call_storage(self._config.model_copy(update={"patience": seconds}), self._copies.copy)
+        except (RequestError, StoreError) as error:
+            self._failures += 1
+            self._tell(error)
+        else:
+            self._copied_at = started
+            self._tell(None)
+        last_error = None if self._error is None else str(self._error)
+        with contextlib.suppress(StoreError):  # Other parts report a folder that cannot be written.
+            self._copies.note(copied_at=self._copied_at, failures=self._failures, last_error=last_error)
+
+    def _tell(self, error: Exception | None) -> None:
+        before, self._error = self._error, error
+        where = f"storage {self._copies.address.text}"
+        if error is not None and before is None:
+            text = f"{where}: the run is not backed up: {error}. It goes on, and its folder has everything"
+            self._progress.message(text, warning=True)
+        elif error is None and before is not None:
+            self._progress.message(f"{where} takes backups again", warning=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A run that was restored from its copies."""
+
+    run: Path
+    address: str
+    taken: float
+    """When the copy was taken, in Unix seconds. The folder has everything that was committed until then."""
+    files: int
+    bytes: int
+
+    def lines(self) -> list[str]:
+        """Return the facts as sentences."""
+        shown = f"{datetime.fromtimestamp(self.taken, UTC):%Y-%m-%d %H:%M:%S}"
+        ago = max(0.0, time.time() - self.taken)
+        return [
+            f"restored {self.run} from {self.address}: the journal and {self.files} files, "
+            f"{self.bytes / 1e6:.1f} MB",
+            f"it has everything that was done until {shown} "
+            f"UTC, {ago:.0f} seconds ago; what was done after that is lost, and is done again",
+        ]
+
+
+def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
+    """Restore the run at an address to a new folder in `root`. That folder owns the copies from now on.
+
+    Raises RequestError if there is no run at the address, or already a folder of its name here. Raises
+    StoreError, naming the file, if one is missing or torn. A failed restore leaves nothing here.
+    """
+    _, name = split_run_address(text)
+    path = (root / name).absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RequestError(
+            f"{path} is there already; continue it: etude resume {shlex.quote(str(path))}, or name another "
+            "folder for runs: --output-dir"
+        )
+    address = Address(text.rstrip("/"), options)
+    try:
+        if read_head(address) is None:
+            raise RequestError(f"there is no run at {address.text}")
+        with open_draft(path) as draft:
+            head = os.urandom(16).hex()
+            # Done first, so that the previous folder stops copying.
+            write_head(address, head)
+            restored = _fill_draft(draft, path, address)
+            write_status(draft, {"address": address.text, "head": head, "copied_at": restored.taken})
+            return restored
+    except EtudeError:
+        raise
+    except Exception as error:  # whatever the driver raises
+        raise StoreError(f"{address.text} cannot be read: {error_words(error)}") from error
+
+
+def _fill_draft(draft: Path, path: Path, address: Address) -> Restored:
+    draft.mkdir()
+    archive = draft / ARCHIVE
+    _download(address, ARCHIVE, archive)
+    try:
+        with tarfile.open(archive) as packed:
+            packed.extractall(draft, filter="data")
+        facts = json.loads((draft / FACTS).read_text(encoding="utf-8"))
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise StoreError(f"{address.text}/{ARCHIVE} is damaged: {error}; nothing was restored") from error
+    size = archive.stat().st_size
+    for used in (archive, draft / FACTS):
+        used.unlink()
+    for name, expected in facts["files"].items():
+        target = draft / name
+        if _WRITTEN_ONCE.match(name):
+            if ".." in target.parts or not target.is_relative_to(draft):
+                raise StoreError(f"{address.text} has a file outside of the run: {name}")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _download(address, f"{FILES}/{name}", target)
+            size += expected
+        if target.stat().st_size != expected:
+            raise StoreError(
+                f"{address.text}/{FILES}/{name} is damaged: it has {target.stat().st_size} bytes in place of "
+                f"{expected}; nothing was restored"
+            )
+    return Restored(path, address.text, facts["taken"], len(facts["files"]), size)
+
+
+def _download(address: Address, name: str, target: Path) -> None:
+    try:
+        address.download(name, target)
+    except FileNotFoundError as error:
+        raise StoreError(f"{address.text}/{name} is missing; nothing was restored") from error

@@ -1,1 +1,0 @@
-"""Telemetry of an active run: its status for other terminals, and metrics for Prometheus."""

@@ -1,0 +1,304 @@
+"""The job engine: its steps, what an interruption, a kill and a cancel leave, and what is resumed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from etude.algorithms.grpo import Grpo
+from etude.backends import job_training as job_memory
+from etude.backends.job_training import Interrupted, JobData, JobTraining, TooLittleMemory
+from etude.backends.state_folders import StateFolders
+from etude.core.errors import TrainingError
+from etude.learner import tree_passes
+from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
+from etude.learner.memory import ModelNumbers
+from etude.learner.optimiser import Schedule, plan_steps
+from etude.learner.team import Team
+from etude.learner.tree import token_tree
+from etude.models.weights import digest
+from tests.learner.gradients import sequences, to_batch
+from tests.models.tiny_models import fresh_policy, policy
+from tests.support import one_quick
+
+OPTIONS = LearnerOptions(learning_rate=1e-2, schedule=Schedule("cosine"))
+
+
+class Listener:
+    """Notes what it is told, and has `on_step` called after each step."""
+
+    def __init__(self, on_step=lambda step: None, keep=()):
+        self.starts, self.steps, self.checkpoints, self.went_backs = [], [], [], []
+        self._on_step, self._keep = on_step, keep
+
+    def went_back(self, step, damage):
+        self.went_backs.append((step, damage))
+
+    def started(self, done):
+        self.starts.append(done)
+
+    def stepped(self, step, metrics):
+        self.steps.append((step.number, metrics))
+        self._on_step(step)
+
+    def checkpointed(self, step, version, metrics):
+        self.checkpoints.append((step.number, version.digest))
+        return self._keep
+
+
+def data(**options):
+    units = to_batch(sequences(policy(), 6))
+    plain = {"objective": Grpo(), "passes": 2, "batch_size": 2, "seed": 3}
+    return JobData(rows=[(unit,) for unit in units], **plain | options)
+
+
+def training(folder, listener, team=None, every=1, **options):
+    learner = Learner(fresh_policy(), OPTIONS, team=team)
+    checkpoints = None if folder is None else StateFolders(folder, "step-", "checkpoint")
+    return learner, JobTraining(learner, data(**options), listener, checkpoints, every)
+
+
+def weights(learner):
+    return {name: value.tolist() for name, value in learner.policy.trainable().items()}
+
+
+def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path):
+    whole, uninterrupted = training(None, listener := Listener())
+    metrics = uninterrupted.run(threading.Event())
+    assert [number for number, _ in listener.steps] == [1, 2, 3, 4, 5, 6]
+    assert whole.trained == 1
+
+    stopping = threading.Event()
+    first = Listener(lambda step: stopping.set() if step.number == 2 else None)
+    with pytest.raises(Interrupted):
+        training(tmp_path, first, every=100)[1].run(threading.Event(), stopping)
+    assert [number for number, _ in first.checkpoints] == [2]  # As it was asked to make way, and not before.
+    second = Listener()
+    resumed, rest = training(tmp_path, second, every=100)
+    resumed_metrics = rest.run(threading.Event())
+    assert {**resumed_metrics, "tokens_per_s": 0.0} == {**metrics, "tokens_per_s": 0.0}
+    assert second.starts == [2]
+    assert [number for number, _ in second.steps] == [3, 4, 5, 6]
+    assert weights(resumed) == weights(whole)
+    assert [step["loss"] for step in rest.history] == [step["loss"] for step in uninterrupted.history]
+
+
+def test_a_kill_costs_the_steps_since_the_last_checkpoint_alone(tmp_path):
+    def killed(step):
+        if step.number == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training(tmp_path, Listener(killed), every=2)[1].run(threading.Event())
+    shutil.copytree(tmp_path / "step-4", tmp_path / "step-5.part")  # It was being written.
+    resumed, rest = training(tmp_path, listener := Listener(), every=2)
+    rest.run(threading.Event())
+    assert listener.starts == [4]
+    assert weights(resumed) == weights(_uninterrupted())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-6"]
+
+
+@pytest.mark.parametrize(
+    ("harmed", "goes_on"), one_quick(((3, 4), 0), ((4,), 3)), ids=["both that there are", "the last one"]
+)
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, harmed, goes_on):
+    def killed(step):
+        if step.number == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training(tmp_path, Listener(killed), every=2)[1].run(threading.Event())
+    for step in harmed:
+        os.truncate(tmp_path / f"step-{step}" / "optimiser.safetensors", 100)
+    resumed, rest = training(tmp_path, listener := Listener(), every=2)
+    (went_back,) = listener.went_backs
+    assert went_back[0] == goes_on
+    assert [clause.split()[0] for clause in went_back[1]] == [
+        f"step-{step}/optimiser.safetensors" for step in reversed(harmed)
+    ]
+    rest.run(threading.Event())
+    assert listener.starts == [goes_on]
+    assert weights(resumed) == weights(_uninterrupted())
+
+
+@functools.cache
+def _uninterrupted():
+    learner, job = training(None, Listener())
+    job.run(threading.Event())
+    return learner
+
+
+def test_checkpoints_that_somebody_needs_are_kept(tmp_path):
+    _, job = training(tmp_path, listener := Listener(keep={2, 3}))
+    job.run(threading.Event())
+    assert [number for number, _ in listener.checkpoints] == [1, 2, 3, 4, 5, 6]
+    assert len({digest for _, digest in listener.checkpoints}) == 6
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3", "step-5", "step-6"]
+
+
+def test_the_end_of_an_epoch_is_a_checkpoint_and_validated(tmp_path):
+    held_out = [(unit,) for unit in to_batch(sequences(policy(), 2, seed=9))]
+    _, job = training(tmp_path, listener := Listener(), every=100, validation=held_out)
+    job.run(threading.Event())
+    assert [number for number, _ in listener.checkpoints] == [3, 6]
+    assert [number for number, metrics in listener.steps if "valid_loss" in metrics] == [3, 6]
+
+
+def test_a_canceled_job_says_how_far_it_was():
+    canceled = threading.Event()
+    _, job = training(None, Listener(lambda step: canceled.set() if step.number == 2 else None))
+    with pytest.raises(TrainingCanceled, match="canceled after 2 of 6 steps"):
+        job.run(canceled)
+
+
+def test_a_job_without_anything_to_learn_is_refused():
+    idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in sequences(policy(), 2)]
+    rows = [(unit,) for unit in to_batch(idle)]
+    with pytest.raises(TrainingError, match="nothing to learn from"):
+        JobTraining(Learner(fresh_policy(), OPTIONS), JobData(Grpo(), rows), Listener())
+
+
+@pytest.mark.parametrize("algorithm", [Grpo(entropy_bonus=0.1), Grpo(beta=0.1)], ids=["entropy", "kl"])
+def test_a_step_without_an_advantage_is_taken_for_another_term_of_the_loss(algorithm):
+    idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in sequences(policy(), 2)]
+    learner = Learner(moved := fresh_policy(), OPTIONS)
+    moved.keep_base()
+    with torch.no_grad():
+        next(iter(moved.trainable().values())).mul_(1.5)
+    before = digest(moved.trainable())
+    data = JobData(algorithm, [(unit,) for unit in to_batch(idle)])
+    assert JobTraining(learner, data, Listener()).run(threading.Event())["grad_norm"] > 0
+    assert digest(moved.trainable()) != before
+
+
+class Divided(Team):
+    """Two processes, of which the other has other weights, and is not there."""
+
+    size = 2
+
+    def same(self, text):
+        return False
+
+
+def test_processes_with_different_weights_are_an_error_before_anything_is_written(tmp_path):
+    _, job = training(tmp_path, Listener(), team=Divided(), objective=Grpo(correction="none"))
+    with pytest.raises(TrainingError, match="after step 1 the processes hold different weights"):
+        job.run(threading.Event())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_weights_that_processes_compare_are_those_of_now(tmp_path):
+    seen = []
+
+    class Compared(Divided):
+        def same(self, text):
+            seen.append(text)
+            return True
+
+    _, job = training(tmp_path, Listener(), team=Compared(), objective=Grpo(correction="none"))
+    job.run(threading.Event())
+    assert len(set(seen)) == len(seen) == 6
+
+
+class PretendedTeam(Team):
+    """Two processes of one machine, which need the same."""
+
+    def sum(self, values):
+        return {name: 2 * value for name, value in values.items()}
+
+
+@pytest.mark.parametrize("team", one_quick(PretendedTeam(), Team()))
+def test_a_job_whose_steps_do_not_fit_into_memory_is_refused_before_the_first(tmp_path, team, monkeypatch):
+    free = []
+    monkeypatch.setattr(job_memory, "available_memory", lambda device: free[-1])
+    listener = Listener()
+    learner, job = training(tmp_path, listener, team)
+    needed = ModelNumbers.of(learner.policy).training(
+        *learner.largest_pass(job._data.largest(job.steps)), on_gpu=False
+    )
+    processes = int(team.sum({"": 1})[""])
+    learner.options = replace(OPTIONS, gradient_checkpointing=False)
+    free.append(int(0.7 * processes * needed.to_come(has_moments=False)))
+    with pytest.raises(TooLittleMemory, match=r"\d tokens at a time takes about .*, and .* are free on cpu"):
+        job.run(threading.Event())
+    assert not listener.starts and not learner.step
+    free.append(int(0.9 * processes * needed.to_come(has_moments=False)))
+    job.run(threading.Event())
+    assert len(listener.steps) == 6
+    free.append(0)  # What has been allowed is not asked about again.
+    learner.reset()
+    JobTraining(learner, data(), listener).run(threading.Event())
+
+
+def test_layers_are_computed_twice_where_memory_would_not_be_enough_otherwise(tmp_path, monkeypatch):
+    learner, job = training(tmp_path, listener := Listener())
+    passes = learner.largest_pass(job._data.largest(job.steps))
+    numbers = replace(ModelNumbers.of(learner.policy), layers=4000)
+    monkeypatch.setattr(ModelNumbers, "of", lambda policy: numbers)
+    plain, twice = (numbers.training(*passes, on_gpu=False, checkpointed=own) for own in (False, True))
+    assert twice.total < 0.6 * plain.total
+    monkeypatch.setattr(job_memory, "available_memory", lambda device: twice.total)
+    job.run(threading.Event())
+    assert learner.computes_twice and "layers are computed twice" in learner.note
+    assert len(listener.steps) == 6
+
+    expected, other = training(None, Listener())
+    monkeypatch.setattr(job_memory, "available_memory", lambda device: plain.total)
+    other.run(threading.Event())
+    assert not expected.computes_twice and expected.note is None
+    assert weights(learner) == weights(expected)
+
+    _, last = training(None, Listener())
+    monkeypatch.setattr(job_memory, "available_memory", lambda device: int(0.5 * twice.total))
+    with pytest.raises(TooLittleMemory, match="lower token_budget or batch_size, train LoRA weights"):
+        last.run(threading.Event())
+
+
+def test_what_sequences_share_is_found_out_once_a_step_where_memory_is_ample(tmp_path, monkeypatch):
+    listener, trees = Listener(), []
+    _, job = training(tmp_path, listener)
+    monkeypatch.setattr(tree_passes, "token_tree", lambda ids: trees.append(1) or token_tree(ids))
+    job.run(threading.Event())
+    assert len(trees) == len(listener.steps)
+
+
+def list_rows(steps):
+    return [step.rows for step in steps]
+
+
+def test_every_pass_goes_over_all_rows_in_an_order_of_its_own():
+    steps = plan_steps([True] * 7, 2, 3, 5, "epoch")
+    assert [len(step.rows) for step in steps] == [3, 3, 1] * 2
+    passes = [[row for step in steps if step.epoch == epoch for row in step.rows] for epoch in (1, 2)]
+    assert [sorted(rows) for rows in passes] == [list(range(7))] * 2
+    assert passes[0] != passes[1]
+    assert list_rows(steps) == list_rows(plan_steps([True] * 7, 2, 3, 5, "epoch"))
+    assert list_rows(steps) != list_rows(plan_steps([True] * 7, 2, 3, 6, "epoch"))
+    assert list_rows(steps) != list_rows(plan_steps([True] * 7, 2, 3, 5, "another job"))
+
+
+def test_steps_know_where_they_are():
+    steps = plan_steps([True] * 4, 2, 2, 0)
+    assert [(step.number, step.of, step.epoch, step.ends_epoch, step.part) for step in steps] == [
+        (1, 4, 1, False, 0.0),
+        (2, 4, 1, True, 0.25),
+        (3, 4, 2, False, 0.5),
+        (4, 4, 2, True, 0.75),
+    ]
+
+
+def test_without_a_batch_size_all_rows_are_one_step_in_their_order():
+    assert list_rows(plan_steps([True] * 3, 2, None, 0)) == [(0, 1, 2)] * 2
+
+
+def test_steps_without_anything_to_learn_are_left_out():
+    steps = plan_steps([True, False, False, False], 3, 1, 0)
+    assert list_rows(steps) == [(0,)] * 3
+    assert [(step.epoch, step.ends_epoch, step.of) for step in steps] == [(n, True, 3) for n in (1, 2, 3)]
+    assert plan_steps([False], 1, None, 0) == []

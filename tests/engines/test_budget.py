@@ -1,0 +1,192 @@
+"""Budgets of runs: an endpoint that charges, kills, going on, and the estimates beside them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.core.errors import BudgetReached
+from etude.engines.bill import BillEntry
+from etude.preflight.estimate import EpisodeUsage
+from etude.verbs import evaluate, load_run, resume
+from tests.cli.projects import etude, finished, process, succeed
+from tests.engines.budget_project import (
+    CACHED,
+    COMPLETION,
+    PROMPT,
+    ChargingEndpoint,
+    bill_in,
+    charged_project,
+)
+from tests.support import one_quick
+
+POLICY, JUDGE = (PROMPT, CACHED, COMPLETION), (10 * PROMPT, 10 * CACHED, 10 * COMPLETION)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def alone(**general: Any) -> dict[str, Any]:
+    """No judge, and so one model that is asked."""
+    general = {"dataset": "train.jsonl", "max_concurrency": 16, **general}
+    return {"eval": {"general": general, "evaluators": {"correct": "agent:correct"}}}
+
+
+def test_the_bill_is_what_the_endpoint_has_charged(here: Path):
+    with ChargingEndpoint() as policy, ChargingEndpoint() as judge:
+        config = charged_project(here, policy.url, examples=6, judge_url=judge.url)
+        assert etude("evaluate", config, "--name", "x").exit_code == 0
+        assert etude("resume", "runs/x").exit_code == 0
+        bill = bill_in(here / "runs/x")
+    lines = {line["model"]: line for line in bill["lines"]}
+    for name, endpoint, prices in (("policy", policy, POLICY), ("judge", judge, JUDGE)):
+        assert lines[name]["calls"] == endpoint.calls == 6
+        assert lines[name]["usd"] == pytest.approx(endpoint.usd(*prices), rel=1e-9)
+    assert (lines["policy"]["role"], lines["judge"]["role"]) == ("agent", "judge")
+
+
+@pytest.mark.parametrize("isolation", one_quick("none", "process"))
+def test_sixteen_calls_at_once_end_at_most_one_percent_over(here: Path, isolation: str):
+    with ChargingEndpoint(together=16) as endpoint:
+        more = {"isolation": isolation} | ({"runners": 2} if isolation == "process" else {})
+        config = charged_project(here, endpoint.url, examples=150, **alone(**more), budget={"usd": 0.02})
+        done = finished("evaluate", config, "--name", "x", folder=here)
+        assert done.returncode == 3, done.stderr
+        assert "stopped; everything up to here is kept\nbudget.usd is $0.02:" in done.stderr
+        assert done.stderr.endswith("next: etude resume runs/x -o budget.usd=0.04\n")
+        spent = endpoint.usd(*POLICY)
+        assert 0.015 < spent <= 0.02 * 1.01
+        assert endpoint.most_at_once == 16
+        assert bill_in(here / "runs/x")["total"]["usd"] == pytest.approx(spent, rel=1e-9)
+        again = etude("resume", "runs/x", "-o", "budget.usd=0.025")
+        assert again.exit_code == 3 and "budget: usd 0.02 → usd 0.025" in again.stdout
+        assert spent < endpoint.usd(*POLICY) <= 0.025 * 1.01
+        assert bill_in(here / "runs/x")["total"]["usd"] == pytest.approx(endpoint.usd(*POLICY), rel=1e-9)
+
+
+def test_a_run_that_is_killed_counts_each_call_once(here: Path):
+    with ChargingEndpoint(most=20) as endpoint:
+        config = charged_project(here, endpoint.url, examples=60, **alone(max_concurrency=4))
+        running = process("evaluate", config, "--name", "x", folder=here)
+        deadline = time.monotonic() + 60
+        while endpoint.calls < 24 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.kill(running.pid, 9)
+        running.wait()
+        before = bill_in(here / "runs/x")["total"]
+        lost = endpoint.calls - before["calls"]
+        assert (before["calls"], lost) == (20, 4), "calls under way are all that is not known"
+        endpoint.go.set()
+        assert etude("resume", "runs/x").exit_code == 0
+        after = bill_in(here / "runs/x")["total"]
+        assert after["calls"] == 60 == endpoint.calls - lost
+
+
+def test_answers_that_are_charged_and_cannot_be_used_count_too(here: Path):
+    with ChargingEndpoint(spoilt=3) as endpoint:
+        config = charged_project(here, endpoint.url, examples=8, **alone())
+        assert etude("evaluate", config, "--name", "x").exit_code == 0
+        assert endpoint.calls > 8
+        assert bill_in(here / "runs/x")["total"]["usd"] == pytest.approx(endpoint.usd(*POLICY), rel=1e-9)
+
+
+def test_a_judge_has_a_budget_of_its_own(here: Path):
+    with ChargingEndpoint() as endpoint:
+        config = charged_project(here, endpoint.url, examples=20)
+        stopped = etude("evaluate", config, "--name", "x", "-o", "llms.judge.budget.tokens=2000")
+        assert stopped.exit_code == 3
+        assert "llms.judge.budget.tokens is 2,000 tokens" in stopped.stderr
+        by_model = {line["model"]: line["tokens"] for line in bill_in(here / "runs/x")["lines"]}
+        assert 1000 < by_model["judge"] <= 2000
+        succeed("resume", "runs/x", "-o", "llms.judge.budget.tokens=100000")
+
+
+def test_an_unpriced_model_with_a_limit_in_usd_begins_nothing(here: Path):
+    config = charged_project(here, "https://models.example/v1", budget={"usd": 1}, **alone())
+    refused = etude("evaluate", config, "-o", "llms.policy.prices=null")
+    assert refused.exit_code == 2
+    assert "llms.policy.prices: {prompt: 0.15, completion: 0.60}" in refused.stderr
+    assert not list((here / "runs").iterdir())
+
+
+def test_a_program_gets_an_error_that_says_how_to_go_on(here: Path):
+    with ChargingEndpoint() as endpoint:
+        config = charged_project(here, endpoint.url, examples=9, **alone())
+        with pytest.raises(BudgetReached) as reached:
+            evaluate(config, name="x", budget={"tokens": 500}, progress=False)
+        assert reached.value.override == "budget.tokens=1000"
+        bill = load_run("x").bill
+        assert 0 < bill.total.tokens <= 500
+        run = resume("x", budget={"tokens": 5000}, progress=False)
+        assert run.bill.total.calls == endpoint.calls == 9
+
+
+ONE_EPOCH = {
+    "enabled": True,
+    "target_model": "policy",
+    "reward_function": {"name": "correct"},
+    "num_epochs": 1,
+}
+
+
+def project(folder: Path, url: str, **changes: Any) -> Path:
+    """A run of 40 episodes, in one epoch, on a backend that trains by counting."""
+    return charged_project(
+        folder,
+        url,
+        examples=10,
+        trajectory_builders={"grpo": {"_type": "grpo", "num_generations": 4}},
+        trainer_adapters={"counting": {"_type": "tests.cli.parts:counting"}},
+        finetuning={**ONE_EPOCH, "trajectory_builder": "grpo", "trainer_adapter": "counting"},
+        **changes,
+    )
+
+
+def checked(*arguments: Any) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(etude("check", "config.yml", "--json", *arguments).stdout)
+    return report
+
+
+def test_a_few_episodes_that_are_played_say_what_a_run_costs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ChargingEndpoint() as endpoint:
+        project(tmp_path, endpoint.url)
+        estimate = checked("--play", 20)["estimate"]
+        assert (estimate["measured_on"], endpoint.calls) == (20, 40)
+        assert not (tmp_path / "runs").exists()
+        assert etude("evaluate", "config.yml", "--name", "x", "--repeat", 4).exit_code == 0
+    usd, whole = estimate["usd"], bill_in(tmp_path / "runs/x")["total"]
+    assert estimate["training_episodes"] == 40 and estimate["calls"] == whole["calls"] == 80
+    assert usd["mean"] == pytest.approx(whole["usd"], rel=0.2)
+    assert usd["low"] < whole["usd"] < usd["high"]
+    assert estimate["usd_by_model"].keys() == {"policy", "judge"}
+    assert sum(estimate["usd_by_model"].values()) == pytest.approx(usd["mean"])
+
+
+def test_a_run_that_would_reach_its_limit_is_warned_of(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ChargingEndpoint() as endpoint:
+        project(tmp_path, endpoint.url, budget={"usd": 0.1})
+        shown = etude("check", "config.yml", "--play", 8).stdout
+    assert "! budget.usd is 0.1, and the whole run would take about 0.1" in shown
+    assert "price           about $0.1" in shown
+
+
+def test_an_interval_is_that_of_the_episodes_that_were_measured():
+    line = BillEntry("policy", "agent", "", calls=5, prompt_tokens=400, completion_tokens=100)
+    each = EpisodeUsage(5, lines=(line,), spread=0.5)
+    assert (each.per_episode("calls"), each.average_tokens("policy")) == (1, 100)
+    found = each.of(each.average_tokens("policy"), 20)
+    # t(4) · 0.5 · √(1/5 + 1/20)
+    assert found.mean == 2000 and found.high == pytest.approx(2000 * (1 + 2.776 * 0.25), rel=1e-3)
+    assert found.low == pytest.approx(2000 * (1 - 2.776 * 0.25), rel=1e-3)
+    assert EpisodeUsage(1, lines=(line,)).of(100, 20).high == math.inf

@@ -1,0 +1,367 @@
+"""Every fault of a model's endpoint, over sockets, and the breaker that stops a run without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import etude
+from etude.config.component import EvaluatorConfig
+from etude.config.load import parse_config
+from etude.config.references import LlmRef
+from etude.config.registry import register_evaluator
+from etude.core.call import ChatRequest, Completion
+from etude.core.episode import Example
+from etude.core.errors import EngineError, ImpossibleCall, ModelOut
+from etude.core.evaluation import EvaluationRunOutput
+from etude.core.interfaces import Engine
+from etude.engines.openai_compatible import OpenAiEngine
+from etude.engines.openai_config import OpenAiLlmConfig
+from etude.engines.routes import Breaker
+from etude.runtime import open_runtime
+from etude.store.run_folder import RunFolder
+from etude.wire.retries import Refusal, counting_retries, to_failure
+from tests.faults.remote_faults import (
+    FAULTS,
+    LOGPROBS,
+    VOCABULARY,
+    Fault,
+    FaultyEndpoint,
+    completion,
+    reply,
+    sends,
+)
+from tests.support import ScriptedEngine, one_quick, pass_time, until
+
+PASSING = [name for name, fault in FAULTS.items() if fault.kind in ("temporary", "slow")]
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[FaultyEndpoint]:
+    async with FaultyEndpoint().serving() as endpoint:
+        yield endpoint
+
+
+async def asked(url: str, **fields: Any) -> Completion:
+    """The answer to one call at an address, of an engine that loses its patience soon."""
+    settings: dict[str, Any] = {
+        "model_name": "tiny",
+        "base_url": url,
+        "api_key": "sk-test",
+        "return_token_ids": True,
+        "vocabulary": VOCABULARY,
+        "request_timeout": 600,
+        "retry_wait": 0.001,
+        "max_retry_wait": 0.01,
+        "max_answer_mb": 2,
+    }
+    engine = OpenAiEngine(OpenAiLlmConfig.model_validate(settings | fields))
+    try:
+        return await engine.complete(ChatRequest(({"role": "user", "content": "hello"},)))
+    finally:
+        await engine.close()
+
+
+async def test_each_fault_that_passes_is_got_over_by_one_more_attempt(endpoint: FaultyEndpoint) -> None:
+    async def got_over(fault: str) -> tuple[Completion, int]:
+        with counting_retries() as count:
+            answer = await asked(endpoint.url(fault, once="x"))
+        return answer, count.retries
+
+    faults = [name for name in PASSING if FAULTS[name].kind == "temporary"]
+    async with asyncio.timeout(60):
+        outcomes = await asyncio.gather(*map(got_over, faults))
+    assert {fault: retries for fault, (_, retries) in zip(faults, outcomes, strict=True)} == dict.fromkeys(
+        faults, 1
+    )
+    assert {answer.logprobs for answer, _ in outcomes} == {LOGPROBS}
+    assert {endpoint.asked[fault] for fault in faults} == {2}
+
+
+async def test_each_fault_that_stays_is_a_failed_call_that_says_what_it_was(endpoint: FaultyEndpoint) -> None:
+    async def failed(fault: str) -> BaseException | None:
+        try:
+            await asked(endpoint.url(fault), max_retries=1)
+        except EngineError as error:
+            return error
+        return None
+
+    slow = [name for name, fault in FAULTS.items() if fault.kind == "slow"]
+    async with asyncio.timeout(60):
+        errors = {name: await failed(name) for name in FAULTS.keys() - slow}
+    failing = asyncio.gather(*map(failed, slow))
+    for attempt in (1, 2):
+        await until(lambda count=attempt: {endpoint.asked[name] for name in slow} == {count})
+        pass_time(600)
+    errors |= dict(zip(slow, await failing, strict=True))
+    assert {name: error for name, error in errors.items() if FAULTS[name].words not in str(error)} == {}
+    impossible = {name for name, error in errors.items() if isinstance(error, ImpossibleCall)}
+    assert impossible == {name for name, fault in FAULTS.items() if fault.kind == "impossible"}
+    assert endpoint.asked == {name: 2 if name in PASSING else 1 for name in FAULTS}
+
+
+@pytest.mark.parametrize("fault", ["gzip-bomb", "endless", "large"])
+async def test_an_answer_without_end_takes_little_memory(endpoint: FaultyEndpoint, fault: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(EngineError, match="larger than 2 MB; `max_answer_mb` sets the limit"):
+            await asked(endpoint.url(fault), max_retries=0)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 40 * 2**20
+
+
+async def test_compressed_answers_are_read(endpoint: FaultyEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = json.dumps(completion()).encode()
+    halves = gzip.compress(good[:50]) + gzip.compress(good[50:])
+    for encoding, data in {"gzip": halves, "deflate": zlib.compress(good)}.items():
+        answer = Fault("temporary", sends(reply(200, data, {"content-encoding": encoding})), "")
+        monkeypatch.setitem(FAULTS, "zipped", answer)
+        assert (await asked(endpoint.url("zipped"))).logprobs == LOGPROBS
+
+
+async def test_a_run_over_faults_of_all_kinds_ends_as_one_without(
+    tmp_path: Path, endpoint: FaultyEndpoint
+) -> None:
+    """Each episode's model is at an address that commits another fault first."""
+    temporary = [name for name in PASSING if FAULTS[name].kind == "temporary"]
+    settings = {"_type": "openai", "model_name": "tiny", "api_key": "sk-test", "vocabulary": VOCABULARY}
+    settings |= {"max_retry_wait": 0.01}
+    llms = {name: settings | {"base_url": endpoint.url(name, once="run")} for name in temporary}
+    config = parse_config(
+        {
+            "llms": llms,
+            "workflow": f"{__name__}:ask_named",
+            "eval": {
+                "general": {"dataset": {"_type": "python", "function": f"{__name__}:fault_rows"}},
+                "evaluators": {"length": f"{__name__}:length"},
+            },
+            "finetuning": {"error_budget": 0.0},
+        }
+    )
+    with RunFolder.create(tmp_path, "run") as run:
+        async with open_runtime(config, run) as runtime:
+            output = await runtime.evaluation.run(runtime.examples, phase="eval")
+    assert output.scores() == {"length": [4.0] * len(temporary)}
+    assert sum(output.retried.values()) == len(temporary)
+    assert output.remote()["attempts"] == 2 * len(temporary)
+    assert output.retried["http_429"] == sum(name.startswith("429") for name in temporary)
+    assert {"connection", "malformed", "too_large"} <= output.retried.keys()
+
+
+def fault_rows() -> list[dict[str, Any]]:
+    """An example for each fault that passes by itself."""
+    return [{"id": name, "model": name} for name in PASSING if FAULTS[name].kind == "temporary"]
+
+
+@etude.workflow
+async def ask_named(example: etude.Example, episode: etude.Episode) -> str:
+    model = example.inputs["model"]
+    return (await episode.chat([{"role": "user", "content": "hello"}], model=model)).text
+
+
+@etude.evaluator
+def length(example: etude.Example, output: str) -> float:
+    return float(len(output))
+
+
+async def said(url: str) -> str:
+    engine = OpenAiEngine(OpenAiLlmConfig(model_name="tiny", base_url=url, retry_wait=0.001))
+    with pytest.raises(EngineError) as caught:
+        await engine.complete(ChatRequest(({"role": "user", "content": "x"},)))
+    await engine.close()
+    return str(caught.value)
+
+
+async def test_plain_http_behind_https() -> None:
+    async with FaultyEndpoint().serving() as endpoint:
+        error = await said(endpoint.url("well").replace("http://", "https://"))
+    assert "the server speaks plain HTTP: write http:// in place of https:// in the address" in error
+
+
+def test_servers_that_say_it_themselves() -> None:
+    told = b"Client sent an HTTP request to an HTTPS server.\n"
+    failure = to_failure(400, {}, told)
+    assert isinstance(failure, Refusal) and not failure.impossible
+    assert "write https:// in place of http://" in str(failure)
+
+
+ROWS = {"_type": "python", "function": "tests.engines.test_remote_faults:rows"}
+WORK = [Example(f"e{number}", {"question": str(number)}) for number in range(50)]
+
+
+def rows() -> list[dict[str, Any]]:
+    """A config has to have some."""
+    return [{"id": "e", "question": "none"}]
+
+
+@etude.workflow
+async def ask(example: etude.Example, episode: etude.Episode) -> str:
+    return (await episode.chat([{"role": "user", "content": "hello"}], model="policy")).text
+
+
+@etude.workflow
+async def swallow(example: etude.Example, episode: etude.Episode) -> str:
+    """An agent that makes an answer of whatever happens."""
+    with contextlib.suppress(Exception):
+        return (await episode.chat([{"role": "user", "content": "hello"}], model="policy")).text
+    return "I do not know"
+
+
+@etude.workflow
+async def idle(example: etude.Example, episode: etude.Episode) -> str:
+    return "nothing was asked"
+
+
+class SwallowingConfig(EvaluatorConfig, name="swallowing_judge"):
+    model: LlmRef
+
+
+@register_evaluator(config_type=SwallowingConfig)
+async def swallowing_judge(config: SwallowingConfig, builder: Any) -> AsyncIterator[Any]:
+    """A judge that makes a score of whatever happens."""
+    engine = await builder.get_llm(config.model)
+
+    @etude.evaluator
+    async def judge(example: etude.Example, output: str) -> float:
+        with contextlib.suppress(Exception):
+            await engine.complete(ChatRequest(({"role": "user", "content": output},)))
+        return 0.5
+
+    yield judge
+
+
+def model_at(url: Any, **fields: Any) -> dict[str, Any]:
+    quick = {"retry_wait": 0.001, "max_retry_wait": 0.01, "request_timeout": 20}
+    return {"_type": "openai", "model_name": "tiny", "base_url": url, "api_key": "sk-test", **quick, **fields}
+
+
+async def play(
+    folder: Path,
+    llms: dict[str, Any],
+    workflow: str = "ask",
+    judge: Any = None,
+    engine: Engine | None = None,
+    **general: Any,
+) -> EvaluationRunOutput:
+    """An evaluation of all the work in a run folder, which may be there already."""
+    evaluators: dict[str, Any] = {"length": "tests.engines.test_remote_faults:length"}
+    evaluators |= {"judge": judge} if judge else {}
+    config = parse_config(
+        {
+            "llms": llms,
+            "workflow": f"tests.engines.test_remote_faults:{workflow}",
+            "eval": {"general": {"dataset": ROWS, **general}, "evaluators": evaluators},
+            "finetuning": {"error_budget": 1.0},
+        }
+    )
+    there = (folder / "run.db").exists()
+    with RunFolder.open(folder) if there else RunFolder.create(folder.parent, folder.name) as run:
+        engines = None if engine is None else {"policy": engine}
+        async with open_runtime(config, run, engines=engines) as runtime:
+            return await runtime.evaluation.run(WORK, phase="eval")
+
+
+CAUSES = {
+    "401": "HTTP 401: Incorrect API key .* check its `api_key`, or OPENAI_API_KEY, then resume",
+    "closed": "Error.* start the server, or check `base_url`",
+}
+
+
+@pytest.mark.parametrize("fault", CAUSES)
+async def test_a_model_that_fails_all_calls_stops_the_run_and_is_gone_on_with_once_mended(
+    tmp_path: Path, endpoint: FaultyEndpoint, fault: str
+) -> None:
+    llms = {"policy": model_at(endpoint.url(fault), max_retries=1)}
+    with pytest.raises(ModelOut, match=CAUSES[fault]):
+        await play(tmp_path / "run", llms)
+    assert endpoint.asked[fault] <= 40
+    endpoint.mended = True
+    output = await play(tmp_path / "run", llms)
+    assert (output.failures, len(output.scores()["length"])) == ({}, len(WORK))
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+async def test_an_agent_that_swallows_the_error_is_stopped_too(
+    tmp_path: Path, endpoint: FaultyEndpoint, isolation: str
+) -> None:
+    general = {"runners": 1} if isolation == "process" else {}
+    llms = {"policy": model_at(endpoint.url("401"))}
+    with pytest.raises(ModelOut, match="Incorrect API key"):
+        await play(tmp_path / "run", llms, "swallow", isolation=isolation, **general)
+    assert endpoint.asked["401"] <= 40
+
+
+class Gone(ScriptedEngine):
+    """An engine of one's own, which knows by itself that it has no answers."""
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        raise ModelOut("the robot's battery is empty")
+
+
+@pytest.mark.parametrize("isolation", one_quick("none", "process"))
+async def test_an_engine_of_ones_own_ends_the_run_by_raising_it(tmp_path: Path, isolation: str) -> None:
+    """Where runners play, the head samples from it."""
+    general = {"runners": 1} if isolation == "process" else {}
+    unused = {"policy": model_at("http://127.0.0.1:9/v1")}
+    with pytest.raises(ModelOut, match="battery"):
+        await play(tmp_path / "run", unused, "swallow", engine=Gone([]), isolation=isolation, **general)
+
+
+async def test_a_judge_that_is_out_stops_the_run_also_where_its_errors_are_swallowed(
+    tmp_path: Path, endpoint: FaultyEndpoint
+) -> None:
+    llms = {"policy": model_at(endpoint.url("well")), "judge": model_at(endpoint.url("403"))}
+    with pytest.raises(ModelOut, match="HTTP 403: not for you"):
+        judge = {"_type": "llm_judge", "model": "judge", "prompt": "Is it good?"}
+        await play(tmp_path / "run", llms, judge=judge)
+    with pytest.raises(ModelOut, match="HTTP 403: not for you"):
+        judge = {"_type": "swallowing_judge", "model": "judge"}
+        await play(tmp_path / "other", llms, "idle", judge=judge)
+    assert endpoint.asked["403"] <= 80
+
+
+async def test_a_model_that_hangs_is_found_when_episodes_run_out_of_time(
+    tmp_path: Path, endpoint: FaultyEndpoint
+) -> None:
+    """As calls do that were given up after an attempt that had no answer in time."""
+    llms = {"policy": model_at(endpoint.url("hang"), request_timeout=0.5)}
+    with pytest.raises(ModelOut, match=r"no answer within 0\.5 s; .*raise `request_timeout`"):
+        await play(tmp_path / "run", llms, timeout=1.0)
+    assert endpoint.asked["hang"] <= 40
+
+
+async def test_of_several_addresses_all_have_to_be_out(tmp_path: Path, endpoint: FaultyEndpoint) -> None:
+    one_is_well = model_at([endpoint.url("401"), endpoint.url("well")])
+    assert (await play(tmp_path / "one", {"policy": one_is_well})).failures == {}
+    none_is_well = model_at([endpoint.url("401"), endpoint.url("404")])
+    with pytest.raises(ModelOut, match=r"2 addresses: .*(401|404).*(401|404)"):
+        await play(tmp_path / "two", {"policy": none_is_well})
+
+
+async def test_calls_whose_requests_are_at_fault_say_nothing_of_the_model(endpoint: FaultyEndpoint) -> None:
+    engine = OpenAiEngine(OpenAiLlmConfig(model_name="tiny", base_url=endpoint.url("400"), stop_after=1))
+    for _ in range(3):
+        with pytest.raises(ImpossibleCall):
+            await engine.complete(ChatRequest(({"role": "user", "content": "x"},)))
+    await engine.close()
+
+
+def test_failures_are_counted_by_their_causes_until_a_call_is_answered() -> None:
+    breaker = Breaker(3)
+    for cause in ("http_500", "http_500", "timeout", "timeout"):
+        assert breaker.failed(cause, "no") is None
+    breaker.answered()
+    assert breaker.failed("http_500", "no") is None
+    breaker.require_closed()
+    assert Breaker(None).failed("http_401", "no") is None

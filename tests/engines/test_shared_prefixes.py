@@ -1,0 +1,267 @@
+"""A prefix that rows share is read once, and what is sampled is what it would be without that."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.algorithms.grpo import Grpo
+from etude.core.call import Sampling
+from etude.core.sample import Sample, shared_length
+from etude.engines import decoder as decoders
+from etude.engines import step_inputs as module
+from etude.engines.decoder import make_decoder
+from etude.engines.sampler import LiveRow, uniforms
+from etude.engines.step_inputs import Prefix, make_ragged_inputs, shared_prefixes, tensor
+from etude.learner.learner import Learner, LearnerOptions
+from tests.engines.test_decoder import assert_right, run
+from tests.learner.gradients import to_batch, train
+from tests.models.tiny_models import family, policy, true_logprobs
+from tests.support import drawn, one_quick
+
+MODELS = {
+    "llama": lambda: family("LlamaConfig"),
+    "a key for each query": lambda: policy(max_context=512),
+    "qwen3": lambda: family("Qwen3Config", head_dim=16),
+    "gemma3, narrow and wide": lambda: family(
+        "Gemma3TextConfig", head_dim=16, query_pre_attn_scalar=16, sliding_window=64, sliding_window_pattern=2
+    ),
+}
+
+
+@pytest.fixture
+def cheap(monkeypatch):
+    """Calls cost next to nothing, so that the shortest prefix counts."""
+    monkeypatch.setattr(module, "_PREFIX", 10)
+
+
+@pytest.fixture
+def prefixes(monkeypatch):
+    """All that were found, by the rows that were looked at."""
+    seen = []
+
+    def seeing(*args):
+        seen.append(shared_prefixes(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(decoders, "shared_prefixes", seeing)
+    return seen
+
+
+def most_saved(ids, cached, cost):
+    """By any way to cut the rows, in the order of their tokens, in parts."""
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    best = 0
+    for cuts in range(2 ** (len(order) - 1)):
+        ends = [place for place in range(1, len(order)) if cuts >> (place - 1) & 1]
+        saved = 0
+        for first, last in pairwise([0, *ends, len(order)]):
+            part = order[first:last]
+            length = 0
+            while all(length < cached[row] and ids[row][length] == ids[part[0]][length] for row in part):
+                length += 1
+            saved += max(0, (len(part) - 1) * length - cost)
+        best = max(best, saved)
+    return best
+
+
+@settings(max_examples=drawn(60), deadline=None, derandomize=True)
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=12), min_size=1, max_size=7), st.integers(1, 9)
+)
+def test_no_other_partition_saves_more(ids, cost):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PREFIX", cost)
+        cached = [len(own) - 1 for own in ids]
+        live = [
+            LiveRow("", own, Sampling(), uniforms(0), cached=count)
+            for own, count in zip(ids, cached, strict=True)
+        ]
+        found = shared_prefixes(live, 1)
+        rows = [row for prefix in found for row in prefix.rows]
+        assert len(rows) == len(set(rows))
+        for prefix in found:
+            assert len({tuple(ids[row][: prefix.length]) for row in prefix.rows}) == 1
+            assert all(prefix.length <= cached[row] for row in prefix.rows)
+        saved = sum((len(prefix.rows) - 1) * prefix.length - cost for prefix in found)
+        assert saved == most_saved(ids, cached, cost)
+
+
+def make_rows(choose, groups, most, system):
+    """Rows of some prompts, all of which may begin with the same tokens, in any order."""
+    start = [choose.randrange(7, 300) for _ in range(system)]
+    rows = []
+    for group in range(groups):
+        prompt = [*start, *(choose.randrange(7, 300) for _ in range(choose.choice([1, 9, 40, 90])))]
+        for number in range(choose.randrange(1, most + 1)):
+            own = [choose.randrange(7, 300) for _ in range(choose.choice([0, 0, 3, 20]))]
+            key = 100 * group + number
+            rows.append(LiveRow(str(key), [*prompt, *own], Sampling(), uniforms(key)))
+    choose.shuffle(rows)
+    return rows
+
+
+def sampled(of, seed, groups, most, system, *, cost):
+    """As rows join one by one, and finish when they like."""
+    choose = random.Random(seed)
+    rows = make_rows(choose, groups, most, system)
+    until = {row: len(row.ids) + choose.randrange(2, 24) for row in rows}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PREFIX", cost)
+        patch.setattr(module, "_PADDING", min(cost, 2000))
+        run(make_decoder(of, slots=8, deterministic=False), rows, until, start=len(rows) // 2)
+    return rows
+
+
+@settings(max_examples=drawn(4), deadline=None, derandomize=True)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.sampled_from([0, 8, 70]),
+    st.sampled_from([50, 3000]),
+    st.sampled_from(sorted(MODELS)),
+)
+def test_tokens_and_logprobs_are_those_without_sharing(seed, groups, most, system, cost, name):
+    of = MODELS[name]()
+    plain = sampled(of, seed, groups, most, system, cost=2**60)
+    shared = sampled(of, seed, groups, most, system, cost=cost)
+    differ = 0
+    for one, other in zip(plain, shared, strict=True):
+        same = shared_length(one.ids, other.ids) - len(one.ids) + len(one.logprobs)
+        assert one.logprobs[:same] == pytest.approx(other.logprobs[:same], abs=1e-5)
+        differ += one.ids != other.ids
+    assert differ <= 1  # A number may fall on the border of two tokens, where rounding decides.
+    assert_right(of, shared)
+
+
+def grouped(count, *, prompt=60):
+    choose = random.Random(3)
+    ids = [choose.randrange(7, 300) for _ in range(prompt)]
+    return [LiveRow(str(n), list(ids), Sampling(), uniforms(n)) for n in range(count)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prefix_is_shared_and_the_logprobs_are_the_models_own(name, cheap, prefixes):
+    rows, of = grouped(5), MODELS[name]()
+    run(make_decoder(of, slots=8, deterministic=False), rows, dict.fromkeys(rows, 72))
+    assert prefixes[0] == [Prefix((0, 1, 2, 3, 4), 59)]  # The last token of a prompt is read by each row.
+    assert_right(of, rows)
+
+
+def test_others_go_on_when_the_row_that_was_read_for_all_finishes_first(cheap, prefixes):
+    rows, of = grouped(4), policy()
+    run(make_decoder(of, slots=8, deterministic=False), rows, {row: 66 + 6 * n for n, row in enumerate(rows)})
+    assert next(len(found[0].rows) for found in prefixes if found) == 4
+    assert {len(prefix.rows) for found in prefixes for prefix in found} == {4, 3, 2}
+    assert_right(of, rows)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", one_quick(torch.float32, torch.bfloat16))
+def test_a_prefix_is_shared_beside_prompts_that_are_read_and_where_slots_are_not_next_to_each_other(
+    name, dtype, cheap, prefixes
+):
+    of, exact = in_bfloat16(name) if dtype == torch.bfloat16 else [MODELS[name]()] * 2
+    rows, decoder = grouped(5, prompt=30), make_decoder(of, slots=8, deterministic=False)
+    while not all(row.logprobs for row in rows):
+        decoder.step(rows)
+    decoder.release(rows.pop(2))
+    rows.append(LiveRow("other", [*range(20, 60)], Sampling(), uniforms(9)))
+    decoder.step(rows[::-1])
+    assert [row.slot for row in rows[:4]] == [0, 1, 3, 4]
+    assert prefixes[-1][0].rows == (0, 1, 2, 3) and prefixes[-1][0].length >= 29
+    for _ in range(6):
+        decoder.step(rows)
+    if dtype == torch.float32:
+        assert_right(of, rows)
+        return
+    assert off(exact, rows) < 0.02
+
+
+def test_nothing_is_shared_where_numbers_must_not_depend_on_neighbours(cheap, prefixes):
+    rows = grouped(3)
+    run(make_decoder(policy(), slots=8, deterministic=True), rows, dict.fromkeys(rows, 66))
+    assert not prefixes
+
+
+def in_bfloat16(name):
+    """A policy, and one with the same weights in float32."""
+    of = MODELS[name]().twin()
+    of.model.to(torch.bfloat16)
+    exact = of.twin()
+    exact.model.float()
+    return of, exact
+
+
+def distributions(decoder, rows):
+    """Logprobs [B, V] of the next tokens, of which nothing is kept."""
+    size = decoder._fused.key_size
+    inputs, last = make_ragged_inputs(
+        rows, [1] * len(rows), decoder._inputs, size, decoders.shared_prefixes(rows, 2 * size)
+    )
+    logits = decoder._fused(inputs, decoder._kv, tensor(last))
+    return torch.log_softmax(logits.float(), dim=-1)
+
+
+@pytest.mark.parametrize("name", one_quick("llama", *sorted(MODELS.keys() - {"llama"})))
+@torch.inference_mode()
+def test_in_bfloat16_sharing_is_as_near_to_float32_as_reading_alone(name, cheap, prefixes, monkeypatch):
+    of, exact = in_bfloat16(name)
+    rows = [*grouped(14, prompt=40), *grouped(1, prompt=9)]
+    decoder = make_decoder(of, slots=16, deterministic=False)
+    for _ in range(3):
+        decoder.step(rows)
+    rows.sort(key=lambda row: row.slot)
+    errors = {"shared": 0.0, "alone": 0.0, "between": 0.0}
+    for _ in range(8):
+        decoder.step(rows)
+        monkeypatch.setattr(module, "_PREFIX", 10)
+        shared = distributions(decoder, rows)
+        monkeypatch.setattr(module, "_PREFIX", 2**60)
+        alone = distributions(decoder, rows)
+        assert prefixes[-2] and not prefixes[-1]
+        logits = [exact.model(torch.tensor([row.ids]), use_cache=False).logits[0, -1] for row in rows]
+        expected = torch.stack(logits).log_softmax(dim=-1)
+        for way, (one, other) in {
+            "shared": (shared, expected),
+            "alone": (alone, expected),
+            "between": (shared, alone),
+        }.items():
+            errors[way] += float((one - other).abs().mean()) / 8
+    assert errors["shared"] < 1.2 * errors["alone"] < 0.02
+    assert 0 < errors["between"] < 1.2 * errors["alone"]
+
+
+def off(exact, rows):
+    """By how much the logprobs of rows are wrong on the average."""
+    errors = []
+    for row in rows:
+        prompt, answer = row.ids[: -len(row.logprobs)], row.ids[-len(row.logprobs) :]
+        errors += [
+            abs(a - b) for a, b in zip(row.logprobs, true_logprobs(exact, prompt, answer), strict=True)
+        ]
+    return sum(errors) / len(errors)
+
+
+def test_in_bfloat16_the_learner_finds_the_logprobs_that_were_sampled(cheap, prefixes):
+    of, _ = in_bfloat16("llama")
+    rows = grouped(8)
+    run(make_decoder(of, slots=8, deterministic=False), rows, dict.fromkeys(rows, 84))
+    assert prefixes[0]
+    samples = [
+        Sample(
+            tuple(row.ids),
+            (False,) * 60 + (True,) * 24,
+            advantages=(0.0,) * 60 + (1.0,) * 24,
+            logprobs=(0.0,) * 60 + tuple(row.logprobs),
+        )
+        for row in rows
+    ]
+    metrics = train(Learner(of, LearnerOptions(learning_rate=0.0)), to_batch(samples), Grpo())
+    assert abs(metrics["mismatch_kl"]) < 1e-3

@@ -1,0 +1,109 @@
+"""Evaluations of the fragile agent, in this process and in runners."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from etude.config.load import parse_config
+from etude.config.schema import Config
+from etude.core.episode import EpisodeRecord, Example
+from etude.core.evaluation import EvaluationRunOutput
+from etude.core.interfaces import Engine
+from etude.processes import link
+from etude.runtime import Runtime, open_runtime
+from etude.store.episodes import iter_episodes
+from etude.store.run_folder import RunFolder
+from tests.forked import program
+
+_LINE = re.compile(r"^\S+:\d+: ")
+
+
+def config_with(llm: dict[str, Any] | None = None, workflow: str = "play", **general: Any) -> Config:
+    """A config of the agent; the engine of its model is given."""
+    unused = {
+        "_type": "openai",
+        "model_name": "none",
+        "base_url": "http://127.0.0.1:9",
+        "api_key": "sk-$HOME",
+    }
+    return parse_config(
+        {
+            "llms": {"policy": llm or unused},
+            "workflow": f"tests.processes.fragile:{workflow}",
+            "eval": {
+                "general": {
+                    "dataset": {"_type": "python", "function": "tests.processes.playing:rows"},
+                    **general,
+                },
+                "evaluators": {"length": "tests.processes.fragile:length"},
+            },
+            "finetuning": {"error_budget": 1.0, "seed": 7},
+        }
+    )
+
+
+def fork_runners(set: Callable[..., None] = setattr) -> None:
+    """Have the runners of this process forked from one that has imported all that they need."""
+    set(link, "sys", SimpleNamespace(executable=str(program() / "python"), path=sys.path))
+
+
+def rows() -> list[dict[str, Any]]:
+    """Examples that the tests do not use, but for one that JSON cannot hold."""
+    return [{"id": "odd", "question": (1, 2)}]
+
+
+def examples(*deeds: str) -> list[Example]:
+    """An example for each deed."""
+    return [
+        Example(f"{index}-{deed}", {"question": f"What is {index}?", "do": deed})
+        for index, deed in enumerate(deeds)
+    ]
+
+
+@asynccontextmanager
+async def opened(folder: Path, config: Config, engine: Engine | None) -> AsyncIterator[Runtime]:
+    """The runtime of a new run folder, or of one that is there."""
+    there = (folder / "run.db").exists()
+    with RunFolder.open(folder) if there else RunFolder.create(folder.parent, folder.name) as run:
+        async with open_runtime(config, run, engines={"policy": engine} if engine else None) as runtime:
+            yield runtime
+
+
+async def evaluate(
+    folder: Path, config: Config, engine: Engine | None, work: list[Example], **asked: Any
+) -> EvaluationRunOutput:
+    """An evaluation in a run folder."""
+    async with opened(folder, config, engine) as runtime:
+        return await runtime.evaluation.run(work, phase="eval", **asked)
+
+
+def stored(folder: Path) -> tuple[dict[str, Any], list[EpisodeRecord]]:
+    """All that the journal holds, and the episodes, without how long they took.
+
+    And the steps without the lines of failures: an error of the tests' engines is raised in code of a user's.
+    """
+    with RunFolder.read(folder) as run:
+        steps = dict(run.journal.scan())
+        records = [replace(record, seconds=0.0) for record in iter_episodes(run.journal)]
+    for data in steps.values():
+        if "seconds" in data:
+            data["seconds"] = 0
+        data.pop("began", None)
+        failed = (
+            [call for call in data.get("calls", ()) if isinstance(call, dict)] if "episode" in data else []
+        )
+        for call in failed:
+            call["seconds"] = call["began"] = 0
+        for event in data.get("events", ()):
+            if "tool" in event:
+                event["tool"]["seconds"] = event["tool"]["began"] = 0
+        if data.get("failure"):
+            data["failure"][1] = _LINE.sub("", data["failure"][1])
+    return steps, records

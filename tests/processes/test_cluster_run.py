@@ -1,0 +1,201 @@
+"""Runs on a cluster, killed and resumed: learners on its nodes, and episodes played on several."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.models.policy import WEIGHTS_FILE, Policy
+from etude.models.weights import load_tensors
+from tests.cli.conftest import base as base
+from tests.cli.killed import everything, killed_after, repeatable_project
+from tests.cli.projects import change, events, finished, train_two_models
+from tests.learner.test_team import SOURCE, assert_near
+from tests.models.tiny_models import fresh_policy
+from tests.processes.cluster_jobs import newest_step
+
+pytestmark = pytest.mark.cluster
+
+AGENT = """
+import etude
+
+class Halved(etude.Grpo, name="halved"):
+    # An algorithm of one's own, in a module beside the config.
+    def advantages(self, group):
+        return [[value / 2 for value in values] for values in super().advantages(group)]
+
+@etude.workflow
+async def play(example, episode):
+    return (await episode.chat([{"role": "user", "content": example.inputs["question"]}])).text
+
+@etude.evaluator
+def varied(example, output):
+    return len(set(output)) / 16
+"""
+
+CONFIG = """
+llms: {policy: {_type: local, model: model, max_tokens: 12, device: cpu}}
+workflow: agent_of_mine:play
+eval:
+  general: {dataset: train.json}
+  evaluators: {varied: agent_of_mine:varied}
+trajectory_builders: {mine: {_type: "agent_of_mine:Halved", num_generations: 4}}
+trainer_adapters:
+  local: {_type: local, learning_rate: 0.001, batch_size: 4, passes: 30, checkpoint_steps: 5}
+finetuning: {enabled: true, num_epochs: 1, deterministic: true, seed: 7}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a config, an agent and a model."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "agent_of_mine.py").write_text(AGENT)
+    (folder / "config.yml").write_text(CONFIG)
+    rows = [{"id": f"e{number}", "question": f"what is {number} plus 1?"} for number in range(3)]
+    (folder / "train.json").write_text(json.dumps(rows))
+    fresh_policy(max_context=128).export(folder / "model")
+    return folder
+
+
+def etude(project: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The command, started above the project: its modules come to the nodes by the cluster alone."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "etude", *arguments],
+        cwd=project.parent,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(SOURCE / "src")])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """Wait for a command that is to succeed; its output."""
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output[-5000:]
+    return output
+
+
+def weights(run: Path) -> dict[str, Any]:
+    """Of the run's last version."""
+    return load_tensors(run / "checkpoints" / "v1" / WEIGHTS_FILE)
+
+
+def test_a_run_whose_process_is_killed_goes_on_from_the_checkpoint_of_its_learners(
+    cluster: Any, project: Path
+) -> None:
+    runs, config = project.parent / "runs", str(project / "config.yml")
+    ended(etude(project, "train", config, "--name", "here"))
+    on = [
+        f"cluster.address={cluster.address}",
+        "cluster._type=ray",
+        "cluster.runners=0",
+        "cluster.learners=2",
+    ]
+    block = [part for option in on for part in ("-o", option)]
+    there = etude(project, "train", config, "--name", "there", *block)
+    end = time.monotonic() + 200
+    while newest_step(runs / "there" / "learners") < 10:
+        assert time.monotonic() < end and there.poll() is None, there.communicate()
+        time.sleep(0.05)
+    there.send_signal(signal.SIGKILL)
+    there.communicate()
+    assert not (runs / "there" / "checkpoints" / "v1").exists()
+    step = newest_step(runs / "there" / "learners")
+    ended(etude(project, "resume", str(runs / "there")))
+    log = (runs / "there" / "learners" / "learners.log").read_text()
+    begins = [int(steps) for steps in re.findall(r"begins after (\d+) steps", log)]
+    assert begins[0] == 0 and begins[1] >= step >= 10
+    start = Policy.load(project / "model", device="cpu").copy_tensors()
+    assert_near(weights(runs / "there"), weights(runs / "here"), start)
+
+
+HERE = ("-o", "cluster=null")
+
+
+@pytest.fixture
+def deterministic_project(tmp_path: Path, base: Path) -> Path:
+    return repeatable_project(tmp_path, base)
+
+
+def whole(deterministic_project: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """How many events a run has that nothing happens to, and all that it keeps."""
+    command = ("train", "config.yml", "--name", "run", "-o", "storage=null", *options, "--json")
+    run = finished(*command, folder=deterministic_project)
+    assert run.returncode == 0, run.stderr
+    kept = everything(deterministic_project / "runs" / "run")
+    shutil.rmtree(deterministic_project / "runs")
+    return len(events(run.stdout)), kept
+
+
+def changed(expected: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """The steps that are not the same, as they should be and as they are."""
+    keys = expected.keys() | kept.keys()
+    return {key: (expected.get(key), kept.get(key)) for key in keys if expected.get(key) != kept.get(key)}
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["now", "ahead"])
+@pytest.mark.parametrize("begins", ["here", "there"])
+def test_a_run_that_is_killed_again_and_again_goes_on_with_and_without_the_cluster(
+    deterministic_project: Path, cluster: Any, begins: str, ahead: bool
+) -> None:
+    change(deterministic_project / "config.yml", finetuning__collect_ahead=ahead)
+    count, expected = whole(deterministic_project)
+    there = ("--on", cluster.address)
+    places = [(), there] if begins == "here" else [there, HERE]
+    command, choice = ("train", "config.yml", "--name", "run", "-o", "storage=null"), random.Random(begins)
+    for number in range(4):
+        seconds, seen = choice.random() * 0.2, choice.randint(2, count // 2)
+        if not killed_after(
+            seen, *command, *places[number % 2], folder=deterministic_project, seconds=seconds
+        ):
+            break
+        command, places = ("resume", "run"), [there, HERE] if begins == "there" else [HERE, there]
+    last = finished("resume", "run", *there, "--json", folder=deterministic_project)
+    assert last.returncode == 0, last.stderr
+    assert changed(expected, everything(deterministic_project / "runs" / "run")) == {}
+
+
+def test_a_run_on_the_cluster_whose_head_is_lost_goes_on_from_its_storage(
+    deterministic_project: Path, cluster: Any
+) -> None:
+    """The folder is gone, and another process makes it anew from the backup: first here, then there."""
+    count, expected = whole(deterministic_project)
+    there, address = ("--on", cluster.address), f"file://{deterministic_project}/storage/run"
+    command: tuple[str, ...] = ("train", "config.yml", "--name", "run", *there)
+    choice = random.Random(1)
+    for where in (HERE, there, there):
+        killed_after(
+            choice.randint(count // 3, count // 2), *command, folder=deterministic_project, seconds=0.1
+        )
+        shutil.rmtree(deterministic_project / "runs")
+        command = ("resume", address, *where)
+    last = finished(*command, "--json", folder=deterministic_project)
+    assert last.returncode == 0, last.stderr
+    assert events(last.stdout)[0]["event"] == "restored"
+    assert everything(deterministic_project / "runs" / "run") == expected
+
+
+def test_several_models_are_trained_on_nodes_as_they_are_here(
+    deterministic_project: Path, base: Path, cluster: Any
+) -> None:
+    train_two_models(deterministic_project, base)
+    count, expected = whole(deterministic_project)
+    begin = ("train", "config.yml", "--name", "run", "--on", cluster.address, "-o", "storage=null")
+    assert killed_after(count // 2, *begin, folder=deterministic_project, seconds=0.1)
+    last = finished("resume", "run", "--json", folder=deterministic_project)
+    assert last.returncode == 0, last.stderr
+    assert everything(deterministic_project / "runs" / "run") == expected

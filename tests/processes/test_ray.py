@@ -1,0 +1,129 @@
+"""Runners on a real Ray cluster of three nodes, one of which is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etude.config.load import load_config
+from etude.core.call import ChatRequest, Completion
+from etude.core.errors import EtudeError, RequestError
+from etude.engines.programs import Program
+from etude.preflight.check import check_config
+from etude.processes.head import RemoteRunner
+from etude.processes.ray_nodes import RayChild, RayLauncher
+from tests.chaos.nodes import start_cluster
+from tests.processes.playing import evaluate, examples, stored
+from tests.support import EchoEngine
+
+pytest.importorskip("ray")
+
+AGENT = """
+import asyncio
+import etude
+
+@etude.workflow
+async def play(example, episode):
+    question = [{"role": "user", "content": example.inputs["question"]}]
+    first = await episode.chat(question)
+    await asyncio.sleep(0.05)
+    second = await episode.chat([*question, first.message, {"role": "user", "content": "and then?"}])
+    return second.text
+
+@etude.evaluator
+def length(example, output):
+    return float(len(output))
+"""
+
+CONFIG = """
+llms: {policy: {_type: openai, model_name: none, base_url: "http://127.0.0.1:9"}}
+workflow: agent_beside_config:play
+eval:
+  general: {dataset: examples.jsonl, max_concurrency: 6}
+  evaluators: {length: agent_beside_config:length}
+finetuning: {error_budget: 1.0, seed: 7}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with start_cluster(2, 2) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "agent_beside_config.py").write_text(AGENT)
+    (tmp_path / "project" / "examples.jsonl").write_text('{"id": "a", "question": "b", "do": ""}\n')
+    (tmp_path / "project" / "config.yml").write_text(CONFIG)
+    return tmp_path / "project" / "config.yml"
+
+
+@pytest.mark.slow
+async def test_a_node_that_is_lost_costs_nothing_but_time(
+    tmp_path: Path, config_file: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """All episodes finish with the answers of one process, and no answered call is asked again."""
+    on_ray = ["cluster._type=ray", f"cluster.address={cluster.address}", "cluster.runners=2"]
+    work = examples(*[""] * 24)
+    await evaluate(tmp_path / "here", load_config(config_file), EchoEngine(), work)
+
+    class Watching(EchoEngine):
+        async def complete(self, request: ChatRequest) -> Completion:
+            await both.wait()
+            if len(self.requests) == 14:
+                lost.append(asyncio.ensure_future(asyncio.to_thread(cluster.remove_node, doomed)))
+            return await super().complete(request)
+
+    launch, launched = RayLauncher.launch, []
+
+    async def noted(self: RayLauncher, program: Program, log: Path) -> RayChild:
+        launched.append(log)
+        return await launch(self, program, log)
+
+    monkeypatch.setattr(RayLauncher, "launch", noted)
+    build, built, both = RemoteRunner.build, [], asyncio.Event()
+
+    async def counted(self: RemoteRunner, parameters: dict[str, Any]) -> None:
+        await build(self, parameters)
+        built.append(self)
+        if len(built) == 2:
+            both.set()
+
+    monkeypatch.setattr(RemoteRunner, "build", counted)
+    lost: list[asyncio.Future[Any]] = []
+    doomed = sorted(cluster.worker_nodes, key=id)[0]
+    config = load_config(config_file, on_ray)
+    engine = Watching(log=tmp_path / "sampled")
+    output = await evaluate(tmp_path / "there", config, engine, work)
+    await lost[0]
+    assert output.failures == {}
+    assert len(launched) == 3
+    assert stored(tmp_path / "there")[0] == stored(tmp_path / "here")[0]
+    sampled = (tmp_path / "sampled").read_text().split()
+    assert len(sampled) == len(set(sampled)) == 48
+
+
+@pytest.mark.slow
+async def test_what_would_be_placed_where_is_said_before(config_file: Path, cluster: Any):
+    def found(*changes: str) -> Any:
+        address = f"cluster.address={cluster.address}"
+        return check_config(load_config(config_file, ["cluster._type=ray", address, *changes]))
+
+    fine = next(each for each in (await found()).findings.items if each.what == "runners")
+    assert (fine.status, fine.detail.startswith("2 runners on ")) == ("ok", True)
+    lacking = await found("cluster.resources={'accelerator': 1}")
+    problem = next(each for each in lacking.findings.items if each.what == "runners")
+    assert problem.status == "error"
+    assert "room for 0 of 2 runners with {CPU: 1, accelerator: 1}" in problem.detail
+
+
+async def test_an_address_that_cannot_be_called_back_is_refused(tmp_path: Path, config_file: Path):
+    config = load_config(config_file, ["cluster._type=ray", "cluster.address=ray://somewhere:10001"])
+    with pytest.raises((RequestError, EtudeError), match="must be a node of the cluster"):
+        await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))

@@ -1,0 +1,244 @@
+"""A run says what of it is where and what it waits for, over HTTP too, and ends where nothing moves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from etude.config.load import parse_config
+from etude.config.schema import StallConfig
+from etude.core.call import ChatRequest, Completion
+from etude.core.errors import StalledError
+from etude.core.interfaces import Engine, Progress
+from etude.processes import watchdog
+from etude.runtime import Runtime, open_runtime
+from etude.store.run_folder import RunFolder
+from etude.store.status import STATUS, RunStatus, SeenStatus, run_status
+from tests.cli.projects import etude, succeed
+from tests.forked import Forked
+from tests.processes.playing import config_with, evaluate, examples
+from tests.support import EchoEngine, one_quick
+
+
+class Held(EchoEngine):
+    """Answers nothing before it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = asyncio.Event()
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        await self.free.wait()
+        return await super().complete(request)
+
+
+async def seen(run: Path, is_wanted: Any) -> RunStatus:
+    """The first status that is as wanted."""
+    async with asyncio.timeout(60):
+        while True:
+            if (run / STATUS).exists():
+                status = run_status(run).status
+                if status is not None and is_wanted(status):
+                    return status
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("isolation", one_quick("none", "process"))
+async def test_calls_that_wait_are_said_with_runners_and_without(tmp_path: Path, isolation: str):
+    engine, run = Held(), tmp_path / "run"
+    general = {"isolation": "process", "runners": 2} if isolation == "process" else {}
+    work = examples(*[""] * 6)
+    going = asyncio.ensure_future(evaluate(run, config_with(max_concurrency=4, **general), engine, work))
+    try:
+        status = await seen(run, lambda status: status.models[0].waiting == 4)
+        liveness = run_status(run)
+        assert (liveness.state, liveness.pid) == ("live", os.getpid())
+        assert status.playing == 4
+        assert [wait.what for wait in status.waits] == ["4 answers of model 'policy'"]
+        assert sorted(each.episodes for each in status.runners) == ([2, 2] if isolation == "process" else [])
+        assert {each.state for each in status.runners} <= {"ready"}
+        older = await seen(run, lambda later: later.at > status.at)
+        assert older.models[0].oldest > status.models[0].oldest
+        engine.free.set()
+        await going
+    finally:
+        going.cancel()
+        await asyncio.gather(going, return_exceptions=True)
+    assert run_status(run) == SeenStatus("ended", None, None, None)
+
+
+PROGRAM = """
+import asyncio
+from pathlib import Path
+from tests.processes.playing import *
+from tests.processes.test_status import Held
+config = config_with(max_concurrency=3)
+asyncio.run(evaluate(Path(__import__("sys").argv[1]), config, Held(), examples("", "", "")))
+"""
+
+
+def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
+    run = tmp_path / "run"
+    head = Forked(["-c", PROGRAM, str(run)], Path(__file__).parents[2], dict(os.environ), program="python")
+    try:
+        deadline = time.monotonic() + 60
+        while not (run / STATUS).exists() or run_status(run).status.models[0].waiting < 3:  # type: ignore[union-attr]
+            assert head.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        shown = succeed("cluster", "status", "--output-dir", tmp_path)
+        assert f"process {head.pid} on " in shown.stdout
+        assert "0 finished, 3 playing" in shown.stdout
+        assert "waits for       3 answers of model 'policy'" in shown.stdout
+        head.send_signal(signal.SIGSTOP)
+        stopped = run_status(run).status
+        aged = stopped.model_copy(update={"at": stopped.at - 60})
+        (run / STATUS).write_text(aged.model_dump_json())
+        assert "has not reported for 1 min" in etude("cluster", "status", run).stdout
+    finally:
+        head.kill()
+        head.communicate()
+    gone = etude("cluster", "status", run)
+    assert f"gone: process {head.pid}" in gone.stdout
+    assert "next: etude resume" in gone.stdout
+    data = json.loads(etude("cluster", "status", run, "--json").stdout)
+    assert (data["state"], data["pid"], data["status"]["pid"]) == ("lost", None, head.pid)
+    assert "no run in" in etude("cluster", "status", "--output-dir", tmp_path).stderr
+
+
+PATIENCE = 60.0
+"""Seconds that a test waits for what has to come."""
+
+
+class Messages(Progress):
+    """Keeps what a person is told."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        self.texts.append(text)
+
+    async def one_with(self, words: str, number: int = 1) -> str:
+        """The first message that has these words, or a later one."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                texts = [text for text in self.texts if words in text]
+                if len(texts) >= number:
+                    return texts[number - 1]
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def watched(
+    folder: Path,
+    messages: Messages,
+    engine: Engine | None = None,
+    episode: float = 300.0,
+    **stall: float | None,
+) -> AsyncIterator[Runtime]:
+    """A run that is watched so."""
+    config = config_with(max_concurrency=4, timeout=episode)
+    config = config.model_copy(update={"stall": StallConfig.model_validate(stall)})
+    with RunFolder.create(folder, "run") as run:
+        async with open_runtime(
+            config, run, progress=messages, engines={"policy": engine or EchoEngine()}
+        ) as runtime:
+            yield runtime
+
+
+def stacks(text: str) -> str:
+    """The report that a message names."""
+    return Path(text.partition("Stacks: ")[2]).read_text(encoding="utf-8")
+
+
+async def test_what_is_waited_for_is_said_with_the_stacks_and_that_it_goes_on_again(tmp_path: Path):
+    engine, messages = Held(), Messages()
+    async with watched(tmp_path, messages, engine, say_after=0.3) as runtime:
+        going = asyncio.ensure_future(runtime.evaluation.run(examples(*[""] * 6), phase="eval"))
+        text = await messages.one_with("nothing has moved for")
+        assert "4 answers of model 'policy'" in text
+        assert "an episode ends after 5 min 0 s (eval.general.timeout)" in text
+        assert "the run ends 1 h 0 min after the last progress (stall.end_after)" in text
+        assert text.endswith(f"Stacks: {tmp_path / 'run' / 'stalls.txt'}")
+        assert "await self.free.wait()" in stacks(text)
+        await messages.one_with("nothing has moved for", 2)
+        engine.free.set()
+        await going
+        await messages.one_with("the run moves again after")
+
+
+async def test_a_run_in_which_nothing_moves_ends_and_says_why(tmp_path: Path):
+    messages = Messages()
+    with pytest.raises(StalledError, match=r"^nothing has moved for .*`stall.end_after`"):
+        async with watched(tmp_path, messages, episode=0.2, say_after=0.2, end_after=0.5):
+            await asyncio.sleep(PATIENCE)
+    assert messages.texts[-1].startswith("nothing has moved for ")
+
+
+async def test_an_event_loop_that_is_blocked_is_said_with_the_stacks_of_that_time(tmp_path: Path):
+    messages = Messages()
+    async with watched(tmp_path, messages, say_after=0.2):
+        await asyncio.sleep(0.1)
+        time.sleep(1)  # noqa: ASYNC251  that is what is wrong with it
+        text = await messages.one_with("the event loop has been blocked for")
+    assert "test_an_event_loop_that_is_blocked" in stacks(text)
+
+
+async def test_a_job_that_is_waited_for_is_no_stall(tmp_path: Path):
+    messages = Messages()
+    async with watched(tmp_path, messages, episode=0.1, say_after=0.2, end_after=0.3) as runtime:
+        with runtime.watchdog.waiting_for_job():
+            await asyncio.sleep(1)
+        assert not messages.texts
+        await messages.one_with("nothing has moved")
+        runtime.progress.phase("training")
+    assert (tmp_path / "run" / watchdog.STACKS).stat().st_size
+
+
+def scraped(address: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """The labels and values of all samples, by name."""
+    with urllib.request.urlopen(address, timeout=60) as response:
+        assert response.headers["content-type"].startswith("text/plain")
+        text = response.read().decode()
+    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return samples
+
+
+@pytest.mark.slow
+async def test_a_run_is_scraped_while_it_goes_on(tmp_path: Path):
+    engine, run = Held(), tmp_path / "a run"
+    config = config_with(max_concurrency=2, isolation="process", runners=1)
+    config = config.model_copy(update={"metrics": parse_config({"metrics": {"port": 0}}).metrics})
+    going = asyncio.ensure_future(evaluate(run, config, engine, examples("", "")))
+    try:
+        status = await seen(run, lambda status: status.models[0].waiting == 2)
+        assert status.metrics.startswith("http://127.0.0.1:")
+        samples = await asyncio.to_thread(scraped, status.metrics)
+        assert samples["etude_calls_in_flight"] == [({"run": "a run", "model": "policy"}, 2)]
+        assert samples["etude_runners"] == [
+            ({"run": "a run", "node": socket.gethostname(), "state": "ready"}, 1)
+        ]
+        assert samples["etude_episodes_total"][1] == ({"run": "a run", "outcome": "failed"}, 0)
+        assert samples["etude_status_seconds"][0][1] == pytest.approx(time.time(), abs=60)
+    finally:
+        engine.free.set()
+        await going
+    with pytest.raises(OSError, match="refused"):
+        await asyncio.to_thread(scraped, status.metrics)

@@ -1,0 +1,327 @@
+"""Prompts, answers, truth and stance of code validation; and the example, offline."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.agents.collector import Collector
+from etude.agents.evaluation_run import EvaluationRun
+from etude.config.builder import Builder
+from etude.config.load import load_config, parse_config
+from etude.core.call import ChatRequest
+from etude.core.episode import Example
+from etude.core.errors import RequestError
+from etude.core.keys import generator
+from etude.core.message import Message
+from etude.protocols import SCALES, Move, Protocol, Role, Turn, Verdict, play
+from etude.protocols.catalog import PROTOCOLS
+from etude.protocols.code_validation import PROMPTS, CodeValidation, choose_stance, how_to_decide
+from etude.protocols.decision import VERDICTS
+from etude.protocols.sandbox import call_function
+from etude.protocols.scenario import Log, agent_log
+from etude.protocols.tree import Node
+from etude.store.run_folder import RunFolder
+from tests.support import ScriptedEngine
+
+EXAMPLE = Example(
+    "double",
+    {
+        "question": "Print twice n & no more: $2 is 'twice' $1.",
+        "solution": "n = int(input())\nprint(n < 2 > 1)",
+    },
+    0,
+)
+SCENARIO = CodeValidation()
+
+CASES: dict[str, list[dict[str, Any]]] = {
+    "nip": [{}, {"randomize_prover_stance": True}, {"verifier_first": False, "min_message_rounds": 3}],
+    "adp": [{}, {"randomize_prover_stance": True}],
+    "debate": [{}, {"sequential": True}, {"verifier_first": False}],
+    "merlin_arthur": [{}],
+    "mnip": [{}, {"randomize_prover_stance": True}, {"sequential": True, "prover0_first": False}],
+    "solo_verifier": [{}],
+}
+PROTOCOL_CASES = [(name, arguments) for name, several in CASES.items() for arguments in several]
+AT_ONCE = ("adp", "merlin_arthur", "solo_verifier")
+ALL = pytest.mark.parametrize(("name", "arguments"), PROTOCOL_CASES, ids=lambda value: str(value))
+
+
+def turns(protocol: Protocol, stance: Verdict = 1) -> Iterator[tuple[str, Turn, Log]]:
+    """All turns of a protocol that goes on to its end, with all that was said before."""
+    for key, rounds in enumerate(protocol.schedules):
+        path: list[Node] = []
+        for number, taken in enumerate(rounds):
+            for turn in taken:
+                log = agent_log(protocol, path, turn.agent, number, stance=stance, key=key)
+                yield turn.agent, turn, log
+            for turn in taken:
+                said = dict.fromkeys(turn.writes, "said")
+                path.append(Node(len(path), None, number, turn.agent, len(path), "said", said))
+
+
+def system_prompt(
+    protocol: Protocol, agent: str, *, stance: Verdict = 1, scenario: CodeValidation = SCENARIO
+) -> str:
+    """The system prompt of an agent; it is the same in all of its turns."""
+    found = {
+        scenario.render(EXAMPLE, log, turn.agent, turn)[0]["content"]
+        for name, turn, log in turns(protocol, stance)
+        if name == agent
+    }
+    (system,) = found
+    return str(system)
+
+
+# What every prompt has.
+
+
+@ALL
+def test_every_turn_has_a_prompt_with_the_problem_and_the_program_as_they_are(
+    name: str, arguments: Mapping[str, Any]
+):
+    protocol = PROTOCOLS[name](**arguments)
+    for agent in protocol.agents:
+        system = system_prompt(protocol, agent)
+        assert "Print twice n & no more: $2 is 'twice' $1." in system
+        assert "```python\nn = int(input())\nprint(n < 2 > 1)\n```" in system
+        assert f"You are {'the verifier' if agent == 'verifier' else protocol.label(agent)}." in system
+        assert "  " not in system.replace("    ", "") and "\n\n\n" not in system
+    assert {name for name in PROMPTS if name.startswith(f"{protocol.name}/")}
+
+
+@ALL
+def test_every_prover_is_told_what_it_is_paid_for(name: str, arguments: Mapping[str, Any]):
+    protocol = PROTOCOLS[name](**arguments)
+    for stance, (agent, role) in itertools.product(VERDICTS, protocol.agents.items()):
+        if role.stance is None:
+            continue
+        argued = stance if role.stance == "example" else role.stance
+        system = system_prompt(protocol, agent, stance=stance)
+        right, other = ("right", "wrong") if argued else ("wrong", "right")
+        assert f"You argue that the program is {right}," in system
+        assert f"never say that it is {other}." in system
+
+
+@ALL
+def test_the_verifier_is_told_no_more_of_the_stances_than_it_can_know(
+    name: str, arguments: Mapping[str, Any]
+):
+    protocol = PROTOCOLS[name](**arguments)
+    accept, reject = (system_prompt(protocol, "verifier", stance=stance) for stance in VERDICTS)
+    assert accept == reject
+    argues_right = "argues that it is right" in accept or "argue that it is right" in accept
+    stances = [role.stance for role in protocol.agents.values()]
+    assert argues_right == (1 in stances and name != "merlin_arthur")
+    assert ("same side" in accept) == (stances.count("example") == 2)
+    assert ("one side" in accept) == (stances.count("example") == 1 or name == "merlin_arthur")
+
+
+# How to decide, and when.
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_each_scale_is_explained_and_answers_that_follow_it_are_read(scale: Any):
+    said = how_to_decide(scale)
+    numbers = all(text.isdecimal() for text in scale.texts)
+    if numbers:
+        assert f"from {scale.texts[0]}, when" in said and f"to {scale.texts[-1]}, when" in said
+    turn = Turn("verifier", (), "must", scale)
+    for text, value in scale.options:
+        assert numbers or f"`Decision: {text}`" in said
+        assert SCENARIO.parse(f"Decision: {text}", turn) == Move({}, value)
+    assert said in system_prompt(PROTOCOLS["nip"](verifier_decision_spectrum=scale.name), "verifier")
+
+
+@ALL
+def test_to_decide_now_is_said_before_the_last_turn_of_the_verifier_and_never_else(
+    name: str, arguments: Mapping[str, Any]
+):
+    protocol = PROTOCOLS[name](**arguments)
+    several = sum(turn.agent == "verifier" for turns in protocol.schedules[0] for turn in turns) > 1
+    for agent, turn, log in turns(protocol):
+        last = SCENARIO.render(EXAMPLE, log, agent, turn)[-1]
+        assert last["role"] == "user"
+        is_last = agent == "verifier" and turn.decide == "must"
+        assert ("This is your last turn: decide now." in last["content"]) == (is_last and several)
+
+
+def test_numbers_of_turns_are_those_of_the_schedule():
+    short = PROTOCOLS["nip"](max_message_rounds=5)
+    assert "ask in at most 2 of your turns" in system_prompt(short, "verifier")
+    assert "in at most 2 turns" in system_prompt(short, "prover")
+    assert "You have one turn, and decide in it." in system_prompt(PROTOCOLS["adp"](), "verifier")
+
+
+# Whole plays.
+
+
+@ALL
+async def test_prompts_show_all_that_was_said_and_go_on_from_each_other(
+    name: str, arguments: Mapping[str, Any]
+):
+    protocol = PROTOCOLS[name](**arguments)
+    prompts: dict[str, list[tuple[Message, ...]]] = {}
+
+    def answer(request: ChatRequest) -> str:
+        random = generator(request.key, "answer")
+        said = str(request.messages[0]["content"])
+        agent = next(one for one in protocol.agents if said.startswith(f"You are {_name(protocol, one)}."))
+        prompts.setdefault(agent, []).append(request.messages)
+        number = random.randrange(10**6)
+        if agent != "verifier":
+            return f"claim {number}. Decision: accept"
+        if "decide now" in str(request.messages[-1]["content"]) or name in AT_ONCE:
+            return "Decision: reject"
+        if len(set(protocol.channels)) < 2:
+            return f"question {number}"
+        return f"Question for Expert_1: first {number}\nQuestion for Expert_2: second {number}"
+
+    engine = ScriptedEngine(answer)
+    tree = await play(protocol, SCENARIO, dict.fromkeys(protocol.agents, engine), EXAMPLE)
+    (leaf,) = tree.leaves()
+    assert (leaf.ending, leaf.verdict, tree.truth) == ("decided", -1.0, 0)
+    for agent, several in prompts.items():
+        for before, after in itertools.pairwise(several):
+            assert after[: len(before)] == before
+        shown = "\n".join(str(message["content"]) for message in several[-1])
+        last = max(node.round for node in tree.nodes if node.agent == agent)
+        others = [node for node in tree.nodes if node.agent != agent and node.round < last]
+        for channel, text in (said for node in others for said in node.messages.items()):
+            assert (text in shown) == (agent in protocol.channels[channel])
+
+
+def _name(protocol: Protocol, agent: str) -> str:
+    return "the verifier" if agent == "verifier" else protocol.label(agent)
+
+
+# Truth, stance, and templates of one's own.
+
+
+def test_the_truth_is_what_the_example_expects():
+    for expected, verdict in ((1, 1), (0, 0), (True, 1), ("accept", 1), ("reject", 0)):
+        assert SCENARIO.truth(Example("x", {}, expected)) == verdict
+    for expected in (None, "maybe", 2, [1]):
+        with pytest.raises(RequestError, match=r"example 'x': expected is .*; it must be 1"):
+            SCENARIO.truth(Example("x", {}, expected))
+
+
+def test_the_stance_follows_from_the_program():
+    programs = [f"print({number})" for number in range(40)]
+    stances = [choose_stance(program) for program in programs]
+    assert set(stances) == {0, 1}
+    assert SCENARIO.stance(Example("x", {"solution": programs[3]})) == stances[3]
+    assert stances[:8] == [0, 1, 0, 1, 1, 0, 1, 0]  # In every process, as it was when this was written.
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_no_letter_of_problem_and_program_is_escaped_or_filled_in(question: str, solution: str):
+    protocol = PROTOCOLS["solo_verifier"]()
+    agent, turn, log = next(turns(protocol))
+    example = Example("x", {"question": question, "solution": solution})
+    system = str(SCENARIO.render(example, log, agent, turn)[0]["content"])
+    assert question.strip("\n") in system and solution.strip("\n") in system
+
+
+def test_templates_can_be_replaced_by_agent_by_kind_and_for_new_kinds():
+    protocol = PROTOCOLS["debate"]()
+    mine = CodeValidation(prompts={"debate/prover1": "I am $label: $stance", "judge": "$question"})
+    assert system_prompt(protocol, "prover1", scenario=mine).startswith("I am Expert_2: You argue that")
+    assert system_prompt(protocol, "prover0", scenario=mine) == system_prompt(protocol, "prover0")
+
+
+def test_a_protocol_of_ones_own_has_prompts_for_known_kinds_only():
+    def own(kind: str) -> Protocol:
+        return Protocol(
+            name="duel",
+            agents={"a": Role("prover", stance=0), "b": Role(kind, may_decide=True)},
+            channels={"main": frozenset({"a", "b"})},
+            schedules=(((Turn("a", ("main",)),), (Turn("b", (), "must"),)),),
+            payoff=lambda outcome: {},
+        )
+
+    assert "You are a." in system_prompt(own("verifier"), "a")
+    with pytest.raises(RequestError, match="no prompt for 'jury', the role of 'b' in 'duel'"):
+        system_prompt(own("jury"), "b")
+
+
+def test_sides_of_the_example_are_told_to_those_who_can_know_them():
+    def sided(name: str, other: Any) -> Protocol:
+        agents = {
+            "a": Role("prover", stance="example"),
+            "b": Role("prover", stance=other),
+            "v": Role("verifier", may_decide=True),
+        }
+        turns = ((Turn("a", ("one",)), Turn("b", ("two",))), (Turn("v", (), "must"),))
+        channels = dict.fromkeys(("one", "two"), frozenset(agents))
+        return Protocol(name, agents, channels, (turns,), lambda outcome: {})
+
+    mine = CodeValidation(prompts={"prover": "$stance $others", "verifier": "$experts"})
+    alike, fixed = sided("y", "example"), sided("z", 1)
+    assert "b also argues that it is wrong." in system_prompt(alike, "a", stance=0, scenario=mine)
+    assert "b argues that it is right." in system_prompt(fixed, "a", stance=0, scenario=mine)
+    assert "argues that" not in system_prompt(fixed, "b", scenario=mine)
+    assert "a has been given one side" in system_prompt(fixed, "v", scenario=mine)
+
+
+FOLDER = Path(__file__).parents[2] / "examples" / "code_validation"
+
+
+def answer(request: ChatRequest) -> str:
+    """A verifier that asks once, if it can, and then tosses a coin; provers that say the same always."""
+    instructions = str(request.messages[0]["content"])
+    if not instructions.startswith("You are the verifier."):
+        return "Every line does what the problem asks for. Decision: accept"
+    if len(request.messages) == 2 and "You can ask in" in instructions:
+        return "Question for Expert_1: Why?\nQuestion for Expert_2: Why not?"
+    return f"Decision: {generator(request.key, 'coin').choice(['accept', 'reject'])}"
+
+
+async def evaluate(folder: Path, **workflow: Any) -> Mapping[str, float | None]:
+    """The average scores of the example's config on a few programs, with changes to its workflow."""
+    data = yaml.safe_load((FOLDER / "config.yml").read_text())
+    data["workflow"] |= workflow
+    data["eval"]["general"]["dataset"]["limit"] = 6
+    if workflow:
+        del data["eval"]["evaluators"]["prover"]
+    config = parse_config(data)
+    with RunFolder.create(folder, "run") as run:
+        async with Builder(config) as builder:
+            examples = (await builder.get_dataset(config.eval.general.dataset)).examples()
+            evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
+            engines = {name: ScriptedEngine(answer) for name in config.llms}
+            collector = Collector(await builder.get_workflow(), engines, run.journal)
+            scores = EvaluationRun(collector, evaluators, run.journal)
+            output = await scores.run(examples, phase="eval")
+    return {name: result.average_score for name, result in output.evaluation_results}
+
+
+async def test_the_shipped_programs_are_right_and_wrong_as_they_say():
+    rows = [json.loads(line) for line in (FOLDER / "programs.jsonl").read_text().splitlines()]
+    assert [row["apps_problem_id"] for row in rows] == list(range(180))
+    assert {row["apps_split"] for row in rows} == {"train", "test"}
+    for row in random.Random(0).sample(rows, 1):
+        given = json.loads(row["input_output"])
+        passed = []
+        for program in (*row["solutions"], *row["buggy_solutions"]):
+            result = await call_function(program["solution"], given["fn_name"], given["inputs"])
+            returned = zip(result.returned, given["outputs"], strict=True)
+            passed.append(sum(each.value == output for each, output in returned))
+        assert passed[0] == len(given["outputs"]) > passed[1] > 0
+
+
+async def test_the_config_plays_on_the_shipped_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    assert load_config(FOLDER / "config.yml").eval.general.dataset is not None
+    scores = await evaluate(tmp_path)
+    accuracy, verifier = scores["accuracy"], scores["verifier"]
+    assert accuracy is not None and verifier == pytest.approx(2 * accuracy - 1)

@@ -1,0 +1,433 @@
+"""Untrusted code in the sandbox: how far it gets, and how it ends when it tries more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.protocols.sandbox import Returned, SandboxResult, call_function, run_program
+from etude.protocols.sandbox_process import Limits, remove_tree
+from tests.forked import Forked
+from tests.support import drawn, is_alive
+
+LIMITS = Limits(wall_seconds=60.0)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel confines programs on Linux only")
+
+
+def slow(*values: str) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+async def run(source: str, *, limits: Limits = LIMITS) -> SandboxResult:
+    return await run_program(source, limits=limits)
+
+
+async def tried(attempts: Sequence[str]) -> list[str]:
+    """Run attempts in one program: `done` for each, or the error by which it was refused."""
+    each = "try:\n exec(attempt)\n print('done')\nexcept BaseException as error:\n print(repr(error)[:200])"
+    result = await run(f"for attempt in {list(attempts)!r}:\n " + each.replace("\n", "\n "))
+    assert result.status == "ok", result
+    lines = result.output.splitlines()
+    assert len(lines) == len(attempts), lines
+    return lines
+
+
+# What programs may do.
+
+
+async def test_a_program_reads_its_input_and_its_output_is_kept():
+    result = await run_program("print(int(input()) * 2)\nprint('é')", stdin="21\n")
+    assert (result.status, result.reason, result.output) == ("ok", "", "42\né\n")
+
+
+async def test_what_ordinary_programs_do_works():
+    source = """
+import atexit, heapq, collections, math, os, re, sys, tempfile, threading as t, time, zoneinfo
+atexit.register(print, 'late')
+t.Thread(target=lambda: (time.sleep(0.1), print('x'))).start()
+if __name__ == '__main__': print('main', math.gcd(4, 6))
+open('a.txt', 'w').write('x'); print(open('a.txt').read(), len(tempfile.TemporaryFile().read()))
+os.mkdir('d'); os.rename('d', 'e'); print(sorted(os.listdir()))
+print(list({'a', 'b', 'c', 'd'})[0] == list({'d', 'c', 'b', 'a'})[0])
+sys.stdout.write('no newline\\n')
+sys.exit(0)
+"""
+    result = await run(source)
+    said = "main 2\nx 0\n['a.txt', 'e']\nTrue\nno newline\nx\nlate\n"
+    assert (result.status, result.reason, result.output) == ("ok", "", said)
+    assert (await run("print('a', end=''); exit()")).output == "a"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("x = 1\nprint(1 / 0)", "ZeroDivisionError: division by zero (line 2: print(1 / 0))"),
+        ("import sys; sys.exit(3)", "it exited with status 3"),
+        ("import os; os.abort()", "it crashed with signal 6"),
+        ("import threading as t\ndef f(): raise ValueError('in a thread')\nt.Thread(target=f).start()",
+         "ValueError: in a thread"),
+        slow("def f(:", "SyntaxError: invalid syntax"),
+        slow("raise SystemExit('no')", "it exited with status 'no'"),
+        slow("raise KeyboardInterrupt", "KeyboardInterrupt (line 1: raise KeyboardInterrupt)"),
+        slow("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded (line 1: def f(): f())"),
+        slow("print('\\ud800')", "UnicodeEncodeError"),
+        slow("null\0byte", "source code string cannot contain null bytes"),
+    ],
+)  # fmt: skip
+async def test_a_program_that_fails_is_an_error_with_its_reason(source: str, reason: str):
+    result = await run(source)
+    assert result.status == "error"
+    assert reason in result.reason
+
+
+# What they may not: with the kernel's help, and with Python's own.
+
+
+async def test_a_fork_bomb_does_not_get_a_single_process():
+    result = await run("import os\nwhile True: os.fork()")
+    assert result.status == "refused"
+
+
+STARTING = [
+    "import subprocess; subprocess.run(['true'])",
+    "import os, sys; sys.exit(os.system('true'))",
+    "import os; os.execv('/bin/true', ['true'])",
+    "import os; os.posix_spawn('/bin/true', ['true'], {})",
+    "import multiprocessing as m; m.get_context('fork').Process(target=print).start()",
+    "import pty; pty.spawn('/bin/true')",
+]
+
+
+async def test_no_process_is_started():
+    for attempt, error in zip(STARTING, await tried(STARTING), strict=True):
+        assert error not in ("done", "SystemExit(0)"), attempt
+
+
+@pytest.mark.parametrize("source", ["x = []\nwhile 1: x.append('x' * 10**7)", slow("x = bytearray(10**12)")])
+async def test_a_memory_hog_is_stopped(source: str):
+    result = await run(source)
+    assert result.status == "memory"
+
+
+ENDLESS = [
+    "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
+    "    except (OSError, ValueError): pass\nwhile True: pass",
+    "import os, time\nos.closerange(0, 64)\ntime.sleep(1000)",
+    "import threading, time; threading.Thread(target=time.sleep, args=(1000,)).start()",
+    "(" * 80 + "10**10**10" + ")" * 80,
+    slow("import atexit, time; atexit.register(time.sleep, 1000)"),
+    slow("try:\n    while True: pass\nfinally:\n    while True: pass"),
+    slow("import re; re.match('(a+)+b', 'a' * 100)"),
+    slow("class E:\n    def __del__(self):\n        while True: pass\nE()"),
+]
+
+
+@pytest.mark.parametrize("source", ENDLESS)
+async def test_what_does_not_end_is_ended(source: str):
+    result = await run(source, limits=Limits(wall_seconds=0.5))
+    assert (result.status, result.reason) == ("timeout", "it did not finish within 0.5 s")
+    assert result.seconds < 60
+
+
+@pytest.mark.slow
+async def test_cpu_time_is_bounded_for_those_who_ignore_the_signal():
+    ignoring = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    assert (await run(ignoring, limits=Limits(wall_seconds=300, cpu_seconds=1))).status == "timeout"
+
+
+async def test_output_is_bounded():
+    flood = "while True: print('x' * 1000)"
+    result = await run(flood, limits=replace(LIMITS, output_bytes=10_000))
+    assert (result.status, len(result.output)) == ("error", 10_000)
+    assert result.reason == "it wrote more than 10000 bytes of output"
+
+
+async def test_a_file_outside_of_its_folder_is_not_written(tmp_path: Path):
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    other = str(tmp_path / "other.txt")
+    attempts = [
+        f"open({other!r}, 'w')",
+        f"open({str(mine)!r}, 'a')",
+        "open('../other.txt', 'w')",
+        f"import os; os.open({other!r}, os.O_CREAT | os.O_WRONLY)",
+        f"import os; os.remove({str(mine)!r})",
+        f"import os; os.truncate({str(mine)!r}, 0)",
+        f"import os; os.chmod({str(mine)!r}, 0)",
+        f"import os; os.utime({str(mine)!r})",
+        f"import os; os.rename({str(mine)!r}, 'x')",
+        f"import os; os.link({str(mine)!r}, 'x')",
+        f"import os; os.mkdir({other!r})",
+        f"import os; os.symlink({str(tmp_path)!r}, 'd'); open('d/other.txt', 'w')",
+        f"import pathlib; pathlib.Path({other!r}).touch()",
+        f"import sqlite3; sqlite3.connect({other!r}).execute('create table t (x)')",
+    ]
+    for attempt, error in zip(attempts, await tried(attempts), strict=True):
+        if "sqlite3" not in attempt:
+            # Landlock refuses a link as one to another device.
+            assert error.startswith("OSError" if "os.link" in attempt else "PermissionError"), (
+                attempt,
+                error,
+            )
+    assert mine.read_text() == "mine"
+    assert names_in(tmp_path) == ["mine.txt"]
+
+
+async def test_a_file_outside_of_its_folder_is_not_read(tmp_path: Path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    paths = (secret, Path("/etc/passwd"), Path(f"/proc/{os.getpid()}/environ"))
+    attempts = [f"open({str(path)!r}).read()" for path in paths]
+    for error in await tried([*attempts, f"import os; os.listdir({str(tmp_path)!r})"]):
+        assert error.startswith("PermissionError")
+    refused = await run(f"print(open({str(secret)!r}).read())")
+    assert (refused.status, refused.output) == ("refused", "")
+
+
+async def test_files_are_bounded_in_size_and_number():
+    one = await run("open('x', 'wb').write(b'x' * 10**6)", limits=replace(LIMITS, file_bytes=1000))
+    assert (one.status, "File too large" in one.reason) == ("error", True)
+    many = "import time\nfor n in range(100): open(str(n), 'w').write('x' * 100)\ntime.sleep(3600)"
+    for limits in (replace(LIMITS, folder_bytes=5000), replace(LIMITS, folder_entries=50)):
+        result = await run(many, limits=limits)
+        assert (result.status, result.reason.startswith("its files took more")) == ("error", True)
+
+
+MUCH = {
+    "bytes": "open('x', 'wb').write(b'x' * 6000)",
+    "then it leaves": "import os\nopen('x', 'wb').write(b'x' * 6000)\nos._exit(0)",
+    "then it fails": "open('x', 'wb').write(b'x' * 6000)\n1 / 0",
+    "holes": "open('x', 'wb').truncate(6000)",
+    "empty files": "for n in range(51): open(str(n), 'w').close()",
+    "folders": "import os\nfor n in range(51): os.mkdir(str(n))",
+    "names": "import os\nopen('x', 'w').close()\nfor n in range(51): os.link('x', str(n))",
+    "in folders": "import os\nos.mkdir('d')\nos.mkdir('d/d')\nopen('d/d/x', 'wb').write(b'x' * 6000)",
+}
+
+
+@pytest.mark.parametrize("kind", ["then it leaves", "names", "in folders", *map(slow, MUCH)])
+async def test_what_is_written_at_the_very_end_counts(kind: str):
+    source = MUCH[kind]
+    limits = replace(LIMITS, folder_bytes=5000, folder_entries=50)
+    result = await run(source, limits=limits)
+    assert (result.status, result.reason.startswith("its files took more")) == ("error", True)
+
+
+async def test_a_file_counts_once_whatever_it_is_called_and_as_long_as_it_is_open():
+    limits = replace(LIMITS, folder_bytes=5000)
+    linked = "import os\nopen('x', 'wb').write(b'x' * 4000)\nos.link('x', 'y')"
+    replaced = "import os\nfor n in range(9):\n open('x', 'wb').write(b'x' * 4000)\n os.remove('x')"
+    held = "import os, time\nx = open('x', 'wb', 0)\nx.write(b'x' * 6000)\nos.remove('x')\ntime.sleep(3600)"
+    results = [await run(source, limits=limits) for source in (linked, replaced, held)]
+    assert [result.status for result in results] == ["ok", "ok", "error"]
+    assert results[-1].reason.startswith("its files took more")
+
+
+async def test_room_is_not_taken_beyond_the_size_of_a_file():
+    source = "import ctypes\nf = open('x', 'wb')\n"
+    source += "print(ctypes.CDLL(None).fallocate(f.fileno(), 1, ctypes.c_long(0), ctypes.c_long(2**20)))"
+    assert (await run(source)).output == "-1\n"
+
+
+async def test_no_socket_is_opened():
+    attempts = (
+        "import socket; socket.socket()",
+        "import socket; socket.create_connection(('127.0.0.1', 80))",
+        "import socket; socket.getaddrinfo('localhost', 80)",
+        "import socket; socket.socketpair()",
+        "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')",
+        "import asyncio; asyncio.run(asyncio.sleep(0))",
+    )
+    for error in await tried(attempts):
+        assert any(word in error for word in ("socket", "not permitted", "imported", "resolution")), error
+
+
+async def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    result = await run("import os; print(dict(os.environ), os.getenv('HOME'))")
+    assert result.output == "{} None\n"
+
+
+async def test_nobody_else_is_killed():
+    kills = ("os.kill(os.getppid(), 9)", "os.kill(-1, 9)", "os.killpg(os.getpgid(os.getppid()), 15)")
+    for error in await tried([f"import os; {kill}" for kill in kills]):
+        assert error.startswith("PermissionError")
+    suicide = await run("import os; os.kill(os.getpid(), 15)")
+    assert (suicide.status, suicide.reason) == ("error", "it crashed with signal 15")
+
+
+async def test_the_kernel_holds_what_python_does_not_see(tmp_path: Path):
+    native = f"""
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+attempts = {{
+    "fork": lambda: libc.fork(),
+    "execve": lambda: libc.execve(b"/bin/true", None, None),
+    "socket": lambda: libc.socket(2, 1, 0),
+    "kill": lambda: libc.kill(os.getppid(), 0),
+    "tgkill": lambda: libc.tgkill(os.getppid(), os.getppid(), 0),
+    "open": lambda: libc.open({str(tmp_path / "x").encode()!r}, os.O_CREAT | os.O_WRONLY, 0o600),
+    "environ": lambda: libc.open(b"/proc/%d/environ" % os.getppid(), os.O_RDONLY),
+    "chmod": lambda: libc.chmod({str(tmp_path).encode()!r}, 0),
+    "unlink": lambda: libc.unlink({str(tmp_path / "mine").encode()!r}),
+    "ptrace": lambda: libc.ptrace(16, os.getppid(), 0, 0),
+    "unshare": lambda: libc.unshare(0x10000000),
+    "prlimit": lambda: libc.prlimit(os.getppid(), 0, (ctypes.c_ulong * 2)(1, 1), None),
+    "setsid": lambda: libc.setsid(),
+    "memfd_create": lambda: libc.memfd_create(b"x", 0),
+    "fcntl": lambda: libc.fcntl(0, 8, os.getppid()),
+    "clone3": lambda: libc.syscall(435, (ctypes.c_uint64 * 11)(), 88),
+    "io_uring": lambda: libc.syscall(425, 1, (ctypes.c_uint8 * 120)()),
+}}
+print([name for name, attempt in attempts.items() if attempt() != -1])
+"""
+    (tmp_path / "mine").touch()
+    result = await run(native)
+    assert (result.status, result.output) == ("ok", "[]\n")
+    assert names_in(tmp_path) == ["mine"]
+
+
+async def test_what_a_program_reports_of_itself_is_only_its_own_affair():
+    forged = """
+import os
+for fd in range(3, 64):
+    try:
+        os.write(fd, b'not json\\n[1]\\n' + b'[' * 5000 + b'\\n' + b'{"call": "x"}\\n{"call": 10**9}\\n')
+        os.write(fd, b'{"unconfined": "no"}\\n{"call": 7, "value": 1}\\n')
+        os.write(fd, b'{"end": "error", "reason": "a"}\\n')
+    except OSError:
+        pass
+def f(): return 1
+"""
+    result = await call_function(forged, "f", [()], limits=LIMITS)
+    assert (result.status, result.returned) == ("ok", (Returned(1),))
+
+
+async def test_a_cancelled_run_leaves_no_process():
+    others = children()
+    task = asyncio.ensure_future(run("import time; time.sleep(1000)", limits=Limits(wall_seconds=60)))
+    while children() == others:  # noqa: ASYNC110 - there is nobody to tell
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert children() == others
+
+
+def test_a_program_dies_with_its_parent():
+    script = (
+        "import asyncio\nfrom etude.protocols.sandbox import run_program\n"
+        "asyncio.run(run_program('import time; time.sleep(1000)'))"
+    )
+    parent = Forked(["-c", script], Path.cwd(), dict(os.environ), program="python")
+    try:
+        while not (found := children(parent.pid)):
+            time.sleep(0.01)
+    finally:
+        parent.kill()
+        parent.communicate()
+    deadline = time.monotonic() + 60
+    while any(is_alive(int(child)) for child in found) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(is_alive(int(child)) for child in found)
+
+
+def test_whatever_is_stopped_while_it_starts_ends():
+    async def start_and_fail(after: float) -> None:
+        sleeping = [asyncio.ensure_future(run("import time; time.sleep(1000)")) for _ in range(3)]
+        await asyncio.wait(sleeping, timeout=after)
+        raise LookupError
+
+    others = children()
+    for after in (0.0, 0.002, 0.004, 0.008, 0.02):
+        with pytest.raises(LookupError):
+            asyncio.run(start_and_fail(after))
+        assert children() == others
+
+
+async def test_many_run_at_once_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    messy = "import os\nos.mkdir('shut', 0); os.mkdir('d'); open('d/x', 'w')"
+    results = await asyncio.gather(*(run(messy) for _ in range(2)))
+    assert [result.status for result in results] == ["ok"] * 2
+    assert not names_in(tmp_path)
+
+
+def test_a_folder_is_removed_whatever_is_in_it(tmp_path: Path):
+    outside = tmp_path / "outside.txt"
+    outside.touch()
+    folder = tmp_path / "folder"
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "link").symlink_to(tmp_path)
+    (folder / "a" / "b" / "file").touch()
+    (folder / "shut").mkdir(0)
+    within = os.open(folder, os.O_RDONLY)
+    for _ in range(200):  # Deeper than a path can be long.
+        os.mkdir("d" * 50, dir_fd=within)
+        inner = os.open("d" * 50, os.O_RDONLY, dir_fd=within)
+        os.close(within)
+        within = inner
+    os.close(within)
+    remove_tree(folder)
+    assert names_in(tmp_path) == ["outside.txt"]
+
+
+# Calls of a function.
+
+
+async def test_each_call_gives_a_value_or_an_error_of_its_own():
+    source = "def f(a, b):\n    return a // b, [a]"
+    result = await call_function(source, "f", [(4, 2), (1, 0), ("x", 1), (9, 3)])
+    assert result.status == "ok"
+    good, by_zero, of_text, also_good = result.returned
+    assert (good, also_good) == (Returned([2, [4]]), Returned([3, [9]]))
+    where = "(line 2: return a // b, [a])"
+    assert by_zero == Returned(error=f"ZeroDivisionError: integer division or modulo by zero {where}")
+    assert of_text.error is not None and of_text.error.startswith("TypeError: unsupported operand")
+
+
+async def test_calls_before_the_one_that_does_not_end_are_kept():
+    source = "def f(a):\n    while a: pass\n    return a"
+    result = await call_function(
+        source, "f", [(0,), (1,), (0,)], limits=Limits(wall_seconds=60, cpu_seconds=1)
+    )
+    assert (result.status, result.returned) == ("timeout", (Returned(0),))
+    assert result.reason == "it did not finish within 1 s of CPU time"
+
+
+@settings(max_examples=drawn(3), deadline=None)
+@given(st.text())
+def test_any_text_is_a_program_with_a_result(source: str):
+    result = asyncio.run(run(source))
+    assert result.status in ("ok", "error")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def children(parent: int | None = None) -> list[str]:
+    """The processes that one has started, this one by default; on Linux."""
+    wanted = os.getpid() if parent is None else parent
+    processes = (path.name for path in Path("/proc").glob("[0-9]*"))
+    return sorted(process for process in processes if read_stat(process)[:2] == ("run", wanted))
+
+
+def read_stat(process: str) -> tuple[str, int]:
+    """Whether a process runs, and its parent."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "gone", 0
+    return "gone" if fields[0] in "ZX" else "run", int(fields[1])

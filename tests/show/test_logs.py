@@ -1,0 +1,85 @@
+"""Log records: which are shown, and where."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from etude.config.import_path import import_object, make_importable
+from etude.show.logs import LogLevel, LogLines, show_logs
+from etude.show.progress import LiveProgress
+
+
+@pytest.fixture(autouse=True)
+def unchanged_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    root.setLevel(level)
+
+
+def record(file: str, level: int, name: str = "some.name") -> logging.LogRecord:
+    return logging.LogRecord(name, level, file, 1, "text", None, None)
+
+
+INSTALLED = "/venv/lib/python3.11/site-packages/httpx/_client.py"
+
+
+@pytest.mark.parametrize(
+    ("level", "file", "least"),
+    [
+        (LogLevel.DEBUG, "/home/me/agent.py", logging.DEBUG),
+        (LogLevel.INFO, "/home/me/agent.py", logging.INFO),
+        (LogLevel.ERROR, "/home/me/agent.py", logging.ERROR),
+        (LogLevel.DEBUG, INSTALLED, logging.WARNING),
+        (LogLevel.INFO, INSTALLED, logging.WARNING),
+        (LogLevel.ERROR, INSTALLED, logging.ERROR),
+        (LogLevel.INFO, logging.__file__, logging.WARNING),
+        (LogLevel.INFO, sys.modules[LogLines.__module__].__file__, logging.INFO),
+    ],
+)
+def test_user_code_is_shown_from_the_level_on_and_libraries_from_warnings_on(
+    level: LogLevel, file: str, least: int
+) -> None:
+    handler = LogLines(level)
+    levels = [logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL]
+    assert [one for one in levels if handler.filter(record(file, one))] == [
+        one for one in levels if one >= least
+    ]
+
+
+def test_a_package_that_a_config_names_is_the_users_also_when_it_is_installed(tmp_path: Any) -> None:
+    (tmp_path / "my_installed_agent.py").write_text("def play(example, episode): ...\n")
+    make_importable(tmp_path)
+    made = record(INSTALLED, logging.INFO, "my_installed_agent.tools")
+    assert not LogLines(LogLevel.INFO).filter(made)
+    import_object("my_installed_agent:play")
+    assert LogLines(LogLevel.INFO).filter(made)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_stand_above_the_live_panel_and_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    show_logs(LogLevel.INFO)
+    with LiveProgress(Console(file=terminal, force_terminal=True, width=80)) as live:
+        live.phase("collecting", 2)
+        live._live.refresh()
+        logging.getLogger("agent").info("said by the agent")
+    shown = terminal.getvalue()
+    assert "INFO agent: said by the agent\n" in shown
+    # The panel is wiped before the line is written, and drawn again below it.
+    before, _, after = shown.partition("said by the agent")
+    assert "\x1b[2K" in before and "etude" in after
