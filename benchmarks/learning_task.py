@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import etude
-from etude.agents.collections import examples_for_epoch
-from etude.agents.scorer import read_score
 from etude.config.import_path import import_object, make_importable
 from etude.config.load import parse_config
 from etude.config.schema import Config
 from etude.core.episode import Example
 from etude.core.message import Message
 from etude.models.source import PACKAGED
+from etude.rollout.collections import examples_for_epoch
+from etude.rollout.scorer import read_score
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
 

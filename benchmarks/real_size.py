@@ -33,8 +33,6 @@ from demo import run
 from engine import PROGRAM, Prompts, asker, embedded, generate, measure_cost, random_prompts, start_vllm
 from gpu import FULL, SMALL, Way, count_work
 
-from etude.agents.evaluation_run import measure as evaluate
-from etude.agents.reply import describe_tools
 from etude.algorithms.grpo import Grpo
 from etude.core.call import ChatRequest, Sampling
 from etude.core.episode import Example
@@ -46,6 +44,8 @@ from etude.learner.optimiser import Schedule
 from etude.models.device import multiplies_bfloat16
 from etude.models.policy import Policy
 from etude.models.tiny import build_tokenizer, conversation_texts
+from etude.rollout.evaluation_run import measure as evaluate
+from etude.rollout.reply import describe_tools
 from learner import Step, conversations, groups, long, short, steps
 
 Cost = tuple[float, float]

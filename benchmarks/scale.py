@@ -26,9 +26,6 @@ from typing import Any, TypeVar
 from common import parse_arguments, print_json, print_table, progress, silent
 from harness import StubEngine
 
-from etude.agents.collector import Collector, EpisodeJob, Limits
-from etude.agents.scorer import Scorer
-from etude.agents.workflow import Workflow
 from etude.config.schema import Config
 from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import EpisodeRecord, Example
@@ -38,6 +35,9 @@ from etude.engines.programs import Launcher, ProcessEnd
 from etude.processes.head import Head
 from etude.processes.link import Disconnected, Notify, RunnerInvitation, RunnerLink, Stream, shake_hands
 from etude.processes.pool import RunnerPool
+from etude.rollout.collector import Collector, EpisodeJob, Limits
+from etude.rollout.scorer import Scorer
+from etude.rollout.workflow import Workflow
 from etude.store.database import Operation, Put, Waiter, Writer, _Item, _settle
 from etude.store.encode import encode_call, encode_episode
 from etude.store.episodes import call_key

@@ -21,10 +21,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import etude
-from etude.agents.collector import Collector, Limits
-from etude.agents.evaluation_run import EvaluationRun
-from etude.agents.evaluator import FunctionEvaluator
-from etude.agents.workflow import Workflow
 from etude.backends.local_adapter import LocalAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.config.load import parse_config
@@ -36,6 +32,10 @@ from etude.groups.model_jobs import ModelJobs
 from etude.groups.opponents import OpponentPool
 from etude.loop.lifecycle import new_run
 from etude.loop.record import Record
+from etude.rollout.collector import Collector, Limits
+from etude.rollout.evaluation_run import EvaluationRun
+from etude.rollout.evaluator import FunctionEvaluator
+from etude.rollout.workflow import Workflow
 from etude.runtime import Runtime
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder

@@ -31,7 +31,7 @@ ROOMS = [
     "models",
     "engines",
     "learner",
-    "agents",
+    "rollout",
     "protocols",
     "processes",
     "runtime",

@@ -18,16 +18,16 @@ import openai
 import pytest
 import yaml
 
-from etude.agents.collector import EpisodeJob
 from etude.core.episode import Example, call_counts
 from etude.core.keys import generator
 from etude.engines.embedded import EmbeddedEngine
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import Move, find_protocol
 from etude.protocols.branching import FinalAnswer, Play, Question
+from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
-from tests.agents.running import collect, collect_one
 from tests.cli.projects import change, events, process
+from tests.rollout.running import collect, collect_one
 from tests.server.process import ServerProcess
 from tests.support import ScriptedEngine, one_quick
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from etude.agents.collector import EpisodeJob
 from etude.backends.capabilities import check_opponents
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.core.episode import Example
@@ -16,6 +15,7 @@ from etude.core.keys import generator
 from etude.engines.local import OpponentsConfig
 from etude.loop.targets import assemble_trainer
 from etude.protocols import EpisodeTree
+from etude.rollout.collector import EpisodeJob
 from etude.run import Run as StoredRun
 from etude.runtime import open_runtime
 from etude.store.episodes import iter_episodes
@@ -23,9 +23,9 @@ from etude.store.journal import Journal
 from etude.store.log import histories
 from etude.store.run_folder import RunFolder
 from tests import several
-from tests.agents.running import collect
 from tests.crashing import AgainstPool, killed_and_whole, run_to_end
 from tests.protocols.games import find_agent
+from tests.rollout.running import collect
 from tests.several import Several, config
 from tests.support import ScriptedEngine, one_quick, without_times
 from tests.training import Capabilities, FakeAdapter, examples

@@ -8,10 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from etude.agents.collector import Collector, Limits
-from etude.agents.evaluation_run import EvaluationRun
-from etude.agents.evaluator import FunctionEvaluator
-from etude.agents.workflow import Workflow
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
 from etude.backends.capabilities import Capabilities
@@ -24,6 +20,10 @@ from etude.core.interfaces import Progress
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.loop.recording_wrappers import RecordedTrainer
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
+from etude.rollout.collector import Collector, Limits
+from etude.rollout.evaluation_run import EvaluationRun
+from etude.rollout.evaluator import FunctionEvaluator
+from etude.rollout.workflow import Workflow
 from etude.runtime import Report, Runtime
 from etude.show.metrics_files import RunReport
 from etude.store.run_folder import RunFolder

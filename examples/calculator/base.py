@@ -16,8 +16,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from etude.agents.evaluation_run import measure
-from etude.agents.reply import describe_tools
 from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
@@ -25,6 +23,8 @@ from etude.engines.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.learner.optimiser import Schedule
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, conversation_texts
+from etude.rollout.evaluation_run import measure
+from etude.rollout.reply import describe_tools
 
 from agent import correct, solve
 from task import Question, calculator, draw_questions

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import etude
-from etude.agents.reply import describe_tools
 from etude.core.keys import generator
+from etude.rollout.reply import describe_tools
 
 from base import HELD_OUT, TRAINING, careless_transcript
 from task import Question, calculator, draw_questions

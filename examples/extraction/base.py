@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from etude.agents.evaluation_run import measure
 from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
@@ -23,6 +22,7 @@ from etude.engines.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.learner.optimiser import Schedule
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, conversation_texts
+from etude.rollout.evaluation_run import measure
 
 from agent import extract, fields_right
 from task import Order, draw_notes, draw_order

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from etude.agents.evaluation_run import measure
 from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.engines.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from etude.rollout.evaluation_run import measure
 
 from agent import in_place, sort
 

@@ -16,12 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from etude.agents.evaluation_run import measure
 from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.engines.embedded import EmbeddedEngine
 from etude.models.tiny import build_policy, build_tokenizer
+from etude.rollout.evaluation_run import measure
 
 from agent import play, points
 from task import EMPTY, agent_moves, free_cells, has_won, opponent_moves, put, say, show

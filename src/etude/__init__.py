@@ -11,14 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from etude.agents.agent import SimulatedUser as SimulatedUser
-    from etude.agents.episode import Episode as Episode
-    from etude.agents.episode import SyncEpisode as SyncEpisode
-    from etude.agents.evaluator import evaluator as evaluator
-    from etude.agents.reply import Reply as Reply
-    from etude.agents.reply import ToolCall as ToolCall
-    from etude.agents.workflow import function as function
-    from etude.agents.workflow import workflow as workflow
     from etude.algorithms.algorithm import Algorithm as Algorithm
     from etude.algorithms.algorithm import OfGradient as OfGradient
     from etude.algorithms.distillation import Distillation as Distillation
@@ -104,6 +96,14 @@ if TYPE_CHECKING:
     from etude.loop.evaluation import EvaluationRunConfig as EvaluationRunConfig
     from etude.loop.interface import Trainer as Trainer
     from etude.loop.trainer import EpochTrainer as EpochTrainer
+    from etude.rollout.agent import SimulatedUser as SimulatedUser
+    from etude.rollout.episode import Episode as Episode
+    from etude.rollout.episode import SyncEpisode as SyncEpisode
+    from etude.rollout.evaluator import evaluator as evaluator
+    from etude.rollout.reply import Reply as Reply
+    from etude.rollout.reply import ToolCall as ToolCall
+    from etude.rollout.workflow import function as function
+    from etude.rollout.workflow import workflow as workflow
     from etude.run import Run as Run
     from etude.run import TrainedModel as TrainedModel
     from etude.show.tracker import RunRecord as RunRecord

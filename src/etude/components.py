@@ -7,12 +7,6 @@ Nothing here knows them. None of these modules needs torch before a component is
 import importlib
 import pkgutil
 
-import etude.agents.agent
-import etude.agents.datasets
-import etude.agents.evaluator
-import etude.agents.judge
-import etude.agents.tools
-import etude.agents.workflow
 import etude.algorithms
 import etude.backends.local
 import etude.backends.openai_adapter
@@ -24,6 +18,12 @@ import etude.loop.built_in_alarms
 import etude.loop.trainer
 import etude.processes.ray_placement
 import etude.protocols.workflow
+import etude.rollout.agent
+import etude.rollout.datasets
+import etude.rollout.evaluator
+import etude.rollout.judge
+import etude.rollout.tools
+import etude.rollout.workflow
 import etude.show.otel
 import etude.show.tracker
 import etude.show.tracker_services

@@ -7,8 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from etude.agents.evaluation import Evaluation
-from etude.agents.evaluation_run import EvaluationRun
 from etude.config.builder import Builder
 from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
@@ -24,6 +22,8 @@ from etude.processes.pool import Cluster, open_runner
 from etude.processes.shipping import build_collector, build_evaluators, target_model
 from etude.processes.status import Parts, publish_status
 from etude.processes.watchdog import Watchdog
+from etude.rollout.evaluation import Evaluation
+from etude.rollout.evaluation_run import EvaluationRun
 from etude.store.backup import back_up
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import keep_config

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.agents.collections import examples_for_epoch
 from etude.algorithms import dpo, imitation
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
@@ -17,6 +16,7 @@ from etude.algorithms.samples import find_branches, make_pair, make_sample, same
 from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event, Example
 from etude.core.errors import RequestError
+from etude.rollout.collections import examples_for_epoch
 from tests.algorithms.scripted_episodes import call, conversation, episode, group, ids, scored
 
 

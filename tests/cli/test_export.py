@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from etude.agents.collections import phase_name
+from etude.rollout.collections import phase_name
 from tests.cli.projects import change, etude, events, rows, succeed
 from tests.show.hub import Hub, log_in, running_hub
 from tests.support import one_quick

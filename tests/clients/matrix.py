@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from etude.agents.collector import Collector, EpisodeJob, Limits
-from etude.agents.episode import Episode
-from etude.agents.workflow import as_workflow
 from etude.core.call import Call
 from etude.core.episode import Example
 from etude.engines.embedded import EmbeddedEngine
 from etude.models.policy import Policy
+from etude.rollout.collector import Collector, EpisodeJob, Limits
+from etude.rollout.episode import Episode
+from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
 from tests.clients.drive import MODULES, Feature, Target, encode, load_client
 from tests.clients.model import PLAIN, TRANSCRIPTS, build_model

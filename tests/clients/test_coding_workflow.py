@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from etude.agents.collector import EpisodeJob
 from etude.core.episode import Example
+from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
-from tests.agents.running import collect_one
 from tests.clients.coding_agents import BIN
 from tests.clients.drive import CODING_TASK
 from tests.clients.matrix import ROOT
+from tests.rollout.running import collect_one
 from tests.support import ScriptedEngine, tool_call
 
 pytestmark = [

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from etude.agents.datasets import SeedsConfig
-from etude.agents.evaluator import MeasuredConfig
 from etude.config import registry
 from etude.config.component import Supplies, WorkflowConfig
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.config.registry import register_workflow
 from etude.core.errors import ConfigError, RequestError
+from etude.rollout.datasets import SeedsConfig
+from etude.rollout.evaluator import MeasuredConfig
 
 
 class GameConfig(WorkflowConfig, name="game"):

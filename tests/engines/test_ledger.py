@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from etude.agents.collections import collecting_for, current_number
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
@@ -19,6 +18,7 @@ from etude.engines.bill import load_bill
 from etude.engines.ledger import Ledger, find_prices, require_bounded, unpriced_models
 from etude.engines.meter import MeteredEngine, Purpose, asking_for, most_tokens
 from etude.groups.model_jobs import ModelJobs
+from etude.rollout.collections import collecting_for, current_number
 from etude.store.journal import Journal
 from etude.wire.retries import note_charged
 from tests.backends.openai_stand_in import BASE, StandIn

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etude.agents.collector import Collector, EpisodeJob, Limits
-from etude.agents.workflow import as_workflow
 from etude.core.call import ChatRequest
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.interfaces import Engine
@@ -14,6 +12,8 @@ from etude.core.keys import generator
 from etude.core.message import Message
 from etude.protocols import EpisodeTree, Log, Protocol, ProtocolWorkflow, Scenario, Turn, Verdict, dialogue
 from etude.protocols.tree import Node
+from etude.rollout.collector import Collector, EpisodeJob, Limits
+from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
 from tests.support import ScriptedEngine
 

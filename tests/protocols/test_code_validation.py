@@ -14,8 +14,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.agents.collector import Collector
-from etude.agents.evaluation_run import EvaluationRun
 from etude.config.builder import Builder
 from etude.config.load import load_config, parse_config
 from etude.core.call import ChatRequest
@@ -30,6 +28,8 @@ from etude.protocols.decision import VERDICTS
 from etude.protocols.sandbox import call_function
 from etude.protocols.scenario import Log, agent_log
 from etude.protocols.tree import Node
+from etude.rollout.collector import Collector
+from etude.rollout.evaluation_run import EvaluationRun
 from etude.store.run_folder import RunFolder
 from tests.support import ScriptedEngine
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.agents.scorer import evaluate
 from etude.core.call import ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
@@ -35,6 +34,7 @@ from etude.protocols import (
 from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.tree import Node
 from etude.protocols.workflow import VerdictAccuracy, accuracy
+from etude.rollout.scorer import evaluate
 from etude.store.journal import Journal
 from tests.protocols.games import (
     ChanceEngine,

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from etude.agents.collector import Collector
-from etude.agents.evaluation_run import EvaluationRun
-from etude.agents.workflow import as_workflow
 from etude.config.builder import Builder
 from etude.config.import_path import make_importable
 from etude.config.load import parse_config
@@ -20,6 +17,9 @@ from etude.loop.metrics import validation_metrics
 from etude.protocols import ProtocolWorkflow, adp
 from etude.protocols.code_validation import CodeValidation
 from etude.protocols.workflow import ProtocolReward, find_scenario
+from etude.rollout.collector import Collector
+from etude.rollout.evaluation_run import EvaluationRun
+from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
 from tests.protocols.games import Labelled, example, scripted
 

@@ -10,7 +10,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from tests.agents.test_apis import REFUSED
+from tests.rollout.test_apis import REFUSED
 from tests.server.process import ServerProcess
 
 ASK = [{"role": "user", "content": "what is 1 + 2?"}]

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from etude.agents.collections import collection_phase, phase_name
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
 from etude.core.job import TrainingJobRef
 from etude.groups.lineage import JobData, LineageEntry, LineageLog
 from etude.loop.training_data import version_age
+from etude.rollout.collections import collection_phase, phase_name
 from etude.store.encode import encode_episode
 from etude.store.episodes import choose_phase, list_phases, phase_epoch
 from etude.store.journal import Journal

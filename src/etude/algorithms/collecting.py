@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, FiniteFloat
 
-from etude.agents.collections import current_number, examples_for_epoch
-from etude.agents.evaluation import merge_outputs
 from etude.algorithms.episodes import (
     IDLE,
     Gathered,
@@ -41,6 +39,8 @@ from etude.core.sample import Kind, SampleOrPair
 from etude.core.trajectory import Method
 from etude.protocols.branching import Widths, branches
 from etude.protocols.workflow import ProtocolWorkflow
+from etude.rollout.collections import current_number, examples_for_epoch
+from etude.rollout.evaluation import merge_outputs
 from etude.store.files import append_json_line
 
 if TYPE_CHECKING:

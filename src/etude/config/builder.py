@@ -122,7 +122,7 @@ class Builder:
         )
 
     async def get_workflow(self) -> Any:
-        """Return the agent, an `etude.agents.workflow.Workflow`. Raises RequestError if there is none."""
+        """Return the agent, an `etude.rollout.workflow.Workflow`. Raises RequestError if there is none."""
         if self.config.workflow is None:
             raise RequestError("the config has no 'workflow'; add your agent: `workflow: my_agent:play`")
         return await self._build_once("workflow", "workflow", self.config.workflow)

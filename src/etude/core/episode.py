@@ -1,6 +1,6 @@
 """An episode: its example, its tool calls, and the record of everything that happened.
 
-The record is the finished value. A workflow receives the live object, `etude.agents.Episode`.
+The record is the finished value. A workflow receives the live object, `etude.rollout.Episode`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -13,10 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from etude.agents.datasets import RowsConfig
-from etude.agents.evaluator import FunctionEvaluator, as_evaluator
-from etude.agents.tools import FunctionTools
-from etude.agents.workflow import Workflow, as_workflow
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, ToolsConfig, WorkflowConfig
 from etude.config.document import Override
@@ -35,6 +31,10 @@ from etude.core.errors import ConfigError, RequestError
 from etude.loop.settings import as_overrides, by_path
 from etude.protocols.protocol import Protocol
 from etude.protocols.workflow import ProtocolWorkflow
+from etude.rollout.datasets import RowsConfig
+from etude.rollout.evaluator import FunctionEvaluator, as_evaluator
+from etude.rollout.tools import FunctionTools
+from etude.rollout.workflow import Workflow, as_workflow
 
 _ARGUMENTS = {"algorithm": "trajectory_builder", "backend": "trainer_adapter", "trainer": "trainer"}
 """Arguments, and the keys of `finetuning` that name the components made from them."""

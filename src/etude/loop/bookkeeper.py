@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from etude.agents.collections import Collections, collecting_for, current_number
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
@@ -24,6 +23,7 @@ from etude.groups.opponents import OpponentPool
 from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics
 from etude.loop.record import Record, pause_for
 from etude.loop.training_data import Provenance, TargetWatch
+from etude.rollout.collections import Collections, collecting_for, current_number
 from etude.runtime import Runtime
 from etude.store.figures import best_version, last_version, versions_made
 from etude.store.jsonable import json_facts

@@ -18,8 +18,6 @@ from typing import Any, cast
 
 from pydantic import Field
 
-from etude.agents.evaluation import OnScore
-from etude.agents.evaluation_run import rescore
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object
@@ -38,6 +36,8 @@ from etude.loop.arguments import load
 from etude.loop.lifecycle import new_run
 from etude.loop.metrics import measured_scores
 from etude.loop.stored_models import load_version, replaced_model
+from etude.rollout.evaluation import OnScore
+from etude.rollout.evaluation_run import rescore
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
 from etude.store.facts import read_histories

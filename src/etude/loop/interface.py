@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
-from etude.agents.collections import collecting_for, current_number
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
@@ -21,6 +20,7 @@ from etude.core.return_checks import wrap_implementations
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.curriculum import apply_curriculum, initial_state, with_sets
 from etude.loop.metrics import reward_metrics, validation_metrics
+from etude.rollout.collections import collecting_for, current_number
 from etude.runtime import Runtime
 
 Method: TypeAlias = Callable[..., Any]

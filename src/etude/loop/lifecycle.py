@@ -17,7 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
-from etude.agents.evaluation_run import forget_failures
 from etude.config.component import CHANGEABLE
 from etude.config.document import KeyPath, dig, dotted, parse_value
 from etude.config.key_types import changeable_keys, slot_in
@@ -28,6 +27,7 @@ from etude.core.history import History, Recovery, WarmUpJob
 from etude.core.job import ModelVersion
 from etude.core.secrets import MASK, holds_secret
 from etude.loop.bookkeeper import Bookkeeper
+from etude.rollout.evaluation_run import forget_failures
 from etude.store.backup_address import split_run_address
 from etude.store.database import DATABASE, journal_damage, open_database
 from etude.store.facts import SUMMARY, read_histories

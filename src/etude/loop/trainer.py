@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from etude.agents.collections import collecting_for
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.registry import config_factory, register_trainer
@@ -25,6 +24,7 @@ from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
 from etude.loop.record import Record, end_run, forget_job_on_failure, pause_for, require_trained
 from etude.loop.warm_up import WarmUp
+from etude.rollout.collections import collecting_for
 from etude.runtime import Runtime
 from etude.store.figures import summarize, versions_to_keep
 

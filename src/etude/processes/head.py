@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
-from etude.agents.collector import EpisodeJob
 from etude.core.call import Call, Usage
 from etude.core.errors import EtudeError, RequestError
 from etude.core.interfaces import Engine, PortableEngine, end_conversation, innermost
@@ -29,6 +28,7 @@ from etude.processes.link import (
     encode_answer,
 )
 from etude.processes.shipping import shipped_example
+from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
 from etude.wire.retries import RetryCount, counting_retries
 

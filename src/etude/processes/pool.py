@@ -17,9 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from etude.agents.collector import EpisodeJob
-from etude.agents.evaluation import make_item
-from etude.agents.scorer import Scorer
 from etude.config.builder import Builder
 from etude.config.schema import Config
 from etude.core.episode import EpisodeRecord, Failure
@@ -32,6 +29,9 @@ from etude.engines.programs import Child, Launcher, LocalLauncher
 from etude.processes.head import Head, RemoteRunner, RunnerDied, RunnerSlot, RunnerSlots
 from etude.processes.link import Disconnected, RunnerInvitation, Stream, shake_hands
 from etude.processes.shipping import build_scorer, config_to_json
+from etude.rollout.collector import EpisodeJob
+from etude.rollout.evaluation import make_item
+from etude.rollout.scorer import Scorer
 from etude.store.encode import encode_episode
 from etude.store.episodes import CallReader, call_key, read_episode
 from etude.store.run_folder import RunFolder

@@ -18,9 +18,6 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from etude.agents.collector import Collector, EpisodeJob
-from etude.agents.evaluation import make_item
-from etude.agents.scorer import Scorer
 from etude.config.builder import Builder
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.episode import Example
@@ -42,6 +39,9 @@ from etude.processes.link import (
     shake_hands,
 )
 from etude.processes.shipping import build_collector, build_scorer, config_from_json
+from etude.rollout.collector import Collector, EpisodeJob
+from etude.rollout.evaluation import make_item
+from etude.rollout.scorer import Scorer
 from etude.store.journal import Json, Steps
 from etude.wire.retries import note_model_out, note_retries
 

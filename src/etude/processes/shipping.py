@@ -10,9 +10,6 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from etude.agents.collector import Collector, Limits, Runner
-from etude.agents.scorer import Scorer
-from etude.agents.workflow import Workflow
 from etude.config.builder import Builder
 from etude.config.document import KeyPath, copied, dig, dotted, replace_at, strings
 from etude.config.key_types import KeyType, walk
@@ -24,6 +21,9 @@ from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine, Evaluator
 from etude.engines.local import OpponentsConfig
+from etude.rollout.collector import Collector, Limits, Runner
+from etude.rollout.scorer import Scorer
+from etude.rollout.workflow import Workflow
 from etude.store.journal import Steps
 from etude.store.jsonable import plain
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from etude.agents.collector import Collector
 from etude.config.schema import MetricsConfig
 from etude.core.errors import RequestError, StoreError, require_extra
 from etude.core.interfaces import Engine
 from etude.core.secrets import masked
 from etude.processes.counts import RunCounts
 from etude.processes.pool import RunnerPool
+from etude.rollout.collector import Collector
 from etude.store.files import open_draft
 from etude.store.run_folder import RunFolder
 from etude.store.status import (

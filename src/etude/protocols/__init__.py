@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from etude.protocols.arrays import Rollouts as Rollouts
 from etude.protocols.branching import Widths as Widths
 from etude.protocols.branching import most_calls as most_calls
 from etude.protocols.catalog import adp as adp
@@ -25,6 +24,7 @@ from etude.protocols.scenario import Move as Move
 from etude.protocols.scenario import Scenario as Scenario
 from etude.protocols.scenario import dialogue as dialogue
 from etude.protocols.tree import EpisodeTree as EpisodeTree
+from etude.protocols.tree import Rollouts as Rollouts
 from etude.protocols.tree import as_yaml as as_yaml
 from etude.protocols.tree import transcript as transcript
 from etude.protocols.workflow import ProtocolWorkflow as ProtocolWorkflow

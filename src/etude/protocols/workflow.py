@@ -13,12 +13,6 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
-from etude.agents.collector import Collector, EpisodeJob, Limits
-from etude.agents.episode import Episode
-from etude.agents.evaluator import scored
-from etude.agents.reply import Reply
-from etude.agents.tools import gather_results
-from etude.agents.workflow import Workflow, as_workflow
 from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, EvaluatorConfig, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, user_code
@@ -36,6 +30,12 @@ from etude.protocols.decision import decision_code
 from etude.protocols.protocol import Protocol, Turn
 from etude.protocols.scenario import Malformed, Move, Scenario
 from etude.protocols.tree import EpisodeTree, Rejected
+from etude.rollout.collector import Collector, EpisodeJob, Limits
+from etude.rollout.episode import Episode
+from etude.rollout.evaluator import scored
+from etude.rollout.reply import Reply
+from etude.rollout.tools import gather_results
+from etude.rollout.workflow import Workflow, as_workflow
 from etude.store.journal import Journal
 from etude.wire.sampling import change_sampling
 

@@ -14,10 +14,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from etude.agents.collections import collection_phase, phase_name
-from etude.agents.evaluation import Evaluation, EvaluationRequest, make_item, summarise
-from etude.agents.evaluator import unscored
-from etude.agents.scorer import read_score
 from etude.algorithms.episodes import is_play
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.openai_api import dpo_row, supervised_row
@@ -34,6 +30,10 @@ from etude.core.json_text import read_json
 from etude.core.message import Message, is_text, message_text
 from etude.core.trajectory import Method, Trajectory
 from etude.protocols.tree import as_yaml, transcript
+from etude.rollout.collections import collection_phase, phase_name
+from etude.rollout.evaluation import Evaluation, EvaluationRequest, make_item, summarise
+from etude.rollout.evaluator import unscored
+from etude.rollout.scorer import read_score
 from etude.runtime import Runtime
 from etude.store.episodes import episode_scores, iter_episodes, list_phases, phase_epoch, read_episode
 from etude.store.files import open_draft, open_private

@@ -9,11 +9,10 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
-from etude.core.distribution import Distribution
 from etude.core.evaluation import FailureCause, merge_causes
 from etude.core.history import Entry, EpochEntry, History, Score, WarmUpEntry
 from etude.core.job import ModelVersion
-from etude.core.stats import Estimate, shown_mean
+from etude.core.stats import Distribution, Estimate, shown_mean
 
 
 def shown_difference(difference: Estimate) -> str:

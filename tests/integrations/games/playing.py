@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from etude.agents.collector import EpisodeJob
 from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest
 from etude.core.episode import EpisodeRecord, Example
+from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
-from tests.agents.running import collect
+from tests.rollout.running import collect
 from tests.support import ScriptedEngine
 
 URL = "http://localhost:1/v1"

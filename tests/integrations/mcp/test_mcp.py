@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from etude.agents.collector import EpisodeJob, Limits
-from etude.agents.reply import ToolCall
 from etude.config.builder import Builder
 from etude.config.load import load_config, parse_config
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import ConfigError
 from etude.preflight.check import check_config
+from etude.rollout.collector import EpisodeJob, Limits
+from etude.rollout.reply import ToolCall
 from etude.store.journal import Journal
-from tests.agents.running import collect, examples, jobs
 from tests.forked import Forked, program
+from tests.rollout.running import collect, examples, jobs
 from tests.support import ScriptedEngine, is_alive, pass_time, until
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ from openai import APIStatusError, AsyncOpenAI, OpenAI
 
 from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, langchain_model
 from etude.store.journal import Journal
-from tests.agents.running import collect, collect_one, jobs
+from tests.rollout.running import collect, collect_one, jobs
 from tests.support import ScriptedEngine
 
 MODEL = "policy"

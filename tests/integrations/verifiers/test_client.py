@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from etude.agents.episode import Episode
+from etude.rollout.episode import Episode
 from etude.store.journal import Journal
-from tests.agents.running import collect_one, tiny_engine
+from tests.rollout.running import collect_one, tiny_engine
 from tests.support import ScriptedEngine, needs, tool_call
 
 pytestmark = [pytest.mark.verifiers, needs("verifiers")]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from etude.agents.collector import Collector, EpisodeJob, Limits
-from etude.agents.workflow import Workflow
 from etude.config.import_path import make_importable
 from etude.core.episode import EpisodeRecord, Example, recorded_score
 from etude.core.errors import DatasetError, EngineAway, RequestError
+from etude.rollout.collector import Collector, EpisodeJob, Limits
+from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
 from tests.integrations.verifiers import environments
 from tests.support import ScriptedEngine, needs, tool_call

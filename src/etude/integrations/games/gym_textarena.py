@@ -14,8 +14,6 @@ from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field, FiniteFloat
 
-from etude.agents.episode import Episode
-from etude.agents.workflow import Workflow
 from etude.config.builder import Builder
 from etude.config.component import Supplies
 from etude.config.import_path import is_import_path
@@ -35,6 +33,8 @@ from etude.integrations.games.turn_game import (
     unknown,
     whole_number,
 )
+from etude.rollout.episode import Episode
+from etude.rollout.workflow import Workflow
 
 Reader: TypeAlias = Callable[[str], Any]
 """A function that converts an answer to an action. Raises ValueError with a message for the model."""

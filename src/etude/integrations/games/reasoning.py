@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from etude.agents.episode import Episode
-from etude.agents.workflow import Workflow
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig, Supplies
 from etude.config.references import LlmRef
@@ -19,6 +17,8 @@ from etude.core.episode import Example
 from etude.core.errors import DatasetError, EpisodeError, RequestError
 from etude.core.keys import content_hash, fold
 from etude.integrations.games.turn_game import SizesConfig, call_with_timeout, unknown, whole_number
+from etude.rollout.episode import Episode
+from etude.rollout.workflow import Workflow
 
 _ALL = 2**20
 """The size of a reasoning-gym dataset. It generates each entry on access."""

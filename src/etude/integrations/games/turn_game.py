@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import Field
 
-from etude.agents.episode import Episode
 from etude.config.component import CHANGEABLE, Supplies, WorkflowConfig
 from etude.config.import_path import import_object, where_raised
 from etude.core.data_model import name_type, number
@@ -23,6 +22,7 @@ from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError, alternatives, require_extra
 from etude.core.message import Message
 from etude.core.threads import call_in_thread
+from etude.rollout.episode import Episode
 
 EnvT = TypeVar("EnvT")
 T = TypeVar("T")

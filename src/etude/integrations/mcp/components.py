@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etude.agents.workflow import Workflow
 from etude.config.registry import register_tools, register_workflow
 from etude.core.errors import MissingExtraError
 from etude.integrations.mcp.config import McpAgentConfig, McpToolsConfig
+from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

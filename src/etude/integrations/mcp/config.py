@@ -9,9 +9,9 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from etude.agents.agent import AgentConfig
 from etude.config.component import ToolsConfig
 from etude.core.errors import RequestError
+from etude.rollout.agent import AgentConfig
 
 
 class McpToolsConfig(ToolsConfig, name="mcp"):

@@ -22,10 +22,10 @@ from nat.runtime.session import SessionManager
 from pydantic import BaseModel, Field, PrivateAttr, SecretStr
 from pydantic_core import to_jsonable_python
 
-from etude.agents.episode import Episode
 from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError
 from etude.integrations.nat.transport import Steps, langchain_model
+from etude.rollout.episode import Episode
 
 
 class EtudeModelConfig(LLMBaseConfig, name="etude_model"):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
-from etude.agents.workflow import Workflow
 from etude.config.component import DatasetConfig, EvaluatorConfig, WorkflowConfig
 from etude.config.registry import register_dataset, register_evaluator, register_workflow
 from etude.core.errors import RequestError, require_extra
 from etude.core.interfaces import Evaluator
+from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

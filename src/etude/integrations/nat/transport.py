@@ -13,8 +13,8 @@ import httpx
 from pydantic import SecretStr
 from pydantic_core import from_json, to_json
 
-from etude.agents.episode import Episode
 from etude.core.errors import EpisodeError
+from etude.rollout.episode import Episode
 from etude.store.journal import Journal
 from etude.wire.gateway import FUNCTION_HEADER, BlockingRecordingTransport, RecordingTransport, error_response
 

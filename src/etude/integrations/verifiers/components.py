@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.agents.workflow import Workflow
 from etude.config.component import CHANGEABLE, DatasetConfig, Entries, Supplies, WorkflowConfig
 from etude.config.references import LlmRef, ReferenceTo
 from etude.config.registry import register_dataset, register_workflow
@@ -28,6 +27,7 @@ from etude.integrations.verifiers.environment import (
     score_names,
 )
 from etude.integrations.verifiers.scores import REWARD
+from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder

@@ -1,0 +1,1 @@
+"""Rollouts: workflows, the recording of their calls, and the scores of their episodes."""

@@ -1,0 +1,272 @@
+"""Datasets: rows from files, the hub or Python, and the examples made from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from etude.config.builder import Builder
+from etude.config.component import DatasetConfig
+from etude.config.data_files import PlacedRow, read_csv, read_json_file, read_jsonl, read_parquet
+from etude.config.import_path import import_object
+from etude.config.registry import register_dataset
+from etude.core.episode import Example
+from etude.core.errors import DatasetError, EtudeError, MissingExtraError, alternatives, nearest
+from etude.core.interfaces import Dataset
+from etude.core.keys import content_hash, generator
+from etude.rollout.run_workflow import make_failure
+
+
+class DatasetStructure(BaseModel, extra="forbid"):
+    """The columns of the question and the answer."""
+
+    question_key: str = "question"
+    """Name the column that becomes the input `question`."""
+    answer_key: str = "answer"
+    """Name the column that becomes the expected answer."""
+
+
+class RowsConfig(DatasetConfig):
+    """Options of all dataset types: how columns are used, and how many rows."""
+
+    source_key: ClassVar[str]
+    """The option that names the source of the rows, for errors."""
+
+    id_key: str = "id"
+    """Name the column with each row's id."""
+    ids: Literal["column", "from_row"] = "column"
+    """Set `from_row` to make a stable id from each row's content."""
+    inputs: list[str] | None = None
+    """Name the columns that the agent is given; default: all except id and expected answer."""
+    expected: str | None = None
+    """Name the column of the expected answer; default: `expected`, or else `answer`."""
+    structure: DatasetStructure | None = None
+    """Name the columns of question and answer if they have other names."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use at most this many rows."""
+    shuffle: bool = False
+    """Shuffle the rows before `limit` is applied."""
+    seed: int = Field(default=0, ge=0)
+    """Set the seed of the shuffle."""
+
+    def _rows(self) -> Iterator[PlacedRow]:
+        """Yield the content of each row with its place."""
+        source = getattr(self, self.source_key)
+        for number, content in enumerate(self._contents(), start=1):
+            yield f"{source}: row {number}", content
+
+    def _contents(self) -> Iterable[Any]:
+        raise DatasetError(f"dataset type '{self.type_name}' has no reader")
+
+    def examples(self) -> list[Example]:
+        """Return the examples in the order of the rows, or shuffled if the config says so.
+
+        Raises DatasetError for a missing, broken or empty dataset, a missing column, and a missing or
+        repeated id; the message names the row. Repeated `from_row` ids get a number. Raises MissingExtraError
+        if the libraries that read it are not installed.
+        """
+        examples: list[Example] = []
+        first: dict[str, str] = {}
+        count: Counter[str] = Counter()
+        for where, row in self._rows():
+            example = _example(self, where, row)
+            count[example.id] += 1
+            if example.id in first and self.ids == "from_row":
+                example = replace(example, id=f"{example.id}-{count[example.id]}")
+            if example.id in first:
+                raise DatasetError(
+                    f"{where}: id '{example.id}' is already taken by {first[example.id]}; "
+                    f"make ids unique, or set `ids: from_row` to make them from the rows"
+                )
+            first[example.id] = where
+            examples.append(example)
+        if not examples:
+            raise DatasetError(f"{getattr(self, self.source_key)} holds no examples")
+        if self.shuffle:
+            generator(self.seed, "dataset").shuffle(examples)
+        return examples[: self.limit]
+
+
+class FileDatasetConfig(RowsConfig):
+    """A dataset in one file."""
+
+    source_key = "file_path"
+
+    file_path: Path
+    """Set the path of the file."""
+
+    def _rows(self) -> Iterator[PlacedRow]:
+        path = self.file_path
+        if path.is_file():
+            return _READERS[self.type_name](path)
+        if path.exists():
+            raise DatasetError(f"dataset file {path} is not a file")
+        if not path.parent.is_dir():
+            raise DatasetError(f"dataset file {path} does not exist: there is no folder {path.parent}")
+        close = nearest(path.name, (file.name for file in path.parent.iterdir() if file.is_file()))
+        hint = f"; did you mean '{path.parent / close}'?" if close else ""
+        raise DatasetError(f"dataset file {path} does not exist{hint}")
+
+
+def _read_list(path: Path) -> Iterator[PlacedRow]:
+    data = read_json_file(path)
+    if not isinstance(data, list):
+        raise DatasetError(
+            f"{path}: a JSON dataset must be a list of objects, found {type(data).__name__}; "
+            f"if the file has one object per line, use the type jsonl"
+        )
+    for number, content in enumerate(data, start=1):
+        yield f"{path}: row {number}", content
+
+
+_READERS: Mapping[str, Callable[[Path], Iterator[PlacedRow]]] = {
+    "json": _read_list,
+    "jsonl": read_jsonl,
+    "csv": read_csv,
+    "parquet": read_parquet,
+}
+"""Readers by dataset type. They raise DatasetError for a file that is not UTF-8 or not readable."""
+
+
+class JsonDatasetConfig(FileDatasetConfig, name="json"):
+    """A JSON file: a list of objects."""
+
+
+class JsonlDatasetConfig(FileDatasetConfig, name="jsonl"):
+    """A JSON Lines file: one object per line."""
+
+
+class CsvDatasetConfig(FileDatasetConfig, name="csv"):
+    """A CSV file whose first line names the columns. All values are text."""
+
+
+class ParquetDatasetConfig(FileDatasetConfig, name="parquet"):
+    """A Parquet file. Needs the extra `data`."""
+
+
+class HuggingFaceDatasetConfig(RowsConfig, name="huggingface"):
+    """A dataset on the Hugging Face hub, or in a local folder. Needs the extra `data`."""
+
+    source_key = "path"
+
+    path: str
+    """Set a name on the hub, or a folder."""
+    subset: str | None = None
+    """Choose the dataset's configuration, if it has several."""
+    split: str = "train"
+    """Choose the split. Slices such as `train[:100]` work."""
+    revision: str | None = None
+    """Choose the version on the hub."""
+
+    def _contents(self) -> Iterable[Any]:
+        try:
+            import datasets
+        except ImportError as error:
+            raise MissingExtraError("reading Hugging Face datasets", "data") from error
+        try:
+            rows: Iterable[Any] = datasets.load_dataset(
+                self.path, self.subset, split=self.split, revision=self.revision
+            )
+        except (OSError, ValueError) as error:
+            raise DatasetError(
+                f"the dataset '{self.path}' (split {self.split}) cannot be loaded: {error}"
+            ) from error
+        return rows
+
+
+class PythonDatasetConfig(RowsConfig, name="python"):
+    """Rows from a Python function, or from any iterable of dicts or Examples."""
+
+    source_key = "function"
+
+    function: str
+    """Set `package.module:name` of the function or iterable."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Set keyword arguments for the function."""
+
+    def _contents(self) -> Iterator[Any]:
+        origin = import_object(self.function)
+        try:
+            rows = origin(**self.arguments) if callable(origin) else origin
+            if isinstance(rows, Mapping | str) or not isinstance(rows, Iterable):
+                raise DatasetError(
+                    f"'{self.function}' must return an iterable of dicts or Examples, found {rows!r:.80}"
+                )
+            yield from rows
+        except EtudeError:
+            raise
+        except Exception as error:  # the user's function
+            raise DatasetError(f"'{self.function}' failed: {make_failure(error).reason}") from error
+
+
+def _example(config: RowsConfig, where: str, row: Any) -> Example:
+    if isinstance(row, Example):
+        return row
+    if not isinstance(row, Mapping):
+        raise DatasetError(f"{where}: a row must be an object with named columns, found {row!r:.80}")
+    columns = dict(row)
+
+    def value(name: str) -> Any:
+        if name not in columns:
+            raise DatasetError(f"{where}: there is no column '{name}'" + alternatives(name, columns))
+        return columns[name]
+
+    expected = config.expected or (config.structure.answer_key if config.structure else None)
+    if expected is None:
+        expected = next((name for name in ("expected", "answer") if name in columns), None)
+    answer = None if expected is None else value(expected)
+    taken = {expected, config.id_key if config.ids == "column" else None}
+    names = config.inputs if config.inputs is not None else [name for name in columns if name not in taken]
+    inputs = {name: value(name) for name in names}
+    if config.structure is not None:
+        question = value(config.structure.question_key)
+        inputs.pop(config.structure.question_key, None)
+        inputs["question"] = question
+    named = columns.get(config.id_key)
+    if config.ids == "column" and (named is None or named == ""):
+        raise DatasetError(
+            f"{where}: there is no id in column '{config.id_key}'; name the column with `id_key`, "
+            f"or set `ids: from_row` to make ids from the rows"
+        )
+    try:
+        return Example(str(named) if config.ids == "column" else content_hash(columns), inputs, answer)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{where}: no id can be made from this row: {error}") from error
+
+
+class SeedsConfig(DatasetConfig, name="seeds"):
+    """Examples that are a seed each, for environments that make a task from a seed. A larger `size` begins
+    with the same examples. The two splits never share one, whatever their `seed`."""
+
+    size: int = Field(default=256, ge=1, le=2**20)
+    """Set the number of examples."""
+    seed: int = Field(default=0, ge=0)
+    """Set another seed to draw other examples."""
+    split: Literal["train", "validation"] = "train"
+    """Choose the split: training takes even numbers, validation odd ones."""
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    """Add further inputs, the same in each example."""
+
+    def examples(self) -> list[Example]:
+        """Return the examples. The id is `seed-` and the number below 2**31 that is the input `seed`."""
+        draw, numbers = generator(self.seed, "seeds", self.split), dict[int, None]()
+        while len(numbers) < self.size:
+            numbers[2 * draw.getrandbits(30) + (self.split == "validation")] = None
+        return [Example(f"seed-{number}", {**self.inputs, "seed": number}) for number in numbers]
+
+
+@register_dataset(config_type=JsonDatasetConfig)
+@register_dataset(config_type=JsonlDatasetConfig)
+@register_dataset(config_type=CsvDatasetConfig)
+@register_dataset(config_type=ParquetDatasetConfig)
+@register_dataset(config_type=HuggingFaceDatasetConfig)
+@register_dataset(config_type=PythonDatasetConfig)
+@register_dataset(config_type=SeedsConfig)
+async def dataset(config: Dataset, builder: Builder) -> AsyncIterator[Dataset]:
+    """Yield the config itself: all shipped dataset types make their own examples."""
+    yield config

@@ -1,0 +1,300 @@
+"""Evaluation: runs episodes on examples and scores them, until too much has failed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from etude.core.episode import EpisodeRecord, Example, call_counts
+from etude.core.errors import ErrorBudgetExceeded
+from etude.core.evaluation import (
+    EvalInput,
+    EvalInputItem,
+    EvalOutput,
+    EvalOutputItem,
+    EvaluationRunOutput,
+    FailureCause,
+    merge_causes,
+)
+from etude.rollout.evaluator import unscored
+from etude.rollout.scorer import Scorer, Scores
+from etude.wire.retries import RetryCount, counting_retries
+
+_CAUSES = 5
+"""Most causes of failures that metrics list. The others are only counted by kind."""
+
+_SCORE = "score:"
+_EXAMPLES = 3
+"""Most failures of each kind that the error shows."""
+
+OnEpisode: TypeAlias = Callable[[EpisodeRecord], None]
+OnScore: TypeAlias = Callable[[str, EvalOutputItem], None]
+"""Called with the evaluator's name and its score."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """A request for episodes and their scores."""
+
+    examples: Sequence[Example]
+    phase: str
+    """Part of the episodes' names, which distinguishes kinds of collections."""
+    generations: int
+    sampling: Mapping[str, Any] | None
+    """Fields of `Sampling` that override the models' own."""
+    on_episode: OnEpisode | None
+    """Called with each episode when it ends. An exception from it ends the run."""
+    on_score: OnScore | None
+    """Called with each score when it is made. An exception from it ends the run."""
+    keep_episodes: bool
+    """If False, items come back without their episode, so that memory does not grow with the calls."""
+    widths: Any
+    """Answers for each turn of a protocol, which replace the workflow's `widths`; None keeps them."""
+
+
+class Evaluation(ABC):
+    """Runs and scores episodes. Callers use `run`; subclasses implement `answer`."""
+
+    async def run(
+        self,
+        examples: Sequence[Example],
+        *,
+        phase: str = "",
+        generations: int = 1,
+        sampling: Mapping[str, Any] | None = None,
+        on_episode: OnEpisode | None = None,
+        on_score: OnScore | None = None,
+        keep_episodes: bool = True,
+        widths: Any = None,
+    ) -> EvaluationRunOutput:
+        """Run `generations` episodes on each example, and return items ordered by example, then generation.
+
+        The arguments are the fields of `EvaluationRequest`. Raises ErrorBudgetExceeded if too many episodes
+        or scores failed, and any exception of a callback.
+        """
+        return await self.answer(
+            EvaluationRequest(
+                examples, phase, generations, sampling, on_episode, on_score, keep_episodes, widths
+            )
+        )
+
+    @abstractmethod
+    async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
+        """Return the episodes and scores for a request."""
+
+
+def make_item(record: EpisodeRecord) -> EvalInputItem:
+    """Return an episode as evaluators see it."""
+    example = record.example
+    return EvalInputItem(
+        id=example.id,
+        generation=record.generation,
+        input_obj=example.inputs,
+        expected_output_obj=example.expected,
+        output_obj=record.output,
+        full_dataset_entry=example,
+        episode=record,
+    )
+
+
+def summarise(outputs: list[EvalOutputItem]) -> EvalOutput:
+    """Return one evaluator's scores with their mean, which is None if nothing was scored."""
+    values = [output.score for output in outputs if output.is_scored and output.score is not None]
+    mean = math.fsum(values) / len(values) if values else None
+    return EvalOutput(average_score=mean, eval_output_items=outputs)
+
+
+def merge_outputs(outputs: Sequence[EvaluationRunOutput]) -> EvaluationRunOutput:
+    """Merge several collections into one."""
+    scores: defaultdict[str, list[EvalOutputItem]] = defaultdict(list)
+    failures, calls, retried = Counter[str](), Counter[str](), Counter[str]()
+    for output in outputs:
+        failures.update(output.failures)
+        calls.update(output.calls)
+        retried.update(output.retried)
+        for name, result in output.evaluation_results:
+            scores[name] += result.eval_output_items
+    items = [item for output in outputs for item in output.eval_input.eval_input_items]
+    return EvaluationRunOutput(
+        eval_input=EvalInput(eval_input_items=items),
+        evaluation_results=[(name, summarise(given)) for name, given in scores.items()],
+        workflow_interrupted=any(output.workflow_interrupted for output in outputs),
+        failures=dict(failures),
+        causes=merge_causes(cause for output in outputs for cause in output.causes)[:_CAUSES],
+        calls=dict(calls),
+        retried=dict(retried),
+        waited_seconds=sum(output.waited_seconds for output in outputs),
+        left_out=[item for output in outputs for item in output.left_out],
+    )
+
+
+@dataclass(slots=True)
+class ErrorBudget:
+    """The share of episodes, or of one evaluator's scores, that may fail; and the failures so far."""
+
+    share: float
+    episodes: int
+    """Episodes of the whole run, including future ones."""
+    failed_episodes: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Failed episodes by kind, and failed scores as `score:<evaluator>`."""
+    failures: list[FailureCause] = field(default_factory=list)
+
+    def add(self, kind: str, episode_id: str, reason: str) -> None:
+        """Count a failure. Raises ErrorBudgetExceeded as soon as the run cannot end within the budget."""
+        self.counts[kind] += 1
+        self.failed_episodes += not kind.startswith(_SCORE)
+        self.failures.append(FailureCause(kind=kind, reason=reason, count=1, episode=episode_id))
+        self.check(self.episodes)
+
+    def check(self, scores: int) -> None:
+        """Raise ErrorBudgetExceeded if too many episodes failed, or too many of an evaluator's `scores`."""
+        if self.failed_episodes > self.share * self.episodes:
+            raise self._budget_error(f"{self.failed_episodes} of {self.episodes} episodes failed")
+        for kind, failed in self.counts.items():
+            if kind.startswith(_SCORE) and failed > self.share * scores:
+                evaluator = kind.removeprefix(_SCORE)
+                raise self._budget_error(f"{failed} of {scores} episodes have no score from '{evaluator}'")
+
+    def _budget_error(self, excess: str) -> ErrorBudgetExceeded:
+        """Return the error, with each kind's count and first failures, the most frequent kind first."""
+        lines = [f"{excess}, more than the error budget of {100 * self.share:g} % allows:"]
+        for kind, count in self.counts.most_common():
+            of_kind = [failure for failure in self.failures if failure.kind == kind]
+            lines.append(f"  {kind}: {count}")
+            lines += [f"    {failure.episode}: {failure.reason}" for failure in of_kind[:_EXAMPLES]]
+        lines.append(
+            "All other episodes and scores are kept. Fix the cause and resume the run, or raise the budget."
+        )
+        return ErrorBudgetExceeded("\n".join(lines))
+
+
+class ScoreCollector:
+    """Scores episodes in any order of arrival, and returns the results in the order of the examples."""
+
+    def __init__(
+        self,
+        order: Sequence[tuple[str, int]],
+        scorer: Scorer,
+        error_budget: float,
+        *,
+        keep_episodes: bool = True,
+        on_episode: OnEpisode | None = None,
+        on_score: OnScore | None = None,
+        settling: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
+        """`order` has the example's id and the generation of each episode, in the order of the results.
+
+        `settling` is entered before too many failures end the run, and left when no episode is played.
+        """
+        self._order = order
+        self._group_sizes = Counter(example_id for example_id, _ in order)
+        self._scorer = scorer
+        self._budget = ErrorBudget(error_budget, len(order))
+        self._keep_episodes = keep_episodes
+        self._on_episode = on_episode
+        self._on_score = on_score
+        self._settling = settling
+        self._waiting: dict[str, list[tuple[EpisodeRecord, EvalInputItem, Scores]]] = {}
+        self._done: dict[tuple[str, int], tuple[EvalInputItem, Scores]] = {}
+        self._calls: Counter[str] = Counter()
+        self._retries = RetryCount()
+
+    async def score_all(self, records: AsyncGenerator[EpisodeRecord]) -> EvaluationRunOutput:
+        """Score all episodes. Few wait for their scores at a time, so that memory stays flat.
+
+        Raises ErrorBudgetExceeded if too much failed, and any exception of `records` or a callback.
+        """
+        slots = asyncio.Semaphore(2 * self._scorer.max_concurrency)
+
+        async def take(record: EpisodeRecord) -> None:
+            try:
+                # Retries of the evaluators' models. The episode's own are in its record.
+                with counting_retries() as count:
+                    await self._take(record)
+                self._retries.add(count.causes, count.waited)
+            except ErrorBudgetExceeded:
+                await stop.enter_async_context(self._settling())
+                raise
+            finally:
+                slots.release()
+
+        failure: BaseException | None = None
+        try:
+            async with AsyncExitStack() as stop, asyncio.TaskGroup() as tasks, aclosing(records):
+                async for record in records:
+                    await slots.acquire()
+                    tasks.create_task(take(record))
+        except BaseExceptionGroup as group:
+            failure = group
+        # Raise the first error. The others come from tasks that it stopped.
+        while isinstance(failure, BaseExceptionGroup):
+            failure = failure.exceptions[0]
+        if failure is not None:
+            raise failure
+        # The final check: only episodes with an output can have scores.
+        self._budget.check(self._budget.episodes - self._budget.failed_episodes)
+        done = [self._done[key] for key in self._order]
+        return EvaluationRunOutput(
+            eval_input=EvalInput(eval_input_items=[item for item, _ in done]),
+            evaluation_results=[
+                (name, summarise([scores[name] for _, scores in done])) for name in self._scorer.names
+            ],
+            workflow_interrupted=self._budget.failed_episodes > 0,
+            failures=dict(self._budget.counts),
+            causes=merge_causes(self._budget.failures)[:_CAUSES],
+            calls=dict(self._calls),
+            retried=self._retries.causes,
+            waited_seconds=self._retries.waited,
+        )
+
+    async def _take(self, record: EpisodeRecord) -> None:
+        """Score an episode. If it is the last of its example, also score the group."""
+        if self._on_episode is not None:
+            self._on_episode(record)
+        for name, count in call_counts(record).items():
+            self._calls[name] += count
+        for call in record.calls:
+            self._retries.add(call.retried, call.waited)
+        item = make_item(record)
+        scores: Scores = {}
+        if record.failure is None:
+            scores = await self._scorer.score_single(item)
+        if not self._scorer.needs_groups:
+            await self._finish(record, item, scores)
+            return
+        group = self._waiting.setdefault(item.id, [])
+        group.append((record, item, scores))
+        if len(group) < self._group_sizes[item.id]:
+            return
+        group = sorted(self._waiting.pop(item.id), key=lambda scored: scored[0].generation)
+        with_output = [(item, scores) for record, item, scores in group if record.failure is None]
+        compared = await self._scorer.score_group([item for item, _ in with_output])
+        for (_, scores), relative in zip(with_output, compared, strict=True):
+            scores |= relative
+        for scored in group:
+            await self._finish(*scored)
+
+    async def _finish(self, record: EpisodeRecord, item: EvalInputItem, scores: Scores) -> None:
+        if record.failure is None:
+            scores = await self._scorer.combine(item, scores)
+        else:
+            reason = f"{record.failure.kind}: {record.failure.reason}"
+            scores = {name: unscored(item, reason) for name in self._scorer.names}
+        kept = item if self._keep_episodes else item.model_copy(update={"episode": None})
+        self._done[item.id, item.generation] = (kept, scores)
+        if self._on_score is not None:
+            for name, output in scores.items():
+                self._on_score(name, output)
+        if record.failure is not None:
+            self._budget.add(record.failure.kind, record.id, record.failure.reason)
+            return
+        for name, output in scores.items():
+            if output.error is not None:
+                self._budget.add(f"{_SCORE}{name}", record.id, output.error)

@@ -1,0 +1,305 @@
+"""An episode's tools: opened, called within their limits, and recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError
+
+from etude.config.component import ToolsConfig
+from etude.config.import_path import import_object
+from etude.config.registry import config_factory, register_tools
+from etude.core.episode import Event, ToolResult, ToolSession, ToolSet, ToolUse
+from etude.core.errors import RequestError, ToolError, alternatives, error_words
+from etude.core.keys import content_hash
+from etude.core.message import Message, Tool
+from etude.core.secrets import masked
+from etude.core.threads import call_any
+from etude.rollout.episode_loop import EpisodeLoop
+from etude.rollout.reply import PythonFunction, ToolCall
+from etude.store.episodes import tool_key
+from etude.store.journal import Steps
+from etude.store.jsonable import plain
+
+T = TypeVar("T")
+
+
+class FunctionTools:
+    """Tools that are Python functions, sync or async, described by annotations and docstrings.
+
+    A function's exception is the tool's error, which the model sees. Sync functions run in threads. Raises
+    RequestError for a function that cannot be described, and for two of one name.
+    """
+
+    forgets = False
+    """The program manages a function's memory."""
+
+    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+        made = [PythonFunction(fn) for fn in functions]
+        self.tools: tuple[Tool, ...] = tuple(function.tool for function in made)
+        self._functions = {function.name: function for function in made}
+        for name, count in Counter(function.name for function in made).items():
+            if count > 1:
+                raise RequestError(f"two of the functions are called '{name}'; each tool needs its own name")
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[FunctionTools]:
+        """Yield the same functions for every episode."""
+        yield self
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Call a function with arguments that fit its annotations."""
+        try:
+            value = await call_any(self._functions[name].call(arguments))
+            text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+            )
+            return ToolResult(f"error: {problems}", is_error=True)
+        except Exception as error:  # noqa: BLE001  the user's function: its error is the tool's answer
+            return ToolResult(f"error: {error_words(error)}", is_error=True)
+        return ToolResult(text)
+
+    async def log(self) -> str:
+        """Return an empty text: functions have no log."""
+        return ""
+
+
+class FunctionToolsConfig(ToolsConfig, name="functions"):
+    """Python functions as tools, described by their annotations and docstrings."""
+
+    functions: list[str] = Field(min_length=1)
+    """Set `package.module:name` of each function."""
+
+
+register_tools(config_type=FunctionToolsConfig)(
+    config_factory(lambda config: FunctionTools([import_object(path) for path in config.functions]))
+)
+
+
+class EpisodeTools:
+    """One episode's tools: which are open, their calls and their results.
+
+    A call is a journalled step, named by the tool, its arguments and the number of equal calls before. So an
+    episode that runs again gets its old results.
+    """
+
+    def __init__(
+        self,
+        episode_id: str,
+        sets: Mapping[str, ToolSet],
+        journal: Steps,
+        record: Callable[[Event], None],
+        loop: EpisodeLoop,
+    ) -> None:
+        self.episode_id = episode_id
+        self._sets = sets
+        self._journal = journal
+        self.record, self.loop = record, loop
+        self._open: list[contextlib.AsyncExitStack] = []
+        self.counts = defaultdict[str, int](int)
+        """The number of calls by set name."""
+        self._asked = defaultdict[str, int](int)
+
+    def find(self, wanted: str | ToolSet | Callable[..., Any]) -> ToolSet:
+        """Return a set by name, or a new one for a function. Raises RequestError for an unknown name."""
+        if isinstance(wanted, ToolSet):
+            return wanted
+        if callable(wanted):
+            return ToolSet(getattr(wanted, "__name__", type(wanted).__name__), FunctionTools([wanted]))
+        if wanted not in self._sets:
+            hint = alternatives(wanted, self._sets, otherwise="the config has none")
+            raise RequestError(f"there is no tool set '{wanted}' under 'tools'{hint}")
+        return self._sets[wanted]
+
+    @contextlib.asynccontextmanager
+    async def open(self, wanted: Sequence[str | ToolSet | Callable[..., Any]]) -> AsyncIterator[Tools]:
+        """Open the tools of these sets together, and close them at the end, or with the episode."""
+        sets = [self.find(each) for each in wanted or self._sets]
+        stack = contextlib.AsyncExitStack()
+        self._open.append(stack)
+        async with stack:
+            opened = [_OpenSet(each, await stack.enter_async_context(each.source.open())) for each in sets]
+            try:
+                yield Tools(self, opened)
+            finally:
+                for each in opened:
+                    if log := await each.session.log():
+                        self.record(Event("log", -1, None, f"{each.set.name}: {log}"))
+
+    async def close(self) -> None:
+        """Close tools that an unfinished agent has left open."""
+        for stack in self._open:
+            await stack.aclose()
+
+    async def result(self, opened: _OpenSet, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Return a call's result, from the journal or the tool. Raises ToolError if there is none."""
+        digest = content_hash([opened.set.name, name, arguments])
+        count = self._asked[digest]
+        self._asked[digest] += 1
+        is_new = False
+
+        async def call() -> ToolResult:
+            nonlocal is_new
+            is_new = True
+            async with opened.catching_up:  # The session may not know recorded calls.
+                while opened.set.source.forgets and opened.recorded:
+                    await opened.call(*opened.recorded[0])
+                    del opened.recorded[0]
+            return await opened.call(name, arguments)
+
+        result: ToolResult = await self._journal.step(
+            tool_key(self.episode_id, f"{digest}/{count}"),
+            call,
+            encode=asdict,
+            decode=lambda data: ToolResult(**data),
+        )
+        if not is_new:
+            opened.recorded.append((name, arguments))
+        return result
+
+
+@dataclass
+class _OpenSet:
+    """One open set of tools."""
+
+    set: ToolSet
+    session: ToolSession
+    recorded: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Calls with results from the journal, which the session does not know."""
+    catching_up: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def tools(self) -> dict[str, Tool]:
+        """Return the offered tools, by the names that the model sees. Raises RequestError."""
+        only, offered = self.set.only, {}
+        for tool in self.session.tools:
+            function = tool["function"]
+            if only is None or function["name"] in only:
+                name = self.set.prefix + function["name"]
+                offered[name] = {**tool, "function": {**function, "name": name}}
+        known = [tool["function"]["name"] for tool in self.session.tools]
+        for name in only or ():
+            if name not in known:
+                raise RequestError(
+                    f"{self.set.path}.only: there is no tool '{name}'{alternatives(name, known)}"
+                )
+        return offered
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Return the tool's answer, cut to its limit. Raises ToolError if there is none in time."""
+        limits = self.set.limits
+        try:
+            async with asyncio.timeout(limits.call_timeout) as clock:
+                result = await self.session.call(name, arguments)
+        except TimeoutError as error:
+            if not clock.expired():
+                raise
+            log = await self.session.log()
+            raise ToolError(
+                f"tool '{name}' of '{self.set.name}' gave no answer within {limits.call_timeout:g} s; raise "
+                f"{self.set.path or self.set.name}.call_timeout if it needs longer"
+                + (f"\n{log}" if log else "")
+            ) from error
+        if result.is_error:
+            # Before the model reads it, so that the recorded text is the text that the model saw.
+            result = replace(result, text=masked(result.text))
+        if len(result.text) > limits.max_characters:
+            note = f"… (the first {limits.max_characters} of {len(result.text)} characters)"
+            return replace(result, text=result.text[: limits.max_characters] + note)
+        return result
+
+
+class Tools:
+    """An episode's open tools: `async with episode.tools("search") as tools:`."""
+
+    def __init__(self, episode: EpisodeTools, opened: Sequence[_OpenSet]) -> None:
+        self._episode = episode
+        self._owners: dict[str, _OpenSet] = {}
+        self.schemas: list[Tool] = []
+        """The tools in OpenAI's format, for `episode.chat(tools=…)` or for a client."""
+        for each in opened:
+            for name, tool in each.tools().items():
+                if name in self._owners:
+                    first = self._owners[name].set.name
+                    raise RequestError(
+                        f"'{first}' and '{each.set.name}' both have a tool '{name}'; give one of the sets a "
+                        f"prefix: `tools: {{{each.set.name}: {{prefix: {each.set.name}_, …}}}}`"
+                    )
+                self._owners[name] = each
+                self.schemas.append(tool)
+
+    async def call(self, call: ToolCall) -> Message:
+        """Call a tool as the model asked. Returns the message with its result, to append to the conversation.
+
+        The model sees its own mistakes and a tool's errors. Raises ToolError if the tool has no answer. Then
+        the episode fails, unless the agent catches the error.
+        """
+        return call.result(await self._episode.loop.call(self._text(call)))
+
+    async def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
+        """Call several tools at the same time. Returns their messages in the order of the calls.
+
+        Raises ToolError like `call`, once all calls have ended.
+        """
+        return await gather_results(map(self.call, calls))
+
+    async def _text(self, call: ToolCall) -> str:
+        """Return a call's result, or why it is refused, in words for the model."""
+        opened, refusal = self._owners.get(call.name), ""
+        if opened is None:
+            refusal = f"error: there is no tool '{call.name}'; tools: {', '.join(self._owners)}"
+        elif call.arguments is None:
+            refusal = "error: the arguments must be a JSON object"
+        elif self._episode.counts[opened.set.name] >= (most := opened.set.limits.max_calls):
+            refusal = f"error: all {most} calls of these tools are made; go on without them"
+        source = opened.set.name if opened else ""
+        use = ToolUse(source, call.name, call.arguments, refusal, "refused", began=time.time())
+        if refusal or opened is None or call.arguments is None:
+            self._episode.record(Event("tool", -1, tool=use))
+            return use.result
+        self._episode.counts[opened.set.name] += 1
+        begun = time.perf_counter()
+        try:
+            name = call.name.removeprefix(opened.set.prefix)
+            result = await self._episode.result(opened, name, call.arguments)
+            use = replace(use, result=result.text, outcome="error" if result.is_error else "ok")
+        except ToolError as error:
+            use = replace(use, result=str(error), outcome="failed")
+            raise
+        finally:
+            self._episode.record(Event("tool", -1, tool=replace(use, seconds=time.perf_counter() - begun)))
+        return use.result
+
+
+async def gather_results(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results of all calls. Errors are raised once all have ended, so no result is lost."""
+    results: list[T] = []
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
+
+
+class SyncTools:
+    """A plain function's open tools: their calls wait for the results."""
+
+    def __init__(self, tools: Tools, loop: EpisodeLoop) -> None:
+        self._tools, self._loop = tools, loop
+        self.schemas = tools.schemas
+
+    def call(self, call: ToolCall) -> Message:
+        """Call a tool as the model asked. Returns the message with its result."""
+        return self._loop.wait(self._tools.call(call))
+
+    def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
+        """Call several tools at the same time. Returns their messages in the order of the calls."""
+        return self._loop.wait(self._tools.call_all(calls))

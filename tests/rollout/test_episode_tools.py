@@ -1,0 +1,220 @@
+"""Tools in episodes: called within their limits, recorded, and given back when an episode is resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from etude.core.episode import ToolLimits, ToolResult, ToolSet, call_counts
+from etude.core.errors import ToolError
+from etude.rollout.reply import ToolCall
+from etude.rollout.tools import FunctionTools
+from etude.store.episodes import read_episode
+from etude.store.journal import Journal
+from tests.rollout.running import collect_one
+
+asked_for: list[Any] = []
+
+
+def add(left: int, right: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        left: The first.
+    """
+    asked_for.append((left, right))
+    return left + right
+
+
+async def look_up(word: str) -> dict[str, str]:
+    """Look a word up."""
+    await asyncio.sleep(0)
+    return {"word": word}
+
+
+class Falling:
+    """A tool whose calls end in the order of falling numbers, which takes all of them at the same time."""
+
+    def __init__(self, count: int) -> None:
+        self._ended = [threading.Event() for _ in range(count)]
+
+    def fall(self, number: int) -> int:
+        assert number + 1 == len(self._ended) or self._ended[number + 1].wait(60)
+        self._ended[number].set()
+        return number
+
+
+def broken() -> str:
+    raise OSError("the disk is full")
+
+
+def asked(name: str, /, **arguments: Any) -> ToolCall:
+    return ToolCall("call_0", name, arguments, json.dumps(arguments))
+
+
+async def record_results(journal: Journal, calls: list[ToolCall], **sets: ToolSet) -> Any:
+    """The record of an episode that makes the calls one after the other."""
+
+    async def workflow(example: Any, episode: Any) -> list[str]:
+        async with episode.tools(*sets.values()) as tools:
+            return [(await tools.call(call))["content"] for call in calls]
+
+    return await collect_one(workflow, journal)
+
+
+def functions(*made_of: Any, **bounds: Any) -> ToolSet:
+    only, prefix = bounds.pop("only", None), bounds.pop("prefix", "")
+    return ToolSet("here", FunctionTools(made_of), ToolLimits(**bounds), only, prefix)
+
+
+async def test_functions_are_tools_and_what_goes_wrong_is_told_to_the_model(journal: Journal) -> None:
+    calls = [
+        asked("add", left=1, right=2),
+        asked("add", left="1"),
+        asked("add", left="many"),
+        asked("look_up", word="etude"),
+        asked("broken"),
+        asked("divide"),
+        ToolCall("call_0", "add", None, "{left"),
+    ]
+    record = await record_results(journal, calls, tools=functions(add, look_up, broken))
+    assert record.output[:2] == ["3", "2"]
+    assert record.output[2].startswith("error: left: Input should be a valid integer")
+    assert record.output[3:] == [
+        '{"word": "etude"}',
+        "error: OSError: the disk is full",
+        "error: there is no tool 'divide'; tools: add, look_up, broken",
+        "error: the arguments must be a JSON object",
+    ]
+    outcomes = [event.tool.outcome for event in record.events]
+    assert outcomes == ["ok", "ok", "error", "ok", "error", "refused", "refused"]
+    counts = {name: count for name, count in call_counts(record).items() if name.startswith("tool")}
+    assert counts == {"tool_calls": 7, "tool_error": 2, "tool_refused": 2}
+    assert read_episode(journal, record.id) == record
+
+
+async def test_calls_run_at_the_same_time_and_answer_in_their_order(journal: Journal) -> None:
+    async def workflow(example: Any, episode: Any) -> Any:
+        async with episode.tools(Falling(3).fall, look_up) as tools:
+            calls = [asked("fall", number=number) for number in range(3)]
+            messages = await tools.call_all([*calls, asked("look_up", word="a")])
+            return [message["content"] for message in messages]
+
+    record = await collect_one(workflow, journal)
+    assert record.output == ["0", "1", "2", '{"word": "a"}'], record.failure
+
+
+async def test_limits_of_calls_and_characters(journal: Journal) -> None:
+    def shout(times: int) -> str:
+        return "A" * times
+
+    calls = [asked("shout", times=12), asked("shout", times=3), asked("shout", times=3)]
+    record = await record_results(journal, calls, tools=functions(shout, max_calls=2, max_characters=10))
+    assert record.output == [
+        "A" * 10 + "… (the first 10 of 12 characters)",
+        "AAA",
+        "error: all 2 calls of these tools are made; go on without them",
+    ]
+
+
+async def test_a_tool_that_takes_too_long_fails_the_episode(journal: Journal) -> None:
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    record = await record_results(journal, [asked("slow")], tools=functions(slow, call_timeout=0.1))
+    assert (record.failure.kind, record.failure.origin) == ("tool_failed", "tool")
+    assert "tool 'slow' of 'here' gave no answer within 0.1 s" in record.failure.reason
+    assert record.events[0].tool.outcome == "failed"
+
+
+async def test_some_tools_of_a_set_and_names_with_a_prefix(journal: Journal) -> None:
+    sets = {"left": functions(add, broken, only=("add",), prefix="my_"), "right": functions(add)}
+    calls = [asked("my_add", left=1), asked("add", left=2), asked("my_broken")]
+    record = await record_results(journal, calls, **sets)
+    assert record.output == ["2", "3", "error: there is no tool 'my_broken'; tools: my_add, add"]
+    await journal.forget(record.id)
+    clash = await record_results(journal, [], left=functions(add), right=functions(add))
+    assert "'here' and 'here' both have a tool 'add'" in clash.failure.reason
+
+
+async def test_plain_functions_call_tools_too(journal: Journal) -> None:
+    def workflow(example: Any, episode: Any) -> list[str]:
+        with episode.tools("numbers") as tools:
+            first = tools.call(asked("add", left=1))
+            return [
+                first["content"],
+                *(each["content"] for each in tools.call_all([asked("add", left=2)] * 2)),
+            ]
+
+    record = await collect_one(workflow, journal, tools={"numbers": functions(add)})
+    assert record.output == ["2", "3", "3"]
+
+
+class Counting:
+    """Counts within a session; a new session begins at 0."""
+
+    forgets = True
+    tools = ({"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}},)
+
+    def __init__(self, *, dies_at: int = 99) -> None:
+        self.sessions, self._dies_at = 0, dies_at
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Counting]:
+        self.sessions += 1
+        self._count = 0
+        yield self
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        self._count += 1
+        if self._count == self._dies_at:
+            raise ToolError("out of numbers")
+        return ToolResult(str(self._count))
+
+    async def log(self) -> str:
+        return f"counted to {self._count}"
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+async def test_a_resumed_episode_has_the_results_it_had(journal: Journal, forgets: bool) -> None:
+    source, is_stopped = Counting(), True
+    source.forgets = forgets
+
+    async def workflow(example: Any, episode: Any) -> list[str]:
+        async with episode.tools("numbers") as tools:
+            results = [(await tools.call(asked("count")))["content"] for _ in range(2 if is_stopped else 3)]
+        if is_stopped:
+            raise RuntimeError("stopped")
+        return results
+
+    tools = {"numbers": ToolSet("numbers", source)}
+    stopped = await collect_one(workflow, journal, tools=tools)
+    await journal.forget(stopped.id)
+    is_stopped = False
+    resumed = await collect_one(workflow, journal, tools=tools)
+    # A session that forgets is first brought to where the old one was.
+    assert resumed.output == ["1", "2", "3" if forgets else "1"]
+    assert [event.text for event in resumed.events if event.kind == "log"] == [
+        f"numbers: counted to {3 if forgets else 1}"
+    ]
+
+
+async def test_an_agent_may_go_on_without_a_tool_that_fails(journal: Journal) -> None:
+    async def workflow(example: Any, episode: Any) -> str:
+        async with episode.tools("numbers") as tools:
+            try:
+                await tools.call_all([asked("count"), asked("count")])
+            except ToolError as error:
+                return f"went on: {error}"
+        return "unreachable"
+
+    record = await collect_one(workflow, journal, tools={"numbers": ToolSet("numbers", Counting(dies_at=2))})
+    assert record.output == "went on: out of numbers"
+    assert sorted(event.tool.outcome for event in record.events if event.tool) == ["failed", "ok"]
+    assert call_counts(record)["tool_failed"] == 1

@@ -1,0 +1,269 @@
+"""Evaluators from plain functions: whatever one raises is the reason why there is no score."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import threading
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.config.import_path import make_importable
+from etude.core.episode import EpisodeRecord, Example
+from etude.core.errors import RequestError
+from etude.core.evaluation import EvalInputItem, EvalOutputItem
+from etude.core.interfaces import Evaluator
+from etude.rollout.evaluator import (
+    FunctionEvaluator,
+    FunctionEvaluatorConfig,
+    as_evaluator,
+    evaluator,
+    function_evaluator,
+    scored,
+)
+from etude.rollout.scorer import evaluate
+from tests.support import drawn
+
+EXAMPLE = Example("q1", {"question": "2 + 2"}, "4")
+ITEM = EvalInputItem(
+    id="q1",
+    generation=3,
+    output_obj="4",
+    full_dataset_entry=EXAMPLE,
+    episode=EpisodeRecord("train/q1/3", EXAMPLE, 3, output="4"),
+)
+
+
+async def outcome(fn: Callable[..., Any], seconds: float = 600.0, **options: Any) -> EvalOutputItem:
+    """The evaluator's result for ITEM."""
+    (output,) = await evaluate(FunctionEvaluator(fn, **options), [ITEM], seconds)
+    assert (output.id, output.generation) == ("q1", 3)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("result", "score", "reasoning"),
+    [
+        (1, 1.0, None),
+        (0.25, 0.25, None),
+        (Fraction(1, 4), 0.25, None),
+        (Decimal("0.25"), 0.25, None),
+        (numpy.float32(0.25), 0.25, None),
+        (numpy.array(0.25), 0.25, None),
+        ((numpy.array(True), numpy.float32(0.5)), 1.0, 0.5),
+        (torch.tensor(0.25, requires_grad=True), 0.25, None),
+        ((0.5, "half right"), 0.5, "half right"),
+        ((0.5, {"worst": math.inf}), 0.5, {"worst": "Infinity"}),
+        (EvalOutputItem(id="other", score=0.5, reasoning="why"), 0.5, "why"),
+    ],
+)
+async def test_what_counts_as_a_score(result: Any, score: float, reasoning: Any) -> None:
+    output = await outcome(lambda example, output: result)
+    assert (output.score, output.reasoning, output.error) == (score, reasoning, None)
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (None, "returned None"),
+        (math.nan, "returned nan"),
+        ("0.5", "returned a str"),
+        ((1, 2, 3), "returned a tuple"),
+        (numpy.array([0.5]), "returned an ndarray of shape (1,)"),
+        (numpy.datetime64("2026-01-01"), "returned a datetime64"),
+        (EvalOutputItem(id="q1", error="the sandbox is down"), "the sandbox is down"),
+        (EvalOutputItem(id="q1", score=math.nan), "returned nan"),
+        (1e308, "returned 1e+308; a score must be a finite number within ±1e+30"),
+        (10**400, "a score is a number"),
+    ],
+)
+async def test_what_does_not_count_is_an_error_and_never_a_zero(result: Any, error: str) -> None:
+    output = await outcome(lambda example, output: result)
+    assert output.score is None
+    assert not output.is_scored
+    assert error in (output.error or "")
+
+
+@settings(max_examples=drawn(15))
+@given(st.recursive(st.none() | st.floats() | st.text() | st.binary(), st.lists, max_leaves=5))
+def test_whatever_is_returned_is_a_finite_score_or_an_error(result: Any) -> None:
+    output = scored(ITEM, (result, result))
+    assert output.is_scored == (isinstance(result, float) and abs(result) <= 1e30)
+    assert (output.error is None) == output.is_scored
+
+
+async def test_what_an_evaluator_changes_reaches_neither_the_record_nor_another_evaluator() -> None:
+    record = EpisodeRecord("train/q1/0", Example("q1", {"n": 1}), 0, output={"answer": 4})
+    item = EvalInputItem(
+        id="q1",
+        input_obj=record.example.inputs,
+        output_obj=record.output,
+        full_dataset_entry=record.example,
+        episode=record,
+    )
+
+    class Careless(Evaluator):
+        async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+            item.output_obj["answer"] = None
+            item.input_obj["n"] = item.full_dataset_entry.inputs["n"] = None
+            item.output_obj, item.id = "mine", "other"
+            return EvalOutputItem(id=item.id, score=float(item.episode.output["answer"] is None))
+
+    (output,) = await evaluate(Careless(), [item], 5.0)
+    assert (output.id, output.score) == ("q1", 1.0)
+    assert (item.id, item.output_obj, item.input_obj) == ("q1", {"answer": 4}, {"n": 1})
+    assert (record.output, record.example.inputs) == ({"answer": 4}, {"n": 1})
+
+
+class Backwards(Evaluator):
+    """Compares, and gives its scores in another order, with the ids as numbers."""
+
+    def __init__(self, *generations: int) -> None:
+        self.generations = generations
+
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        raise NotImplementedError
+
+    async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
+        return [EvalOutputItem(id=1, generation=place, score=place / 10) for place in self.generations]  # type: ignore[arg-type]
+
+
+async def test_scores_of_a_group_are_matched_by_their_generation() -> None:
+    items = [EvalInputItem(id="1", generation=generation) for generation in range(3)]
+    outputs = await evaluate(Backwards(2, 1, 0), items, 5.0)
+    assert [(one.id, one.generation, one.score) for one in outputs] == [
+        ("1", 0, 0.0),
+        ("1", 1, 0.1),
+        ("1", 2, 0.2),
+    ]
+    for wrong in (Backwards(0, 0, 1), Backwards(1, 2, 3)):
+        assert all("scores for generations" in (one.error or "") for one in await evaluate(wrong, items, 5.0))
+
+
+async def test_an_exception_is_an_error_that_names_the_line() -> None:
+    def broken(example: Example, output: str) -> float:
+        return 1 / 0
+
+    output = await outcome(broken)
+    assert output.score is None
+    line = broken.__code__.co_firstlineno + 1
+    assert output.error == f"{__file__}:{line}: ZeroDivisionError: division by zero"
+
+
+async def test_a_decorator_may_run_an_async_function_on_a_loop_of_its_own() -> None:
+    async def scored(example: Example, output: str) -> float:
+        return 0.5
+
+    @functools.wraps(scored)
+    def waited(*given: Any) -> float:
+        return asyncio.run(scored(*given))
+
+    assert (await outcome(waited)).score == 0.5
+    assert (await outcome(functools.wraps(scored)(lambda *given: scored(*given)))).score == 0.5
+
+
+async def test_a_blocking_function_that_hangs_is_an_error_and_blocks_no_other() -> None:
+    release = threading.Event()
+
+    def hangs(example: Example, output: str) -> float:
+        release.wait()
+        return 1.0
+
+    try:
+        output = await outcome(hangs, timeout=0.01)
+        assert output.error == "the evaluator took longer than 0.01 s"
+        assert (await outcome(lambda example, output: 1.0)).score == 1.0
+    finally:
+        release.set()
+
+
+def test_a_marked_function_is_still_a_function() -> None:
+    @evaluator
+    def correct(example: Example, output: str) -> float:
+        return float(output == example.expected)
+
+    @evaluator(name="strict", timeout=3)
+    def other(example: Example, output: str) -> float:
+        return 0.0
+
+    assert correct(EXAMPLE, "4") == 1.0
+    assert FunctionEvaluator(correct).name == "correct"
+    strict = FunctionEvaluator(other)
+    assert (strict.name, strict.timeout) == ("strict", 3)
+    assert FunctionEvaluator(other, timeout=1).timeout == 1
+
+
+@pytest.mark.parametrize("fn", [lambda: 1.0, lambda example: 1.0, lambda a, b, c, d: 1.0])
+def test_a_function_that_takes_something_else_is_refused_with_its_line_when_it_is_used(fn: Any) -> None:
+    assert evaluator(fn) is fn
+    line = rf"test_function_evaluator\.py:{fn.__code__.co_firstlineno}: the evaluator "
+    with pytest.raises(
+        RequestError, match=line + r".*must take \(example, output\) or \(example, output, ep"
+    ):
+        as_evaluator(fn)
+
+
+async def test_the_function_type_takes_functions_evaluators_and_their_classes(tmp_path: Any) -> None:
+    (tmp_path / "my_rewards.py").write_text(
+        "from etude.core.interfaces import Evaluator\n"
+        "from etude.rollout.evaluator import scored\n"
+        "class Constant(Evaluator):\n"
+        "    def __init__(self, value=2.0):\n"
+        "        self.value = value\n"
+        "    async def evaluate_item(self, item):\n"
+        "        return scored(item, self.value)\n"
+        "ready = Constant()\n"
+        "def at_least(example, output, bound=0.0):\n"
+        "    return bound\n"
+    )
+    make_importable(tmp_path)
+
+    async def score(function: str, **arguments: Any) -> float | None:
+        config = FunctionEvaluatorConfig(function=f"my_rewards:{function}", arguments=arguments)
+        async for built in function_evaluator(config, None):  # type: ignore[arg-type]  # it needs no builder
+            return (await built.evaluate_item(ITEM)).score
+        return None
+
+    assert await score("at_least", bound=0.5) == 0.5
+    assert await score("ready") == 2.0
+    assert await score("Constant", value=3.0) == 3.0
+
+
+class Strange(BaseException):
+    """No Exception."""
+
+
+ERRORS = [
+    GeneratorExit(),
+    Strange("no Exception"),
+    asyncio.CancelledError(),
+    SystemExit(0),
+    KeyboardInterrupt(),
+]
+
+
+def item() -> EvalInputItem:
+    return EvalInputItem(id="x", input_obj={"n": 1}, expected_output_obj=1, output_obj=1)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("waits", [False, True], ids=["in a thread", "on the loop"])
+async def test_it_raises_what_would_end_the_run(error: BaseException, waits: bool):
+    def score(example: Any, output: Any) -> float:
+        raise error
+
+    async def score_later(example: Any, output: Any) -> float:
+        raise error
+
+    (output,) = await evaluate(as_evaluator(score_later if waits else score), [item()], 10.0)
+    assert output.score is None
+    assert output.error

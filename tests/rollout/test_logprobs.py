@@ -1,0 +1,185 @@
+"""Logprobs of answers and prompts over all APIs, against a plain forward pass; and where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+
+from etude.core.call import ChatRequest, Completion, Usage
+from etude.engines.embedded import EmbeddedEngine
+from etude.engines.openai_compatible import OpenAiEngine
+from etude.engines.openai_config import OpenAiLlmConfig
+from etude.store.journal import Journal
+from tests.rollout.running import collect_one
+from tests.support import ScriptedEngine
+from tests.wire.dialects import openai_client
+
+ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
+PLAIN = {"model": "policy", "max_tokens": 4, "seed": 1}
+
+
+def scores(engine: EmbeddedEngine, ids: Sequence[int]) -> torch.Tensor:
+    """The log-softmax after each token [T, V], by one forward pass."""
+    with torch.no_grad():
+        return engine.policy.model(torch.tensor([list(ids)]), use_cache=False).logits[0].log_softmax(-1)
+
+
+def near(values: Any) -> Any:
+    return pytest.approx(values, abs=1e-4)
+
+
+class Silent(ScriptedEngine):
+    """Tells the text of its answers, and how many tokens they have."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    async def complete(self, request: ChatRequest) -> Completion:
+        return Completion({"role": "assistant", "content": "yes"}, usage=Usage(3, 1))
+
+
+def require_true(engine: EmbeddedEngine, reply: dict[str, Any]) -> None:
+    """Logprobs of a chat completion, those of its prompt, and the likeliest tokens are the model's."""
+    [choice], prompt = reply["choices"], reply["prompt_token_ids"]
+    logprobs_TV = scores(engine, [*prompt, *choice["token_ids"]])
+    best = logprobs_TV.topk(3)
+    for index, (token, row) in enumerate(zip(prompt[1:], reply["prompt_logprobs"][1:], strict=True)):
+        assert row[str(token)]["logprob"] == near(float(logprobs_TV[index, token]))
+        assert {int(name) for name in row} == {token, *best.indices[index, :2].tolist()}
+    assert reply["prompt_logprobs"][0] is None
+    for index, entry in enumerate(choice["logprobs"]["content"], len(prompt) - 1):
+        assert entry["logprob"] == near(
+            float(logprobs_TV[index, choice["token_ids"][index + 1 - len(prompt)]])
+        )
+        assert [other["logprob"] for other in entry["top_logprobs"]] == near(best.values[index].tolist())
+
+
+@asynccontextmanager
+async def behind(episode: Any, **settings: Any) -> AsyncIterator[OpenAiEngine]:
+    """An engine that asks an episode's endpoint."""
+    address = {"base_url": episode.endpoint.base_url, "api_key": episode.endpoint.api_key}
+    engine = OpenAiEngine(OpenAiLlmConfig(model_name="policy", **address, **settings))
+    yield engine
+    await engine.close()
+
+
+async def ask_for_everything(engine: EmbeddedEngine, episode: Any) -> None:
+    async with openai_client(episode.endpoint) as client:
+        more = {"return_token_ids": True, "prompt_logprobs": 2}
+        chat = await client.chat.completions.create(
+            messages=ASK, logprobs=True, top_logprobs=3, extra_body=more, **PLAIN
+        )
+        require_true(engine, chat.model_dump())
+        prompt = engine.speech.tokenizer("yes or", add_special_tokens=False)["input_ids"]
+        ids = {"return_token_ids": True}
+        text = await client.completions.create(prompt="yes or", logprobs=2, extra_body=ids, **PLAIN)
+        [choice] = text.choices
+        told, logprobs = choice.model_dump(), choice.logprobs
+        logprobs_TV = scores(engine, [*told["prompt_token_ids"], *told["token_ids"]])
+        assert told["prompt_token_ids"] == prompt
+        before_TV = logprobs_TV[len(prompt) - 1 : -1]
+        own = before_TV.gather(1, torch.tensor(told["token_ids"])[:, None])[:, 0]
+        assert logprobs.token_logprobs == near(own.tolist())
+        for top, values in zip(logprobs.top_logprobs, before_TV.topk(2).values.tolist(), strict=True):
+            assert sorted(top.values())[::-1] == near(values)
+        assert len(logprobs.text_offset) == len(logprobs.tokens) == len(told["token_ids"])
+        answer = await client.responses.create(
+            model="policy", input="hi", include=["message.output_text.logprobs"], top_logprobs=2
+        )
+        assert {len(entry.top_logprobs) for entry in answer.output[0].content[0].logprobs} == {2}
+        for path, fields, param in (
+            ("/chat/completions", {"messages": ASK, "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+            ("/chat/completions", {"messages": ASK, "prompt_logprobs": 21}, "prompt_logprobs"),
+        ):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.post(path, cast_to=httpx.Response, body={"model": "policy", **fields})
+            assert refused.value.param == param
+
+
+async def test_they_are_those_of_a_forward_pass_here_and_through_another_endpoint(
+    engine: EmbeddedEngine, journal: Journal, tmp_path: Path
+) -> None:
+    async def workflow(example: Any, episode: Any) -> int:
+        await ask_for_everything(engine, episode)
+        async with behind(episode, provider="etude") as remote:
+
+            async def passed_on(example: Any, outer: Any) -> int:
+                await ask_for_everything(engine, outer)
+                return 0
+
+            with Journal(tmp_path / "outer.db") as outer:
+                record = await collect_one(passed_on, outer, engine=remote)
+                assert record.failure is None, record.failure
+                again = await collect_one(passed_on, outer)  # As it is read back, without an engine.
+            assert again.calls == record.calls
+        return 0
+
+    record = await collect_one(workflow, journal, engine=engine)
+    assert record.failure is None, record.failure
+    chat = record.calls[0].completion
+    assert chat is not None and len(chat.prompt_logprobs) == len(chat.prompt_ids or ()) - 1
+    assert {len(top) for top in chat.prompt_top} == {2}
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+        ({"extra_body": {"prompt_logprobs": 0}}, "prompt_logprobs"),
+    ],
+)
+async def test_a_model_that_tells_none_fails_the_call_by_name(
+    journal: Journal, asked: dict[str, Any], param: str
+) -> None:
+    async def workflow(example: Any, episode: Any) -> int:
+        with pytest.raises(openai.BadRequestError, match=f"lacks what {param} asks for") as refused:
+            await episode.openai().chat.completions.create(model="m", messages=ASK, **asked)
+        assert refused.value.param == param
+        return 0
+
+    record = await collect_one(workflow, journal, engine=Silent())
+    assert record.failure is None, record.failure
+
+
+SAID = "é 😀 日本"
+
+
+async def test_tokens_have_their_own_bytes_also_those_that_are_a_part_of_a_character(
+    engine: EmbeddedEngine, journal: Journal
+) -> None:
+    form = {"structured_outputs": {"choice": [SAID]}}
+
+    async def workflow(example: Any, episode: Any) -> int:
+        client = episode.openai()
+        asked = {"model": "policy", "messages": ASK, "max_tokens": 40, "logprobs": True, "top_logprobs": 5}
+        asked |= {"extra_body": form}
+        whole = (await client.chat.completions.create(**asked)).choices[0].logprobs.content
+        chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+        streamed = [token for each in chunks if (told := each.choices[0].logprobs) for token in told.content]
+        answer = await client.responses.create(
+            model="policy", input="hi", include=["message.output_text.logprobs"], top_logprobs=5
+        )
+        for tokens in (whole, streamed):
+            assert b"".join(bytes(token.bytes) for token in tokens).decode() == f"{SAID}<|end|>"
+            assert any(token.token == "\ufffd" for token in tokens)
+        for token in [*whole, *streamed, *answer.output[0].content[0].logprobs]:
+            assert all(each.bytes for each in (token, *token.top_logprobs))
+        text = await client.completions.create(
+            model="policy", prompt="yes", max_tokens=40, logprobs=5, extra_body=form
+        )
+        [choice] = text.choices
+        assert "bytes:\\xf0" in choice.logprobs.tokens and choice.text == SAID
+        assert {len(top) for top in choice.logprobs.top_logprobs} == {5}
+        *said, end = zip(choice.logprobs.text_offset, choice.logprobs.tokens, strict=True)
+        assert all(choice.text.startswith(name, at) for at, name in said if not name.startswith("bytes:"))
+        assert end == (len(choice.text), "<|end|>")
+        return 0
+
+    assert (await collect_one(workflow, journal, engine=engine)).output == 0

@@ -1,0 +1,156 @@
+"""Figures of what the trained model said, the error budget, and scoring stored episodes again."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
+from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
+from etude.core.errors import ErrorBudgetExceeded
+from etude.rollout.collections import CollectionStats
+from etude.rollout.collector import Collector
+from etude.rollout.evaluation import ErrorBudget
+from etude.rollout.evaluation_run import EvaluationRun, rescore
+from etude.rollout.evaluator import FunctionEvaluator
+from etude.rollout.workflow import Workflow
+from etude.store.journal import Journal
+from tests.support import ScriptedEngine
+
+
+def said(text, logprobs=None, *, model="policy", function="play", temperature=1.0):
+    """A call that was answered so."""
+    message, tokens = {"role": "assistant", "content": text}, len(text)
+    request = ChatRequest(messages=(), sampling=Sampling(temperature=temperature))
+    completion = Completion(message, logprobs=logprobs, usage=Usage(3, tokens))
+    return Call(0, function, model, request, completion)
+
+
+def episode(example, generation, *calls, failure=None):
+    name = f"train/1/{example}/{generation}"
+    return EpisodeRecord(name, Example(example), generation, calls, failure=failure)
+
+
+def metrics(*episodes):
+    collected = CollectionStats()
+    for each in episodes:
+        collected.saw(each, "policy")
+    return collected.metrics()
+
+
+def test_lengths_and_entropy_are_of_the_tokens_that_the_model_sampled():
+    figures = metrics(
+        episode("a", 0, said("ab", (-1.0, -3.0)), said("x", (-50.0,), model="judge")),
+        episode("a", 1, said("abcd", (-0.5, -0.5, -0.5, -0.5))),
+        episode("a", 2, said("user", (-9.0,) * 4, function=SIMULATED_USER)),
+        episode("a", 3, said("greedy", (-9.0,) * 6, temperature=0.0)),
+    )
+    assert figures["answer_tokens"] == (2 + 4 + 6) / 3
+    assert figures["sampled_entropy"] == (1.0 + 3.0 + 4 * 0.5) / 6
+
+
+def test_the_entropy_is_that_of_the_distribution_sampled_from():
+    chances = [0.5, 0.3, 0.15, 0.05]
+    drawn = random.Random(0).choices(chances, weights=chances, k=20_000)
+    figure = metrics(episode("a", 0, said("x", tuple(map(math.log, drawn)))))["sampled_entropy"]
+    assert figure == pytest.approx(-sum(chance * math.log(chance) for chance in chances), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("groups", "share"),
+    [
+        (["same", "same", "same"], 1.0),
+        (["one", "two", "three"], 0.0),
+        (["one", "one", "two"], 0.5),
+        (["alone"], None),
+    ],
+)
+def test_repeated_attempts_are_counted_within_an_example(groups, share):
+    others = [episode("b", 0, said("same")), episode("c", 0)]
+    own = [episode("a", number, said(text)) for number, text in enumerate(groups)]
+    assert metrics(*own, *others)["repeated_share"] == share
+
+
+def spend(budget: ErrorBudget, episodes: int, scores: int) -> None:
+    for number in range(episodes):
+        budget.add("timeout", f"train/1/q{number}/0", "no output within 300 s")
+    for number in range(scores):
+        budget.add("score:correct", f"train/1/s{number}/0", "the evaluator returned None")
+
+
+def test_over_the_budget_the_error_has_counts_by_kind_and_the_first_examples() -> None:
+    with pytest.raises(ErrorBudgetExceeded) as caught:
+        spend(ErrorBudget(0.4, 10), episodes=5, scores=0)
+    first, *lines, _ = str(caught.value).splitlines()
+    assert first.startswith("5 of 10 episodes failed, more than the error budget of 40 %")
+    reason = "no output within 300 s"
+    assert lines == ["  timeout: 5", *(f"    train/1/q{number}/0: {reason}" for number in range(3))]
+
+
+@given(st.floats(0, 1), st.integers(1, 30), st.data())
+def test_an_early_stop_is_never_hasty(share: float, episodes: int, data: st.DataObject) -> None:
+    """A run that is stopped early would have been stopped at its end too."""
+    failed = data.draw(st.integers(0, episodes))
+    unscored = data.draw(st.integers(0, episodes - failed))
+    at_the_end = failed > share * episodes or unscored > share * (episodes - failed)
+    budget = ErrorBudget(share, episodes)
+    try:
+        spend(budget, failed, unscored)
+        budget.check(budget.episodes - budget.failed_episodes)
+    except ErrorBudgetExceeded:
+        assert at_the_end
+    else:
+        assert not at_the_end
+
+
+# One id is the beginning of others, also with the separator of the keys.
+EXAMPLES = [Example("q1", {"n": 1}, "a"), Example("q10", {"n": 10}, "b"), Example("q1/05", {"n": 5}, "c")]
+
+
+async def agent(example: Example, episode: Any) -> str:
+    if example.id == "q10" and episode.generation == 1:
+        raise ValueError("no idea")
+    return (await episode.chat([{"role": "user", "content": example.id}])).text
+
+
+@pytest.fixture
+async def stored(tmp_path: Path) -> Any:
+    """A journal with the episodes of two phases, scored 0."""
+    engine = ScriptedEngine(lambda request: request.messages[-1]["content"])
+    with Journal(tmp_path / "run.db") as journal:
+        collector = Collector(Workflow("agent", agent), {"m": engine}, journal)
+        run = EvaluationRun(collector, {"zero": constant(0.0)}, journal)
+        await run.run(EXAMPLES, phase="train/1", generations=3)
+        await run.run(EXAMPLES, phase="train/1/q1", generations=1)
+        yield journal
+
+
+def constant(value: Any) -> FunctionEvaluator:
+    return FunctionEvaluator(lambda example, output: value)
+
+
+async def test_stored_episodes_are_scored_and_what_failed_stays_failed(stored: Journal) -> None:
+    def length(example: Example, output: str, episode: Any) -> float:
+        return len(output) + 10 * len(episode.calls) + 100 * example.inputs["n"]
+
+    output = await rescore(stored, {"length": FunctionEvaluator(length)}, phase="train/1", label="b")
+    items = output.eval_input.eval_input_items
+    assert [(item.id, item.generation) for item in items] == [
+        (name, generation) for name in ("q1", "q1/05", "q10") for generation in range(3)
+    ]
+    scores = [item.score for item in output.evaluator_items("length")]
+    assert scores == [112.0] * 3 + [515.0] * 3 + [1013.0, None, 1013.0]
+    assert output.failures == {"raised": 1}
+
+
+async def test_the_scores_that_the_run_went_by_are_left_alone(stored: Journal) -> None:
+    before = stored.get("train/1/q1/0/score/zero")
+    await rescore(stored, {"zero": constant(1.0)}, phase="train/1", label="b")
+    assert stored.get("train/1/q1/0/score/zero") == before
+    assert stored.get("train/1/q1/0/rescore:b/zero")["score"] == 1.0

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import functools
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import pydantic
+import pytest
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from etude.core.errors import RequestError
+from etude.rollout.reply import describe_tools
+from etude.rollout.tools import FunctionTools
+
+if TYPE_CHECKING:
+    from nowhere import Nothing
+
+
+class Place(pydantic.BaseModel):
+    city: str
+
+
+def search(
+    query: str, limit: int = 3, order: Literal["new", "old"] = "new", near: Place | None = None
+) -> str:
+    """Search the archive.
+
+    It is large.
+
+    Args:
+        query: What to look for.
+        limit (int): At most this many.
+
+    Returns:
+        query: not an argument
+    """
+    return query
+
+
+def test_a_function_is_described_by_its_signature_and_docstring() -> None:
+    [tool] = describe_tools([search])
+    described = tool["function"]
+    assert tool["type"] == "function"
+    assert described["name"] == "search"
+    assert described["description"] == "Search the archive. It is large."
+    parameters = described["parameters"]
+    assert parameters["type"] == "object"
+    assert parameters["required"] == ["query"]
+    assert parameters["properties"]["query"] == {"type": "string", "description": "What to look for."}
+    assert parameters["properties"]["limit"] == {
+        "type": "integer",
+        "default": 3,
+        "description": "At most this many.",
+    }
+    assert parameters["properties"]["order"]["enum"] == ["new", "old"]
+    assert parameters["$defs"]["Place"]["properties"] == {"city": {"type": "string"}}
+
+
+def test_what_json_does_not_have_cannot_be_an_argument() -> None:
+    def draw(canvas: object.__class__) -> None: ...
+
+    def lost(value: NoSuchType) -> None: ...  # noqa: F821
+
+    for fn in (draw, lost):
+        with pytest.raises(RequestError, match=f"function '{fn.__name__}' cannot be described as a tool"):
+            describe_tools([fn])
+
+
+def parameters(fn: Any) -> Any:
+    [tool] = describe_tools([fn])
+    json.dumps(tool, allow_nan=False)
+    return tool["function"]["parameters"]
+
+
+def test_descriptions_and_bounds_of_the_signature_are_told() -> None:
+    def book(
+        seats: Annotated[int, Field(description="How many.", ge=1, le=9)],
+        name: str = Field(description="For whom.", min_length=1),
+        row: str = Field("A", description="The row."),
+        meals: list[str] = Field(default_factory=list, description="What to eat."),  # noqa: B008
+        note: Annotated[str, "What else."] = "",
+        price: Annotated[float, "At most."] = 10.0,
+        day: str = "today",
+    ) -> None:
+        """Book.
+
+        Args:
+            seats: Not this.
+            day: When.
+        """
+
+    found = parameters(book)
+    assert found["required"] == ["seats", "name"]
+    assert found["properties"] == {
+        "seats": {"type": "integer", "description": "How many.", "minimum": 1, "maximum": 9},
+        "name": {"type": "string", "description": "For whom.", "minLength": 1},
+        "row": {"type": "string", "description": "The row.", "default": "A"},
+        "meals": {"type": "array", "items": {"type": "string"}, "description": "What to eat."},
+        "note": {"type": "string", "description": "What else.", "default": ""},
+        "price": {"type": "number", "description": "At most.", "default": 10.0},
+        "day": {"type": "string", "description": "When.", "default": "today"},
+    }
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Options(TypedDict, total=False):
+    deep: bool
+
+
+ODD: Any = object()
+
+
+def paint(
+    colour: Colour,
+    /,
+    where: Point,
+    near: Place | None = None,
+    options: Options | None = None,
+    on: datetime.date | None = None,
+    *layers: Annotated[int, Field(ge=0)],
+    mode: Literal["fast", "fine"] = "fast",
+    size: float = float("inf"),
+    helper: Any = ODD,
+    labels: set[str] = Field(default_factory=set),  # noqa: B008
+    schema: str = "",
+    model_config: dict[str, str] = {"title": "kept"},  # noqa: B006
+    _draft: bool = False,
+    from_: str = Field("here", alias="from"),
+    **others: int,
+) -> Nothing:  # type: ignore[valid-type]
+    return locals()  # type: ignore[no-any-return]
+
+
+async def test_a_function_gets_what_its_annotations_say() -> None:
+    seen = {}
+
+    @functools.wraps(paint)
+    def watched(*args: Any, **kwargs: Any) -> str:
+        seen.update(paint(*args, **kwargs))  # type: ignore[call-overload]
+        return "done"
+
+    given = {
+        "colour": "red",
+        "where": {"x": "1"},
+        "near": {"city": "Rome"},
+        "options": {"deep": True},
+        "on": "2026-11-27",
+        "labels": ["a"],
+        "_draft": True,
+        "from": "there",
+        "more": 3,
+    }
+    result = await FunctionTools([watched]).call("paint", given)
+    assert (result.text, result.is_error) == ("done", False)
+    assert seen == {
+        "colour": Colour.RED,
+        "where": Point(1),
+        "near": Place(city="Rome"),
+        "options": {"deep": True},
+        "on": datetime.date(2026, 11, 27),
+        "layers": (),
+        "mode": "fast",
+        "size": float("inf"),
+        "helper": ODD,
+        "labels": {"a"},
+        "schema": "",
+        "model_config": {"title": "kept"},
+        "_draft": True,
+        "from_": "there",
+        "others": {"more": 3},
+    }
+
+
+class Shop:
+    """A shop."""
+
+    def __init__(self, stock: int) -> None:
+        self.stock = stock
+
+    def sell(self, count: int) -> int:
+        """Sell some.
+
+        Args:
+            count: How many.
+        """
+        return self.stock - count
+
+    async def order(self, place: Place) -> str:
+        """Order."""
+        return place.city
+
+    @classmethod
+    def named(cls, name: str) -> str:
+        """Its name."""
+        return name
+
+    def __call__(self, question: str) -> str:
+        """Ask.
+
+        :param question: What.
+        """
+        return question
+
+
+def charge(key: str, amount: int, *, currency: str = "EUR") -> str:
+    """Charge.
+
+    Args:
+        key: The secret.
+        amount: How much.
+    """
+    return f"{key} {amount} {currency}"
+
+
+@pytest.mark.parametrize(
+    ("fn", "name", "text", "said", "given", "answer"),
+    [
+        (Shop(3).sell, "sell", "Sell some.", {"count": "How many."}, {"count": 1}, "2"),
+        (Shop(3).order, "order", "Order.", {"place": None}, {"place": {"city": "Rome"}}, "Rome"),
+        (Shop.named, "named", "Its name.", {"name": None}, {"name": "x"}, "x"),
+        (Shop(3), "Shop", "Ask.", {"question": "What."}, {"question": "a"}, "a"),
+        (
+            functools.partial(charge, "s3cret", currency="USD"),
+            "charge",
+            "Charge.",
+            {"amount": "How much."},
+            {"amount": 2},
+            "s3cret 2 USD",
+        ),
+        (functools.partial(Shop(3).order), "order", "Order.", {"place": None}, {"place": {"city": "A"}}, "A"),
+        (len, "len", "Return the number of items in a container.", {"obj": None}, {"obj": [1, 2]}, "2"),
+    ],
+)
+async def test_whatever_can_be_called_is_a_tool(
+    fn: Any, name: str, text: str, said: dict[str, str], given: dict[str, Any], answer: str
+) -> None:
+    [tool] = describe_tools([fn])
+    assert (tool["function"]["name"], tool["function"]["description"]) == (name, text)
+    properties = parameters(fn)["properties"]
+    assert {name: schema.get("description") for name, schema in properties.items()} == said
+    result = await FunctionTools([fn]).call(name, given)
+    assert (result.text, result.is_error) == (answer, False)
+
+
+def test_a_method_needs_its_object() -> None:
+    with pytest.raises(RequestError, match="function 'sell' cannot be described as a tool"):
+        describe_tools([Shop.sell])
