@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A half-made environment or stamp must not pass for a whole one.
 .DELETE_ON_ERROR:
 
-.PHONY: help demo demo-real real-model test test-all test-newest tests tests-all checks prepared lint types docs site size package audit newcomer bench clean
+.PHONY: help demo demo-real real-model test test-all test-newest test-oldest tests tests-all checks prepared lint types docs site size package audit newcomer bench clean
 
 # Workers with a thread for each core would wait for each other: the real model took seven times the CPU time.
 # A worker that has ended ends the tests: it crashed, or hung until tests/hangs.py ended it, and pytest-xdist may wait for its work for ever.
@@ -69,6 +69,10 @@ $(COMPILED): $(DEV)
 
 test-newest: ## The same tests with the newest releases that pyproject.toml allows, in .venv-newest
 	@$(MAKE) --no-print-directory VENV=.venv-newest CONSTRAINTS= prepared tests
+
+test-oldest: ## The same tests with the oldest releases that pyproject.toml allows, but the tested torch, in .venv-oldest
+	@mkdir -p build && grep '^torch==' constraints.txt > build/torch.txt
+	@UV_RESOLUTION=lowest-direct $(MAKE) --no-print-directory VENV=.venv-oldest CONSTRAINTS=build/torch.txt prepared tests
 
 tests: $(DEV)
 	$(PYTEST) -m "not slow and not vllm and not nat and not verifiers and not cluster" $(ARGS)
@@ -121,7 +125,7 @@ bench: $(DEV) ## Run the benchmarks (ARGS=--quick)
 	$(BIN)/python benchmarks/learning.py $(ARGS)
 
 clean: ## Remove the environment and what tools left behind
-	rm -rf .venv .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov \
+	rm -rf .venv .venv-newest .venv-oldest .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov \
 	  .cache build/docs site dist sbom.json
 
 # With the releases that were tested, unless there are no constraints; pyproject.toml has the ranges.

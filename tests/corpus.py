@@ -250,6 +250,9 @@ def _with_wrong_fields(path: str, good: Mapping[str, Any]) -> Iterator[tuple[str
         yield f"{name}={value!r:.40}", _json(good | {name: value})
 
 
+_LISTED = {"id": ["c"], "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 def _conversations(asked: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Chats with messages and tools that no model can take."""
 
@@ -269,6 +272,11 @@ def _conversations(asked: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "a tool with a schema of 55 levels", {"tools": [tool], "tool_choice": "required"}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/x"}}}
     yield "a tool whose schema leads nowhere", {"tools": [tool], "tool_choice": "required"}
+    yield "an id that is a list", {"messages": [*asked, calling("{}")[-2] | {"tool_calls": [_LISTED]}]}
+    yield (
+        "an answer to a list",
+        {"messages": [*calling("{}")[:-1], calling("{}")[-1] | {"tool_call_id": ["c"]}]},
+    )
     yield "an image", {"messages": [{"role": "user", "content": [IMAGE]}]}
     yield "a part that is none", {"messages": [{"role": "user", "content": [5, {"type": "audio"}, None]}]}
     yield "a prompt that is too long", {"messages": [{"role": "user", "content": "yes or no? " * 20_000}]}

@@ -58,8 +58,8 @@ MAX_FUNCTION_LINES = 60
 
 MOST = {
     "lines of source": 68_747,
-    "modules": 331,
-    "lines of tests": 56_695,
+    "modules": 330,
+    "lines of tests": 56_683,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+from datetime import date
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from etude.config.load import parse_config
 from etude.core.episode import Example
 from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
 from etude.core.interfaces import innermost
+from etude.loop.trainer import EpochTrainerConfig
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
@@ -186,6 +188,37 @@ def test_an_evaluation_returns_scores_and_a_row_for_each_episode(project):
     assert list(run.metrics["score.short"]) == [1.0] * 8
 
 
+def test_an_example_is_each_readers_own_and_is_stored_as_far_as_json_goes(project):
+    async def play(example, episode):
+        example.inputs["messages"].append({"role": "user", "content": "?"})
+        await episode.chat(example.inputs["messages"])
+        return "a\u2028b"
+
+    def drop(example, output):
+        example.expected.pop()
+        return float(len(example.expected))
+
+    rows = [{"id": "a", "messages": [], "day": date(2026, 1, 1), "question": "q", "answer": [1, 2, 3]}]
+    run = etude.evaluate(play, reward=drop, repeat=3, **EVALUATED | {"examples": rows})
+    assert list(run.metrics["score.drop"]) == [2.0] * 3
+    assert [len(each.calls[0].request.messages) for each in run.episodes] == [1] * 3
+    stored = {"messages": [], "day": "datetime.date(2026, 1, 1)", "question": "q"}
+    assert [each.example.inputs for each in run.episodes] == [stored] * 3
+    assert next(iter(run.episodes)).example.expected == [1, 2, 3]
+
+
+def test_rewards_are_given_again_as_they_were_given(project):
+    play, correct = own_parts()
+
+    def short(example, output):
+        return 0.25
+
+    etude.train(play, reward=[correct, short], epochs=1, name="two", **PARTS)
+    again = etude.resume("two", agent=play, reward=[correct, short], examples=ROWS, epochs=2, progress=False)
+    assert again.summary["epochs_trained"] == 2
+    assert [row["short"]["mean"] for row in again.metrics["evaluators"]] == [0.25, 0.25]
+
+
 def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
     play, correct = own_parts()
     trained = etude.train(play, reward=correct, epochs=2, name="trained", **PARTS)
@@ -219,6 +252,8 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
         ({"model": 3}, "a model is a name, a folder"),
         ({"algorithm": "grop"}, "grop.*did you mean 'grpo'"),
         ({"examples": []}, "an empty list or table"),
+        ({"reward": [lambda example, output: 1.0] * 2}, "two rewards have the same name"),
+        ({"trainer": EpochTrainerConfig(), "patience": 2}, "patience: the given EpochTrainerConfig has"),
         ({"reward": None}, "give reward=, a function of an example"),
         ({"learning_rate": 1e-4}, r'backend=\{"_type": "local", "learning_rate": …\}'),
         ({"group": 4}, r'algorithm=\{"_type": "grpo", "group": …\}'),

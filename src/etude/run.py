@@ -107,7 +107,9 @@ class Run:
         summary = self.summary
         if "scores" in summary:
             return dict(summary["scores"])
-        return dict((summary.get("after") or summary.get("before") or {}).get("evaluators") or {})
+        targets = (summary, *(summary.get("targets") or {}).values())
+        figures = (each.get("after") or each.get("before") or {} for each in targets)
+        return {name: score for each in figures for name, score in (each.get("evaluators") or {}).items()}
 
     @property
     def episodes(self) -> Episodes:
@@ -172,5 +174,5 @@ def _item_rows(folder: Path) -> list[dict[str, Any]]:
     path = folder / "items.jsonl"
     if not path.is_file():
         raise RequestError(f"the evaluation {folder} is not finished; continue it with etude.resume(run)")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     return [{**row, **{f"score.{name}": score for name, score in row["scores"].items()}} for row in rows]

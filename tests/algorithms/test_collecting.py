@@ -10,7 +10,8 @@ import pytest
 
 from etude.algorithms.algorithm import make_algorithm, read_groups
 from etude.algorithms.collecting import CollectingBuilder
-from etude.algorithms.episodes import Tally, find_choices
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.episodes import Gathered, Tally, find_choices
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import CUT_OFF_PAIR, CUT_OFF_SAMPLE
 from etude.backends.openai_api import supervised_row
@@ -177,12 +178,17 @@ def test_answers_that_are_compared_within_an_episode_pay_too_and_can_be_left_out
         call(index, [ASK], {"role": "assistant", "content": reply}, "<q>", f"{reply}.")
         for index, reply in enumerate("abc")
     ]
-    events = [Event("step_reward", index, float(index)) for index in range(3)]
-    record = episode([calls[0], calls[1], *cut(calls[2])], events=events)
+    # The last reward comes after the call of another model.
+    events = [Event("step_reward", index, float(min(index, 2))) for index in (0, 1, 3)]
+    judged = call(3, [ASK], {"role": "assistant", "content": "good"}, None, None, model="judge")
+    record = episode([calls[0], calls[1], *cut(calls[2]), judged], events=events)
     scored = open_builder("dpo", compare="turns", cut_off_penalty=5.0).scored(record, 3.0, None, Tally())
     assert scored is not None and scored.reward == -2.0
     [choice] = find_choices(scored)
     assert [candidate.value for candidate in choice.candidates] == [0.0, 1.0, -3.0]
+    collected = Gathered(0, 0, Tally())
+    pairs = Dpo(compare="turns").to_compare([[scored]], collected)
+    assert Dpo(compare="turns").compared(pairs) == [True] and not collected.tally.left_out
     [choice] = find_choices(scored, complete=True)
     assert [candidate.value for candidate in choice.candidates] == [0.0, 1.0]
 

@@ -119,6 +119,8 @@ def test_a_flat_group_counts_in_the_mean_over_tokens():
     count = sum(sum(sample.mask) for (sample,) in units)
     assert algorithm.normalised(units) == [[pytest.approx(1 / count)]] * 4
     assert algorithm.reason_to_skip([each.samples for each in made[:1]]) is None
+    masked = [[sample.weighted([0.0]) for sample in each.samples] for each in made]
+    assert algorithm.reason_to_skip(masked) is not None
 
 
 def test_what_rounding_leaves_of_equal_rewards_is_no_advantage():

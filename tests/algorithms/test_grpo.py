@@ -275,3 +275,13 @@ def test_turns_are_credited_with_their_own_step_rewards():
     (first,), (second,) = (group.units for group in groups)
     assert [turn.value for turn in first.turns] == [1.75, 1.75]
     assert [turn.value for turn in second.turns] == [8, 8]
+
+
+def test_the_branches_of_an_agent_are_one_course_of_turns():
+    """With fresh prompts too, later step rewards count for earlier answers."""
+    calls = [each for number in range(3) for each in conversation(f"q{number}", "x", start=number)]
+    records = [episode(calls, generation=n, events=[step(at, 1.0) for at in range(3)]) for n in range(2)]
+    group = [ScoredEpisode(each, 0.0, tuple(find_branches(each, {"*"}, "policy"))) for each in records]
+    samples = [sample for scored in group for sample in scored.samples(0.5)]
+    assert [turn.value for sample in samples for turn in sample.turns] == [1.75, 1.5, 1.0] * 2
+    assert Grpo().advantages(samples) == [[0.0]] * 6

@@ -57,12 +57,12 @@ async def test_an_answer_earns_what_came_after_it(tmp_path):
     record = await played(tmp_path, protocol, ["one?", "so", "two?", "so", ACCEPT])
     tree = read_tree(record)
     (verifier,), (prover,) = (agent_part(agent, record) for agent in ("verifier", "prover"))
-    assert turn_returns(verifier.branches[0], tree, "verifier", 1.0) == pytest.approx([0.8, 0.9, 1.0])
-    assert turn_returns(verifier.branches[0], tree, "verifier", 0.5) == pytest.approx([0.1, 0.4, 1.0])
-    assert turn_returns(prover.branches[0], tree, "prover", 1.0) == pytest.approx([1.0, 1.0])
+    assert turn_returns(verifier.calls, tree, "verifier", 1.0) == pytest.approx([0.8, 0.9, 1.0])
+    assert turn_returns(verifier.calls, tree, "verifier", 0.5) == pytest.approx([0.1, 0.4, 1.0])
+    assert turn_returns(prover.calls, tree, "prover", 1.0) == pytest.approx([1.0, 1.0])
     values = tree.values("verifier")
     own = [values[node.id] for node in tree.nodes if node.agent == "verifier"]
-    assert turn_returns(verifier.branches[0], tree, "verifier", 1.0) == pytest.approx(own)
+    assert turn_returns(verifier.calls, tree, "verifier", 1.0) == pytest.approx(own)
 
 
 async def test_grpo_compares_an_agent_with_itself_in_the_other_plays(tmp_path):
@@ -89,7 +89,7 @@ async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
     late = await played(
         tmp_path, protocol, ["one?", "so", "two?", "so", REJECT], generation=1, id="train/1/e/1"
     )
-    (group,) = answer_groups(agent_part("verifier", early, late), 1.0)
+    (group,) = answer_groups(agent_part("verifier", early, late), 1.0, Tally())
     assert group[0].returns == pytest.approx([0.9, 1.0])
     assert group[1].returns == pytest.approx([-1.2, -1.1, -1.0])
     ((first,), (second,)) = _units(group)

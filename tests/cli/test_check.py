@@ -142,32 +142,6 @@ def test_a_target_function_that_no_call_has_is_found_by_a_few_episodes(project, 
     assert f"({name}); functions that called it: '<workflow>'" in details(report, "error")["playing"]
 
 
-def test_a_workflow_that_reads_another_column_than_the_dataset_has_is_found(project):
-    agent = (project / "agent.py").read_text()
-    (project / "agent.py").write_text(
-        agent.replace('example.inputs["question"]', 'example.inputs["qestion"]')
-    )
-    report, code = checked("config.yml")
-    assert code == 2
-    wrong = details(report, "error")
-    assert set(wrong) == {"workflow", "workflow on validation"}
-    assert wrong["workflow"].endswith(
-        "agent.py:7 reads example.inputs['qestion'], which 8 of 8 examples lack. Their inputs: question; did "
-        "you mean 'question'?. Their answer is `example.expected`"
-    )
-
-
-def test_an_evaluator_that_reads_what_some_examples_lack_is_warned_of(project):
-    agent = (project / "agent.py").read_text()
-    read = 'float(output == example.expected and example.inputs["unit"])'
-    sure = 'float(example.inputs["unit"] == output)'
-    (project / "train.jsonl").write_text(rows(7, "t") + '{"id": "last", "question": "?", "unit": "m"}\n')
-    for code, found in ((sure, "7 of 8 examples lack"), (read, None)):
-        (project / "agent.py").write_text(agent.replace("float(output == example.expected)", code))
-        warned = details(checked("config.yml")[0], "warning").get("evaluator correct")
-        assert (found is None) is (warned is None) and (found or "") in (warned or "")
-
-
 OWN = """
 import etude
 

@@ -249,12 +249,15 @@ def test_the_value_is_yaml(override: str | tuple[str, str], value: Any):
 def test_missing_parents_are_made_and_list_items_are_reached_by_position():
     assert overridden({}, "a.b.c=1") == {"a": {"b": {"c": 1}}}
     assert overridden({"a": [{"b": 1}, {"b": 2}]}, "a.1.b=3") == {"a": [{"b": 1}, {"b": 3}]}
+    assert overridden({"llms": {"gpt-4.1": {"a": 1}}}, "llms.gpt-4.1.a=2") == {"llms": {"gpt-4.1": {"a": 2}}}
 
 
 def test_a_component_that_is_written_as_its_type_gets_keys():
     assert overridden({"workflow": "my_agent:play"}, "workflow.timeout=3") == {
         "workflow": {"_type": "my_agent:play", "timeout": 3}
     }
+    stored = overridden({"storage": "file:///x"}, "storage.interval=5")
+    assert stored == {"storage": {"address": "file:///x", "interval": 5}}
 
 
 @pytest.mark.parametrize(

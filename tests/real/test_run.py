@@ -333,7 +333,7 @@ async def test_prompts_are_those_of_the_chat_template_and_answers_end_where_it_e
             spoken.append({"role": "assistant", "content": found.message["content"]})
             calls.append(answered(request, found, index=len(calls)))
     (branch,) = branches_in(calls)
-    sample = make_sample(branch, episode(calls), reward=1.0, discount=1.0)
+    sample = make_sample(branch, episode(calls), reward=1.0)
     # The template writes a line break after the end of a turn, which nobody sampled.
     whole = words.apply_chat_template(spoken, return_dict=False)
     assert [*sample.ids] == whole[:-1]

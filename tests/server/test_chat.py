@@ -125,6 +125,8 @@ def test_a_text_and_its_token_ids_are_the_same_prompt(server: ServerProcess, cli
     by_ids = client.completions.create(prompt=ids, **options).choices[0].model_dump()
     assert by_text == by_ids
     assert by_ids["prompt_token_ids"] == ids and 1 <= len(by_ids["token_ids"]) <= 6
+    first = next(iter(client.completions.create(prompt="yes or", stream=True, **options)))
+    assert first.choices[0].model_dump()["prompt_token_ids"] == ids
 
 
 @pytest.mark.parametrize(

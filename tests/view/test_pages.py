@@ -94,6 +94,7 @@ def test_what_is_not_there_is_said(client):
     for path in ("/nowhere", "/runs/third", "/runs/first/phases/train/9", "/runs/first/episodes/train/1/a/7",
                  "/runs/first/groups/train/1/z"):  # fmt: skip
         assert "no" in words(shown(client, path, status=404))
+    assert "a number" in words(shown(client, "/runs/first/episodes/train/1/a/0?turn=abc", status=404))
 
 
 def test_reading_writes_nothing(runs, client):
@@ -109,7 +110,8 @@ def test_reading_writes_nothing(runs, client):
 
 
 def test_a_page_of_groups_leads_to_the_next(tmp_path):
-    many = [Told(f"eval/e{number:03}/0") for number in range(45)]
+    # The last group of the page has episodes whose names are in another order than their numbers.
+    many = [Told(f"eval/e{number:03}/{n}") for number in range(45) for n in range(12 if number == 39 else 1)]
     store_run(tmp_path, episodes=many)
     client = opened_at(tmp_path)
     first = client.get("/runs/r/phases/eval").text

@@ -140,6 +140,9 @@ class Algorithm(Collecting):
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
         """Return whether a job on the groups would change nothing: no advantages and no other loss term.
         `at_base` means that the policy is still the model that training began with, so its KL is zero."""
+        samples = [sample for group in groups for sample in group.samples]
+        if samples and _has_tokens(samples) and not any(any(sample.loss_weights) for sample in samples):
+            return True
         if self.kind != "samples" or self.needs() & {"entropy", "divergence"}:
             return False
         has_other_term = not self.skips_idle and not ("reference" in self.needs() and at_base)

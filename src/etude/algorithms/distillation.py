@@ -48,8 +48,10 @@ class Distillation(Grpo, name="distillation"):
         """Raise RequestError for options without effect. With only a teacher, one episode is enough."""
         if self.reward_weight:
             super().check()
-        elif self.cut_off_penalty:
-            raise RequestError("cut_off_penalty is taken from the reward, and reward_weight is 0: set it too")
+            return
+        for name in ("cut_off_penalty", "overlong_limit", "reward_kl"):
+            if getattr(self, name):
+                raise RequestError(f"{name} is taken from the reward, and reward_weight is 0: set it too")
 
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group whether its rewards give any advantage. No teacher was asked yet."""
@@ -80,7 +82,9 @@ class Distillation(Grpo, name="distillation"):
                 f"distillation: there is no model '{self.teacher}' to teach; name an entry of `llms`"
             )
         journal, policy = runtime.run.journal, getattr(innermost(engine), "policy", None)
-        keys = [f"teacher/{self.teacher}/{one.episode}/{one.branch}/{one.agent or ''}" for one in samples]
+        # Targets share episodes, and each counts the branches of its own model.
+        asker = self.teacher if runtime.target is None else f"{self.teacher}/{runtime.target}"
+        keys = [f"teacher/{asker}/{one.episode}/{one.branch}/{one.agent or ''}" for one in samples]
         if policy is not None:
             from etude.learner.tree_passes import sample_logprobs
 

@@ -17,6 +17,8 @@ from etude.algorithms.samples import (
     make_pair,
     make_sample,
     mask_cut_off,
+    step_returns,
+    with_returns,
     with_turns,
 )
 from etude.core.call import Call
@@ -31,6 +33,7 @@ REWARD = "reward"
 
 IDLE = "group without an advantage, and no other term of the loss that moves the policy"
 UNMEASURED = "agent without a measured reward"
+NO_ALTERNATIVE = "answer without another one to its prompt, in a play that branches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +51,21 @@ class ScoredEpisode:
 
     @property
     def calls(self) -> list[Call]:
-        """The calls of its branches."""
-        return [call for branch in self.branches for call in branch.calls]
+        """The calls of its branches, in order."""
+        calls = (call for branch in self.branches for call in branch.calls)
+        return sorted(calls, key=lambda call: call.index)
 
     def samples(self, discount: float = 1.0) -> list[Sample]:
-        """Return the samples of its branches."""
-        return [
-            make_sample(
-                branch, self.episode, self.reward, discount, agent=self.agent, reasoning=self.reasoning
-            )
-            for branch in self.branches
-        ]
+        """Return the samples of its branches. Turns have returns if the agent gave step rewards."""
+        return [self._sample(branch, discount) for branch in self.branches]
+
+    def _sample(self, branch: Branch, discount: float) -> Sample:
+        about = {"agent": self.agent, "reasoning": self.reasoning}
+        sample = make_sample(branch, self.episode, self.reward, **about)
+        functions = {None, *(call.function for call in branch.calls)}
+        calls = [call for call in self.calls if call.function in functions]
+        events = [event for event in self.episode.events if event.agent in functions]
+        return with_returns(sample, calls, step_returns(calls, events, self.reward, discount))
 
 
 Group = Sequence[ScoredEpisode]
@@ -213,34 +220,32 @@ _Part: TypeAlias = tuple[str, tuple[Branch, ...], float | None]
 
 def _played_parts(scored: ScoredEpisode) -> Iterator[_Part]:
     tree = read_tree(scored.episode)
-    calls = sorted(scored.calls, key=lambda call: call.index)
     for agent in tree.agents:
         own = {node.call for node in tree.nodes if node.agent == agent}
-        branches = tuple(branches_in([call for call in calls if call.index in own]))
+        branches = tuple(branches_in([call for call in scored.calls if call.index in own]))
         if branches:
             yield agent, branches, tree.value(None, agent)
 
 
 def _measured_parts(scored: ScoredEpisode) -> Iterator[_Part]:
-    calls = sorted(scored.calls, key=lambda call: call.index)
-    for agent in dict.fromkeys(call.function for call in calls):
+    for agent in dict.fromkeys(call.function for call in scored.calls):
         event = recorded_score(scored.episode, REWARD, agent)
-        branches = tuple(branches_in([call for call in calls if call.function == agent]))
+        branches = tuple(branches_in([call for call in scored.calls if call.function == agent]))
         yield agent, branches, None if event is None else event.value
 
 
 def turn_returns(
-    branch: Branch, tree: EpisodeTree, agent: str, discount: float, penalty: float = 0.0
+    calls: Sequence[Call], tree: EpisodeTree, agent: str, discount: float, penalty: float = 0.0
 ) -> list[float] | None:
-    """Return an agent's earnings from each call of a branch on, minus a penalty for each cut-off answer.
+    """Return an agent's earnings from each of its calls on, minus a penalty for each cut-off answer.
 
     None if the play branches. Earnings before the agent's first answer count for no answer.
     """
     leaves = list(tree.leaves())
     if len(leaves) != 1:
         return None
-    own = {call.index: number for number, call in enumerate(branch.calls)}
-    steps, turn = [-penalty * count_cut_off([call]) for call in branch.calls], None
+    own = {call.index: number for number, call in enumerate(calls)}
+    steps, turn = [-penalty * count_cut_off([call]) for call in calls], None
     for _, round_ in groupby(tree.path(leaves[0]), key=lambda node: node.round):
         nodes = list(round_)
         turn = next((own[node.call] for node in nodes if node.call in own), turn)
@@ -301,7 +306,7 @@ def find_choices(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[C
             yield replace(choice, candidates=candidates)
 
 
-def answer_groups(group: Group, discount: float) -> list[list[Sample]]:
+def answer_groups(group: Group, discount: float, tally: Tally) -> list[list[Sample]]:
     """Return one agent's answers in a group's episodes, each with the earnings from it on.
 
     Outside plays, step rewards give these earnings. If a play branches, the answers to one prompt are a
@@ -309,21 +314,24 @@ def answer_groups(group: Group, discount: float) -> list[list[Sample]]:
     """
     if not any(is_play(scored.episode) for scored in group):
         return [[sample for scored in group for sample in scored.samples(discount)]]
-    groups = [
-        [choice.sample(candidate, alone=True) for candidate in choice.candidates]
-        for scored in group
-        for choice in find_choices(scored)
-    ]
-    groups.append([sample for scored in group for sample in _turn_samples(scored, discount)])
-    return [samples for samples in groups if samples]
+    groups, whole = list[list[Sample]](), list[Sample]()
+    for scored in group:
+        choices = [
+            [choice.sample(each, alone=True) for each in choice.candidates] for choice in find_choices(scored)
+        ]
+        samples = _turn_samples(scored, discount)
+        groups, whole = groups + choices, whole + samples
+        if not samples:
+            tally.leave_out(NO_ALTERNATIVE, len(scored.calls) - sum(map(len, choices)))
+    return [samples for samples in (*groups, whole) if samples]
 
 
 def _turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
     """Return an agent's samples in an unbranched play, with its earnings from each answer on."""
     tree, agent = read_tree(scored.episode), str(scored.agent)
-    rows = zip(scored.branches, scored.samples(discount), strict=True)
-    made = ((sample, turn_returns(branch, tree, agent, discount, scored.penalty)) for branch, sample in rows)
-    return [with_turns(sample, "value", returns) for sample, returns in made if returns is not None]
+    returns = turn_returns(scored.calls, tree, agent, discount, scored.penalty)
+    samples = [] if returns is None else scored.samples(discount)
+    return [with_returns(sample, scored.calls, returns) for sample in samples]
 
 
 def _play_choices(scored: ScoredEpisode) -> Iterator[Choice]:
@@ -342,8 +350,13 @@ def _play_choices(scored: ScoredEpisode) -> Iterator[Choice]:
 def _call_choices(scored: ScoredEpisode) -> Iterator[Choice]:
     values: dict[int, list[float]] = defaultdict(list)
     for event in scored.episode.events:
-        if event.kind == "step_reward" and event.value is not None:
-            values[event.after_call].append(event.value)
+        earlier = [
+            call.index
+            for call in scored.calls
+            if call.index <= event.after_call and event.agent in (None, call.function)
+        ]
+        if event.kind == "step_reward" and event.value is not None and earlier:
+            values[earlier[-1]].append(event.value)
     prompts: dict[Any, list[Candidate]] = defaultdict(list)
     for call in scored.calls:
         if call.index in values:

@@ -126,7 +126,7 @@ class Grpo(Algorithm, name="grpo"):
             made = super().groups(episodes, collected)
         else:
             parts = (part for group in episodes for part in self.parts(group, collected.tally))
-            answers = (each for part in parts for each in answer_groups(part, self.discount))
+            answers = (each for part in parts for each in answer_groups(part, self.discount, collected.tally))
             made = [UnitGroup(each, [sample.reward for sample in each]) for each in answers]
         return [*map(self._kept, made, self.compared(made), repeat(collected.tally))] if self._drops else made
 
@@ -160,16 +160,31 @@ class Grpo(Algorithm, name="grpo"):
     def advantages(self, group: Sequence[Sample]) -> list[list[float]]:
         """Return one advantage per turn: the episode's, or with step rewards one per turn index."""
         prices = [[self._price(turn) for turn in sample.turns] for sample in group]
-        if any(sample.returns for sample in group):
-            owed = [[*accumulate(own[::-1])][::-1] for own in prices]
-            values = [map(sub, sample.turn_rewards, own) for sample, own in zip(group, owed, strict=True)]
-            return by_turn([list(returns) for returns in values], self.compare)
         names = [index if sample.episode is None else sample.episode for index, sample in enumerate(group)]
+        if any(sample.returns for sample in group):
+            return self._turn_advantages(group, prices, names)
         rewards: dict[Any, float] = {}
         for name, sample, own in zip(names, group, prices, strict=True):
             rewards[name] = rewards.get(name, sample.reward) - math.fsum(own)
         by_name = dict(zip(rewards, self.compare([*rewards.values()]), strict=True))
         return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
+
+    def _turn_advantages(
+        self, group: Sequence[Sample], prices: Sequence[Sequence[float]], names: Sequence[Any]
+    ) -> list[list[float]]:
+        """Compare each turn with the same turn of other episodes. An agent's branches are one course."""
+        functions = [[turn.function for turn in sample.turns[:1]] for sample in group]
+        courses = [(name, one.agent, *own) for name, one, own in zip(names, group, functions, strict=True)]
+        values: dict[Any, list[float]] = {course: [] for course in courses}
+        owed: dict[Any, list[float]] = {course: [] for course in courses}
+        for course, sample, own in zip(courses, group, prices, strict=True):
+            values[course] += sample.turn_rewards
+            owed[course] += own
+        rows = [[*map(sub, row, [*accumulate(owed[course][::-1])][::-1])] for course, row in values.items()]
+        gains = {course: iter(row) for course, row in zip(values, by_turn(rows, self.compare), strict=True)}
+        return [
+            [next(gains[course]) for _ in sample.turns] for course, sample in zip(courses, group, strict=True)
+        ]
 
     def _price(self, turn: Turn) -> float:
         """Return what an answer costs the reward: for leaving the base model, and for length."""

@@ -25,7 +25,6 @@ from etude.algorithms.episodes import (
     list_rewards,
     read_tree,
 )
-from etude.algorithms.samples import make_sample
 from etude.core.errors import RequestError
 from etude.core.keys import fold, generator
 from etude.core.sample import Kind, Sample
@@ -175,8 +174,7 @@ def true_decision(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None
             f"episode {scored.episode.id!r}: the scenario reads no answer of '{node.agent}' as the right "
             "verdict, so that its guess cannot be replaced; give the scenario a `write_decision`"
         )
-    about = {"agent": scored.agent, "reasoning": scored.reasoning}
-    sample = make_sample(branch, scored.episode, scored.reward, discount, **about)
+    sample = scored.samples(discount)[scored.branches.index(branch)]
     last = sample.turns[-1]
     cut = slice(0, last.start)
     return replace(

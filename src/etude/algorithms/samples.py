@@ -160,24 +160,16 @@ def _extends(earlier: Call, call: Call) -> bool:
 
 
 def make_sample(
-    branch: Branch,
-    episode: EpisodeRecord,
-    reward: float,
-    discount: float = 1.0,
-    *,
-    agent: str | None = None,
-    **notes: Any,
+    branch: Branch, episode: EpisodeRecord, reward: float, *, agent: str | None = None, **notes: Any
 ) -> Sample:
-    """Return the sample of a branch. Its turns have returns if the agent gave step rewards.
-
-    It has only messages if any call lacks token ids; see `require_tokens`.
-    """
+    """Return the sample of a branch. It has only messages if any call lacks token ids; see
+    `require_tokens`."""
     ids: list[int] = []
     mask: list[bool] = []
     turns: list[Turn] = []
     messages: list[Message] = []
     known = all(_call_tokens(call) is not None for call in branch.calls)
-    for call, value in zip(branch.calls, _returns(branch, episode, reward, discount), strict=True):
+    for call in branch.calls:
         completion = call.completion
         assert completion is not None, "a branch has answered calls"
         prompt, sampled = completion.prompt_ids or (), completion.completion_ids or ()
@@ -193,7 +185,6 @@ def make_sample(
                 message=len(messages),
                 sampling=effective_sampling(call),
                 model_version=None if call.logged else completion.model_version,
-                value=value,
                 call=call.index,
                 function=call.function,
                 finish_reason=completion.finish_reason,
@@ -218,15 +209,6 @@ def make_sample(
         tools=tuple(branch.calls[-1].request.tools),
         notes={"drifted": branch.drifted, **notes},
     )
-
-
-def _returns(
-    branch: Branch, episode: EpisodeRecord, reward: float, discount: float
-) -> Sequence[float | None]:
-    """Return the return of each call; all None if its agents gave no step rewards."""
-    functions = {None, *(call.function for call in branch.calls)}
-    events = [event for event in episode.events if event.agent in functions]
-    return step_returns(branch.calls, events, reward, discount) or [None] * len(branch.calls)
 
 
 def effective_sampling(call: Call) -> Sampling:
@@ -261,12 +243,21 @@ def with_turns(sample: Sample, field: str, values: Sequence[float] | None) -> Sa
     return replace(sample, turns=tuple(turns))
 
 
+def with_returns(sample: Sample, calls: Sequence[Call], returns: Sequence[float] | None) -> Sample:
+    """Return the sample with the returns of its turns, which are among `calls`. None: it has none."""
+    if returns is None:
+        return sample
+    by_call = dict(zip((call.index for call in calls), returns, strict=True))
+    turns = (replace(turn, value=by_call[turn.call]) for turn in sample.turns if turn.call is not None)
+    return replace(sample, turns=tuple(turns))
+
+
 def step_returns(
     calls: Sequence[Call], events: Sequence[Event], reward: float, discount: float
 ) -> list[float] | None:
     """Return the discounted return from each call on: step rewards, and `reward` at the end.
 
-    A step reward belongs to the branch's last call before it. One given before the first call counts for no
+    A step reward belongs to the last of the calls before it. One given before the first call counts for no
     call. None if the agent gave no step rewards.
     """
     steps = [0.0] * len(calls)

@@ -49,7 +49,7 @@ def episodes(
     before a word means that it must not match. Put words with a dash after `--`.
     """
     if words[0] == "show":
-        _show_episode(words[1:], run, output_dir)
+        _show_episode(words[1:], run, output_dir, as_json)
     else:
         _list_episodes(words[0], " ".join(map(shlex.quote, words[1:])), phase, limit, output_dir, as_json)
 
@@ -112,7 +112,7 @@ def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
     )
 
 
-def _show_episode(ids: list[str], run: str | None, output_dir: Path) -> None:
+def _show_episode(ids: list[str], run: str | None, output_dir: Path, as_json: bool) -> None:
     from etude.show.exported_episodes import episode_transcript
     from etude.store.facts import find_run, list_runs
     from etude.store.run_folder import RunFolder
@@ -124,5 +124,9 @@ def _show_episode(ids: list[str], run: str | None, output_dir: Path) -> None:
         raise RequestError(f"there are no runs in {output_dir}; another folder is named with --output-dir")
     path = runs[0].absolute() if run is None else find_run(run, output_dir)
     with RunFolder.read(path) as folder:
-        say(episode_transcript(folder, ids[0]).rstrip())
+        text = episode_transcript(folder, ids[0])
+    if as_json:
+        emit({"run": str(path), "episode": ids[0], "transcript": text})
+        return
+    say(text.rstrip())
     next_step(hints.show(path))

@@ -64,6 +64,7 @@ def evaluate(
     from etude.verbs import request_for
 
     if rescore is not None:
+        refuse("--rescore, which runs no agent", repeat=repeat if repeat > 1 else None, on=on)
         refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
         run = find_run(rescore, output_dir)
         if config is None and not (run / CONFIG).is_file():  # For example an imported log.

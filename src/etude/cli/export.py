@@ -97,6 +97,7 @@ def export(
     if trajectories is not None:
         if format in ("safetensors", "gguf"):
             raise RequestError(f"--format {format} is of a model, and --trajectories has rows or openai")
+        refuse("--trajectories", version=version or None, license=license, out=out)
         refuse("--trajectories", push=push, public=public, lora=lora, outtype=outtype, llama_cpp=llama_cpp)
         _export_trajectories(path, trajectories, format or "rows", method, as_json)
         return

@@ -35,7 +35,7 @@ def report(
     with (
         RunFolder.open(path) as folder,
         progress_for(json=as_json) as progress,
-        on_error(lambda: hints.command("report", path)),
+        on_error(lambda: hints.command("report", path, *(f"-o{each}" for each in override or ()))),
     ):
         config = report_config(folder, override or ())
         if not config.report:

@@ -150,9 +150,9 @@ def compare(
     first = facts[0].name
     for run_facts, difference, by_evaluator in zip(facts[1:], differences, by_evaluators, strict=True):
         against = f"{run_facts.name} against {first}"
-        if difference is None:
+        if difference is None and not by_evaluator:
             say_wrapped(f"{run_facts.name}: measured on fewer than two examples that {first} was measured on")
-        else:
+        if difference is not None:
             say_wrapped(f"{against}: {shown_difference(difference)}")
         for name, estimates in by_evaluator.items():
             say_wrapped(f"{against}, {name}: {shown_difference(estimates)}")

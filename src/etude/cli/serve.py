@@ -53,7 +53,7 @@ def serve(
     device: Annotated[str, option("auto, cpu, cuda, cuda:N or mps.")] = "auto",
     dtype: Annotated[str, option("auto, float32, bfloat16 or float16.")] = "auto",
     max_batch: Annotated[int, option("Sequences sampled at once.", min=1)] = 256,
-    max_queue: Annotated[int, option("Maximum number of sequences, running and waiting.", min=1)] = 1024,
+    max_queue: Annotated[int, option("Maximum number of sequences, running and waiting.", min=1)] = 4096,
     max_models: Annotated[int, option("Maximum number of models in memory.", min=1)] = 3,
     max_file_mb: Annotated[int, option("Largest upload, in MiB.", min=1)] = 512,
     running_jobs: Annotated[int, option("Training jobs at once.", min=1)] = 1,

@@ -45,7 +45,7 @@ class Document:
         for depth in range(len(path), -1, -1):
             if path[:depth] in self.overridden:
                 return f"-o {dotted(path[:depth])}", None, None
-            if path[:depth] in self.marks:
+            if path[:depth] in self.marks and not any(path[: len(each)] == each for each in self.overridden):
                 return str(self.path), *self.marks[path[:depth]]
             for deeper in self.overridden:
                 if deeper[:depth] == path:
@@ -344,8 +344,20 @@ def apply_overrides(document: Document, overrides: Iterable[Override]) -> Docume
         except ConfigError as error:
             problem = f"-o {key}: the value {text!r} is not valid YAML; put it in quotes"
             raise RequestError(f"{problem} ({error})") from error
-        paths.append(_set(data, key.split("."), value))
+        paths.append(_set(data, join_dotted(data, key.split(".")), value))
     return replace(document, data=data, overridden=(*document.overridden, *paths))
+
+
+def join_dotted(data: Any, names: Sequence[str]) -> list[str]:
+    """Return the parts of a dotted path, in which a key of the data that has dots is one part: `gpt-4.1`."""
+    node, joined, rest = data, list[str](), list(names)
+    while rest:
+        counts = range(len(rest), 1, -1) if isinstance(node, dict) else ()
+        count = next((count for count in counts if ".".join(rest[:count]) in node), 1)
+        joined.append(name := ".".join(rest[:count]))
+        rest = rest[count:]
+        node = dig(node, (int(name) if isinstance(node, list) and name.isdecimal() else name,))
+    return joined
 
 
 def _set(data: dict[str, Any], names: Sequence[str], value: Any) -> KeyPath:
@@ -357,7 +369,8 @@ def _set(data: dict[str, Any], names: Sequence[str], value: Any) -> KeyPath:
             below = dig(data, tuple(path))
             if not isinstance(below, dict | list):
                 # A component may be written as its type alone: `workflow: my_agent:play`.
-                node[path[-1]] = {"_type": below} if isinstance(below, str) else {}
+                key = "address" if path == ["storage"] else "_type"
+                node[path[-1]] = {key: below} if isinstance(below, str) else {}
             node = node[path[-1]]
         if isinstance(node, list) and (not name.isdecimal() or int(name) >= len(node)):
             where = f"-o {'.'.join(names)}"

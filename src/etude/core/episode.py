@@ -3,8 +3,11 @@
 The record is the finished value. A workflow receives the live object, `etude.rollout.Episode`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Literal, Protocol
@@ -28,8 +31,23 @@ class Example:
     """The expected answer, or None if there is none."""
 
     def __post_init__(self) -> None:
-        """Convert the id to text. Raises ValueError for an id that names nothing."""
+        """Convert the id to text. Raises ValueError for an id that names nothing, and for other inputs."""
         object.__setattr__(self, "id", text_id(self.id))
+        if not isinstance(self.inputs, Mapping):
+            named = "columns by their names, such as {'question': …}"
+            raise ValueError(f"the inputs of example {self.id!r} are {named}, found {self.inputs!r:.80}")
+
+    def copied(self) -> Example:
+        """Return a copy for one reader, whose changes reach nobody else. What cannot be copied is shared."""
+        inputs = {name: _copied(value) for name, value in self.inputs.items()}
+        return replace(self, inputs=inputs, expected=_copied(self.expected))
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return deepcopy(value)
+    except Exception:  # noqa: BLE001  a user's object, such as a client or a lock
+        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,10 @@ async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completio
     return replace(
         completion,
         message=message,
-        finish_reason="tool_calls" if message.get("tool_calls") else completion.finish_reason,
+        # As endpoints say it: an answer that was cut off is `length`, even after a whole tool call.
+        finish_reason="tool_calls"
+        if message.get("tool_calls") and completion.finish_reason == "stop"
+        else completion.finish_reason,
         drifted=prompt.drifted,
         fault="" if prompt.fault is None else prompt.fault.reason,
         constraint=None if sampling is request.sampling else sampling.constraint,

@@ -118,9 +118,12 @@ class VllmEngine:
             raise EngineError("vLLM ended its answer half-way")
         ends = {*self.speech.stop_ids, *request.sampling.stop_token_ids}
         text = self.speech.template.decode(ids[:-1] if ids and ids[-1] in ends else ids)
-        cut = before_stop(text, request.sampling.stop)
+        # vLLM looks for stop strings only after `min_tokens`.
+        held = self.speech.template.decode(ids[: request.sampling.min_tokens])
+        start = max(len(held) - max(map(len, request.sampling.stop), default=0) + 1, 0) if held else 0
+        cut = before_stop(text[start:], request.sampling.stop)
         return Completion(
-            message={"role": "assistant", "content": text if cut is None else cut},
+            message={"role": "assistant", "content": text if cut is None else text[:start] + cut},
             finish_reason="length" if finish_reason == "length" else "stop",
             prompt_ids=request.prompt_ids,
             completion_ids=tuple(ids),

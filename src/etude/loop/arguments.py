@@ -114,6 +114,8 @@ def build_config(
         block = data
         for key in path[:-1]:
             block = block.setdefault(key, {"_type": "epochs"} if key == "epochs" else {})
+        if isinstance(block, BaseModel):
+            raise RequestError(f"{path[-1]}: the given {type(block).__name__} has its own; set it there")
         block[path[-1]] = value
     try:
         return parse_config(data, overrides)
@@ -236,7 +238,10 @@ def evaluator_configs(reward: Any) -> dict[str, Any]:
     if isinstance(reward, Mapping) and "_type" not in reward:
         return {str(name): _evaluator_config(value)[1] for name, value in reward.items()}
     if isinstance(reward, list | tuple):
-        return dict(_evaluator_config(value) for value in reward)
+        pairs = [_evaluator_config(value) for value in reward]
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise RequestError("two rewards have the same name; name them: reward={'right': …, 'short': …}")
+        return dict(pairs)
     return dict([_evaluator_config(reward)])
 
 
@@ -279,7 +284,12 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
     if isinstance(examples, Path):
         return str(examples)
     if callable(getattr(examples, "to_dict", None)) and hasattr(examples, "columns"):
-        examples = examples.to_dict("records")  # A pandas data frame.
+        # A data frame of polars or pandas.
+        if len({*examples.columns}) < len(examples.columns):
+            raise RequestError(
+                f"examples: two columns have the same name: {', '.join(map(str, examples.columns))}"
+            )
+        examples = examples.to_dicts() if hasattr(examples, "to_dicts") else examples.to_dict("records")
     if not isinstance(examples, Iterable):
         raise RequestError(f"examples are a list of dicts or Examples, or a file; found {examples!r:.80}")
     rows = list(examples)
@@ -309,8 +319,15 @@ def with_python_objects(
         workflow = _restore_component("agent", workflow, agent, _live_workflow)
     if reward is not None:
         live = [name for name, each in evaluators.items() if isinstance(each, LiveEvaluatorConfig)]
-        named = reward if isinstance(reward, Mapping) else dict.fromkeys(live or evaluators, reward)
+        named: Mapping[str, Any] = dict.fromkeys(live or evaluators, reward)
+        if isinstance(reward, Mapping):
+            named = reward
+        elif isinstance(reward, list | tuple) or len(live) > 1:
+            parts = [*reward] if isinstance(reward, list | tuple) else [reward]
+            named = dict(zip(evaluator_configs(parts), parts, strict=True))
         for name, value in named.items():
+            if isinstance(value, Mapping | EvaluatorConfig) and name in evaluators and name not in live:
+                continue  # The stored config has it.
             evaluators[name] = _restore_component("reward", evaluators.get(name), value, _live_evaluator)
     if examples is not None:
         dataset = _restore_component("examples", general.dataset, examples, dataset_config)
@@ -320,7 +337,11 @@ def with_python_objects(
         settings.validation_dataset = held_out
     sets = dict(config.tools)
     for name, value in ({} if tools is None else tools_configs(tools)).items():
-        if not isinstance(value, dict) or value.get("functions") != getattr(sets.get(name), "functions", 0):
+        known = sets.get(name)
+        kind, functions = getattr(known, "type_name", None), getattr(known, "functions", None)
+        if not (
+            isinstance(value, dict) and (value.get("_type"), value.get("functions")) == (kind, functions)
+        ):
             sets[name] = _restore_component("tools", sets.get(name), value, lambda live: live)
     block = config.eval.model_copy(update={"general": general, "evaluators": evaluators})
     return config.model_copy(update={"eval": block, "workflow": workflow, "tools": sets})

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from etude.config.component import CHANGEABLE
-from etude.config.document import KeyPath, dig, dotted, parse_value
+from etude.config.document import KeyPath, dig, dotted, join_dotted, parse_value
 from etude.config.key_types import changeable_keys, slot_in
 from etude.config.load import Declared, load_config, parse_config, resolved_yaml
 from etude.config.schema import Config
@@ -142,7 +142,7 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     when the run has done more epochs already.
     """
     stored, now = stored_data(run.path), parse_value(resolved_yaml(config))
-    keys = [tuple(key.split(".")) for key in changeable_keys(config)]
+    keys = [tuple(join_dotted(now, key.split("."))) for key in changeable_keys(config)]
     changed = {
         dotted(key): (dig(stored, key), dig(now, key)) for key in keys if dig(stored, key) != dig(now, key)
     }

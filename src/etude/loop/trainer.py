@@ -183,10 +183,10 @@ def _reason_to_stop(members: Sequence[EpochTrainer], epoch: int) -> str | None:
 class EpochTrainerConfig(TrainerConfig, name="epochs"):
     """The loop over epochs."""
 
-    patience: int | None = Field(default=None, ge=1)
+    patience: Annotated[Annotated[int, Field(ge=1)] | None, CHANGEABLE] = None
     """Stop after this many rewards that did not beat the best one: of validations if there are any, else of
     epochs."""
-    target_reward: float | None = None
+    target_reward: Annotated[float | None, CHANGEABLE] = None
     """Stop when this reward is reached: in validation if there is any, else in the episodes of an epoch."""
     keep_checkpoints: Annotated[Annotated[int, Field(ge=1)] | Literal["all"], CHANGEABLE] = 3
     """How many versions to keep, or `all`. The best are kept: by validation or, without validations, by the

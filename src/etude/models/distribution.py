@@ -215,7 +215,7 @@ def _find_removed_tokens(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Te
     The nucleus is the smallest set of tokens with the mass top_p (Holtzman et al., 2020).
     """
     vocabulary = logits_BV.shape[1]
-    limits = [(each.min_p, each.top_k or vocabulary, each.top_p) for each in samplings]
+    limits = [(each.min_p, min(each.top_k or vocabulary, vocabulary), each.top_p) for each in samplings]
     min_p_B1, top_k_B1, top_p_B1 = torch.tensor(limits, device=logits_BV.device).T[:, :, None]
     probs_BV = torch.softmax(logits_BV, dim=-1)
     # Sorting the whole vocabulary takes many times as long as computing its logits.

@@ -256,7 +256,7 @@ def _is_number(value: Any) -> bool:
 
 def lark_literal(text: str) -> str:
     """Return a text as a Lark literal."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def lark_without(text: str) -> str:

@@ -314,6 +314,11 @@ class Policy:
         silence_transformers()
         with self.lock:
             model = merge_lora(self.model) if self.is_lora and merge else self.model
+            if model is self.model and self.is_lora:
+                # peft writes the path of the base's folder, which other machines do not have.
+                base = Path(self.source)
+                for config in model.peft_config.values():
+                    config.base_model_name_or_path = base.name if base.is_absolute() else self.source
             # LoRA weights are complete without the base's embeddings, which peft would add.
             options = {} if merge or not self.is_lora else {"save_embedding_layers": False}
             try:

@@ -39,7 +39,7 @@ from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
 from etude.engines.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.preflight.estimate import Estimate, check_spending, estimate_run, play_some, target_blocks
 from etude.preflight.finding import Findings
-from etude.preflight.user_code import check_inputs, is_custom, try_algorithm
+from etude.preflight.own_algorithm import is_custom, try_algorithm
 from etude.processes.pool import number_of_runners
 from etude.processes.ray_placement import require_used
 from etude.processes.shipping import config_from_json, config_to_json
@@ -109,14 +109,14 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
             missing = [] if config.workflow is None else config.workflow.missing()
             for each in missing:
                 findings.fail("needs", each)
-            agent = None if missing else await _check_workflow(builder, findings)
+            if not missing:
+                await _check_workflow(builder, findings)
             for tools in config.tools:
                 with findings.catch_errors(f"tools {tools}"):
                     await _open_tools(await builder.get_tools(tools), findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             await _check_evaluators(builder, findings)
-            await check_inputs(builder, agent, {"examples": examples, "validation": held_out}, findings)
             _check_cluster(config, findings)
             if config.storage is not None:
                 with findings.catch_errors("storage"):

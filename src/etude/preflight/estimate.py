@@ -27,7 +27,7 @@ from etude.engines.bill import Bill, BillEntry, load_bill
 from etude.engines.ledger import find_prices, how_to_price, require_bounded, unpriced_models
 from etude.loop.training_data import TargetWatch
 from etude.preflight.finding import Findings
-from etude.preflight.user_code import algorithm_error, is_custom, try_loss
+from etude.preflight.own_algorithm import algorithm_error, is_custom, try_loss
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import iter_episodes, read_episode, stored_episodes
 from etude.store.run_folder import RunFolder
@@ -189,6 +189,8 @@ def target_blocks(finetuning: FinetuneConfig) -> dict[str | None, FinetuneConfig
 def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, int]:
     """Return the episodes of training and of validation over all epochs, if none stops early."""
     finetuning = config.finetuning
+    if not finetuning.enabled:  # `etude evaluate` plays each example once.
+        return 0, held_out or examples
     # Several targets share the episodes of an epoch.
     builder: Any = config.trajectory_builders.get(_first_block(config).trajectory_builder or "")
     each = getattr(builder, "examples_per_epoch", None) or examples

@@ -282,7 +282,7 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
     scenario_arguments: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the scenario."""
     policy: LlmRef | None = None
-    """The model of agents that `policies` does not name. Default: the trained model."""
+    """The model of agents that `policies` does not name. Default: the trained model, if it names none."""
     policies: Annotated[dict[str, LlmRef], ReferenceTo("agents")] = Field(default_factory=dict)
     """The model of each agent, by the agent's name."""
     widths: _Width | list[_Width] | Annotated[dict[str, _Width | list[_Width]], ReferenceTo("agents")] = 1

@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from etude.core.call import Sampling
@@ -184,7 +184,7 @@ class Collector:
             max_calls=self.limits.max_calls,
         )
         # A copy: an agent that changes its inputs must not affect the example's other episodes.
-        example = replace(job.example, inputs=dict(job.example.inputs))
+        example = job.example.copied()
         episode = Episode(
             example, job.generation, recorder, seed=self._seed, server=self._server, tools=self._tools
         )

@@ -228,14 +228,14 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
         inputs.pop(config.structure.question_key, None)
         inputs["question"] = question
     named = columns.get(config.id_key)
-    if config.ids == "column" and (named is None or named == ""):
+    if config.ids == "column" and (named is None or named == "" or named != named):
         raise DatasetError(
             f"{where}: there is no id in column '{config.id_key}'; name the column with `id_key`, "
             f"or set `ids: from_row` to make ids from the rows"
         )
     try:
         return Example(str(named) if config.ids == "column" else content_hash(columns), inputs, answer)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise DatasetError(f"{where}: no id can be made from this row: {error}") from error
 
 

@@ -234,7 +234,7 @@ def _copy_item(item: EvalInputItem) -> EvalInputItem:
     output, record = copy.deepcopy(item.output_obj), item.episode
     changes: dict[str, Any] = {"output_obj": output}
     if record is not None:
-        example = replace(record.example, inputs=dict(record.example.inputs))
+        example = record.example.copied()
         changes["episode"] = replace(record, example=example, output=output)
         if item.full_dataset_entry is record.example:
             changes |= {"full_dataset_entry": example, "input_obj": example.inputs}

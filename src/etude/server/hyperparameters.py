@@ -174,7 +174,7 @@ def _lora_size(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned
         rank = _RANK if rank is None else int(rank)
         return rank, float(alpha or 2 * rank)
     own_rank, own_alpha = (0, 0.0) if lora is None else (int(lora["r"]), float(lora["alpha"]))
-    if rank not in (None, own_rank) or (rank and alpha not in (None, own_alpha)):
+    if rank not in (None, own_rank) or (own_rank and alpha not in (None, own_alpha)):
         raise ValueError(
             f"the model was trained with lora_rank {own_rank} and lora_alpha {own_alpha:g}, and keeps "
             "both; leave them out, or start from the base model"

@@ -119,7 +119,7 @@ def _run(
             gc.freeze()  # Garbage collection of lasting objects (models, modules) took up to 0.2 s at a time.
             await super().startup(sockets)
             if self.started:
-                on_ready(f"http://{host}:{port}")
+                on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     config = server_config(
         app,

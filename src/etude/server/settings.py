@@ -45,7 +45,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid"):
     """The number of sequences that an engine samples at once."""
     max_tokens: int = Field(default=512, ge=1)
     """The token limit of a chat completion that sets none."""
-    max_queue: int = Field(default=1024, ge=1)
+    max_queue: int = Field(default=4096, ge=1)
     """The limit of running and waiting sequences. The server refuses more with 429."""
     max_models: int = Field(default=3, ge=1)
     """The number of models in memory at once."""

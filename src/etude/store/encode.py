@@ -202,5 +202,12 @@ def _encode_example(example: Example) -> Json:
         return plain(example)
     except TypeError:
         # Images and such are stored as their repr. If needed, they are read from the dataset again.
-        inputs = {name: repr(value) for name, value in example.inputs.items()}
-        return {"id": example.id, "inputs": inputs, "expected": repr(example.expected)}
+        inputs = {name: _plain_or_repr(value) for name, value in example.inputs.items()}
+        return {"id": example.id, "inputs": inputs, "expected": _plain_or_repr(example.expected)}
+
+
+def _plain_or_repr(value: Any) -> Any:
+    try:
+        return plain(value)
+    except TypeError:
+        return repr(value)

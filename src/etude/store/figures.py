@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
+from etude.core.distribution import Distribution
 from etude.core.evaluation import FailureCause, merge_causes
 from etude.core.history import Entry, EpochEntry, History, Score, WarmUpEntry
 from etude.core.job import ModelVersion
-from etude.core.stats import Distribution, Estimate, shown_mean
+from etude.core.stats import Estimate, shown_mean
 
 
 def shown_difference(difference: Estimate) -> str:
@@ -324,4 +326,4 @@ def causes_in(entries: Iterable[Entry]) -> list[FailureCause]:
 
 def show_command(run: Path | str, episode: str) -> str:
     """Return the command that shows an episode."""
-    return f"etude episodes show {episode} --run {run}"
+    return shlex.join(["etude", "episodes", "show", episode, "--run", str(run)])

@@ -83,7 +83,8 @@ def phase_page(request: Request) -> Response:
             for example, own in islice(by_example, GROUPS + 1)
         ]
     rewards = [reward for group in groups for reward in group.rewards]
-    more = groups[GROUPS - 1].episodes[-1].id if len(groups) > GROUPS else ""
+    # Episodes are read in the order of their names, in which `…/9` comes after `…/11`.
+    more = max(each.id for each in groups[GROUPS - 1].episodes) if len(groups) > GROUPS else ""
     context: dict[str, Any] = {
         **_neighbours(phases, phase),
         "run": path.name,
@@ -288,7 +289,10 @@ _SIBLINGS = 16
 def episode_page(request: Request) -> Response:
     """Show one episode."""
     library, path = library_and_run(request)
-    start = max(0, int(request.query_params.get("turn", "0") or 0))
+    turn = request.query_params.get("turn", "") or "0"
+    if not turn.isdecimal():
+        raise RequestError(f"'turn' must be a number from 0, found '{turn}'")
+    start = int(turn)
     id, rewards = request.path_params["id"], library.rewards(path)
     with RunFolder.read(path) as run:
         record, (phase, _) = read_record(run, id), split_id(run.journal, id)

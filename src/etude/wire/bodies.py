@@ -268,7 +268,7 @@ def _check_message(message: Any, where: str) -> None:
         raise _wrong(
             f"{where}.content", "is missing; only an assistant's message that calls tools may leave it out"
         )
-    for name in ("reasoning", "reasoning_content"):
+    for name in ("reasoning", "reasoning_content", "tool_call_id"):
         if not isinstance(message.get(name), str | None):
             raise _wrong(f"{where}.{name}", f"must be a string, found {message[name]!r:.80}")
     for name in ("function_call", "audio", "refusal"):  # No chat template writes them.
@@ -276,6 +276,8 @@ def _check_message(message: Any, where: str) -> None:
             raise _wrong(f"{where}.{name}", "is not supported here, because the model would not see it")
     if calls is not None and not (isinstance(calls, list) and all(map(_has_function, calls))):
         raise _wrong(f"{where}.tool_calls", "must be a list of calls, each of a function with a name")
+    if any(not isinstance(call.get("id"), str | None) for call in calls or ()):
+        raise _wrong(f"{where}.tool_calls", "must be calls whose ids are texts")
 
 
 def _wrong(param: str, problem: str) -> RequestError:

@@ -219,6 +219,12 @@ class CompletionsDialect(Dialect):
 class _TextStream(ChunkStream):
     kind, prefix = "text_completion", "cmpl-"
 
+    def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
+        yield from super().begin(index, heading, prompt_ids)
+        if self.asked.return_token_ids:
+            choice = _text_choice(self.asked, index, heading, "", (), None)
+            yield self.chunk(choice | {"prompt_token_ids": prompt_ids})
+
     def pieces(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
         if delta.content:
             yield self._piece(index, heading, delta.content)

@@ -198,9 +198,9 @@ def _tool_call(call: dict[str, Any], index: int) -> dict[str, Any]:
     for field, value in (("id", id or ""), ("function.name", name)):
         if not isinstance(value, str):
             raise BadAnswer(f"choices[0].message.tool_calls[{index}].{field} is {value!r:.40}, not text")
-    if not isinstance(arguments, str):
-        # OpenAI sends a string of JSON; some servers send the object.
-        arguments = to_json(arguments).decode()
+    if not isinstance(arguments, str) or not arguments:
+        # OpenAI sends a string of JSON; some servers send the object, or nothing for none.
+        arguments = to_json(arguments or {}).decode()
     return tool_call(id or f"call_{index}", name, arguments)
 
 

@@ -240,7 +240,7 @@ class MessagesDialect(Dialect):
             self._memory.keep(reply["id"], thread)
         return reply | {
             "content": list(_blocks(completion.message, shows_thoughts=_shows_thoughts(asked))),
-            "stop_reason": _STOP_REASONS.get(completion.finish_reason, "end_turn"),
+            **_ending(answer, asked),
             "usage": _usage(completion.usage.prompt_tokens, completion.usage.completion_tokens),
         }
 
@@ -299,6 +299,16 @@ def _block(kind: Kind, text: str) -> dict[str, Any]:
     return {"type": "text", "text": text, "citations": None}
 
 
+def _ending(answer: RecordedCompletion, asked: ChatBody) -> dict[str, str | None]:
+    """Return why an answer ended. A stop string is not in its text, but in its tokens."""
+    reason, ids = answer.completion.finish_reason, answer.completion.completion_ids or ()
+    text = b"".join(answer.bytes_of(token) or b"" for token in ids).decode(errors="replace")
+    stops = [stop for stop in asked.sampling.get("stop") or () if reason == "stop" and stop in text]
+    if stops:
+        return {"stop_reason": "stop_sequence", "stop_sequence": min(stops, key=text.find)}
+    return {"stop_reason": _STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None}
+
+
 class _MessageStream(BlockStream):
     def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         yield _event("message_start", message=_message(heading))
@@ -325,7 +335,7 @@ class _MessageStream(BlockStream):
                 yield _event("content_block_stop", index=self.number)
 
     def end(self, reply: dict[str, Any]) -> Iterator[Event]:
-        ended = {"stop_reason": reply["stop_reason"], "stop_sequence": None}
+        ended = {name: reply[name] for name in ("stop_reason", "stop_sequence")}
         yield _event("message_delta", delta=ended, usage=reply["usage"])
         yield _event("message_stop")
 

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("gymnasium")
 
 from etude.core.errors import ConfigError, RequestError
+from etude.integrations.games.gym_textarena import chosen_action
 from tests.integrations.games import careless
 from tests.integrations.games.playing import played, scores
 
@@ -64,6 +65,20 @@ async def test_step_rewards_credit_each_answer_with_what_comes_after_it(journal)
     steps = [event.value for event in record.events if event.kind == "step_reward"]
     assert steps == [1.0, 1.0, -2.0]  # The reward, 2, is added at the end.
     assert scores(record)["reward"] == 2.0
+
+
+async def test_an_invalid_answer_pays_for_itself(journal):
+    (record,) = await played(
+        counting(step_rewards=True, invalid_penalty=0.25), journal, ["nonsense", "0", "0"]
+    )
+    steps = [event.value for event in record.events if event.kind == "step_reward"]
+    assert (steps[0], sum(steps)) == (-0.25, 0.0)  # All are a part of the reward already.
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "I move -1"])
+def test_a_number_within_another_is_no_action(text):
+    with pytest.raises(ValueError, match="none of the actions"):
+        chosen_action(text, {"0": 0, "1": 1, "2": 2})
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,8 @@ class GymGame:
                     action = read(text)
                 except ValueError as error:
                     course.invalid[WORKFLOW] += 1
+                    if config.step_rewards and config.invalid_penalty:
+                        episode.step_reward(-config.invalid_penalty, "not an action")
                     shown = f"That is not an action: {error}"
                     continue
                 shown, reward, over = await guest.call("step()", partial(self._stepped, action))
@@ -116,7 +118,8 @@ class GymGame:
                 if config.step_rewards:
                     episode.step_reward(earned)
         if config.step_rewards:
-            episode.step_reward(-course.rewards[WORKFLOW], "part of the reward already")
+            charged = config.invalid_penalty * course.invalid[WORKFLOW]
+            episode.step_reward(charged - course.rewards[WORKFLOW], "part of the reward already")
         return course.record(episode, config.invalid_penalty)
 
     def _reset(self, env: Any, seed: int | None, options: Any) -> str:
@@ -187,7 +190,10 @@ def chosen_action(text: str, actions: Mapping[str, Any]) -> Any:
     answer = text.strip().casefold()
     if answer in words:
         return words[answer]
-    mentioned = [word for word in words if re.search(rf"(?<!\w){re.escape(word)}(?!\w)", answer)]
+    # The 1 of -1 and of 1.5 is not the action 1.
+    mentioned = [
+        word for word in words if re.search(rf"(?<![\w-])(?<!\d[.,]){re.escape(word)}(?!\w|[.,]\d)", answer)
+    ]
     if len(mentioned) == 1:
         return words[mentioned[0]]
     reason = "several of the actions are in it" if mentioned else "it is none of the actions"

@@ -1,155 +1,28 @@
-"""The check of a user's own code before a run: the inputs that its source reads.
-
-It also tries an algorithm, so that its errors and wrong return values show before a run.
-"""
+"""The trial of a user's own algorithm before a run, so that its errors and wrong return values show."""
 
 from __future__ import annotations
 
-import ast
-import functools
 import inspect
-import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
 from etude.algorithms.samples import branches_in
-from etude.config.builder import Builder
 from etude.config.import_path import where_raised
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.data_model import name_type, number
 from etude.core.episode import WORKFLOW, EpisodeRecord, Example
-from etude.core.errors import EtudeError, RequestError, nearest
+from etude.core.errors import EtudeError, RequestError
 from etude.core.message import Message
 from etude.core.sample import Pair, Sample, SampleOrPair
-from etude.preflight.finding import Findings
 
 if TYPE_CHECKING:
     import torch
 
     from etude.learner.objective import MicroBatch
-
-_BRANCHES = (
-    *(ast.If, ast.IfExp, ast.BoolOp, ast.Match, ast.Try, ast.For, ast.AsyncFor, ast.While),
-    *(ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.comprehension),
-)
-"""Inside these nodes a read may not happen, or its error may be caught."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputRead:
-    """An input that code reads by name."""
-
-    name: str
-    where: str
-    """The place as `file:line`."""
-    is_certain: bool
-    """Whether every call reads it and fails if an example lacks it."""
-
-
-async def check_inputs(
-    builder: Builder, agent: Any, datasets: Mapping[str, Sequence[Example]], findings: Findings
-) -> None:
-    """Check that the examples of each dataset have the inputs that the agent and the evaluators read."""
-    functions = {"workflow": agent}
-    for name in builder.config.eval.evaluators:
-        with suppress(EtudeError):  # This error is a finding already.
-            functions[f"evaluator {name}"] = getattr(await builder.get_evaluator(name), "fn", None)
-    for what, fn in functions.items():
-        for kind, examples in datasets.items():
-            if callable(fn) and examples:
-                place = what if kind == "examples" else f"{what} on {kind}"
-                _check_reads(place, inputs_read(fn), examples, findings)
-
-
-def _check_reads(
-    what: str, reads: Sequence[InputRead], examples: Sequence[Example], findings: Findings
-) -> None:
-    names, count = sorted({name for example in examples for name in example.inputs}), len(examples)
-    # Among several reads of an input, a certain one counts.
-    for read in {read.name: read for read in sorted(reads, key=lambda read: read.is_certain)}.values():
-        lacking = sum(read.name not in example.inputs for example in examples)
-        if not lacking:
-            continue
-        text = f"{read.where} reads example.inputs[{read.name!r}], which {lacking} of {count} examples lack"
-        if lacking < count:
-            if read.is_certain:
-                findings.warn(what, text)
-            continue
-        meant = nearest(read.name, names)
-        hint = f"; did you mean {meant!r}?" if meant else ""
-        have_answers = any(example.expected is not None for example in examples)
-        answer = ". Their answer is `example.expected`" if have_answers else ""
-        text += f". Their inputs: {', '.join(names) or 'none'}{hint}{answer}"
-        (findings.fail if read.is_certain else findings.warn)(what, text)
-
-
-def inputs_read(fn: Callable[..., Any]) -> list[InputRead]:
-    """Return the inputs that a function reads from its first argument, as in `example.inputs["question"]`.
-
-    Inputs that the function tests for or sets are left out. Empty without source, and for Etude's own
-    functions.
-    """
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    is_object = not inspect.isroutine(fn)
-    called = type(fn).__call__ if is_object else fn
-    plain = inspect.unwrap(getattr(called, "__func__", called))
-    if not isinstance(plain, FunctionType) or plain.__module__.startswith("etude."):
-        return []
-    try:
-        lines, first = inspect.getsourcelines(plain)
-        body = ast.parse(textwrap.dedent("".join(lines))).body[0]
-    except (OSError, SyntaxError):
-        return []
-    if not isinstance(body, ast.FunctionDef | ast.AsyncFunctionDef):
-        return []
-    parameters = [each.arg for each in (*body.args.posonlyargs, *body.args.args)]
-    example = next(iter(parameters[int(is_object or inspect.ismethod(called)) :]), "")
-    ast.increment_lineno(body, first - 1)
-    reader = _Reader(f"{example}.inputs", plain.__code__.co_filename)
-    for statement in body.body:
-        reader.visit(statement)
-    return [read for read in reader.reads if read.name not in reader.tried]
-
-
-class _Reader(ast.NodeVisitor):
-    """A visitor of a function body, in which the inputs have a given name."""
-
-    def __init__(self, inputs: str, file: str) -> None:
-        self.reads: list[InputRead] = []
-        self.tried: set[str] = set()
-        """Names that the code tests for or sets."""
-        self._inputs, self._file = inputs, file
-        self._is_certain = True
-
-    def visit(self, node: ast.AST) -> None:
-        """Visit a node, and track whether every call reaches it."""
-        outside = self._is_certain
-        is_suppressing = isinstance(node, ast.With) and "suppress" in ast.unparse(node.items[0])
-        self._is_certain = outside and not isinstance(node, _BRANCHES) and not is_suppressing
-        match node:
-            case ast.Subscript(value, ast.Constant(str(name)), ctx) if self._are_inputs(value):
-                if isinstance(ctx, ast.Load):
-                    self.reads.append(InputRead(name, f"{self._file}:{node.lineno}", self._is_certain))
-                else:
-                    self.tried.add(name)
-            case ast.Compare(ast.Constant(str(name)), _, others) if any(map(self._are_inputs, others)):
-                self.tried.add(name)
-        self.generic_visit(node)
-        # After a possible return, the rest may not run.
-        is_open = isinstance(node, ast.If) and any(isinstance(each, ast.Return) for each in ast.walk(node))
-        self._is_certain = outside and not is_open
-
-    def _are_inputs(self, node: ast.expr) -> bool:
-        return ast.unparse(node) == self._inputs
-
 
 T = TypeVar("T")
 

@@ -1,10 +1,8 @@
-"""Before a run: the inputs that are read, own algorithms, services, and the estimate."""
+"""Before a run: own algorithms, services, and the estimate."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -18,89 +16,14 @@ from etude.core.errors import RequestError
 from etude.preflight.doctor import examine_services, try_loop
 from etude.preflight.estimate import episode_counts
 from etude.preflight.finding import Findings
-from etude.preflight.user_code import inputs_read, is_custom, try_algorithm
-from etude.protocols.workflow import ProtocolWorkflow
+from etude.preflight.own_algorithm import is_custom, try_algorithm
 from tests.endpoint_process import EndpointProcess
 
 
-async def plain(example, episode):
-    async with nullcontext():
-        reply = await episode.chat([{"role": "user", "content": f"{example.inputs['question']}?"}])
-    return reply.text
-
-
-def perhaps(example, episode):
-    if episode:
-        return example.inputs["one"]
-    try:
-        return example.inputs["two"]
-    except KeyError:
-        return [example.inputs["three"] for _ in range(3)]
-
-
-def asked_for(example, episode):
-    return f"{example.inputs['hint']}!" if "hint" in example.inputs else ""
-
-
-def written(example, episode):
-    example.inputs["question"] = 1
-    other = {"inputs": 1}
-    return other["inputs"], episode.inputs["question"]
-
-
-def set_before(example, episode):
-    example.inputs["hint"] = example.inputs["question"]
-    return example.inputs["hint"]
-
-
-def suppressed(example, episode):
-    with suppress(KeyError):
-        return example.inputs["question"]
-
-
-def returned_before(example, episode):
-    if example.inputs["kind"] == "text":
-        return example.inputs["text"]
-    return example.inputs["question"]
-
-
-class Agent:
-    async def __call__(self, example, episode):
-        return example.inputs["question"]
-
-    def method(self, example, episode):
-        return example.inputs["question"]
-
-
-SURE = [("question", True)]
-
-
-@pytest.mark.parametrize(
-    ("fn", "reads"),
-    [
-        (plain, SURE),
-        (perhaps, [("one", False), ("two", False), ("three", False)]),
-        (asked_for, []),
-        (written, []),
-        (set_before, SURE),
-        (suppressed, [("question", False)]),
-        (returned_before, [("kind", False), ("text", False), ("question", False)]),
-        (Agent(), SURE),
-        (Agent().method, SURE),
-        (functools.partial(plain), SURE),
-        (functools.lru_cache(plain), SURE),
-        (len, []),
-        (lambda example, episode: example.inputs["question"], []),
-        (ProtocolWorkflow.__call__, []),
-    ],
-)
-def test_the_inputs_that_a_function_reads(fn, reads):
-    assert [(read.name, read.is_certain) for read in inputs_read(fn)] == reads
-
-
-def config(**finetuning):
+def config(*, enabled=True, **finetuning):
     builder = {"_type": "grpo", "num_generations": 4, "examples_per_epoch": 10}
-    return parse_config({"trajectory_builders": {"grpo": builder}, "finetuning": finetuning})
+    made = parse_config({"trajectory_builders": {"grpo": builder}, "finetuning": finetuning})
+    return made.model_copy(update={"finetuning": made.finetuning.model_copy(update={"enabled": enabled})})
 
 
 @pytest.mark.parametrize(
@@ -113,6 +36,10 @@ def test_validations_are_before_at_intervals_and_at_the_end(epochs, interval, va
 
 def test_an_epoch_has_no_more_examples_than_there_are():
     assert episode_counts(config(num_epochs=2), 3, 0) == (2 * 3 * 4, 0)
+    assert episode_counts(config(enabled=False, num_epochs=2), 3, 0) == (
+        0,
+        3,
+    )  # An evaluation plays each once.
 
 
 def own(base=etude.Grpo, **methods):
@@ -147,7 +74,7 @@ def undefined(self, group, tally):
     return missing  # noqa: F821
 
 
-HERE = r"test_columns\.py:\d+: "
+HERE = r"test_before_a_run\.py:\d+: "
 
 
 @pytest.mark.parametrize(
