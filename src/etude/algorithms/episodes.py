@@ -57,13 +57,14 @@ class ScoredEpisode:
 
     def samples(self, discount: float = 1.0) -> list[Sample]:
         """Return the samples of its branches. Turns have returns if the agent gave step rewards."""
-        return [self._sample(branch, discount) for branch in self.branches]
+        calls = self.calls
+        return [self._sample(branch, calls, discount) for branch in self.branches]
 
-    def _sample(self, branch: Branch, discount: float) -> Sample:
+    def _sample(self, branch: Branch, answers: Sequence[Call], discount: float) -> Sample:
         about = {"agent": self.agent, "reasoning": self.reasoning}
         sample = make_sample(branch, self.episode, self.reward, **about)
         functions = {None, *(call.function for call in branch.calls)}
-        calls = [call for call in self.calls if call.function in functions]
+        calls = [call for call in answers if call.function in functions]
         events = [event for event in self.episode.events if event.agent in functions]
         return with_returns(sample, calls, step_returns(calls, events, self.reward, discount))
 
@@ -348,17 +349,14 @@ def _play_choices(scored: ScoredEpisode) -> Iterator[Choice]:
 
 
 def _call_choices(scored: ScoredEpisode) -> Iterator[Choice]:
-    values: dict[int, list[float]] = defaultdict(list)
+    calls, values = scored.calls, defaultdict[int, list[float]](list)
     for event in scored.episode.events:
-        earlier = [
-            call.index
-            for call in scored.calls
-            if call.index <= event.after_call and event.agent in (None, call.function)
-        ]
-        if event.kind == "step_reward" and event.value is not None and earlier:
-            values[earlier[-1]].append(event.value)
+        before = (call for call in reversed(calls) if call.index <= event.after_call)
+        own = next((call for call in before if event.agent in (None, call.function)), None)
+        if event.kind == "step_reward" and event.value is not None and own is not None:
+            values[own.index].append(event.value)
     prompts: dict[Any, list[Candidate]] = defaultdict(list)
-    for call in scored.calls:
+    for call in calls:
         if call.index in values:
             tokens = None if call.completion is None else call.completion.prompt_ids
             prompt = tuple(map(message_key, call.request.messages)) if tokens is None else tokens

@@ -166,6 +166,8 @@ def read_message(row: RowValue, role: str | None = None) -> Message:
         content = [dict(part) for part in content]
     elif content is not None and not isinstance(content, str):
         raise row["content"].wrong("must be text or a list of parts")
+    if given.get("function_call"):
+        raise row["function_call"].wrong("is an older form that models are not shown; write `tool_calls`")
     message: Message = {"role": role, "content": content}
     if content is None and isinstance(given.get("refusal"), str):
         message["content"] = given["refusal"]
