@@ -202,7 +202,7 @@ def test_an_example_is_each_readers_own_and_is_stored_as_far_as_json_goes(projec
     run = etude.evaluate(play, reward=drop, repeat=3, **EVALUATED | {"examples": rows})
     assert list(run.metrics["score.drop"]) == [2.0] * 3
     assert [len(each.calls[0].request.messages) for each in run.episodes] == [1] * 3
-    stored = {"messages": [], "day": "datetime.date(2026, 1, 1)", "question": "q"}
+    stored = {"messages": [], "day": "2026-01-01", "question": "q"}
     assert [each.example.inputs for each in run.episodes] == [stored] * 3
     assert next(iter(run.episodes)).example.expected == [1, 2, 3]
 

@@ -18,7 +18,7 @@ from etude.loop.lifecycle import config_to_resume
 from etude.store.backup import copy_journal, list_run_files
 from etude.store.database import DATABASE
 from etude.store.facts import read_histories
-from etude.store.files import private_folder
+from etude.store.files import HOST, private_folder
 from etude.store.run_folder import RunFolder
 from etude.store.versions import RunVersion, choose_version
 from etude.verbs import train_in
@@ -36,7 +36,8 @@ def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterato
         yield wanted
         return
     say(f"{wanted} is not on the disk: it is trained again, on the episodes that are in the journal")
-    with tempfile.TemporaryDirectory(suffix=".part", dir=private_folder(run / "export")) as root:
+    own = f".{HOST}.{os.getpid()}.part"  # A draft's name, so that it is deleted after a kill.
+    with tempfile.TemporaryDirectory(own, ".", private_folder(run / "export")) as root:
         copy = Path(root) / run.name
         epoch = _copy_until(wanted, copy)
         asyncio.run(_train(copy, _Until(epoch)))

@@ -155,6 +155,7 @@ async def test_the_state_survives_the_process(make, plays):
     made = make(protocol=adp())
     await trained(made, plays)
     again = made.again()
+    assert again.group.get_state() == made.group.get_state()
     await again.group.wait_for_ready()
     assert again.group.get_state() == made.group.get_state()
     assert (again.engine.version, again.group.model_name) == (1, "weights-1")

@@ -91,6 +91,10 @@ def test_a_run_is_never_made_over_another(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "a").close()
     with pytest.raises(RequestError, match="already exists; continue it: etude resume"):
         RunFolder.create(tmp_path, "a")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "data.txt").write_text("mine")
+    with pytest.raises(RequestError, match="own exists, and is no run"):
+        RunFolder.create(tmp_path, "own")
 
 
 @pytest.mark.parametrize("name", ["", " ", "..", "a/b", "a\\b", ".hidden"])

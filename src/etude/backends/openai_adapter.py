@@ -95,7 +95,7 @@ class OpenAiAdapter(OpenAiJobs):
             return None
         texts = [text.encode() for row in self.rows(trajectories) for text in read_texts(row)]
         tokens = sum(len(text) / _FEWEST_BYTES_PER_TOKEN + _FRAME_TOKENS for text in texts)
-        epochs = self.adapter_config.n_epochs
+        epochs = self._hyperparameters.num_epochs or self.adapter_config.n_epochs
         return round((AUTO_EPOCHS if epochs == "auto" else epochs) * tokens)
 
 

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,10 +128,10 @@ class VersionWriter:
 
     def close(self) -> None:
         """Write the last version, and stop the thread. Raises StoreError."""
-        try:
-            self.flush()
-        finally:
-            self._thread.shutdown()
+        with ExitStack() as steps:
+            steps.callback(self._thread.shutdown)
+            steps.callback(self.flush)  # Also after an earlier version could not be written.
+            self.settle()
 
     def _start(self, work: Callable[..., object], *arguments: Any) -> None:
         self._going_on.append(self._thread.submit(work, *arguments))

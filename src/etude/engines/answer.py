@@ -72,13 +72,13 @@ async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completio
     message = parse_message(
         speech, request, completion.message["content"], ids, completion.completion_ids or ()
     )
+    is_whole = (
+        completion.finish_reason == "stop"
+    )  # Tool calls that were cut off are `length`, as at endpoints.
     return replace(
         completion,
         message=message,
-        # As endpoints say it: an answer that was cut off is `length`, even after a whole tool call.
-        finish_reason="tool_calls"
-        if message.get("tool_calls") and completion.finish_reason == "stop"
-        else completion.finish_reason,
+        finish_reason="tool_calls" if is_whole and message.get("tool_calls") else completion.finish_reason,
         drifted=prompt.drifted,
         fault="" if prompt.fault is None else prompt.fault.reason,
         constraint=None if sampling is request.sampling else sampling.constraint,

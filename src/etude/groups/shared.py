@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
@@ -91,12 +92,12 @@ class SharedModelGroup:
         )
         if not settings.freeze_agent:
             jobs.use_hyperparameters(settings.hyperparameters)
-        self._state = SharedModelGroupState()
+        self._state = SharedModelGroupState.model_validate(jobs.log.state() or {})
         self._is_given = False
         """Whether the state was passed to `set_state` and does not come from the journal."""
         self._is_taken_up = False
         """Whether the engine and the backend are at the state's version."""
-        self._last: JobResult | None = None
+        self._last: JobResult | None = self._state.fine_tune_job
 
     @property
     def is_trainable(self) -> bool:
@@ -188,16 +189,21 @@ class SharedModelGroup:
         data = grpo_data(rollouts_per_agent, rewards, self.jobs.model)
         return await self._make_fine_tune_api_call(data, "grpo", job_name)
 
+    @property
+    def _job(self) -> TrainingJobRef | None:
+        """The last job, or None if it was skipped."""
+        return None if isinstance(self._last, Skipped) else self._state.fine_tune_job
+
     async def get_fine_tune_job_status(self) -> JobStatus:
         """Return the status of the last job; `not_found` if there is none or the backend has lost it."""
         await self._take_up()
-        ref = self._state.fine_tune_job
+        ref = self._job
         return "not_found" if ref is None else _STATUSES[(await self.jobs.status(ref)).status]
 
     async def fine_tune_job_failed(self) -> bool:
         """Return whether the last job failed, was cancelled or is lost, and should be made again."""
         status = await self.get_fine_tune_job_status()
-        return self._state.fine_tune_job is not None and status in ("failed", "cancelled", "not_found")
+        return self._job is not None and status in ("failed", "cancelled", "not_found")
 
     async def get_fine_tune_job_error_repr(self) -> str:
         """Return the backend's reason why the last job failed, or why there is none. May be empty."""
@@ -215,8 +221,8 @@ class SharedModelGroup:
         Raises TrainingError if the job fails, or is cancelled after `timeout` seconds.
         """
         await self._take_up()
-        if self._state.fine_tune_job is not None:
-            await self.jobs.wait(self._state.fine_tune_job, timeout, poll_interval)
+        if self._job is not None:
+            await self.jobs.wait(self._job, timeout, poll_interval)
 
     async def switch_to_next_model(self) -> ModelVersion | None:
         """Sample from the weights that the last job made, and return the current version.
@@ -312,10 +318,6 @@ class SharedModelGroup:
         """Apply the given state, or the journal's, once."""
         if self._is_taken_up:
             return
-        kept = self.jobs.log.state()
-        if kept is not None and not self._is_given:
-            self._state = SharedModelGroupState.model_validate(kept)
-            self._last = self._state.fine_tune_job
         begin = self.jobs.log.base() if self._is_given else None
         await self.jobs.take_up(self._state.version or begin)
         self._state = self._state.model_copy(update={"version": self.jobs.version})
@@ -366,12 +368,13 @@ class SharedModelGroup:
         """Return the name of a job's next attempt. It changes only after the last attempt failed."""
         ref = self._state.fine_tune_job
         last = "" if ref is None else ref.run_id
-        if last != job_name and not last.startswith(f"{job_name}{_RETRY}"):
+        retry = re.fullmatch(rf"{re.escape(job_name + _RETRY)}(\d+)", last)
+        if last != job_name and retry is None:
             return job_name
+        self._last = ref  # This is about that job, also if another one was skipped since.
         if not await self.fine_tune_job_failed():
             return last
-        attempt = last.removeprefix(job_name).removeprefix(_RETRY) or "0"
-        return f"{job_name}{_RETRY}{int(attempt) + 1}"
+        return f"{job_name}{_RETRY}{int(retry[1]) + 1 if retry else 1}"
 
     async def _keep(self, state: SharedModelGroupState) -> None:
         """Journal the state, then make it the group's state."""

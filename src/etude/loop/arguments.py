@@ -319,11 +319,9 @@ def with_python_objects(
         workflow = _restore_component("agent", workflow, agent, _live_workflow)
     if reward is not None:
         live = [name for name, each in evaluators.items() if isinstance(each, LiveEvaluatorConfig)]
-        named: Mapping[str, Any] = dict.fromkeys(live or evaluators, reward)
-        if isinstance(reward, Mapping):
-            named = reward
-        elif isinstance(reward, list | tuple) or len(live) > 1:
-            parts = [*reward] if isinstance(reward, list | tuple) else [reward]
+        named = reward if isinstance(reward, Mapping) else dict.fromkeys(live or evaluators, reward)
+        parts = [*reward] if isinstance(reward, list | tuple) else [reward]
+        if named is not reward and (parts != [reward] or len(live) > 1):
             named = dict(zip(evaluator_configs(parts), parts, strict=True))
         for name, value in named.items():
             if isinstance(value, Mapping | EvaluatorConfig) and name in evaluators and name not in live:

@@ -154,7 +154,7 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
                 f"-o {_NUM_EPOCHS}={num_epochs}: run {run.name} has done {done} epochs already; "
                 f"ask for {done} or more"
             )
-    if changed.keys() & {_NUM_EPOCHS, _ALARMS}:
+    if changed.keys() & {_NUM_EPOCHS, _ALARMS} or any(key.startswith("trainers.") for key in changed):
         (run.path / SUMMARY).unlink(missing_ok=True)
     if changed:
         write_atomically(run.path / CONFIG, config_text(resolved_yaml(config)), exact=True)
@@ -259,7 +259,8 @@ async def recovery_point(
     damaged: dict[int, list[str]] = {}
     whole: tuple[int, ModelVersion] | None = None
     for epoch, version in chain(steps, [(0, start)]):
-        if version is not None and version.number not in damaged:
+        # To go on from a later version than a damaged one, as before a rollback, would not make that again.
+        if version is not None and version.number < min(damaged, default=version.number + 1):
             if not (damage := await find_damage(version)):
                 whole = (epoch, version)
                 break
@@ -332,7 +333,10 @@ def check_files(run: Path) -> list[str]:
                     if folder is not None:
                         made.append(folder)
         folders = dict.fromkeys(made)
-        return [_with_model_name(run, folder, clause) for folder in folders for clause in damage_in(folder)]
+        # With the model's name, if several are trained.
+        names = [f"{folder.parent.relative_to(run)}/".removeprefix("checkpoints/") for folder in folders]
+        named = zip(names, folders, strict=True)
+        return [f"{name}{clause}" for name, folder in named for clause in damage_in(folder)]
 
 
 @contextmanager
@@ -343,9 +347,3 @@ def _hold_lock(run: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _with_model_name(run: Path, folder: Path, clause: str) -> str:
-    """Return the clause, with the model's name if several are trained."""
-    inside = folder.parent.relative_to(run)
-    return clause if inside == Path("checkpoints") else f"{inside}/{clause}"

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -205,7 +206,13 @@ async def function_evaluator(config: FunctionEvaluatorConfig, builder: Builder) 
     candidate = import_object(config.function)
     if isinstance(candidate, type) and issubclass(candidate, Evaluator):
         candidate = candidate(**config.arguments)
-    if not isinstance(candidate, Evaluator):
+    elif isinstance(candidate, Evaluator) and config.arguments:
+        raise RequestError(f"{config.function} is an Evaluator already, and takes no `arguments`")
+    if isinstance(candidate, Evaluator):
+        own = {"timeout": config.timeout, "bounds": config.bounds}
+        candidate = copy.copy(candidate)
+        vars(candidate).update({name: value for name, value in own.items() if value is not None})
+    else:
         candidate = FunctionEvaluator(
             candidate, arguments=config.arguments, timeout=config.timeout, bounds=config.bounds
         )

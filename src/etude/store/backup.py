@@ -16,6 +16,7 @@ import shutil
 import socket
 import sqlite3
 import tarfile
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
@@ -69,6 +70,8 @@ class Copies:
         self._there: dict[str, Identity] = {}
         """The identity that each uploaded file had here when it was uploaded."""
         self._copied: object = None
+        self._turn = threading.Lock()
+        """Held by a copy. One that was given up goes on in its thread."""
         """The state of the folder at its last copy."""
 
     def require_own(self) -> None:
@@ -93,6 +96,10 @@ class Copies:
         Raises TakenOver, StoreError or an error of the driver if the copy fails. The previous copy then stays
         valid.
         """
+        with self._turn:
+            self._copy_new()
+
+    def _copy_new(self) -> None:
         self.require_own()
         for _ in range(_TRIES):
             files = list_run_files(self._run)

@@ -24,7 +24,7 @@ from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling,
 from etude.core.episode import EpisodeRecord, Event, Example, Failure, ToolUse
 from etude.core.secrets import masked
 from etude.store.journal import Json
-from etude.store.jsonable import plain
+from etude.store.jsonable import jsonable, plain
 
 _SAMPLING = TypeAdapter(Sampling)
 _PACKED = {"completion_ids": "i", "logprobs": "d", "prompt_logprobs": "d"}
@@ -201,13 +201,6 @@ def _encode_example(example: Example) -> Json:
     try:
         return plain(example)
     except TypeError:
-        # Images and such are stored as their repr. If needed, they are read from the dataset again.
-        inputs = {name: _plain_or_repr(value) for name, value in example.inputs.items()}
-        return {"id": example.id, "inputs": inputs, "expected": _plain_or_repr(example.expected)}
-
-
-def _plain_or_repr(value: Any) -> Any:
-    try:
-        return plain(value)
-    except TypeError:
-        return repr(value)
+        # Images and such are only described. If needed, they are read from the dataset again.
+        inputs, expected = jsonable(dict(example.inputs)), jsonable(example.expected)
+        return {"id": example.id, "inputs": inputs, "expected": expected}

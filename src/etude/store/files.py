@@ -38,7 +38,7 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
 _DRAFT = re.compile(r"\..+\.([\w-]*)\.(\d+)\.part(-wal|-shm|-journal)?")
 """The name of a draft, with the machine and process that write it. A database draft has more files."""
-_HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
+HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
 _LONGEST_SECONDS = 86400.0
 """After this time a draft of another machine counts as abandoned. Processes there cannot be looked up."""
 
@@ -119,7 +119,7 @@ def open_draft(path: Path, *, sync: bool = True, private: bool = True) -> Iterat
     possible; the old `path` then stays.
     """
     # The name has the thread, because another thread may be writing the same file.
-    draft = path.with_name(f".{path.name}.{threading.get_ident()}.{_HOST}.{os.getpid()}.part")
+    draft = path.with_name(f".{path.name}.{threading.get_ident()}.{HOST}.{os.getpid()}.part")
     try:
         private_folder(path.parent) if private else path.parent.mkdir(parents=True, exist_ok=True)
         for other in path.parent.iterdir():
@@ -184,7 +184,7 @@ def _is_left_over(path: Path) -> bool:
     if match is None:
         return False
     host, process = match[1], int(match[2])
-    if host != _HOST:
+    if host != HOST:
         with contextlib.suppress(FileNotFoundError):
             return time.time() - path.stat().st_mtime > _LONGEST_SECONDS
         return False

@@ -208,7 +208,7 @@ class Query:
     """A parsed query for episodes."""
 
     words: str = ""
-    tests: tuple[Test, ...] = ()
+    tests: tuple[tuple[Test, bool], ...] = ()
     texts: tuple[str, ...] = ()
     """Texts that an episode must all contain, whatever the case."""
 
@@ -217,7 +217,7 @@ class Query:
 
     def fits(self, episode: EpisodeOutline) -> bool:
         """Return whether an episode matches."""
-        if not all(test(episode) for test in self.tests):
+        if not all(bool(test(episode)) is wanted for test, wanted in self.tests):
             return False
         said = [text.lower() for text in strings_in(episode.stored)] if self.texts else []
         return all(any(text in each for each in said) for text in self.texts)
@@ -229,20 +229,16 @@ def parse_query(words: str) -> Query:
         parts = shlex.split(words)
     except ValueError as error:
         raise RequestError(f"the filter {words!r} has a quotation mark that is not closed") from error
-    tests: list[Test] = []
+    tests: list[tuple[Test, bool]] = []
     texts: list[str] = []
     for part in parts:
         negated = part.startswith("-") and len(part) > 1
         test = _test(part[negated:])
         if test is not None:
-            tests.append(_negate(test) if negated else test)
+            tests.append((test, not negated))
         else:
             texts.append(part.removeprefix("text:").lower())
     return Query(words.strip(), tuple(tests), tuple(texts))
-
-
-def _negate(test: Test) -> Test:
-    return lambda episode: not test(episode)
 
 
 def _test(word: str) -> Test | None:

@@ -86,6 +86,9 @@ class RunFolder:
                 f"run {path} already exists; continue it: etude resume {shlex.quote(str(path))}, or choose "
                 "another name"
             )
+        # A run whose start was interrupted has left its lock.
+        if path.is_dir() and any(path.iterdir()) and not (path / LOCK).exists():
+            raise RequestError(f"{path} exists, and is no run; choose another name")
         try:
             private_folder(path).chmod(FOLDER_MODE)
         except OSError as error:

@@ -24,7 +24,7 @@ from etude.store.jsonable import jsonable
 from etude.store.log import histories
 from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import RunFolder
-from etude.view.pages import library_and_run, page
+from etude.view.pages import library_and_run, page, whole_number
 
 GROUPS, EPISODES = 40, 100
 """The most on one page."""
@@ -289,10 +289,7 @@ _SIBLINGS = 16
 def episode_page(request: Request) -> Response:
     """Show one episode."""
     library, path = library_and_run(request)
-    turn = request.query_params.get("turn", "") or "0"
-    if not turn.isdecimal():
-        raise RequestError(f"'turn' must be a number from 0, found '{turn}'")
-    start = int(turn)
+    start = whole_number(request, "turn")
     id, rewards = request.path_params["id"], library.rewards(path)
     with RunFolder.read(path) as run:
         record, (phase, _) = read_record(run, id), split_id(run.journal, id)

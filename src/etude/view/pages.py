@@ -171,6 +171,14 @@ _TEMPLATES.filters |= {each.__name__: each for each in _FILTERS} | {"seconds": s
 _TEMPLATES.globals |= {"level": level, "url": url}
 
 
+def whole_number(request: Request, name: str) -> int:
+    """Return a number of the query, or 0. Raises RequestError."""
+    text = request.query_params.get(name) or "0"
+    if not text.isdecimal():
+        raise RequestError(f"'{name}' must be a number from 0, found '{text}'")
+    return int(text)
+
+
 def page(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
     """Render a template into a response."""
     text = _TEMPLATES.get_template(template).render(request=request, **context)

@@ -18,7 +18,7 @@ from etude.store.episodes import phase_epoch
 from etude.store.learned import TokenSequence, chosen_sequence, records_state, trained_sequences
 from etude.store.run_folder import RunFolder
 from etude.view.episodes import find_siblings, read_record, split_id
-from etude.view.pages import library_and_run, page
+from etude.view.pages import library_and_run, page, whole_number
 
 CHUNK = 1000
 """Tokens that are sent at a time."""
@@ -50,13 +50,13 @@ def _read_sequences(path: Path, id: str, created: float, recorded: float) -> lis
 def tokens_page(request: Request) -> Response:
     """Show the list of an episode's sequences, and the frame for their tokens."""
     (library, path), id = library_and_run(request), request.path_params["id"]
-    number, call = _whole(request, "sequence"), request.query_params.get("call")
-    chosen, colour = _whole(request, "sample"), request.query_params.get("colour", "")
+    number, call = whole_number(request, "sequence"), request.query_params.get("call")
+    chosen, colour = whole_number(request, "sample"), request.query_params.get("colour", "")
     with RunFolder.read(path) as run:
         sequences = _sequences(run, id)
         phase, rest = split_id(run.journal, id)
         siblings = find_siblings(run.journal, phase, rest.rpartition("/")[0], library.reward(path))
-    number = number if call is None else _with_call(sequences, _whole(request, "call"))
+    number = number if call is None else _with_call(sequences, whole_number(request, "call"))
     sequence = chosen_sequence(sequences, number)
     context: dict[str, Any] = {
         **sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model)),
@@ -77,9 +77,9 @@ def tokens_page(request: Request) -> Response:
 def chunk_page(request: Request) -> Response:
     """Return a chunk of a sequence's tokens as JSON."""
     (library, path), id = library_and_run(request), request.path_params["id"]
-    start, sample = _whole(request, "from"), _whole(request, "sample")
+    start, sample = whole_number(request, "from"), whole_number(request, "sample")
     with RunFolder.read(path) as run:
-        sequence = chosen_sequence(_sequences(run, id), _whole(request, "sequence"))
+        sequence = chosen_sequence(_sequences(run, id), whole_number(request, "sequence"))
     texts = TokenTexts(path, library.settings(path), sequence.model)
     return JSONResponse(token_chunk(sequence, texts, start, start + CHUNK, sample))
 
@@ -160,13 +160,6 @@ def _with_call(sequences: Sequence[TokenSequence], call: int) -> int:
 
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{_DIGITS}g}")
-
-
-def _whole(request: Request, name: str) -> int:
-    text = request.query_params.get(name, "0")
-    if not text.isdecimal():
-        raise RequestError(f"'{name}' must be a number from 0, found '{text}'")
-    return int(text)
 
 
 _FILE = "tokenizer.json"

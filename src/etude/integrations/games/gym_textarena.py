@@ -101,7 +101,7 @@ class GymGame:
         seed, options = _beginning(example, config.id)
         async with open_game(config.id, self.make, config.call_timeout) as guest:
             read = choose_reader(config.action, getattr(guest.env, "action_space", None))
-            shown, over = await guest.call("reset()", lambda env: self._reset(env, seed, options)), False
+            shown, over = await guest.call("reset()", partial(self._reset, seed, options)), False
             while not over and course.turns < config.max_turns:
                 text = await player.answer(episode, shown)
                 course.turns += 1
@@ -122,7 +122,7 @@ class GymGame:
             episode.step_reward(charged - course.rewards[WORKFLOW], "part of the reward already")
         return course.record(episode, config.invalid_penalty)
 
-    def _reset(self, env: Any, seed: int | None, options: Any) -> str:
+    def _reset(self, seed: int | None, options: Any, env: Any) -> str:
         observation, _ = env.reset(seed=seed, options=options)
         return self._shown(env, observation)
 

@@ -208,10 +208,15 @@ class Tasks:
         training; `all` keeps the original order. An endless taskset makes only the tasks that it needs.
         Raises DatasetError if tasks cannot be made, if none are left, or if two have the same key.
         """
-        if self._taskset.bounded:
-            tasks = self._read(self._taskset)
-        else:
-            tasks = self._read(islice(self._taskset, (size or ENDLESS) + _held_out(held_out, 4 * HELD_OUT)))
+        if not self._taskset.bounded:
+            # The first tasks are held out, so that they do not depend on the `size` of the other split.
+            first = 0 if split == "all" else _held_out(held_out, 4 * HELD_OUT)
+            more = 0 if split == "validation" else size or ENDLESS
+            chosen = self._read(islice(self._taskset, first + more))[first if more else 0 :]
+            if split != "all":
+                random.Random(seed).shuffle(chosen)
+            return [self._example(task) for task in chosen]
+        tasks = self._read(self._taskset)
         if split == "all":
             return [self._example(task) for task in tasks[:size]]
         random.Random(seed).shuffle(tasks)
