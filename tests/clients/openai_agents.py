@@ -12,9 +12,8 @@ CLIENT = Client("OpenAI Agents SDK", "openai-agents", {})
 
 def _agent(target: Target, *, with_tool: bool = False, **options: Any) -> Any:
     """An agent, with the SDK as its users set it up: a client of theirs, no tracing."""
-    from openai import AsyncOpenAI
-
     import agents
+    from openai import AsyncOpenAI
 
     agents.set_tracing_disabled(True)
     client = AsyncOpenAI(base_url=target.base_url, api_key=target.api_key)
@@ -91,9 +90,8 @@ async def handoff(target: Target) -> None:
 
 @CLIENT.feature("`OpenAIChatCompletionsModel`", calls=2, extends=True)
 async def chat_completions(target: Target) -> None:
-    from openai import AsyncOpenAI
-
     from agents import OpenAIChatCompletionsModel
+    from openai import AsyncOpenAI
 
     client = AsyncOpenAI(base_url=target.base_url, api_key=target.api_key)
     model = OpenAIChatCompletionsModel(model=target.model, openai_client=client)
@@ -102,9 +100,8 @@ async def chat_completions(target: Target) -> None:
 
 @CLIENT.feature("`ModelSettings(reasoning=…, verbosity=…)`, what it sends for its default model")
 async def reasoning(target: Target) -> None:
-    from openai.types.shared import Reasoning
-
     from agents import ModelSettings
+    from openai.types.shared import Reasoning
 
     settings = ModelSettings(reasoning=Reasoning(effort="low"), verbosity="low")
     await _run(_agent(target, model_settings=settings))
