@@ -59,7 +59,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 68_758,
     "modules": 330,
-    "lines of tests": 56_684,
+    "lines of tests": 56_685,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -143,6 +143,7 @@ def test_lora_weights_go_alone(hub: Hub):
     assert not stored.private
     assert {"adapter_model.safetensors", "README.md"} <= {*stored.files}
     assert "model.safetensors" not in stored.files
+    assert "/" not in json.loads(stored.files["adapter_config.json"])["base_model_name_or_path"]
     card = stored.files["README.md"].decode()
     assert yaml.safe_load(card.split("---")[1])["library_name"] == "peft"
     assert "PeftModel.from_pretrained(base" in card

@@ -119,7 +119,7 @@ async def test_a_killed_process_costs_no_call_and_comes_back_with_its_weights(tw
     pid = killed.pid
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not is_alive(pid))
-    assert await answers(engine, two) == [0, 12]
+    assert sum(await answers(engine, two)) == 12  # Some by the killed one, if it is back by then.
     await until(lambda: killed.restarts == 1 and killed.state == "running")
     assert two.routes.addresses[0].failed <= before[0]
     assert [each["DEVICE"] for each in await environments(two)] == ["0", "1"]

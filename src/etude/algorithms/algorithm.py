@@ -134,7 +134,7 @@ class Algorithm(Collecting):
 
     def to_compare(self, episodes: Sequence[Group], collected: Gathered) -> Sequence[UnitGroup]:
         """Return the groups within which the algorithm compares: for samples, the groups it makes."""
-        make = self.groups if self.kind == "samples" else super().to_compare
+        make = super().to_compare if self.kind == "imitation" else self.groups
         return make(episodes, collected)
 
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:

@@ -251,8 +251,8 @@ class CollectingBuilder(TrajectoryBuilder):
         tally.replacements = self._replacements.pop(epoch, 0)
         collected = Gathered(epoch, self.run_config.seed, tally)
         groups = self.algorithm.groups(episodes, collected)
-        by_example = self.algorithm.kind != "samples"
-        compared = self.algorithm.to_compare(episodes, collected) if by_example else groups
+        imitates = self.algorithm.kind == "imitation"
+        compared = self.algorithm.to_compare(episodes, collected) if imitates else groups
         differ = self.algorithm.compared(compared)
         tally.reward_groups = reward_groups(compared, differ)
         groups = await self.algorithm.completed(groups, self._runtime)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -77,10 +76,6 @@ class Preferences(Algorithm, name=""):
     def needs(self) -> set[Need]:
         """Return the needed logprobs. The sampler's come with the data; the base model's must be computed."""
         return {"logprobs"} if self.reference == "sampler" else {"reference"}
-
-    def to_compare(self, episodes: Sequence[Group], collected: Gathered) -> Sequence[UnitGroup]:
-        """Return the groups of pairs, because answers differ even where the rewards of episodes do not."""
-        return self.groups(episodes, replace(collected, tally=Tally()))
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
         """Return factors of 1. The weights stay masks, because a response counts by its sum."""

@@ -18,7 +18,6 @@ from etude.algorithms.samples import (
     make_sample,
     mask_cut_off,
     step_returns,
-    with_returns,
     with_turns,
 )
 from etude.core.call import Call
@@ -57,16 +56,26 @@ class ScoredEpisode:
 
     def samples(self, discount: float = 1.0) -> list[Sample]:
         """Return the samples of its branches. Turns have returns if the agent gave step rewards."""
-        calls = self.calls
-        return [self._sample(branch, calls, discount) for branch in self.branches]
+        courses: dict[frozenset[str | None], list[float] | None] = {}
+        about, made = {"agent": self.agent, "reasoning": self.reasoning}, list[Sample]()
+        answers = self.calls
+        for branch in self.branches:
+            own = frozenset((None, *(call.function for call in branch.calls)))
+            calls = [call for call in answers if call.function in own]
+            if own not in courses:
+                events = [event for event in self.episode.events if event.agent in own]
+                courses[own] = step_returns(calls, events, self.reward, discount)
+            sample = make_sample(branch, self.episode, self.reward, **about)
+            made.append(_with_returns(sample, calls, courses[own]))
+        return made
 
-    def _sample(self, branch: Branch, answers: Sequence[Call], discount: float) -> Sample:
-        about = {"agent": self.agent, "reasoning": self.reasoning}
-        sample = make_sample(branch, self.episode, self.reward, **about)
-        functions = {None, *(call.function for call in branch.calls)}
-        calls = [call for call in answers if call.function in functions]
-        events = [event for event in self.episode.events if event.agent in functions]
-        return with_returns(sample, calls, step_returns(calls, events, self.reward, discount))
+
+def _with_returns(sample: Sample, calls: Sequence[Call], returns: Sequence[float] | None) -> Sample:
+    """Return the sample with its turns' returns, of which there is one for each of the `calls`."""
+    if returns is None:
+        return sample
+    by_call: dict[int | None, float] = dict(zip((call.index for call in calls), returns, strict=True))
+    return with_turns(sample, "value", [by_call[turn.call] for turn in sample.turns])
 
 
 Group = Sequence[ScoredEpisode]
@@ -221,17 +230,19 @@ _Part: TypeAlias = tuple[str, tuple[Branch, ...], float | None]
 
 def _played_parts(scored: ScoredEpisode) -> Iterator[_Part]:
     tree = read_tree(scored.episode)
+    calls = scored.calls
     for agent in tree.agents:
         own = {node.call for node in tree.nodes if node.agent == agent}
-        branches = tuple(branches_in([call for call in scored.calls if call.index in own]))
+        branches = tuple(branches_in([call for call in calls if call.index in own]))
         if branches:
             yield agent, branches, tree.value(None, agent)
 
 
 def _measured_parts(scored: ScoredEpisode) -> Iterator[_Part]:
-    for agent in dict.fromkeys(call.function for call in scored.calls):
+    calls = scored.calls
+    for agent in dict.fromkeys(call.function for call in calls):
         event = recorded_score(scored.episode, REWARD, agent)
-        branches = tuple(branches_in([call for call in scored.calls if call.function == agent]))
+        branches = tuple(branches_in([call for call in calls if call.function == agent]))
         yield agent, branches, None if event is None else event.value
 
 
@@ -321,7 +332,8 @@ def answer_groups(group: Group, discount: float, tally: Tally) -> list[list[Samp
             [choice.sample(each, alone=True) for each in choice.candidates] for choice in find_choices(scored)
         ]
         samples = _turn_samples(scored, discount)
-        groups, whole = groups + choices, whole + samples
+        groups += choices
+        whole += samples
         if not samples:
             tally.leave_out(NO_ALTERNATIVE, len(scored.calls) - sum(map(len, choices)))
     return [samples for samples in (*groups, whole) if samples]
@@ -330,9 +342,10 @@ def answer_groups(group: Group, discount: float, tally: Tally) -> list[list[Samp
 def _turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
     """Return an agent's samples in an unbranched play, with its earnings from each answer on."""
     tree, agent = read_tree(scored.episode), str(scored.agent)
-    returns = turn_returns(scored.calls, tree, agent, discount, scored.penalty)
-    samples = [] if returns is None else scored.samples(discount)
-    return [with_returns(sample, scored.calls, returns) for sample in samples]
+    calls = scored.calls
+    if (returns := turn_returns(calls, tree, agent, discount, scored.penalty)) is None:
+        return []
+    return [_with_returns(sample, calls, returns) for sample in scored.samples(discount)]
 
 
 def _play_choices(scored: ScoredEpisode) -> Iterator[Choice]:

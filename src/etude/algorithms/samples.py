@@ -243,15 +243,6 @@ def with_turns(sample: Sample, field: str, values: Sequence[float] | None) -> Sa
     return replace(sample, turns=tuple(turns))
 
 
-def with_returns(sample: Sample, calls: Sequence[Call], returns: Sequence[float] | None) -> Sample:
-    """Return the sample with the returns of its turns, which are among `calls`. None: it has none."""
-    if returns is None:
-        return sample
-    by_call = dict(zip((call.index for call in calls), returns, strict=True))
-    turns = (replace(turn, value=by_call[turn.call]) for turn in sample.turns if turn.call is not None)
-    return replace(sample, turns=tuple(turns))
-
-
 def step_returns(
     calls: Sequence[Call], events: Sequence[Event], reward: float, discount: float
 ) -> list[float] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,9 +41,18 @@ class TokenEngine(Protocol):
         """Free all resources; unfinished requests fail."""
 
 
-def before_stop(text: str, stops: Iterable[str]) -> str | None:
-    """Return the text before the earliest of the stop strings, or None if it has none of them."""
-    positions = [position for stop in stops if (position := text.find(stop)) >= 0]
+def before_stop(
+    ids: Sequence[int], stops: Sequence[str], held: int, decode: Callable[[Sequence[int]], str]
+) -> str | None:
+    """Return the text before the earliest stop string, or None if it has none of them.
+
+    Stop strings within the first `held` tokens, which `min_tokens` holds back, do not count.
+    """
+    if not stops:
+        return None
+    text = decode(ids)
+    start = max(len(decode(ids[:held])) - max(map(len, stops)) + 1, 0) if held > 0 else 0
+    positions = [position for stop in stops if (position := text.find(stop, start)) >= 0]
     return text[: min(positions)] if positions else None
 
 
@@ -72,9 +81,8 @@ async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completio
     message = parse_message(
         speech, request, completion.message["content"], ids, completion.completion_ids or ()
     )
-    is_whole = (
-        completion.finish_reason == "stop"
-    )  # Tool calls that were cut off are `length`, as at endpoints.
+    # Tool calls that were cut off are `length`, as at endpoints.
+    is_whole = completion.finish_reason == "stop"
     return replace(
         completion,
         message=message,

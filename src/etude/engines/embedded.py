@@ -259,10 +259,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         tail = decode(sampled[-4 * (longest + 1) :])
         if not any(stop in tail for stop in sampling.stop):
             return None
-        text, least = decode(sampled), decode(sampled[: max(sampling.min_tokens - 1, 0)])
-        after = max(len(least) - longest + 1, 0)
-        cut = before_stop(text[after:], sampling.stop)
-        return None if cut is None else text[:after] + cut
+        return before_stop(sampled, sampling.stop, sampling.min_tokens - 1, decode)
 
 
 def _hand_over(news: Sequence[tuple[_Job, _News]]) -> None:

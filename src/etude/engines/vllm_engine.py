@@ -117,13 +117,11 @@ class VllmEngine:
         if not finish_reason:
             raise EngineError("vLLM ended its answer half-way")
         ends = {*self.speech.stop_ids, *request.sampling.stop_token_ids}
-        text = self.speech.template.decode(ids[:-1] if ids and ids[-1] in ends else ids)
-        # vLLM looks for stop strings only after `min_tokens`.
-        held = self.speech.template.decode(ids[: request.sampling.min_tokens])
-        start = max(len(held) - max(map(len, request.sampling.stop), default=0) + 1, 0) if held else 0
-        cut = before_stop(text[start:], request.sampling.stop)
+        said, sampling = ids[:-1] if ids and ids[-1] in ends else ids, request.sampling
+        decode = self.speech.template.decode
+        cut = before_stop(said, sampling.stop, sampling.min_tokens, decode)
         return Completion(
-            message={"role": "assistant", "content": text if cut is None else text[:start] + cut},
+            message={"role": "assistant", "content": decode(said) if cut is None else cut},
             finish_reason="length" if finish_reason == "length" else "stop",
             prompt_ids=request.prompt_ids,
             completion_ids=tuple(ids),

@@ -209,9 +209,10 @@ async def function_evaluator(config: FunctionEvaluatorConfig, builder: Builder) 
     elif isinstance(candidate, Evaluator) and config.arguments:
         raise RequestError(f"{config.function} is an Evaluator already, and takes no `arguments`")
     if isinstance(candidate, Evaluator):
-        own = {"timeout": config.timeout, "bounds": config.bounds}
-        candidate = copy.copy(candidate)
-        vars(candidate).update({name: value for name, value in own.items() if value is not None})
+        given = {"timeout": config.timeout, "bounds": config.bounds}
+        if own := {name: value for name, value in given.items() if value is not None}:
+            candidate = copy.copy(candidate)
+            vars(candidate).update(own)
     else:
         candidate = FunctionEvaluator(
             candidate, arguments=config.arguments, timeout=config.timeout, bounds=config.bounds

@@ -114,9 +114,6 @@ def read_facts(path: Path, known: Mapping[str | None, History] | None = None) ->
     except EtudeError as error:
         return RunFacts(path.name, path, "train", "unreadable", changed, problem=str(error))
     finetuning = settings.get("finetuning") or {}
-    most = finetuning.get("num_epochs") or float("inf")
-    if summary.stopped and summary.epochs_trained + summary.epochs_skipped >= most:
-        summary = summary.model_copy(update={"stopped": None})  # It had no epochs left.
     parts = trained_parts(settings)
     for key in ("method", "backend") if finetuning.get("targets") else ():
         own = (trained_parts(settings, target)[key] for target in finetuning["targets"])

@@ -301,11 +301,12 @@ def _block(kind: Kind, text: str) -> dict[str, Any]:
 
 def _ending(answer: RecordedCompletion, asked: ChatBody) -> dict[str, str | None]:
     """Return why an answer ended. A stop string is not in its text, but in its tokens."""
-    reason, ids = answer.completion.finish_reason, answer.completion.completion_ids or ()
-    text = b"".join(answer.bytes_of(token) or b"" for token in ids).decode(errors="replace")
-    stops = [stop for stop in asked.sampling.get("stop") or () if reason == "stop" and stop in text]
-    if stops:
-        return {"stop_reason": "stop_sequence", "stop_sequence": min(stops, key=text.find)}
+    reason, stops = answer.completion.finish_reason, asked.sampling.get("stop")
+    if stops and reason == "stop":
+        ids = answer.completion.completion_ids or ()
+        text = b"".join(answer.bytes_of(token) or b"" for token in ids).decode(errors="replace")
+        if found := [stop for stop in stops if stop in text]:
+            return {"stop_reason": "stop_sequence", "stop_sequence": min(found, key=text.find)}
     return {"stop_reason": _STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None}
 
 
