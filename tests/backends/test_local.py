@@ -16,7 +16,7 @@ from etude.backends.cluster_training import Learners
 from etude.backends.local import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
 from etude.config.builder import Builder
-from etude.config.finetuning import FinetuneConfig
+from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.load import parse_config
 from etude.core.errors import CapabilityError, ConfigError, MissingExtraError, RequestError
 from etude.core.interfaces import innermost
@@ -31,7 +31,7 @@ from etude.runtime import open_runtime
 from etude.store.facts import read_histories
 from etude.store.run_folder import RunFolder, RunLock
 from etude.verbs import train_in
-from tests.backends.test_local_adapter import CONFIG, collection, done
+from tests.backends.test_local_adapter import CONFIG, collection, done, not_finite
 from tests.models.tiny_models import fresh_policy
 from tests.support import one_quick
 
@@ -108,13 +108,28 @@ async def test_other_builders_train_the_same_policy(project, method):
     assert len(await trained(project, "run", 1, builder=method)) == 1
 
 
-async def test_the_adapter_trains_the_policy_that_the_engine_samples_from(project):
+async def test_with_a_trainer_of_ones_own_a_failed_job_leaves_the_sampled_weights_as_they_were(project):
+    """Though its first step changed them, and versions are seldom written: that trainer may go on."""
+
+    class OwnTrainerConfig(TrainerConfig, name="tests_own_loop"):
+        """A trainer that goes on after a failed job."""
+
+    of = config(batch_size=1, checkpoint_seconds=1e9)
+    block = of.finetuning.model_copy(update={"trainer": "own"})
+    of = of.model_copy(update={"trainers": {"own": OwnTrainerConfig()}, "finetuning": block})
     with RunFolder.create(project / "runs", "run") as run:
-        async with Builder(config(), run) as builder:
-            engine = await builder.get_llm("policy")
+        async with Builder(of, run) as builder:
+            engine = innermost(await builder.get_llm("policy"))
             adapter = await builder.get_trainer_adapter("local")
-            assert isinstance(engine, EmbeddedEngine)
-            assert adapter._policy is engine.policy
+            assert isinstance(engine, EmbeddedEngine) and adapter._policy is engine.policy
+            await adapter.initialize(block)
+            version = await done(adapter, collection("one"))
+            steps = adapter._workplace.learner.step
+            status = await adapter.wait_until_complete(await adapter.submit(not_finite("two")))
+            assert status.status is TrainingStatusEnum.FAILED
+            assert (engine.policy.version, engine.policy.digest()) == (1, version.digest)
+            assert adapter._workplace.learner.step == steps
+            assert (await done(adapter, collection("three"))).number == 2
 
 
 async def test_a_model_of_another_type_cannot_be_trained_here(project):
@@ -134,12 +149,6 @@ async def test_of_several_models_one_is_named(project, adapter):
     with pytest.raises(RequestError, match=r"finetuning\.target_model"):
         async with Builder(parse_config(data)) as builder:
             await builder.get_trainer_adapter("own")
-
-
-async def test_a_model_folder_that_does_not_exist_is_a_wrong_request(project):
-    async with Builder(config(model={"_type": "local", "model": "./nowhere"})) as builder:
-        with pytest.raises(RequestError, match="the folder does not exist"):
-            await builder.get_llm("policy")
 
 
 def test_without_torch_the_extra_is_named(monkeypatch):

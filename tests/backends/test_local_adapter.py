@@ -58,6 +58,16 @@ def collection(name, *, seed=0, method="grpo", rewards=(0.0, 1.0, 2.0, 5.0), **o
     return TrajectoryCollection(trajectories=[group], run_id=name, method=method, options=options)
 
 
+def not_finite(name):
+    """A job that fails at the step of its first sequence."""
+    bad = collection(name)
+    (first, *others), *_ = bad.trajectories
+    item = first.episode[0]
+    item = item.model_copy(update={"logprobs": [float("nan")] * len(item.token_ids)})
+    first = first.model_copy(update={"episode": [item, *first.episode[1:]]})
+    return bad.model_copy(update={"trajectories": [[first, *others]]})
+
+
 async def adapter_on(folder, of=None, **config):
     adapter = LocalAdapter(LocalAdapterConfig(**CONFIG | config), of or fresh_policy(), folder, seed=5)
     await adapter.initialize(FinetuneConfig())
@@ -197,13 +207,7 @@ async def test_a_failed_job_leaves_weights_and_optimiser_as_they_were(tmp_path):
     adapter = await adapter_on(tmp_path)
     await done(adapter, collection("one"))
     before = everything(adapter)
-    bad = collection("two")
-    (first, *others), *_ = bad.trajectories
-    item = first.episode[0]
-    item = item.model_copy(update={"logprobs": [float("nan")] * len(item.token_ids)})
-    first = first.model_copy(update={"episode": [item, *first.episode[1:]]})
-    ref = await adapter.submit(bad.model_copy(update={"trajectories": [[first, *others]]}))
-    status = await adapter.wait_until_complete(ref)
+    status = await adapter.wait_until_complete(await adapter.submit(not_finite("two")))
     assert status.status is TrainingStatusEnum.FAILED
     assert "not finite" in status.message
     assert everything(adapter) == before
@@ -467,15 +471,6 @@ async def test_what_the_learner_was_given_is_kept(tmp_path, packing):
         assert sample.ratios == pytest.approx(expected, abs=1e-3)
 
 
-async def test_without_being_asked_no_number_of_each_token_is_kept(tmp_path):
-    adapter = await adapter_on(tmp_path / "checkpoints")
-    group = collection("job")
-    group.trajectories[0][3].episode_id = "train/1/e/3"
-    await done(adapter, group)
-    (sample,) = read_learned(tmp_path, "train/1/e/3")
-    assert sample.advantages and not sample.ratios
-
-
 async def test_the_record_is_there_before_the_version(tmp_path, monkeypatch):
     """A version that is there is not made again after a kill: its record would be missing for ever."""
     write, before = StateFolders.write, []
@@ -485,8 +480,12 @@ async def test_the_record_is_there_before_the_version(tmp_path, monkeypatch):
         return write(versions, *arguments)
 
     monkeypatch.setattr(StateFolders, "write", looks_first)
-    await done(await adapter_on(tmp_path / "checkpoints"), collection("job"))
+    group = collection("job")
+    group.trajectories[0][3].episode_id = "train/1/e/3"
+    await done(await adapter_on(tmp_path / "checkpoints"), group)
     assert before == [True]
+    (sample,) = read_learned(tmp_path, "train/1/e/3")
+    assert sample.advantages and not sample.ratios  # Nobody asked for a number of each token.
 
 
 @pytest.mark.parametrize(("options", "is_made"), [({}, False), ({"beta": 0.1}, True)])

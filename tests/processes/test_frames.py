@@ -154,7 +154,7 @@ def test_what_only_this_program_has_cannot_be_sent():
 def test_an_example_is_sent_exactly_or_by_its_id(value: Any):
     example = Example("a", {"value": value})
     sent = shipped_example(example)
-    assert sent == "a" or Example(**sent) == example
+    assert sent == "a" or repr(Example(**sent)) == repr(example)  # NaN is not equal to itself.
     assert shipped_example(Example("b", {"value": (value,)})) == "b"
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from etude.backends.capabilities import LocalAdapterConfig, find_opponents
+from etude.config.finetuning import SHIPPED
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError
 from etude.core.interfaces import innermost
@@ -54,15 +55,16 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
     llm = builder.config.llms[target]
     assert isinstance(llm, LocalLlmConfig)
     check_learners(config, llm, builder.config.cluster)
-    seed = builder.config.finetuning.seed
+    block = builder.config.finetuning
+    trainer = builder.config.trainers.get(block.trainer or "")
+    # Opponents are loaded from disk. `epochs` ends with a failed job, and a resumed run makes lost versions
+    # again. Other trainers may continue, and then need the version before the job.
+    writes_each = bool(find_opponents(builder.config.llms, target)) or (
+        trainer is not None and trainer.type_name != SHIPPED["trainer"]
+    )
+    learners = await _learners(builder, llm)
     yield LocalAdapter(
-        config,
-        engine.policy,
-        builder.checkpoints,
-        seed,
-        await _learners(builder, llm),
-        # A run makes lost versions again from its journal. Opponents are loaded from disk.
-        writes_each=bool(find_opponents(builder.config.llms, target)),
+        config, engine.policy, builder.checkpoints, block.seed, learners, writes_each=writes_each
     )
 
 
