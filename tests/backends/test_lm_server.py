@@ -15,14 +15,11 @@ from etude.algorithms.episodes import ScoredEpisode
 from etude.algorithms.samples import find_branches
 from etude.backends import lm_server
 from etude.backends.lm_client import BadResponseError, ClientTimeoutError, LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
-from etude.backends.openai_api import connect
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection, to_sample, to_trajectory
 from etude.core.errors import BackendError, TrainingError
-from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
+from etude.core.job import Skipped, TrainingStatusEnum
 from etude.core.training_rows import GrpoRow
-from etude.engines.openai_config import OpenAiLlmConfig
 from etude.models.tiny import build_policy, build_tokenizer
 from etude.store.learned import trained_samples
 from etude.store.outline import outlines
@@ -142,11 +139,6 @@ async def test_a_server_that_is_away_is_told_before_anything_is_sampled(monkeypa
     assert await adapter.is_healthy()
 
 
-async def test_a_job_that_the_server_does_not_know_is_not_found():
-    ref = TrainingJobRef(run_id="lost", backend="lm_server")
-    assert (await LmStandIn().adapter().status(ref)).status is TrainingStatusEnum.NOT_FOUND
-
-
 KEY = "sk-of-the-server"
 
 
@@ -210,13 +202,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> 
     return config
 
 
-def make_adapter(server: Server, **settings: object) -> LmServerAdapter:
-    llm = OpenAiLlmConfig(model_name="policy", base_url=f"{server.url}/v1", api_key=KEY)
-    config = LmServerAdapterConfig(**settings)
-    client = connect(config, llm, needs_key=False)
-    return LmServerAdapter(config, client, LanguageModelClient(server.url, KEY), "policy")
-
-
 @pytest.mark.slow
 def test_a_run_trains_there(project):
     grpo = {"_type": "grpo", "num_generations": 4}
@@ -246,19 +231,6 @@ async def test_the_client_and_the_server_agree(server):
     assert (await client.get_engine_status()).status == "stopped"
     assert (await client.start_engine()).status == "running"
     await client.close()
-
-
-@pytest.mark.slow
-async def test_a_job_that_is_submitted_twice_is_made_once(server):
-    data = supervised("s", rows=2)
-    first = await make_adapter(server).submit(data)
-    assert await make_adapter(server).submit(data) == first
-    adapter = make_adapter(server)
-    await adapter.initialize(FinetuneConfig())
-    status = await adapter.wait_until_complete(
-        TrainingJobRef(run_id=data.run_id, backend="lm_server"), poll_interval=0.1
-    )
-    assert status.status is TrainingStatusEnum.COMPLETED, status.message
 
 
 @pytest.mark.slow
