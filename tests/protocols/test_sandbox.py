@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.protocols.sandbox import Returned, SandboxResult, call_function, run_program
-from etude.protocols.sandbox_process import Limits, remove_tree
+from etude.protocols.sandbox_process import Limits
 from tests.forked import Forked
 from tests.support import drawn, is_alive
 
@@ -53,18 +53,17 @@ async def test_a_program_reads_its_input_and_its_output_is_kept():
 
 async def test_what_ordinary_programs_do_works():
     source = """
-import atexit, heapq, collections, math, os, re, sys, tempfile, threading as t, time, zoneinfo
+import atexit, heapq, collections, math, os, re, sys, threading as t, time, zoneinfo
 atexit.register(print, 'late')
 t.Thread(target=lambda: (time.sleep(0.1), print('x'))).start()
 if __name__ == '__main__': print('main', math.gcd(4, 6))
-open('a.txt', 'w').write('x'); print(open('a.txt').read(), len(tempfile.TemporaryFile().read()))
-os.mkdir('d'); os.rename('d', 'e'); print(sorted(os.listdir()))
+print(os.getcwd(), open(os.devnull, 'w').write('x'), len(os.urandom(3)))
 print(list({'a', 'b', 'c', 'd'})[0] == list({'d', 'c', 'b', 'a'})[0])
 sys.stdout.write('no newline\\n')
 sys.exit(0)
 """
     result = await run(source)
-    said = "main 2\nx 0\n['a.txt', 'e']\nTrue\nno newline\nx\nlate\n"
+    said = "main 2\n/ 1 3\nTrue\nno newline\nx\nlate\n"
     assert (result.status, result.reason, result.output) == ("ok", "", said)
     assert (await run("print('a', end=''); exit()")).output == "a"
 
@@ -153,38 +152,36 @@ async def test_output_is_bounded():
     assert result.reason == "it wrote more than 10000 bytes of output"
 
 
-async def test_a_file_outside_of_its_folder_is_not_written(tmp_path: Path):
+async def test_no_file_is_written(tmp_path: Path):
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     other = str(tmp_path / "other.txt")
     attempts = [
+        "open('x', 'w')",
         f"open({other!r}, 'w')",
         f"open({str(mine)!r}, 'a')",
-        "open('../other.txt', 'w')",
         f"import os; os.open({other!r}, os.O_CREAT | os.O_WRONLY)",
+        f"import os; os.open({str(mine)!r}, os.O_RDONLY | os.O_TRUNC)",
         f"import os; os.remove({str(mine)!r})",
         f"import os; os.truncate({str(mine)!r}, 0)",
         f"import os; os.chmod({str(mine)!r}, 0)",
         f"import os; os.utime({str(mine)!r})",
-        f"import os; os.rename({str(mine)!r}, 'x')",
-        f"import os; os.link({str(mine)!r}, 'x')",
+        f"import os; os.rename({str(mine)!r}, {other!r})",
+        f"import os; os.link({str(mine)!r}, {other!r})",
+        f"import os; os.symlink({str(mine)!r}, {other!r})",
         f"import os; os.mkdir({other!r})",
-        f"import os; os.symlink({str(tmp_path)!r}, 'd'); open('d/other.txt', 'w')",
         f"import pathlib; pathlib.Path({other!r}).touch()",
-        f"import sqlite3; sqlite3.connect({other!r}).execute('create table t (x)')",
     ]
     for attempt, error in zip(attempts, await tried(attempts), strict=True):
-        if "sqlite3" not in attempt:
-            # Landlock refuses a link as one to another device.
-            assert error.startswith("OSError" if "os.link" in attempt else "PermissionError"), (
-                attempt,
-                error,
-            )
+        assert error.startswith("PermissionError"), (attempt, error)
+    through = ["import os; os.write(0, b'x')", "import tempfile; tempfile.TemporaryFile()"]
+    through.append(f"import sqlite3; sqlite3.connect({other!r}).execute('create table t (x)')")
+    assert "done" not in await tried(through)
     assert mine.read_text() == "mine"
     assert names_in(tmp_path) == ["mine.txt"]
 
 
-async def test_a_file_outside_of_its_folder_is_not_read(tmp_path: Path):
+async def test_no_file_is_read(tmp_path: Path):
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
     paths = (secret, Path("/etc/passwd"), Path(f"/proc/{os.getpid()}/environ"))
@@ -193,51 +190,6 @@ async def test_a_file_outside_of_its_folder_is_not_read(tmp_path: Path):
         assert error.startswith("PermissionError")
     refused = await run(f"print(open({str(secret)!r}).read())")
     assert (refused.status, refused.output) == ("refused", "")
-
-
-async def test_files_are_bounded_in_size_and_number():
-    one = await run("open('x', 'wb').write(b'x' * 10**6)", limits=replace(LIMITS, file_bytes=1000))
-    assert (one.status, "File too large" in one.reason) == ("error", True)
-    many = "import time\nfor n in range(100): open(str(n), 'w').write('x' * 100)\ntime.sleep(3600)"
-    for limits in (replace(LIMITS, folder_bytes=5000), replace(LIMITS, folder_entries=50)):
-        result = await run(many, limits=limits)
-        assert (result.status, result.reason.startswith("its files took more")) == ("error", True)
-
-
-MUCH = {
-    "bytes": "open('x', 'wb').write(b'x' * 6000)",
-    "then it leaves": "import os\nopen('x', 'wb').write(b'x' * 6000)\nos._exit(0)",
-    "then it fails": "open('x', 'wb').write(b'x' * 6000)\n1 / 0",
-    "holes": "open('x', 'wb').truncate(6000)",
-    "empty files": "for n in range(51): open(str(n), 'w').close()",
-    "folders": "import os\nfor n in range(51): os.mkdir(str(n))",
-    "names": "import os\nopen('x', 'w').close()\nfor n in range(51): os.link('x', str(n))",
-    "in folders": "import os\nos.mkdir('d')\nos.mkdir('d/d')\nopen('d/d/x', 'wb').write(b'x' * 6000)",
-}
-
-
-@pytest.mark.parametrize("kind", ["then it leaves", "names", "in folders", *map(slow, MUCH)])
-async def test_what_is_written_at_the_very_end_counts(kind: str):
-    source = MUCH[kind]
-    limits = replace(LIMITS, folder_bytes=5000, folder_entries=50)
-    result = await run(source, limits=limits)
-    assert (result.status, result.reason.startswith("its files took more")) == ("error", True)
-
-
-async def test_a_file_counts_once_whatever_it_is_called_and_as_long_as_it_is_open():
-    limits = replace(LIMITS, folder_bytes=5000)
-    linked = "import os\nopen('x', 'wb').write(b'x' * 4000)\nos.link('x', 'y')"
-    replaced = "import os\nfor n in range(9):\n open('x', 'wb').write(b'x' * 4000)\n os.remove('x')"
-    held = "import os, time\nx = open('x', 'wb', 0)\nx.write(b'x' * 6000)\nos.remove('x')\ntime.sleep(3600)"
-    results = [await run(source, limits=limits) for source in (linked, replaced, held)]
-    assert [result.status for result in results] == ["ok", "ok", "error"]
-    assert results[-1].reason.startswith("its files took more")
-
-
-async def test_room_is_not_taken_beyond_the_size_of_a_file():
-    source = "import ctypes\nf = open('x', 'wb')\n"
-    source += "print(ctypes.CDLL(None).fallocate(f.fileno(), 1, ctypes.c_long(0), ctypes.c_long(2**20)))"
-    assert (await run(source)).output == "-1\n"
 
 
 async def test_no_socket_is_opened():
@@ -358,29 +310,9 @@ def test_whatever_is_stopped_while_it_starts_ends():
 
 async def test_many_run_at_once_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    messy = "import os\nos.mkdir('shut', 0); os.mkdir('d'); open('d/x', 'w')"
-    results = await asyncio.gather(*(run(messy) for _ in range(2)))
+    results = await asyncio.gather(*(run("print(1)") for _ in range(2)))
     assert [result.status for result in results] == ["ok"] * 2
     assert not names_in(tmp_path)
-
-
-def test_a_folder_is_removed_whatever_is_in_it(tmp_path: Path):
-    outside = tmp_path / "outside.txt"
-    outside.touch()
-    folder = tmp_path / "folder"
-    (folder / "a" / "b").mkdir(parents=True)
-    (folder / "a" / "link").symlink_to(tmp_path)
-    (folder / "a" / "b" / "file").touch()
-    (folder / "shut").mkdir(0)
-    within = os.open(folder, os.O_RDONLY)
-    for _ in range(200):  # Deeper than a path can be long.
-        os.mkdir("d" * 50, dir_fd=within)
-        inner = os.open("d" * 50, os.O_RDONLY, dir_fd=within)
-        os.close(within)
-        within = inner
-    os.close(within)
-    remove_tree(folder)
-    assert names_in(tmp_path) == ["outside.txt"]
 
 
 # Calls of a function.

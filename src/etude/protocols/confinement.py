@@ -43,28 +43,23 @@ _SYSTEM = (
 """Paths that the standard library may need to read later: shared libraries and time zones."""
 
 _READ = FSAccess.READ_FILE | FSAccess.READ_DIR
-_CHANGE = (
-    FSAccess.WRITE_FILE | FSAccess.TRUNCATE | FSAccess.MAKE_REG | FSAccess.MAKE_DIR | FSAccess.REMOVE_FILE
-    | FSAccess.REMOVE_DIR
-)  # fmt: skip
+_OPEN_FILES = 64
 _TRUNCATING = 3
 """The first version of Landlock that can forbid truncating files."""
 
 _ALLOWED = """
-brk mmap munmap mremap mprotect madvise mincore msync mlock munlock membarrier open openat openat2 creat
-close close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek stat
-fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64 statfs
-fstatfs getcwd chdir fchdir umask rename renameat renameat2 link linkat symlink symlinkat unlink unlinkat
-mkdir mkdirat rmdir truncate ftruncate fsync fdatasync sync_file_range flock fadvise64 sendfile
-copy_file_range dup dup2 dup3 pipe pipe2 ioctl poll ppoll select pselect6 epoll_create epoll_create1
-epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2 futex futex_waitv set_robust_list
-get_robust_list set_tid_address rseq gettid arch_prctl sched_yield sched_getaffinity sched_getparam
-sched_getscheduler sched_get_priority_max sched_get_priority_min getcpu rt_sigaction rt_sigprocmask
-rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack pause restart_syscall alarm getitimer
-setitimer nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times timer_create
-timer_settime timer_gettime timer_getoverrun timer_delete timerfd_create timerfd_settime timerfd_gettime
-getpid getppid getpgrp getpgid getsid getuid geteuid getgid getegid getgroups getresuid getresgid
-getpriority getrlimit getrusage uname sysinfo getrandom exit exit_group wait4 waitid
+brk mmap munmap mremap mprotect madvise mincore msync mlock munlock membarrier open openat openat2 close
+close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek stat fstat lstat
+newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64 statfs fstatfs getcwd
+chdir fchdir fadvise64 sendfile dup dup2 dup3 pipe pipe2 ioctl poll ppoll select pselect6 epoll_create
+epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2 futex futex_waitv
+set_robust_list get_robust_list set_tid_address rseq gettid arch_prctl sched_yield sched_getaffinity
+sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min getcpu rt_sigaction
+rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack pause restart_syscall
+alarm getitimer setitimer nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
+timer_create timer_settime timer_gettime timer_getoverrun timer_delete timerfd_create timerfd_settime
+timerfd_gettime getpid getppid getpgrp getpgid getsid getuid geteuid getgid getegid getgroups getresuid
+getresgid getpriority getrlimit getrusage uname sysinfo getrandom exit exit_group wait4 waitid
 """
 
 _CLONE_THREAD = 0x00010000
@@ -78,7 +73,7 @@ _UNKNOWN = -1
 
 
 def confine(limits: Mapping[str, int], libraries: Sequence[str]) -> None:
-    """Give up everything that the job does not allow. Only the current folder stays writable.
+    """Give up everything that the job does not allow. No file stays writable.
 
     Raises OSError if the kernel does not confine programs.
     """
@@ -87,19 +82,18 @@ def confine(limits: Mapping[str, int], libraries: Sequence[str]) -> None:
     # The soft limit's signal tells the reason; the hard limit ends a program that ignores it.
     _limit(resource.RLIMIT_CPU, limits["cpu_seconds"], limits["cpu_seconds"] + 1)
     _limit(resource.RLIMIT_AS, limits["memory_bytes"])
-    _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
-    _limit(resource.RLIMIT_NOFILE, limits["open_files"])
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
     _limit(resource.RLIMIT_CORE, 0)
     if landlock_abi_version() < _TRUNCATING:
         raise OSError(errno.ENOSYS, "its Landlock is too old")
     files = Ruleset()
     for path in (*libraries, *_SYSTEM):
         _allow(files, path, _READ)
-    for path in (".", os.devnull):
-        _allow(files, path, _READ | _CHANGE)
+    _allow(files, os.devnull, FSAccess.READ_FILE | FSAccess.WRITE_FILE | FSAccess.TRUNCATE)
     files.apply()
     os.close(files._fd)
-    # No sockets, no other processes, no signals to others, and no changed metadata of files.
+    # No sockets, no other processes, no signals to others, and no changed names or metadata of files.
     calls = pyseccomp.SyscallFilter(pyseccomp.ERRNO(errno.EPERM))
     for name in _ALLOWED.split():
         _permit(calls, name)
@@ -110,8 +104,6 @@ def confine(limits: Mapping[str, int], libraries: Sequence[str]) -> None:
         _permit(calls, name, Arg(0, MASKED_EQ, _INT, os.getpid()))
     # The program may read limits, but not set new ones.
     _permit(calls, "prlimit64", Arg(2, EQ, 0))
-    # Only what shows in a file's size, because the limits count that.
-    _permit(calls, "fallocate", Arg(1, MASKED_EQ, _INT, 0))
     _permit(calls, "prctl", Arg(0, MASKED_EQ, _INT, _PR_SET_NAME))
     for command in _FCNTL:
         _permit(calls, "fcntl", Arg(1, MASKED_EQ, _INT, command))

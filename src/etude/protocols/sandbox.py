@@ -43,15 +43,12 @@ class SandboxResult:
     """Wall time."""
 
 
-_SET_INSIDE = ("cpu_seconds", "memory_bytes", "file_bytes", "open_files")
-
-
 async def run_program(source: str, *, stdin: str = "", limits: Limits | None = None) -> SandboxResult:
     """Run a Python program in a separate process, with `stdin` as its standard input.
 
-    The program has only the standard library and an empty folder to write to: no network, no environment, no
-    other processes, no other files. It never takes much longer than `limits.wall_seconds`. Raises
-    RequestError if the kernel cannot confine it, and EtudeError if no process can be started.
+    The program has only the standard library: no network, no environment, no other processes, no files to
+    write. It never takes much longer than `limits.wall_seconds`. Raises RequestError if the kernel cannot
+    confine it, and EtudeError if no process can be started.
     """
     return await _run(source, None, (), stdin, limits or Limits())
 
@@ -75,7 +72,7 @@ async def _run(
         "function": function,
         "calls": [list(call) for call in calls],
         "libraries": sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}),
-        "limits": {name: getattr(limits, name) for name in _SET_INSIDE},
+        "limits": {"cpu_seconds": limits.cpu_seconds, "memory_bytes": limits.memory_bytes},
     }
     ended = await run_process(json.dumps(job).encode(), stdin.encode("utf-8", "surrogateescape"), limits)
     reports = []
@@ -119,9 +116,6 @@ def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[St
         return "timeout", f"it did not finish within {limits.wall_seconds:g} s"
     if ended.stopped == "output":
         return "error", f"it wrote more than {limits.output_bytes} bytes of output"
-    if ended.stopped == "folder":
-        bounds = f"more than {limits.folder_bytes} bytes, numbered more than {limits.folder_entries}"
-        return "error", f"its files took {bounds}, or could not be counted"
     killed = ended.code == -signal.SIGKILL
     if ended.code == -signal.SIGXCPU or (killed and ended.seconds > limits.cpu_seconds):
         return "timeout", f"it did not finish within {limits.cpu_seconds} s of CPU time"
