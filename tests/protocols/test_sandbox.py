@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.protocols.sandbox import Returned, SandboxResult, call_function, run_program
-from etude.protocols.sandbox_process import Limits
+from etude.protocols.sandbox import Limits, Returned, SandboxResult, call_function, run_program
 from tests.forked import Forked
 from tests.support import drawn, is_alive
 

@@ -1,18 +1,49 @@
-"""Running untrusted Python: a whole program, or calls of one of its functions."""
+"""Running untrusted Python in a process of its own: a whole program, or calls of one of its functions."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
+import importlib.util
 import json
+import os
+import select
 import signal
+import subprocess
+import sys
 import sysconfig
-from collections.abc import Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from pathlib import Path
+from typing import IO, Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
-from etude.core.errors import EtudeError, RequestError
-from etude.protocols.sandbox_process import Exit, Limits, run_process
+from etude.core.errors import EtudeError, MissingExtraError, RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits for one run of a program. Raises RequestError for a limit that allows nothing."""
+
+    wall_seconds: float = 10.0
+    """From start to end, including the interpreter's start."""
+    cpu_seconds: int = 8
+    memory_bytes: int = 512 * 1024**2
+    """Address space."""
+    output_bytes: int = 1024**2
+    """Standard output, and as much again for returned values."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise RequestError(f"{name} must be more than 0, found {getattr(self, name)}")
+
 
 Status: TypeAlias = Literal["ok", "error", "timeout", "memory", "refused"]
 """`ok`: ran to its end; `error`: raised, crashed, exited with a status or wrote too much; `timeout`: took too
@@ -74,7 +105,7 @@ async def _run(
         "libraries": sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}),
         "limits": {"cpu_seconds": limits.cpu_seconds, "memory_bytes": limits.memory_bytes},
     }
-    ended = await run_process(json.dumps(job).encode(), stdin.encode("utf-8", "surrogateescape"), limits)
+    ended = await _run_process(json.dumps(job).encode(), stdin.encode("utf-8", "surrogateescape"), limits)
     reports = []
     for line in ended.reports.splitlines():
         try:
@@ -128,3 +159,139 @@ def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[St
     last = next((report for report in reversed(reports) if report.end is not None), None)
     # Without a last report, it left through `os._exit(0)`.
     return ("ok", "") if last is None or last.end is None else (last.end, last.reason)
+
+
+_START = "import sys; sys.path[:0] = sys.argv[1:]; from etude.protocols.confinement import main; main()"
+_OPTIONS = ("-s", "-P", "-S", "-B", "-X", "utf8", "-c", _START)
+"""Isolated except for one variable. `-I` would ignore it, and runs would not repeat exactly."""
+_ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+
+_CHUNK = 65536
+_LOOK_SECONDS = 0.05
+_GRACE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The process's output and its end."""
+
+    reports: bytes
+    output: bytes
+    code: int | None
+    """The exit status, or minus the number of the signal that ended it."""
+    stopped: str | None
+    """The limit that it exceeded, `time` or `output`, or `cancelled`."""
+    seconds: float
+
+
+async def _run_process(job: bytes, stdin: bytes, limits: Limits) -> Exit:
+    """Start the inside of the sandbox with a job, and wait until it ends or is killed.
+
+    Takes at most `limits.wall_seconds` and a little to clean up. As many processes run at a time as there are
+    processors, so that none uses up another's time; the others wait. Cancelling this kills the process.
+    Raises EtudeError if no process can be started.
+    """
+    # Not asyncio's own processes: a task that is cancelled while it starts one may never end.
+    cancelled = threading.Event()
+    running = _threads().submit(_run_blocking, job, stdin, limits, cancelled)
+    result = asyncio.wrap_future(running)
+    try:
+        return await asyncio.shield(result)
+    except asyncio.CancelledError:
+        cancelled.set()
+        if not running.cancel():
+            await asyncio.wait([result], timeout=_GRACE_SECONDS)
+        raise
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    # Threads live as long as the program: a process is set to die with the thread that started it.
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sandbox")
+
+
+def _run_blocking(job: bytes, stdin: bytes, limits: Limits, cancelled: threading.Event) -> Exit:
+    with tempfile.NamedTemporaryFile(prefix="etude-sandbox-") as file:
+        file.write(b"%12d" % len(job) + job + stdin)
+        file.flush()
+        output, reports = bytearray(), bytearray()
+        started = time.monotonic()
+        # Opened again, so that the program can only read it.
+        with Path(file.name).open("rb") as given, _process(given) as process:
+            stopped = _collect(process, output, reports, limits, cancelled)
+    seconds = time.monotonic() - started
+    return Exit(bytes(reports), bytes(output[: limits.output_bytes]), process.returncode, stopped, seconds)
+
+
+@functools.cache
+def _modules() -> tuple[str, ...]:
+    """Return the folders of the inside's imports. Raises RequestError if they are missing."""
+    if sys.platform != "linux":
+        raise RequestError("the sandbox needs Linux: run Etude in a container, or check programs elsewhere")
+    found = [importlib.util.find_spec(name) for name in ("pyseccomp", "landlock")]
+    if None in found:
+        raise MissingExtraError("running untrusted programs", "sandbox")
+    origins = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
+    folders = [each.parent if each.name != "__init__.py" else each.parents[1] for each in origins]
+    return tuple(dict.fromkeys(map(str, (Path(__file__).parents[2], *folders))))
+
+
+@contextlib.contextmanager
+def _process(given: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    try:
+        process = subprocess.Popen(
+            (sys.executable, *_OPTIONS, *_modules()),
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd="/",
+            env=_ENVIRONMENT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EtudeError(f"the sandbox cannot start {sys.executable!r}: {error}") from error
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        with process.stdout, process.stderr:
+            yield process
+    finally:
+        # The group outlives its leader while it has any process, and is gone otherwise.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS)
+
+
+def _collect(
+    process: subprocess.Popen[bytes],
+    output: bytearray,
+    reports: bytearray,
+    limits: Limits,
+    cancelled: threading.Event,
+) -> str | None:
+    """Collect what a process writes until it ends. Returns the limit that it must be killed for, or None."""
+    assert process.stdout is not None and process.stderr is not None
+    written, poll = {process.stdout.fileno(): output, process.stderr.fileno(): reports}, select.poll()
+    for pipe in written:
+        poll.register(pipe, select.POLLIN)
+    deadline = time.monotonic() + limits.wall_seconds
+    while process.returncode is None:
+        now = time.monotonic()
+        if now >= deadline:
+            return "time"
+        if cancelled.is_set():
+            return "cancelled"
+        wait = min(_LOOK_SECONDS, deadline - now)
+        if not written:  # It is ending, or it has closed both pipes to continue silently.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(wait)
+        for pipe, _ in poll.poll(wait * 1000) if written else ():
+            part = os.read(pipe, _CHUNK)
+            written[pipe] += part
+            if len(written[pipe]) > limits.output_bytes:
+                return "output"
+            if not part:
+                poll.unregister(pipe)
+                del written[pipe]
+    return None
