@@ -234,6 +234,7 @@ attempts = {{
     "unlink": lambda: libc.unlink({str(tmp_path / "mine").encode()!r}),
     "ptrace": lambda: libc.ptrace(16, os.getppid(), 0, 0),
     "unshare": lambda: libc.unshare(0x10000000),
+    "flags of a file": lambda: libc.ioctl(os.open(os.__file__, 0), 0x80086601, ctypes.byref(ctypes.c_long())),
     "prlimit": lambda: libc.prlimit(os.getppid(), 0, (ctypes.c_ulong * 2)(1, 1), None),
     "setsid": lambda: libc.setsid(),
     "memfd_create": lambda: libc.memfd_create(b"x", 0),

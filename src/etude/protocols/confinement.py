@@ -51,7 +51,7 @@ _ALLOWED = """
 brk mmap munmap mremap mprotect madvise mincore msync mlock munlock membarrier open openat openat2 close
 close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek stat fstat lstat
 newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64 statfs fstatfs getcwd
-chdir fchdir fadvise64 sendfile dup dup2 dup3 pipe pipe2 ioctl poll ppoll select pselect6 epoll_create
+chdir fchdir fadvise64 sendfile dup dup2 dup3 pipe pipe2 poll ppoll select pselect6 epoll_create
 epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2 futex futex_waitv
 set_robust_list get_robust_list set_tid_address rseq gettid arch_prctl sched_yield sched_getaffinity
 sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min getcpu rt_sigaction
@@ -66,6 +66,8 @@ _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _FCNTL = (*range(8), 36, 37, 38, 1030, 1031, 1032)
 """Copies of descriptors, their flags, locks and pipe sizes, but not the receivers of their signals."""
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""Whether it is a terminal, its size, unread bytes, and flags of descriptors, but not attributes of files."""
 _INT = 0xFFFFFFFF
 """The bits of an argument that is an `int`."""
 _UNKNOWN = -1
@@ -105,8 +107,9 @@ def confine(limits: Mapping[str, int], libraries: Sequence[str]) -> None:
     # The program may read limits, but not set new ones.
     _permit(calls, "prlimit64", Arg(2, EQ, 0))
     _permit(calls, "prctl", Arg(0, MASKED_EQ, _INT, _PR_SET_NAME))
-    for command in _FCNTL:
-        _permit(calls, "fcntl", Arg(1, MASKED_EQ, _INT, command))
+    for name, commands in (("fcntl", _FCNTL), ("ioctl", _IOCTL)):
+        for command in commands:
+            _permit(calls, name, Arg(1, MASKED_EQ, _INT, command))
     calls.load()
 
 
