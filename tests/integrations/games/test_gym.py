@@ -52,6 +52,17 @@ async def test_an_answer_that_is_no_action_is_told_counted_and_charged(journal):
     ]
 
 
+async def test_without_its_history_a_player_sees_the_observation_again(journal):
+    workflow = counting(history=False, prompt="Play.")
+    (record,) = await played(
+        workflow,
+        journal,
+        lambda request: "no" if len(request.messages[0]["content"]) < 20 else right(request),
+    )
+    first, again = (call.request.messages[-1]["content"] for call in record.calls[:2])
+    assert again.startswith("Play.\n\nThat is not an action") and again.endswith(first.removeprefix("Play."))
+
+
 async def test_functions_of_ones_own_make_actions_and_observations(journal):
     keys = {"action": f"{HERE}:two_times", "observation": f"{HERE}:shouted", "history": False}
     (record,) = await played(counting(**keys), journal, lambda request: f"{right(request)} {right(request)}")

@@ -102,8 +102,11 @@ class GymGame:
         async with open_game(config.id, self.make, config.call_timeout) as guest:
             read = choose_reader(config.action, getattr(guest.env, "action_space", None))
             shown, over = await guest.call("reset()", partial(self._reset, seed, options)), False
+            refusal = ""
             while not over and course.turns < config.max_turns:
-                text = await player.answer(episode, shown)
+                # Without its history, a player has not seen the observation that it answered wrongly.
+                parts = (refusal,) if refusal and config.history else (refusal, shown)
+                text = await player.answer(episode, "\n\n".join(filter(None, parts)))
                 course.turns += 1
                 try:
                     action = read(text)
@@ -111,8 +114,9 @@ class GymGame:
                     course.invalid[WORKFLOW] += 1
                     if config.step_rewards and config.invalid_penalty:
                         episode.step_reward(-config.invalid_penalty, "not an action")
-                    shown = f"That is not an action: {error}"
+                    refusal = f"That is not an action: {error}"
                     continue
+                refusal = ""
                 shown, reward, over = await guest.call("step()", partial(self._stepped, action))
                 earned = course.earn(WORKFLOW, reward)
                 if config.step_rewards:
