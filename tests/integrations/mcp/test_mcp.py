@@ -215,8 +215,11 @@ async def test_an_agent_of_a_server_needs_no_code_and_runs_beside_its_config(
     journal: Journal, tmp_path: Path
 ) -> None:
     shutil.copy(PLAIN, tmp_path / "server.py")
+    script = tmp_path / "serve.sh"
+    script.write_text(f"#!/bin/sh\nexec {sys.executable} server.py\n")
+    script.chmod(0o755)
     file = tmp_path / "config.yml"
-    file.write_text("workflow: {_type: mcp, command: python, args: [server.py], only: [odd], scope: shared}")
+    file.write_text("workflow: {_type: mcp, command: ./serve.sh, only: [odd], scope: shared}")
     asking = {"id": "call_0", "type": "function", "function": {"name": "odd", "arguments": "{}"}}
     engine = ScriptedEngine([{"role": "assistant", "content": None, "tool_calls": [asking]}, "It is fine."])
     config = load_config(file)

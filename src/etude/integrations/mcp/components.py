@@ -38,10 +38,11 @@ async def _open_tools(config: McpToolsConfig, path: str, builder: Builder) -> As
         from etude.integrations.mcp.source import McpTools
     except ImportError as error:
         raise MissingExtraError("tools of MCP servers", "mcp") from error
-    if config.command is not None:
-        config.program()
     file = builder.config.finetuning.run_configuration.config_file
-    tools = McpTools(config, path, file.parent if file else Path.cwd())
+    folder = config.cwd or (file.parent if file else Path.cwd())
+    if config.command is not None:
+        config.program(folder)
+    tools = McpTools(config, path, folder)
     try:
         yield tools
     finally:

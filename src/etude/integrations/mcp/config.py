@@ -45,14 +45,13 @@ class McpToolsConfig(ToolsConfig, name="mcp"):
             raise ValueError("'headers' go with a 'url', not with a 'command'")
         return self
 
-    def program(self) -> str:
-        """Return the path of the command. Raises RequestError if the program is not found."""
+    def program(self, folder: Path) -> str:
+        """Return the path of the command, which may be in `folder`. Raises RequestError if there is none."""
         assert self.command is not None
         if self.command in ("python", "python3"):
             return sys.executable
-        path = shutil.which(self.command, path=None)
-        if path is None and self.cwd is not None:
-            path = shutil.which(str(self.cwd / self.command))
+        on_path = None if "/" in self.command else shutil.which(self.command)
+        path = on_path or shutil.which(str(folder / self.command))
         if path is None:
             raise RequestError(f"there is no program '{self.command}'; install it, or write where it is")
         return path

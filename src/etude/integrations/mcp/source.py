@@ -141,10 +141,10 @@ class Connection:
                 yield streams
             return
         parameters = StdioServerParameters(
-            command=config.program(),
+            command=config.program(self._folder),
             args=config.args,
             env={name: value.get_secret_value() for name, value in config.env.items()},
-            cwd=config.cwd or self._folder,
+            cwd=self._folder,
         )
         async with stdio_client(parameters, errlog=self._log) as streams:
             yield streams
