@@ -126,6 +126,11 @@ def test_other_forms():
         *(request("choice", '["yes", "no", "a/\\"b\\""]', key=key) for key in range(8)),
         *(request("grammar", 'start: "x" DIGITS\nDIGITS: /[0-9]{3}/', key=key) for key in range(4)),
     )
+    spelled = ['["a<|user|>b", "<|end|>"]', '["<|end|>"]']  # Names of special tokens, as text.
+    named = answers(policy(), *(request("choice", text, key=key) for text in spelled for key in range(4)))
+    assert {answer.message["content"] for answer in named} == {"a<|user|>b", "<|end|>"}
+    patterns = request("regex", r"x<\|end\|>"), request("json_schema", '{"enum": ["<|\\u0065nd|>"]}')
+    assert [one.message["content"] for one in answers(policy(), *patterns)] == ["x<|end|>", '"<|end|>"']
     complete = [answer for answer in given[:8] if answer.finish_reason == "stop"]
     assert complete
     assert all(isinstance(json.loads(answer.message["content"]), dict) for answer in complete)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from etude.models.policy import LoraOptions, Policy
 from etude.models.tiny import TinyShape, build_policy
 from etude.preflight.finding import Findings
 from etude.preflight.local_model import check_local_model
+from etude.server.backend import context_arguments
 from tests.engines.test_decoder import assert_right, rows_of_many_lengths, run
 from tests.learner.gradients import (
     Gradient,
@@ -289,6 +291,17 @@ def test_architectures_are_sampled_and_trained_as_they_speak(architecture: Archi
     assert row(architecture) in PAGE.read_text(encoding="utf-8"), (
         "write it: python -m tests.models.architectures"
     )
+
+
+def test_a_context_that_longrope_extends_ends_at_its_original_length(tmp_path: Path):
+    """Beyond it, transformers rotates short rows differently when they share a batch with a long one."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 96, **factors}
+    of = family("Phi3Config", rope_parameters=rope, original_max_position_embeddings=96)
+    assert of.max_context == 96
+    assert_sampled_and_trained(of, 1e-5)
+    of.export(tmp_path)
+    assert context_arguments(str(tmp_path)) == ("--max-model-len", "96")
 
 
 def assert_merged(of: Policy) -> None:

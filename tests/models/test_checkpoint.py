@@ -171,7 +171,7 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(model_folder):
     assert_refused(
         model_folder,
         f"tokenizer of '{model_folder}' has ",
-        " tokens, and its model 200 (vocab_size in config",
+        " tokens, and its model 200 (its config's vocab_size): get",
     )
 
 

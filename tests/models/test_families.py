@@ -196,6 +196,13 @@ def test_options_reach_the_template():
     assert "Reasoning: high" in template("gptoss").decode(template("gptoss").prompt(effort).ids)
 
 
+def test_a_template_that_writes_todays_date_writes_the_same_on_all_days():
+    for name, date in {"llama3_2": "Today Date: 26 Jul 2024\n", "gptoss": "date: 2024-07-26\n"}.items():
+        assert date in template(name).decode(template(name).prompt(ChatRequest((QUESTION,))).ids)
+    given = ChatRequest((QUESTION,), template_options={"date_string": "1 Jan 2030"})
+    assert "Today Date: 1 Jan 2030\n" in template("llama3_2").decode(template("llama3_2").prompt(given).ids)
+
+
 def test_an_effort_that_a_template_has_no_word_for_can_still_be_none():
     def asked(name, effort):
         of = template(name)

@@ -134,9 +134,13 @@ def test_a_model_without_an_end_of_turn_is_refused():
     of = fresh_policy()
     of.model.config.eos_token_id = of.model.generation_config.eos_token_id = None
     words = of.tokenizer
+    of.model.config.eos_token_id = [len(words) + 5]
+    assert Policy(of.model, words, "tiny", of.device).stop_ids == {words.eos_token_id}
     end, words.eos_token = words.eos_token, None
     try:
-        with pytest.raises(RequestError, match="names no end-of-turn token"):
+        with pytest.raises(
+            RequestError, match=r"names no end-of-turn token .* in its vocabulary of \d+, only"
+        ):
             Policy(of.model, words, "tiny", of.device)
     finally:
         words.eos_token = end

@@ -45,6 +45,16 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config()
 
 
+def original_length(config: Any) -> int | None:
+    """Return the context length before LongRoPE extended it, or None if it did not.
+
+    Beyond this length, `transformers` rotates all tokens of a batch differently, also those in a cache and
+    in shorter rows. Etude therefore never goes beyond it.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
+
+
 def without_lora(model: Any) -> Any:
     """Return the base model if peft wraps the model, or else the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -15,11 +15,14 @@ from etude.core.call import Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.core.json_text import read_json
 from etude.models.distribution import Adjuster, Adjustment, Bits, bitset_words
+from etude.models.transcript import unescaped
 
 _WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
 """Whitespace between parts of JSON, limited because an uncertain model could write it forever."""
 _THINK = ("<think>", "</think>")
 """The tags around a model's thoughts, which come before the constrained answer."""
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
+"""A string literal of JSON or Lark."""
 _SCHEMA_ERROR = re.compile(r"failed to compile JSON schema: (.*)")
 FORM = "response_format"
 """The request field that asks for a constraint, whatever its kind."""
@@ -84,6 +87,9 @@ class Grammars:
             after = f" ({' | '.join(f'<[{token}]>' for token in ends)})?"
         if before or after:
             text = "\n".join([f"start: {before}answer{after}", *rules, f"answer: %lark {{\n{text}\n}}"])
+        if self._spells_token(constraint):
+            # llguidance would otherwise allow only the special token there, and then refuse it.
+            text = f'%llguidance {{"no_forcing": true}}\n{text}'
         self._compiled(text, constraint.kind)
         return text
 
@@ -104,6 +110,12 @@ class Grammars:
                     return None
                 shaper.allowed = _bits(shaper.matcher, self.vocabulary)
         return shapes
+
+    def _spells_token(self, constraint: Constraint) -> bool:
+        """Return whether a form's text spells the name of an added token, like `<|im_end|>`."""
+        text = constraint.text if constraint.kind == "regex" else "".join(_LITERAL.findall(constraint.text))
+        spelled = unescaped(text)
+        return any(token in spelled for token in self.tokenizer.get_added_vocab())
 
     @cached_property
     def _think_ids(self) -> tuple[int, int] | None:

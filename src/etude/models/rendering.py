@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cache, cached_property, lru_cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,12 @@ _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 INLINE = "content"
 """The `thinking_key` of templates with thinking inside the content, in `<think>` tags."""
 
+_TODAY = datetime(2024, 7, 26)
+_DATES = "".join(f" | replace('%{code}', '{_TODAY:%{code}}')" for code in "YmdBbAaydjHMSp")
+_FIXED_DATE = f"{{%- macro strftime_now(format) -%}}{{{{ format{_DATES} }}}}{{%- endmacro -%}}"
+"""Jinja that fixes the date for templates that write today's, as Llama 3.2's does, so that a run's prompts are
+the same on all days. The date is the one that Llama's templates write without a clock."""
+
 Options = Mapping[str, Any]
 """Template variables besides messages and tools, like `enable_thinking`."""
 
@@ -43,7 +50,7 @@ class Rendering:
         if not tokenizer.chat_template:
             raise RequestError(
                 f"the tokenizer of '{tokenizer.name_or_path}' has no chat template; choose an "
-                "instruction-tuned model, or set the template in its tokenizer_config.json"
+                "instruction-tuned model, or save this one with a tokenizer that has a template"
             )
         self.tokenizer = tokenizer
         self.end_tokens = {str(tokenizer.convert_ids_to_tokens(token)): token for token in sorted(stop_ids)}
@@ -118,8 +125,14 @@ class Rendering:
         ask: bool,
     ) -> list[str]:
         """Return the template's own renderings. May raise any error of the template."""
+        template = self.tokenizer.get_chat_template(tools=list(tools) or None)
         texts = self.tokenizer.apply_chat_template(
-            conversations, tools=list(tools) or None, add_generation_prompt=ask, tokenize=False, **options
+            conversations,
+            tools=list(tools) or None,
+            chat_template=_FIXED_DATE + template if "strftime_now" in template else template,
+            add_generation_prompt=ask,
+            tokenize=False,
+            **options,
         )
         return [str(text) for text in texts]
 

@@ -14,6 +14,7 @@ from typing import Any
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall, RequestError
 from etude.core.message import Tool
+from etude.models.architecture import original_length
 from etude.models.grammar import FORM, Grammars, json_rule, lark_grammar_from, lark_literal, lark_without
 from etude.models.probe import CallForm
 from etude.models.template import ChatTemplate
@@ -45,11 +46,11 @@ class TextCodec:
         if (has := tokenizer.vocab_size) > text.vocab_size:
             raise RequestError(
                 f"the tokenizer of '{tokenizer.name_or_path}' has {has} tokens, and its model "
-                f"{text.vocab_size} (vocab_size in config.json): get tokenizer and model from one place"
+                f"{text.vocab_size} (its config's vocab_size): get tokenizer and model from one place"
             )
-        ends = _stop_ids(tokenizer, generation, config)
-        context = int(getattr(text, "max_position_embeddings", None) or 4096)
         size = int(text.vocab_size)
+        ends = _stop_ids(tokenizer, size, generation, config)
+        context = original_length(text) or int(getattr(text, "max_position_embeddings", None) or 4096)
         template, grammars = ChatTemplate(tokenizer, ends), Grammars(tokenizer, ends, size)
         return cls(tokenizer, template, ends, context, size, grammars)
 
@@ -88,21 +89,23 @@ def load_tokenizer(name: str, file: Mapping[str, str]) -> Any:
     return tokenizer
 
 
-def _stop_ids(tokenizer: Any, *sources: Any) -> frozenset[int]:
+def _stop_ids(tokenizer: Any, vocabulary: int, *sources: Any) -> frozenset[int]:
     """Return the tokens that end an assistant's turn, from the model's configs `sources` and its tokenizer.
 
-    Raises RequestError if none of them names any.
+    A model cannot sample tokens outside its vocabulary, so they are left out. Raises RequestError if none of
+    the sources names another one.
     """
     ids: set[int] = set()
     for source in (*sources, tokenizer):
         named = getattr(source, "eos_token_id", None)
         ids.update([named] if isinstance(named, int) else named or [])
-    if not ids:
+    if not (known := frozenset(token for token in ids if 0 <= token < vocabulary)):
+        odd = f" in its vocabulary of {vocabulary}, only {sorted(ids)}" if ids else ""
         raise RequestError(
-            f"the model '{tokenizer.name_or_path}' names no end-of-turn token (eos_token_id); set it in its "
-            "generation_config.json"
+            f"the model '{tokenizer.name_or_path}' names no end-of-turn token (eos_token_id){odd}; set it in "
+            "the model's generation config, or choose a chat model"
         )
-    return frozenset(ids)
+    return known
 
 
 _EMPTY_THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*")

@@ -152,8 +152,8 @@ def _require_whole(message: Message, where: str, written: str, rendering: Render
                 "model is to write it"
             )
     # Templates write arguments as they are, as JSON or Python, or as JSON within JSON.
-    once = _unescaped(written) if functions else ""
-    readings = (squeezed, _squeezed(once), _squeezed(_unescaped(once)))
+    once = unescaped(written) if functions else ""
+    readings = (squeezed, _squeezed(once), _squeezed(unescaped(once)))
     for function in functions:
         name, arguments = function["name"], tool_arguments(function)
         same = [each for each in functions if each["name"] == name]
@@ -189,7 +189,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _unescaped(text: str) -> str:
+def unescaped(text: str) -> str:
     """Resolve the escapes of JSON or Python in a text."""
 
     def character(match: re.Match[str]) -> str:

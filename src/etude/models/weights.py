@@ -100,10 +100,7 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
         *_fault("have two weights that the config says are one (tie_word_embeddings):", apart),
     ]
     if faults:
-        raise ValueError(
-            f"its files {'; they '.join(faults)}. Get the files again, or correct config.json, so that both "
-            "say the same"
-        )
+        raise ValueError(f"its files {'; they '.join(faults)}. Get the model again, or correct its config")
     _require_finite(model.named_parameters())
     return model
 

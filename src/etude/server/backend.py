@@ -21,7 +21,7 @@ from etude.engines.vllm_engine import VllmEngine
 from etude.engines.vllm_process import VllmProcess
 from etude.engines.vllm_processes import VllmProcesses
 from etude.engines.vllm_program import VllmOptions
-from etude.models.architecture import text_config
+from etude.models.architecture import original_length, text_config
 from etude.models.device import choose_device, dtype_name
 from etude.models.policy import Policy, policy_dtype
 from etude.models.text_codec import TextCodec
@@ -113,7 +113,7 @@ class VllmBackend(Backend):
             folder=self._folder,
             dtype=dtype_name(policy_dtype(settings.model, settings.dtype, device)),
             command=tuple(shlex.split(settings.vllm_command)),
-            arguments=settings.vllm_args,
+            arguments=(*context_arguments(settings.model), *settings.vllm_args),
             max_loras=max(1, settings.max_models - 1),
         )
         self._device = device.type
@@ -230,6 +230,13 @@ class VllmBackend(Backend):
                 policy.export(draft)
                 note_sums(draft)
         return folder
+
+
+def context_arguments(source: str) -> tuple[str, ...]:
+    """Return vLLM's options for a model with LongRoPE, so that it rotates tokens as the learner does."""
+    with loading(source) as (_, _, config):
+        length = original_length(config.get_text_config())
+    return () if length is None else ("--max-model-len", str(length))
 
 
 def _text_config(source: str) -> Any:
