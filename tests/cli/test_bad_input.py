@@ -131,7 +131,7 @@ def test_evaluators_that_fail_are_no_zero(project, body, texts):
         ("./bsae", "the folder does not exist"),
         ("nobodys-model", "no such model in the cache"),
         ("empty", "cannot load the model '.*empty'"),
-        ("modles/tiny", "did you mean './models/tiny'"),
+        ("models/tniy", "did you mean 'models/tiny'"),
     ],
 )
 def test_models_that_are_not_there(local, base, model, text):

@@ -32,7 +32,7 @@ INLINE = "content"
 _TODAY = datetime(2024, 7, 26)
 _DATES = "".join(f" | replace('%{code}', '{_TODAY:%{code}}')" for code in "YmdBbAaydjHMSp")
 _FIXED_DATE = f"{{%- macro strftime_now(format) -%}}{{{{ format{_DATES} }}}}{{%- endmacro -%}}"
-"""Jinja that fixes the date for templates that write today's, as Llama 3.2's does, so that a run's prompts are
+"""Jinja that fixes the date for templates that write today's, as Llama 3.2's does. A run's prompts are then
 the same on all days. The date is the one that Llama's templates write without a clock."""
 
 Options = Mapping[str, Any]

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ PACKAGED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _TO_MAKE = "make it with: python -m etude.models.packaged (in a checkout: make real-model)"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG, _LORA_CONFIG = "config.json", "adapter_config.json"
-_SHOWN = 5
 
 
 def locate(source: str | Path) -> str:
@@ -100,47 +100,36 @@ def not_loaded(source: str | Path, error: Exception) -> RequestError:
 def _require_path(source: str | Path) -> None:
     """Raise RequestError if `source` is meant as a path and there is no model.
 
-    A source is a path if it cannot be a name on the hub, or if its first folder exists. It also counts as
-    one if a model folder there has nearly the same name.
+    A source is a path if it cannot be a name on the hub, or if its first folder exists.
     """
     path, name = _expanded(source), str(source)
-    first, slash, _ = name.partition("/")
     if _is_folder(path):
         if (path / _LORA_CONFIG).is_file():
-            raise RequestError(
-                f"cannot load the model '{name}': that folder holds LoRA weights, not a model: merge them "
-                "into their base, as `etude export` does without --lora"
+            why = (
+                "that folder holds LoRA weights, not a model: merge them into their base, as `etude export` "
+                "does without --lora"
             )
-        if not _holds_model(path) and (path / WEIGHTS_FILE).is_file():
-            raise RequestError(
-                f"cannot load the model '{name}': that folder has only the tensors that training changed; "
-                f"{TO_EXPORT}"
-            )
-        if not _holds_model(path):
-            raise RequestError(
-                f"cannot load the model '{name}': there is no {_CONFIG} in that folder{_models_in(path)}"
-            )
+        elif (path / _CONFIG).is_file():
+            return
+        elif (path / WEIGHTS_FILE).is_file():
+            why = f"that folder has only the tensors that training changed; {TO_EXPORT}"
+        else:
+            why = f"there is no {_CONFIG} in that folder"
+    elif is_gguf(path):
         return
-    if is_gguf(path):
-        return
-    if os.path.exists(path):  # noqa: PTH110
-        raise RequestError(
-            f"cannot load the model '{name}': a model is a folder, or a file that ends in .gguf"
-        )
-    parent = next(above for above in path.parents if _is_folder(above))
-    missing, *below = path.relative_to(parent).parts
-    close = nearest(missing, (folder.name for folder in _folders(parent)))
-    meant = None if close is None else (parent / close).joinpath(*below)
-    if meant is not None and not _is_folder(meant):
-        meant = None
-    if isinstance(source, Path) or not _HUB_NAME.fullmatch(name) or (slash and _is_folder(Path(first))):
-        instead = f"; did you mean '{meant}'?" if meant is not None else _models_in(parent)
-        raise RequestError(f"there is no model at '{name}': the folder does not exist{instead}")
-    if meant is not None and _holds_model(meant) and cached_folder(name) is None:
-        raise RequestError(
-            f"there is no folder '{name}'; did you mean './{meant}'? If it is a model on the Hugging Face "
-            f"hub, download it first: hf download {name}"
-        )
+    elif os.path.exists(path):  # noqa: PTH110
+        why = "a model is a folder, or a file that ends in .gguf"
+    else:
+        beside = list[str]()
+        first, slash, _ = name.partition("/")
+        if isinstance(source, str) and _HUB_NAME.fullmatch(name) and not (slash and _is_folder(Path(first))):
+            return
+        with suppress(OSError):
+            beside = [each.name for each in path.parent.iterdir()]
+        close = nearest(path.name, beside)
+        hint = f"; did you mean '{path.with_name(close)}'?" if close is not None else ""
+        why = f"the folder does not exist{hint}"
+    raise RequestError(f"cannot load the model '{name}': {why}")
 
 
 def _expanded(source: str | Path) -> Path:
@@ -150,24 +139,6 @@ def _expanded(source: str | Path) -> Path:
 def _is_folder(path: Path) -> bool:
     # pathlib's version raises if it lacks permission, and for names that are too long.
     return os.path.isdir(path)  # noqa: PTH112
-
-
-def _folders(parent: Path) -> list[Path]:
-    try:
-        return sorted(path for path in parent.iterdir() if _is_folder(path) and not path.name.startswith("."))
-    except OSError:
-        return []
-
-
-def _holds_model(folder: Path) -> bool:
-    return (folder / _CONFIG).is_file()
-
-
-def _models_in(parent: Path) -> str:
-    """Return the end of a sentence that names the model folders in `parent`."""
-    models = [f"'{folder}'" for folder in _folders(parent) if _holds_model(folder)]
-    more = " and others" if len(models) > _SHOWN else ""
-    return f"; there is {', '.join(models[:_SHOWN])}{more}" if models else ""
 
 
 def cached_folder(name: str) -> Path | None:

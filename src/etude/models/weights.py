@@ -101,7 +101,15 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
     ]
     if faults:
         raise ValueError(f"its files {'; they '.join(faults)}. Get the model again, or correct its config")
-    _require_finite(model.named_parameters())
+    names = [
+        name
+        for name, value in model.named_parameters()
+        if value.is_floating_point() and not value.is_meta and not value.float().sum().isfinite()
+    ]
+    if fault := _fault("have NaN or infinity in", names):
+        raise ValueError(
+            f"its files {fault[0]}. They are damaged, or a training that diverged wrote them: take others"
+        )
     return model
 
 
@@ -114,42 +122,12 @@ def load_outline(config: Any, location: str, gguf_file: str | None = None) -> An
         try:
             model = load_model(config, location, device_map="meta", local_files_only=True)
             model.tie_weights()
-            _require_finite(_stored(location))
             return model
         except OSError:
             if local_path(location) is not None:
                 raise
     with torch.device("meta"):
         return model_class(config).from_config(config)
-
-
-def _require_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise ValueError that names the weights with NaN or infinity; `meta` weights have none."""
-    names = [
-        name
-        for name, value in weights
-        if value.is_floating_point() and not value.is_meta and not value.float().sum().isfinite()
-    ]
-    if fault := _fault("have NaN or infinity in", names):
-        raise ValueError(
-            f"its files {fault[0]}. They are damaged, or a training that diverged wrote them: take others"
-        )
-
-
-def _stored(location: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights in a model's files, unless these exceed 4 GB, which takes a few seconds to read."""
-    files = _weight_files(location)
-    if sum(path.stat().st_size for path in files) > 4_000_000_000:
-        return  # The run checks them when it loads them.
-    for path in files:
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                yield name, file.get_tensor(name)
-
-
-def _weight_files(location: str) -> list[Path]:
-    folder = local_path(location) or cached_folder(location) or Path(location)
-    return sorted(folder.glob("*.safetensors"))
 
 
 def _fault(what: str, names: Iterable[str]) -> list[str]:
@@ -161,8 +139,9 @@ def _fault(what: str, names: Iterable[str]) -> list[str]:
 
 def _weights_differ(location: str, *names: str) -> bool:
     """Return whether two weights are both in a model's files, and differ."""
+    folder = local_path(location) or cached_folder(location) or Path(location)
     found = []
-    for path in _weight_files(location):
+    for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             found += [file.get_tensor(name) for name in names if name in file.keys()]  # noqa: SIM118
     return len(found) == len(names) and not torch.equal(*found)
