@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 68_637,
+    "lines of source": 68_629,
     "modules": 329,
-    "lines of tests": 56_611,
+    "lines of tests": 56_609,
     "benchmark files": 15,
     "config keys": 408,
 }

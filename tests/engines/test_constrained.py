@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import random
 import re
 
 import jsonschema
@@ -72,70 +71,41 @@ def request(kind, text="", *, key=0, **sampling):
     return continuing(PROMPT, Sampling(**{"max_tokens": 200} | sampling, constraint=constraint), key)
 
 
-def random_schema(choose, depth=0):
-    kinds = ["integer", "boolean", "enum", "null", *(["object", "array", "anyOf"] if depth < 2 else [])]
-    match choose.choice(kinds):
-        case "integer":
-            low = choose.randint(-20, 20)
-            return {"type": "integer", "minimum": low, "maximum": low + choose.randint(0, 200)}
-        case "enum":
-            return {"enum": choose.sample(["a", "what is", "é", 'q"', 3, None, True], 3)}
-        case "object":
-            names = choose.sample(["a", "plus", "name of it", "z9"], choose.randint(1, 3))
-            return {
-                "type": "object",
-                "properties": {name: random_schema(choose, depth + 1) for name in names},
-                "required": names,
-                "additionalProperties": False,
-            }
-        case "array":
-            items = random_schema(choose, depth + 1)
-            return {"type": "array", "items": items, "minItems": 1, "maxItems": choose.randint(1, 3)}
-        case "anyOf":
-            return {"anyOf": [random_schema(choose, depth + 1) for _ in range(2)]}
-        case kind:
-            return {"type": kind}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "what is": {"type": "integer", "minimum": -20, "maximum": 30},
+        "é": {"type": "array", "items": {"enum": ["a", 'q"', 3, None]}, "minItems": 1, "maxItems": 3},
+        "z9": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    },
+    "required": ["what is", "é", "z9"],
+    "additionalProperties": False,
+}
+FORMS = {
+    ("regex", "([ab]what|[^a-z ]{1,2}(x|yes|é)){2,4}"): r"([ab]what|[^a-z ]{1,2}(x|yes|é)){2,4}",
+    ("choice", '["yes", "no", "a/\\"b\\""]'): r'yes|no|a/"b"',
+    ("grammar", 'start: "x" DIGITS\nDIGITS: /[0-9]{3}/'): "x[0-9]{3}",
+    # Names of special tokens, as text.
+    ("choice", '["a<|user|>b", "<|end|>"]'): r"a<\|user\|>b|<\|end\|>",
+    ("choice", '["<|end|>"]'): r"<\|end\|>",
+    ("regex", r"x<\|end\|>"): r"x<\|end\|>",
+    ("json_schema", '{"enum": ["<|\\u0065nd|>"]}'): r'"<\|end\|>"',
+}
 
 
-def random_regex(choose, depth=0):
-    pieces = ["[ab]", "what", "[0-9]", "plus?", "(x|yes)", "[^a-z ]", "é"]
-    made = "".join(choose.choice(pieces) for _ in range(choose.randint(1, 3)))
-    if depth < 2 and choose.random() < 0.5:
-        made += f"({random_regex(choose, depth + 1)}|{random_regex(choose, depth + 1)})"
-    return f"({made}){{{choose.randint(1, 2)},{choose.randint(2, 4)}}}" if choose.random() < 0.5 else made
-
-
-def test_every_answer_of_sixty_random_forms_has_its_form():
-    choose = random.Random(0)
-    schemas = [random_schema(choose) for _ in range(30)]
-    regexes = [random_regex(choose) for _ in range(30)]
-    asked = [request("json_schema", json.dumps(schema), key=key) for key, schema in enumerate(schemas)]
-    asked += [request("regex", regex, key=key) for key, regex in enumerate(regexes)]
-    given = answers(policy(), *asked)
-    assert [answer.finish_reason for answer in given] == ["stop"] * 60
-    for schema, answer in zip(schemas, given, strict=False):
-        jsonschema.validate(json.loads(answer.message["content"]), schema)
-    for regex, answer in zip(regexes, given[30:], strict=True):
-        assert re.fullmatch(regex, answer.message["content"])
-
-
-def test_other_forms():
-    given = answers(
-        policy(),
-        *(request("json_object", key=key, max_tokens=200) for key in range(8)),
-        *(request("choice", '["yes", "no", "a/\\"b\\""]', key=key) for key in range(8)),
-        *(request("grammar", 'start: "x" DIGITS\nDIGITS: /[0-9]{3}/', key=key) for key in range(4)),
-    )
-    spelled = ['["a<|user|>b", "<|end|>"]', '["<|end|>"]']  # Names of special tokens, as text.
-    named = answers(policy(), *(request("choice", text, key=key) for text in spelled for key in range(4)))
-    assert {answer.message["content"] for answer in named} == {"a<|user|>b", "<|end|>"}
-    patterns = request("regex", r"x<\|end\|>"), request("json_schema", '{"enum": ["<|\\u0065nd|>"]}')
-    assert [one.message["content"] for one in answers(policy(), *patterns)] == ["x<|end|>", '"<|end|>"']
-    complete = [answer for answer in given[:8] if answer.finish_reason == "stop"]
+def test_every_answer_has_its_form():
+    keys = range(5)
+    asked = [request(*form, key=key) for form in FORMS for key in keys]
+    asked += [request("json_schema", json.dumps(SCHEMA), key=key) for key in keys]
+    asked += [request("json_object", key=key) for key in keys]
+    given = iter(answers(policy(), *asked))
+    for pattern in FORMS.values():
+        assert all(re.fullmatch(pattern, next(given).message["content"]) for _ in keys)
+    for _ in keys:
+        jsonschema.validate(json.loads(next(given).message["content"]), SCHEMA)
+    complete = [answer for answer in given if answer.finish_reason == "stop"]
     assert complete
     assert all(isinstance(json.loads(answer.message["content"]), dict) for answer in complete)
-    assert {answer.message["content"] for answer in given[8:16]} <= {"yes", "no", 'a/"b"'}
-    assert all(re.fullmatch("x[0-9]{3}", answer.message["content"]) for answer in given[16:])
 
 
 MIXED = [
