@@ -94,6 +94,13 @@ async def test_journal_and_files_of_a_copy_belong_together(run, tmp_path):
     await task
 
 
+def test_of_a_link_the_copy_has_what_it_leads_to(run, tmp_path):
+    (tmp_path / "notes").write_text("elsewhere")
+    (run.path / "notes").symlink_to(tmp_path / "notes")
+    copies(run).copy()
+    assert (restore_run(PLACE, tmp_path / "new", {}).run / "notes").read_text() == "elsewhere"
+
+
 @pytest.mark.parametrize(
     "error",
     [ConnectionError("no route to host"), OSError(errno.ENOSPC, "No space left on device")],

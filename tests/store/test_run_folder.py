@@ -16,7 +16,7 @@ import pytest
 from etude.core.errors import RequestError, StoreError
 from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import ModelVersion
-from etude.store.facts import list_runs, read_facts
+from etude.store.facts import find_run, list_runs, read_facts
 from etude.store.log import EpochLog
 from etude.store.run_folder import RunFolder, describe_environment, git_state, new_run_name
 from etude.store.versions import choose_version, run_version, stored_at
@@ -97,7 +97,7 @@ def test_a_run_is_never_made_over_another(tmp_path: Path) -> None:
         RunFolder.create(tmp_path, "own")
 
 
-@pytest.mark.parametrize("name", ["", " ", "..", "a/b", "a\\b", ".hidden"])
+@pytest.mark.parametrize("name", ["", " ", "..", "a/b", "a\\b", ".hidden", "a" * 201])
 def test_a_name_must_make_one_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(RequestError, match="cannot name a run"):
         RunFolder.create(tmp_path, name)
@@ -115,6 +115,18 @@ def test_opening_what_is_no_run_names_the_runs_there_are(tmp_path: Path) -> None
     RunFolder.create(tmp_path, "good").close()
     with pytest.raises(RequestError, match=r"is not a run folder.*good"):
         RunFolder.open(tmp_path / "a")
+
+
+def test_a_run_is_found_where_an_empty_folder_here_has_its_name(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunFolder.create("runs", "a").close()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert find_run("a", Path("runs")) == tmp_path / "runs" / "a"
+    with pytest.raises(RequestError, match="run b was stopped before it stored anything"):
+        find_run("b", Path("runs"))
+    with pytest.raises(RequestError, match="there is no run"):
+        find_run("x" * 300, Path("runs"))
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

@@ -134,7 +134,8 @@ class Copies:
             copy_journal(self._run, database)
             members = {DATABASE: database, FACTS: facts}
             members |= {name: self._run / name for name in files if not _WRITTEN_ONCE.match(name)}
-            with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
+            # Of a link its target is copied: a restored run must need no other place.
+            with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as packed:
                 for name, each in members.items():
                     packed.add(each, name)
             if list_run_files(self._run) != files:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -150,17 +151,18 @@ def _last_changed(run: Path) -> float:
 
 def is_run(path: Path) -> bool:
     """Return whether there is a run folder at `path`."""
-    return (path / DATABASE).is_file()
+    return os.path.isfile(path / DATABASE)  # noqa: PTH113  `Path.is_file` raises for a name that is too long
 
 
 def find_run(text: str, root: Path) -> Path:
     """Return the run folder that `text` names: a folder, or a name in `root`. Raises RequestError."""
-    for path in (Path(text), root / text):
-        if is_run(path):
-            return path.absolute()
+    paths = (Path(text), root / text)
+    for path in filter(is_run, paths):
+        return path.absolute()
+    for path in filter(os.path.isdir, paths):
         if any((path / name).is_file() for name in (WEIGHTS_FILE, SERVER_DATABASE)):
             raise RequestError(f"{path} is not a run: {TO_EXPORT}")
-        if path.is_dir() and ((path / LOCK).is_file() or not any(path.iterdir())):
+        if (path / LOCK).is_file() or not any(path.iterdir()):
             what = "evaluation" if (path / REQUEST).exists() else "run"
             command = "evaluate" if what == "evaluation" else f"train CONFIG --name {shlex.quote(path.name)}"
             raise RequestError(

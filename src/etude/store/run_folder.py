@@ -39,6 +39,8 @@ KEY_STEP = "run/key"
 LOCK = "lock"
 
 _GIT_SECONDS = 5
+_LONGEST_NAME = 200
+"""In bytes. File systems take 255 for a name, and drafts of the folder need some of them."""
 _FIELD = re.compile(r"^(Name|Version): *(.*?) *\r?$", re.MULTILINE)
 """Matches in the metadata of an installed package."""
 
@@ -78,8 +80,11 @@ class RunFolder:
         """
         root = Path(root)
         name = new_run_name(root) if name is None else name
-        if not name.strip() or not name.isprintable() or name.startswith(".") or set(name) & set("/\\:"):
-            raise RequestError(f"{name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
+        is_odd = not name.strip() or not name.isprintable() or name.startswith(".") or set(name) & set("/\\:")
+        if is_odd or len(os.fsencode(name)) > _LONGEST_NAME:
+            raise RequestError(
+                f"{name!r} cannot name a run: use at most {_LONGEST_NAME} letters, digits, '-', '_' and '.'"
+            )
         path = root / name
         if (path / DATABASE).exists():
             raise RequestError(
