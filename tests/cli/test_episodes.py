@@ -101,12 +101,9 @@ def test_an_episode_reads_from_top_to_bottom(project):
         "  question: v0?\n"
         "expected: 'yes'\n"
         "turns:\n"
-        "- call: 0\n"
-        "  model: policy\n"
-        "  prompt:\n"
-        "  - user: v0?\n"
-        "  assistant: 'yes'\n"
-        "  finish_reason: stop\n"
+        "- user: v0?\n"
+        "- policy: 'yes'\n"
+        "  about: call 0, v0\n"
         "output: 'yes'\n"
         "reward: 1.0\n"
         "scores:\n"
@@ -120,13 +117,12 @@ def test_an_episode_reads_from_top_to_bottom(project):
 def test_tools_and_events_are_shown_where_they_happened(game):
     change(game / "config.yml", workflow="game:looks_up")
     evaluate("--greedy")
-    started, first, second, rewarded, third = read()["turns"]
-    assert started == {"note": "begins"}
-    assert first["function"] == "solver" and first["prompt"] == [{"user": "v0?"}]
+    shown = read()["turns"]
+    assert shown[:2] == [{"note": "begins"}, {"user": "v0?"}]
     # What was said before is not said again.
-    assert second["prompt"] == [{"tool_calls": [{"look_up": {"word": "t"}}]}, {"tool": "t means\nyes"}]
-    assert rewarded == {"step_reward": 0.5, "reason": "looked it up"}
-    assert third["prompt"] == [{"user": "done?"}] and "function" not in third
+    assert [next(iter(turn)) for turn in shown[2:6]] == ["solver", "assistant", "tool", "solver"]
+    assert shown[3]["tool_calls"] == [{"look_up": {"word": "t"}}] and shown[4]["tool"] == "t means\nyes"
+    assert shown[6:8] == [{"step reward": "0.5; looked it up"}, {"user": "done?"}]
 
 
 def test_a_failed_episode_is_shown_up_to_its_failure(project):
@@ -135,8 +131,8 @@ def test_a_failed_episode_is_shown_up_to_its_failure(project):
     etude("evaluate", "config.yml", "--name", "e", "-o", "finetuning.error_budget=1")
     shown = read()
     assert shown["failure"].startswith("call_failed: ") and "output" not in shown
-    assert shown["turns"][0]["prompt"] == [{"user": "broken?"}]
-    assert "500" in shown["turns"][0]["error"]
+    asked, answered = shown["turns"]
+    assert asked == {"user": "broken?"} and "500" in answered["policy failed"]
 
 
 def scores_told(*arguments):

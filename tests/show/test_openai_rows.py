@@ -141,12 +141,14 @@ async def test_thinking_is_a_part_of_its_own(record: EpisodeRecord, tmp_path: Pa
         await journal.put("eval/e/0", encode_episode(record, {}))
         run: Any = SimpleNamespace(journal=journal, path=tmp_path, name="r")
         shown = yaml.safe_load(episode_transcript(run, "eval/e/0"))
-    first, second, third = shown["turns"]
-    assert first["prompt"] == [{"user": "1 + 2?"}]
-    assert (first["thinking"], first["tool_calls"]) == ("I add.", [{"add": {"a": 1, "b": 2}}])
-    assert second["prompt"] == [{"tool": "3"}]
-    said = {"thinking": "3, then.", "assistant": "It is"}
-    assert second == second | said | {"finish_reason": "length"}
-    assert third["prompt"] == [{"user": "1 + 2?"}, said, {"user": "1 + 2?"}]
-    assert third == third | said | {"call": 2, "function": "f", "model": "m", "finish_reason": "stop"}
+    assert shown["turns"] == [
+        {"user": "1 + 2?"},
+        {"thinking": "I add.", "f": "", "tool_calls": [{"add": {"a": 1, "b": 2}}], "about": "call 0, v0"},
+        {"tool": "3"},
+        {"thinking": "3, then.", "f": "It is", "about": "call 1, v0, cut off"},
+        {"user": "1 + 2?"},
+        {"thinking": "3, then.", "assistant": "It is"},
+        {"user": "1 + 2?"},
+        {"thinking": "3, then.", "f": "It is", "about": "call 2, v0"},
+    ]
     assert shown["output"] == "It is"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -23,11 +23,9 @@ from etude.config.load import parse_config
 from etude.config.schema import Config
 from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
-from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
+from etude.core.episode import EpisodeRecord
 from etude.core.errors import CapabilityError, RequestError
 from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
-from etude.core.json_text import read_json
-from etude.core.message import Message, is_text, message_text
 from etude.core.trajectory import Method, Trajectory
 from etude.protocols.tree import as_yaml, transcript
 from etude.rollout.collections import collection_phase, phase_name
@@ -35,6 +33,7 @@ from etude.rollout.evaluation import Evaluation, EvaluationRequest, make_item, s
 from etude.rollout.evaluator import unscored
 from etude.rollout.scorer import read_score
 from etude.runtime import Runtime
+from etude.show.turns import list_turns
 from etude.store.episodes import episode_scores, iter_episodes, list_phases, phase_epoch, read_episode
 from etude.store.files import open_draft, open_private
 from etude.store.journal import Journal
@@ -253,82 +252,25 @@ def episode_transcript(run: RunFolder, episode: str) -> str:
             f"run {run.name} has no episode '{episode}'; an episode is named by its phase, example and "
             f"generation. `etude episodes {run.path}` lists them"
         )
-    shown = transcript(record) if is_play(record) else _conversation(record)
+    if is_play(record):
+        shown = transcript(record)
+    else:
+        inputs, expected = jsonable(dict(record.example.inputs)), jsonable(record.example.expected)
+        shown = {"episode": record.id, "example": record.example.id, "inputs": inputs, "expected": expected}
+        shown["turns"] = [turn.as_json() for turn in list_turns(record)]
+        if record.failure is None:
+            shown["output"] = jsonable(record.output)
+        else:
+            shown["failure"] = f"{record.failure.kind}: {record.failure.reason}"
     stored = episode_scores(run.journal, record.id)
     rewarded = reward_name(stored_data(run.path, required=False))
     if (reward := stored.get(str(rewarded), {}).get("score")) is not None:
         shown["reward"] = reward
     if stored:
-        shown["scores"] = {name: _score(each) for name, each in stored.items()}
+        shown["scores"] = {
+            name: row["score"]
+            if not (row.get("reasoning") or row.get("error"))
+            else {key: row[key] for key in ("score", "reasoning", "error") if row.get(key) is not None}
+            for name, row in stored.items()
+        }
     return as_yaml(shown)
-
-
-def _score(stored: Mapping[str, Any]) -> Any:
-    """Return the score, as a number if there is no reasoning or error."""
-    kept = {key: stored[key] for key in ("score", "reasoning", "error") if stored.get(key) is not None}
-    return kept["score"] if kept.keys() == {"score"} else kept
-
-
-def _conversation(record: EpisodeRecord) -> dict[str, Any]:
-    """Return calls and events in order, then the output or the failure.
-
-    A call that continues an earlier one shows only its new messages.
-    """
-    example = record.example
-    shown: dict[str, Any] = {
-        "episode": record.id,
-        "example": example.id,
-        "inputs": jsonable(dict(example.inputs)),
-        "expected": jsonable(example.expected),
-        "turns": [_event(each) if isinstance(each, Event) else _call(each) for each in in_order(record)],
-    }
-    if record.failure is not None:
-        return shown | {"failure": f"{record.failure.kind}: {record.failure.reason}"}
-    return shown | {"output": jsonable(record.output)}
-
-
-def _event(event: Event) -> dict[str, Any]:
-    if event.kind in ("note", "log"):
-        return {event.kind: event.text}
-    if event.tool is not None:
-        use = event.tool
-        return {"tool": use.name, "of": use.source, "outcome": use.outcome, "seconds": round(use.seconds, 3)}
-    named = {"score": event.name} if event.kind == "score" else {}
-    whose = {} if event.agent is None else {"agent": event.agent}
-    value = {"value" if named else "step_reward": event.value}
-    return named | whose | value | ({"reason": event.text} if event.text else {})
-
-
-def _call(added: AddedCall) -> dict[str, Any]:
-    call, completion = added.call, added.call.completion
-    function = {} if call.function == WORKFLOW else {"function": call.function}
-    shown: dict[str, Any] = {"call": call.index, **function, "model": call.model}
-    if added.continues is not None:
-        shown["continues"] = added.continues
-    shown["prompt"] = [_message(message) for message in added.messages]
-    shown |= {} if completion is None else _message(completion.message)
-    if call.error is not None:
-        shown["error"] = call.error
-    if completion is not None:
-        shown["finish_reason"] = completion.finish_reason
-    return shown
-
-
-def _message(message: Message) -> dict[str, Any]:
-    """Return a message's thinking, its text under its role, and its tool calls by name."""
-    called = [_tool_call(wire) for wire in message.get("tool_calls") or ()]
-    content = message_text(message) if is_text(message) else jsonable(message["content"])
-    thinking = message.get("reasoning_content")
-    shown: dict[str, Any] = {"thinking": thinking} if thinking else {}
-    shown |= {str(message.get("role")): content} if content or not (called or thinking) else {}
-    return shown | ({"tool_calls": called} if called else {})
-
-
-def _tool_call(wire: Any) -> dict[str, Any]:
-    """Return a tool call's name and arguments, or the arguments as text if they are not JSON."""
-    function = wire.get("function", {})
-    arguments = function.get("arguments")
-    try:
-        return {str(function.get("name")): read_json(arguments, unique_keys=False)}
-    except (TypeError, ValueError):
-        return {str(function.get("name")): jsonable(arguments)}

@@ -11,16 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from etude.algorithms.episodes import is_play
-from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
+from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
-from etude.core.message import Message, is_text, message_text
+from etude.core.message import message_text
 from etude.protocols.decision import WORDS as VERDICTS
 from etude.protocols.decision import shown_decision
 from etude.protocols.tree import EpisodeTree, Node
+from etude.show.turns import Turn, list_turns
 from etude.store.episodes import episode_scores, list_phases, phase_epoch, read_episode
 from etude.store.journal import Journal
-from etude.store.jsonable import jsonable
 from etude.store.log import histories
 from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import RunFolder
@@ -146,83 +146,6 @@ def _entries(journal: Journal, run: str) -> dict[str, Entry]:
     return entries
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One message or event of an episode."""
-
-    kind: str
-    """A role, `event` or `failure`."""
-    who: str
-    text: str = ""
-    thinking: str = ""
-    tools: tuple[Mapping[str, Any], ...] = ()
-    """The `name` and `arguments` of each tool call."""
-    call: int | None = None
-    """Index of the call that this answers."""
-    marks: tuple[str, ...] = ()
-    """Facts in a word or two."""
-    is_bad: bool = False
-
-
-def list_turns(record: EpisodeRecord) -> list[Turn]:
-    """Return the turns of an episode. A call that continues an earlier one adds only its new messages."""
-    turns: list[Turn] = []
-    for each in in_order(record):
-        turns += [_event(each)] if isinstance(each, Event) else _call(each)
-    if record.failure is not None:
-        turns.append(Turn("failure", record.failure.kind, record.failure.reason, is_bad=True))
-    return turns
-
-
-def _call(added: AddedCall) -> Iterator[Turn]:
-    call = added.call
-    for message in added.messages:
-        yield _message_turn(message, str(message.get("role")))
-    marks = [] if added.continues is None else [f"continues call {added.continues}"]
-    who = call.model if call.function == WORKFLOW else call.function
-    if call.completion is None:
-        yield Turn(
-            "failure", who, call.error or "no answer", call=call.index, marks=tuple(marks), is_bad=True
-        )
-        return
-    answer = call.completion
-    if answer.finish_reason == "length":
-        marks.append("cut off")
-    if answer.drifted:
-        marks.append(f"drifted: {answer.fault or 'the template wrote the prompt anew'}")
-    if call.retries:
-        marks.append(f"asked {call.retries + 1} times")
-    version = "from a log" if call.logged else f"v{answer.model_version}"
-    yield _message_turn(answer.message, who, call.index, (version, *marks))
-
-
-def _message_turn(message: Message, who: str, call: int | None = None, marks: Sequence[str] = ()) -> Turn:
-    content = message.get("content")
-    text = message_text(message) if is_text(message) else str(jsonable(content))
-    functions = (wire.get("function") or {} for wire in message.get("tool_calls") or ())
-    tools = tuple({"name": str(each.get("name")), "arguments": each.get("arguments")} for each in functions)
-    role = str(message.get("role") or "other")
-    thinking = str(message.get("reasoning_content") or "")
-    return Turn(role, who, text, thinking, tools, call, tuple(marks))
-
-
-def _event(event: Event) -> Turn:
-    whose = "" if event.agent is None else f" of {event.agent}"
-    if event.tool is not None:
-        use, is_bad = event.tool, event.tool.outcome != "ok"
-        marks = (use.outcome, f"{use.seconds:.2f} s") if is_bad else (f"{use.seconds:.2f} s",)
-        return Turn("event", f"tool {use.name}", use.result if is_bad else "", marks=marks, is_bad=is_bad)
-    if event.kind in ("step_reward", "score"):
-        name = event.name or "step reward"
-        return Turn(
-            "event",
-            f"{name}{whose}",
-            event.text,
-            marks=(f"{event.value:g}",) if event.value is not None else (),
-        )
-    return Turn("event", f"{event.kind}{whose}", event.text)
-
-
 _COLOURS = 6
 
 
@@ -293,7 +216,7 @@ def episode_page(request: Request) -> Response:
     id, rewards = request.path_params["id"], library.rewards(path)
     with RunFolder.read(path) as run:
         record, (phase, _) = read_record(run, id), split_id(run.journal, id)
-        turns = list_turns(record)
+        turns = _turns(record)
         context: dict[str, Any] = {
             "record": record,
             "phase": phase,
@@ -319,7 +242,7 @@ def group_page(request: Request) -> Response:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}' in {phase}")
         records = [read_record(run, sibling.id) for sibling in siblings[:_SIBLINGS]]
     shown = [
-        (each, record, list_turns(record), _describe_play(record))
+        (each, record, _turns(record), _describe_play(record))
         for each, record in zip(siblings, records, strict=False)
     ]
     context: dict[str, Any] = {
@@ -343,6 +266,12 @@ def find_siblings(journal: Journal, phase: str, example: str, reward: str | None
     """Return outlines of the episodes of an example in a phase."""
     episodes = outlines(journal, f"{phase}/{example}/", reward)
     return sorted((each for each in episodes if each.example == example), key=lambda each: each.generation)
+
+
+def _turns(record: EpisodeRecord) -> list[Turn]:
+    failure = record.failure
+    ends = [] if failure is None else [Turn("failure", failure.kind, failure.reason, is_bad=True)]
+    return [*list_turns(record), *ends]
 
 
 def _describe_play(record: EpisodeRecord) -> dict[str, Any] | None:

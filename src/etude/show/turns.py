@@ -1,0 +1,102 @@
+"""The turns of an episode, as a page and a transcript show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
+from etude.core.json_text import read_json
+from etude.core.message import Message, is_text, message_text
+from etude.store.jsonable import jsonable
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message or event of an episode."""
+
+    kind: str
+    """A role, `event` or `failure`."""
+    who: str
+    text: str = ""
+    thinking: str = ""
+    tools: tuple[tuple[str, Any], ...] = ()
+    """The name and the arguments of each tool call."""
+    call: int | None = None
+    """Index of the call that this answers."""
+    marks: tuple[str, ...] = ()
+    """Facts in a word or two."""
+    is_bad: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the turn for a transcript."""
+        call = [] if self.call is None else [f"call {self.call}"]
+        about = ", ".join((*call, *self.marks))
+        if self.kind == "event":
+            return {self.who: "; ".join(filter(None, (about, self.text)))}
+        who = f"{self.who} failed" if self.kind == "failure" else self.who
+        tools = [{name: arguments} for name, arguments in self.tools]
+        shown = {"thinking": self.thinking, who: self.text, "tool_calls": tools, "about": about}
+        return {name: value for name, value in shown.items() if value or name == who}
+
+
+def list_turns(record: EpisodeRecord) -> list[Turn]:
+    """Return the turns of an episode. A call that continues an earlier one adds only its new messages."""
+    turns: list[Turn] = []
+    for each in in_order(record):
+        turns += [_event(each)] if isinstance(each, Event) else _call(each)
+    return turns
+
+
+def _call(added: AddedCall) -> Iterator[Turn]:
+    call, answer = added.call, added.call.completion
+    for message in added.messages:
+        yield _message(message, str(message.get("role")))
+    marks = [] if added.continues is None else [f"continues call {added.continues}"]
+    who = call.model if call.function == WORKFLOW else call.function
+    if answer is None:
+        text = call.error or "no answer"
+        yield Turn("failure", who, text, call=call.index, marks=tuple(marks), is_bad=True)
+        return
+    if answer.finish_reason == "length":
+        marks.append("cut off")
+    if answer.drifted:
+        marks.append(f"drifted: {answer.fault or 'the template wrote the prompt anew'}")
+    if call.retries:
+        marks.append(f"asked {call.retries + 1} times")
+    version = "from a log" if call.logged else f"v{answer.model_version}"
+    yield _message(answer.message, who, call.index, (version, *marks))
+
+
+def _message(message: Message, who: str, call: int | None = None, marks: Sequence[str] = ()) -> Turn:
+    return Turn(
+        kind=str(message.get("role") or "other"),
+        who=who,
+        text=message_text(message) if is_text(message) else str(jsonable(message.get("content"))),
+        thinking=str(message.get("reasoning_content") or ""),
+        tools=tuple(_tool_call(wire.get("function") or {}) for wire in message.get("tool_calls") or ()),
+        call=call,
+        marks=tuple(marks),
+    )
+
+
+def _tool_call(function: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return a tool call's name and arguments, or the arguments as text if they are not JSON."""
+    arguments = function.get("arguments")
+    try:
+        return str(function.get("name")), read_json(arguments, unique_keys=False)
+    except (TypeError, ValueError):
+        return str(function.get("name")), jsonable(arguments)
+
+
+def _event(event: Event) -> Turn:
+    whose = "" if event.agent is None else f" of {event.agent}"
+    if event.tool is not None:
+        use, is_bad = event.tool, event.tool.outcome != "ok"
+        marks = (use.outcome, f"{use.seconds:.2f} s") if is_bad else (f"{use.seconds:.2f} s",)
+        return Turn("event", f"tool {use.name}", use.result if is_bad else "", marks=marks, is_bad=is_bad)
+    if event.kind in ("step_reward", "score"):
+        marks = () if event.value is None else (f"{event.value:g}",)
+        return Turn("event", f"{event.name or 'step reward'}{whose}", event.text, marks=marks)
+    return Turn("event", f"{event.kind}{whose}", event.text)
