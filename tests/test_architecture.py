@@ -57,7 +57,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 68_629,
+    "lines of source": 68_516,
     "modules": 329,
     "lines of tests": 56_609,
     "benchmark files": 15,

@@ -94,6 +94,7 @@ def test_a_run_that_an_alarm_ended_did_nothing_after_it():
     assert stopped_by(ended) == "epoch 2: they differ"
     assert stopped_by(ended.with_entry(epoch(2, 0.5))) is None
     assert stopped_by(History(run_id="r")) is None
+    assert alarm_sentences(history([0.1, 0.5], {0: 0.1, 2: 0.6})) == []
 
 
 def cause(reason, count=3, kind="call_failed", episode="train/1/a/1"):
@@ -108,7 +109,3 @@ def test_causes_are_added_up_over_epochs():
     first, second = causes_in(entries)
     assert (first.count, first.reason, first.episode) == (7, "took longer than 30 s", "train/1/a/1")
     assert second.count == 1
-
-
-def test_a_run_that_goes_well_has_no_warnings():
-    assert alarm_sentences(history([0.1, 0.5], {0: 0.1, 2: 0.6})) == []

@@ -73,27 +73,13 @@ def test_a_run_that_was_killed_is_whole(run: Path) -> None:
     assert len(content(run)) == 300
 
 
-def test_a_journal_of_ones_own_is_told_of_its_own_files_and_of_no_command_for_runs(
-    run: Path, tmp_path: Path
-) -> None:
-    for part in ("", "-wal"):
-        shutil.copy(run / f"run.db{part}", tmp_path / f"loop.db{part}")
-    overwrite(tmp_path / "loop.db")
-    with pytest.raises(StoreError, match=r"loop\.db") as raised:
-        Journal(tmp_path / "loop.db")
-    told = str(raised.value)
-    assert "replace loop.db and the files whose names begin with loop.db- by intact copies" in told
-    assert "etude runs" not in told and "run.db" not in told
-    for path in tmp_path.glob("loop.db*"):
-        path.unlink()
-    Journal(tmp_path / "loop.db").close()  # As it says: all of them deleted, it begins anew.
-
-
-def test_an_empty_journal_of_ones_own_is_not_taken_for_a_run(tmp_path: Path) -> None:
+def test_a_journal_that_is_overwritten_or_empty_is_named(run: Path, tmp_path: Path) -> None:
+    overwrite(run / "run.db")
+    with pytest.raises(StoreError, match=r"run\.db.*replace it by an intact copy"):
+        Journal(run / "run.db")
     (tmp_path / "loop.db").touch()
-    with pytest.raises(StoreError, match=r"loop\.db is empty: nothing was stored in it") as raised:
+    with pytest.raises(StoreError, match=r"loop\.db is empty: nothing was stored in it"):
         Journal(tmp_path / "loop.db", read_only=True)
-    assert "etude resume" not in str(raised.value)
 
 
 def test_no_flipped_byte_goes_unnoticed(run: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from etude.core.errors import RequestError, StoreError
 
 if TYPE_CHECKING:
     from etude.core.history import Entry, History
+    from etude.core.stats import Estimate
     from etude.store.facts import RunFacts
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
@@ -88,7 +89,7 @@ def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Verify the stored files of a run. The exit code is 1 if it is damaged."""
     from etude.loop.lifecycle import check_files, check_journal
-    from etude.store.database import DATABASE, how_to_mend
+    from etude.store.database import TO_MEND
     from etude.store.facts import find_run
 
     path = find_run(run, output_dir)
@@ -99,7 +100,7 @@ def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> No
         emit({"run": str(path), "damage": damage, "files": files})
         raise typer.Exit(1 if damage or files else 0)
     if damage:
-        raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {how_to_mend(path / DATABASE)}")
+        raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {TO_MEND}")
     if files:
         with on_error(lambda: hints.resume(path)):
             raise StoreError(f"{path} is damaged: {'; '.join(files)}. A damaged version is made again")
@@ -125,7 +126,6 @@ def compare(
         read_facts,
         read_histories,
     )
-    from etude.store.figures import shown_difference
 
     if len(runs) < 2:
         raise RequestError("name two runs or more: etude runs compare RUN RUN")
@@ -153,10 +153,17 @@ def compare(
         if difference is None and not by_evaluator:
             say_wrapped(f"{run_facts.name}: measured on fewer than two examples that {first} was measured on")
         if difference is not None:
-            say_wrapped(f"{against}: {shown_difference(difference)}")
-        for name, estimates in by_evaluator.items():
-            say_wrapped(f"{against}, {name}: {shown_difference(estimates)}")
+            say_wrapped(f"{against}: {_shown(difference)}")
+        for name, estimate in by_evaluator.items():
+            say_wrapped(f"{against}, {name}: {_shown(estimate)}")
     next_step(hints.show(paths[-1]))
+
+
+def _shown(difference: Estimate) -> str:
+    from etude.core.stats import shown_mean
+
+    mean = shown_mean(difference.mean, difference.low, difference.high, sign="+")
+    return f"{mean} on {difference.n} common examples"
 
 
 def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:

@@ -41,7 +41,7 @@ from etude.store.jsonable import jsonable
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import (
     list_evaluators,
-    reward_name,
+    reward_names,
     stored_data,
     target_names,
     trained_parts,
@@ -263,8 +263,8 @@ def episode_transcript(run: RunFolder, episode: str) -> str:
         else:
             shown["failure"] = f"{record.failure.kind}: {record.failure.reason}"
     stored = episode_scores(run.journal, record.id)
-    rewarded = reward_name(stored_data(run.path, required=False))
-    if (reward := stored.get(str(rewarded), {}).get("score")) is not None:
+    rewarded = reward_names(stored_data(run.path, required=False)).get(None, "")
+    if (reward := stored.get(rewarded, {}).get("score")) is not None:
         shown["reward"] = reward
     if stored:
         shown["scores"] = {

@@ -1,4 +1,4 @@
-"""The trackers for MLflow, TensorBoard, Trackio, and Weights & Biases."""
+"""The trackers for MLflow, OpenTelemetry, TensorBoard, Trackio, and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import redirect_stdout
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +18,11 @@ from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.errors import EtudeError, require_extra
 from etude.show.tracker import SECONDS_TO_ANSWER, RunRecord, State, TrackedRun, Tracker, require_server
+from etude.store.episodes import EVALUATION, iter_episodes
 from etude.store.files import private_folder
+from etude.store.journal import Journal
+from etude.store.log import histories
+from etude.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -274,16 +279,90 @@ class WandbTracker(_ServiceTracker):
         held.finish(exit_code=int(state != "finished"))
 
 
-def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker]) -> None:
+_EPISODES = {
+    "warm_up": "warm-up",
+    "epoch": "train/{epoch}",
+    "validation": "validation/{epoch}",
+    "evaluation": EVALUATION,
+}
+"""The beginning of the ids of a record's episodes, by the kind of the record."""
+_SPANS_AT_ONCE = 512
+
+
+class OtelConfig(TrackerConfig, name="otel"):
+    """Spans of episodes and everything in them, for any collector that takes OTLP over HTTP.
+
+    Headers, timeout and service name come from OpenTelemetry's own variables: OTEL_EXPORTER_OTLP_HEADERS,
+    OTEL_EXPORTER_OTLP_TIMEOUT and OTEL_SERVICE_NAME.
+    """
+
+    endpoint: str | None = None
+    """The collector. By default OTEL_EXPORTER_OTLP_ENDPOINT, or else `http://localhost:4318`."""
+    content: bool = False
+    """Set it to true to send messages, arguments and results too. Secrets in them are masked."""
+
+    def destination(self) -> str:
+        return self.endpoint or ""
+
+
+class OtelTracker(_ServiceTracker):
+    """The tracker for OpenTelemetry. It sends spans of episodes when their epoch or validation is over."""
+
+    _config: OtelConfig
+    _run: TrackedRun
+
+    def open(self, run: TrackedRun) -> str:
+        """Make a client of the collector. Nothing is sent yet."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+
+        from etude.show.spans import EpisodeSpans
+
+        endpoint = self._config.endpoint
+        self._run = run
+        self._held = OTLPSpanExporter(None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces")
+        code = {f"etude.{name}": text for name, text in run.code.items()}
+        service = os.environ.get("OTEL_SERVICE_NAME", "etude")
+        resource = Resource.create({"service.name": service, "etude.run": run.name, **code})
+        self._spans = EpisodeSpans(run.token, run.config.get("llms") or {}, resource, self._config.content)
+        return ""
+
+    def send(self, record: RunRecord) -> None:
+        """Send the spans of the record's episodes. Raises EtudeError."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        with RunFolder.read(self._run.folder) as run:
+            spans = self._record_spans(run.journal, record)
+            while batch := [*islice(spans, _SPANS_AT_ONCE)]:
+                if self._held.export(batch) is not SpanExportResult.SUCCESS:
+                    raise EtudeError(
+                        "the collector did not take the spans; does it run, and does it take OTLP over HTTP?"
+                    )
+
+    def _end(self, held: Any, state: State) -> None:
+        held.shutdown()
+
+    def _record_spans(self, journal: Journal, record: RunRecord) -> Iterator[Any]:
+        # Several models may train on the same episodes, which are sent once.
+        first = next(iter(histories(journal, "")))
+        part = _EPISODES.get(record.kind, "").format(epoch=record.step)
+        if part and (record.kind == "warm_up" or record.target in (None, first)):
+            for episode in iter_episodes(journal, part):
+                if re.match(rf"{part}(?!\d)", episode.id):
+                    yield from self._spans.of(journal, episode)
+
+
+def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker], package: str) -> None:
     async def made(config: TrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
         """Build the tracker. Raises MissingExtraError."""
-        require_extra(config.type_name, f"the tracker '{config.type_name}'", config.type_name)
+        require_extra(package, f"the tracker '{config.type_name}'", config.type_name)
         yield tracker(config)
 
     register_tracker(config_type=config_type)(made)
 
 
-_register(MlflowConfig, MlflowTracker)
-_register(TensorBoardConfig, TensorBoardTracker)
-_register(TrackioConfig, TrackioTracker)
-_register(WandbConfig, WandbTracker)
+_register(MlflowConfig, MlflowTracker, "mlflow")
+_register(OtelConfig, OtelTracker, "opentelemetry.exporter.otlp.proto.http")
+_register(TensorBoardConfig, TensorBoardTracker, "tensorboard")
+_register(TrackioConfig, TrackioTracker, "trackio")
+_register(WandbConfig, WandbTracker, "wandb")

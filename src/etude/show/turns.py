@@ -83,7 +83,7 @@ def _message(message: Message, who: str, call: int | None = None, marks: Sequenc
 
 def _tool_call(function: Mapping[str, Any]) -> tuple[str, Any]:
     """Return a tool call's name and arguments, or the arguments as text if they are not JSON."""
-    arguments = function.get("arguments")
+    arguments: Any = function.get("arguments")
     try:
         return str(function.get("name")), read_json(arguments, unique_keys=False)
     except (TypeError, ValueError):
@@ -94,9 +94,9 @@ def _event(event: Event) -> Turn:
     whose = "" if event.agent is None else f" of {event.agent}"
     if event.tool is not None:
         use, is_bad = event.tool, event.tool.outcome != "ok"
-        marks = (use.outcome, f"{use.seconds:.2f} s") if is_bad else (f"{use.seconds:.2f} s",)
+        marks = (*([use.outcome] if is_bad else []), f"{use.seconds:.2f} s")
         return Turn("event", f"tool {use.name}", use.result if is_bad else "", marks=marks, is_bad=is_bad)
     if event.kind in ("step_reward", "score"):
-        marks = () if event.value is None else (f"{event.value:g}",)
-        return Turn("event", f"{event.name or 'step reward'}{whose}", event.text, marks=marks)
+        value = () if event.value is None else (f"{event.value:g}",)
+        return Turn("event", f"{event.name or 'step reward'}{whose}", event.text, marks=value)
     return Turn("event", f"{event.kind}{whose}", event.text)

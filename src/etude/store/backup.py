@@ -70,14 +70,14 @@ class Copies:
         self._there: dict[str, Identity] = {}
         """The identity that each uploaded file had here when it was uploaded."""
         self._copied: object = None
+        """The state of the folder at its last copy."""
         self._turn = threading.Lock()
         """Held by a copy. One that was given up goes on in its thread."""
-        """The state of the folder at its last copy."""
 
     def require_own(self) -> None:
         """Raise RequestError if the address has another run of this name, TakenOver if another folder owns
         this run's copies now."""
-        head = read_head(self.address)
+        head = _read_head(self.address)
         if head is None:
             self._there, self._copied = {}, None  # Somebody may have deleted the copies.
             return
@@ -97,28 +97,25 @@ class Copies:
         valid.
         """
         with self._turn:
-            self._copy_new()
-
-    def _copy_new(self) -> None:
-        self.require_own()
-        for _ in range(_TRIES):
-            files = list_run_files(self._run)
-            state = files, [_identity(self._run / name) for name in _DATABASES[:2]]
-            if state == self._copied:
-                return
-            with contextlib.suppress(FileNotFoundError):  # Deleted here meanwhile.
-                if self._copy(files):
-                    self._copied = state
+            self.require_own()
+            for _ in range(_TRIES):
+                files = list_run_files(self._run)
+                state = files, [_identity(self._run / name) for name in _DATABASES[:2]]
+                if state == self._copied:
                     return
-            time.sleep(_PAUSE_SECONDS)
-        raise StoreError(f"the files in {self._run} change all the time, so that they cannot be copied")
+                with contextlib.suppress(FileNotFoundError):  # Deleted here meanwhile.
+                    if self._copy(files):
+                        self._copied = state
+                        return
+                time.sleep(_PAUSE_SECONDS)
+            raise StoreError(f"the files in {self._run} change all the time, so that they cannot be copied")
 
     def _copy(self, files: dict[str, Identity]) -> bool:
         """Copy the run. Return whether its files stayed the same until the journal was copied."""
         if self._copied is None:
             self.note()  # After a kill behind the next line, the folder must know its own head.
             self.is_new = False
-            write_head(self.address, self._head)
+            _write_head(self.address, self._head)
         for path, identity in files.items():
             if _WRITTEN_ONCE.match(path) and self._there.get(path) != identity:
                 self.address.upload(self._run / path, f"{FILES}/{path}")
@@ -151,7 +148,7 @@ class Copies:
 
     def note(self, **facts: Any) -> None:
         """Write the state of the backup into the run folder. Raises StoreError."""
-        write_status(self._run, {"address": self.address.text, "head": self._head, **facts})
+        _write_status(self._run, {"address": self.address.text, "head": self._head, **facts})
 
 
 def copy_journal(run: Path, target: Path) -> None:
@@ -190,8 +187,8 @@ def _identity(path: Path) -> Identity | None:
     return None
 
 
-def read_head(address: Address) -> dict[str, Any] | None:
-    """Return the head of the copies at an address, or None without copies. Raises StoreError."""
+def _read_head(address: Address) -> dict[str, Any] | None:
+    """Return the head of the copies at an address, or None without copies."""
     try:
         return dict(json.loads(address.read(HEAD)))
     except FileNotFoundError:
@@ -200,14 +197,13 @@ def read_head(address: Address) -> dict[str, Any] | None:
         raise StoreError(f"{address.text}/{HEAD} is damaged: {error}; delete it") from error
 
 
-def write_head(address: Address, head: str) -> None:
+def _write_head(address: Address, head: str) -> None:
     """Make the folder with this head the owner of the copies at an address."""
     facts = {"id": head, "host": socket.gethostname(), "process": os.getpid()}
     address.write(HEAD, json.dumps(facts).encode())
 
 
-def write_status(run: Path, facts: dict[str, Any]) -> None:
-    """Write `storage.json`. Raises StoreError."""
+def _write_status(run: Path, facts: dict[str, Any]) -> None:
     write_atomically(run / STORAGE, json.dumps(facts, indent=2) + "\n")
 
 
@@ -312,13 +308,12 @@ class Restored:
 
     def lines(self) -> list[str]:
         """Return the facts as sentences."""
-        shown = f"{datetime.fromtimestamp(self.taken, UTC):%Y-%m-%d %H:%M:%S}"
-        ago = max(0.0, time.time() - self.taken)
+        taken, ago = datetime.fromtimestamp(self.taken, UTC), max(0.0, time.time() - self.taken)
+        size = f"the journal and {self.files} files, {self.bytes / 1e6:.1f} MB"
         return [
-            f"restored {self.run} from {self.address}: the journal and {self.files} files, "
-            f"{self.bytes / 1e6:.1f} MB",
-            f"it has everything that was done until {shown} "
-            f"UTC, {ago:.0f} seconds ago; what was done after that is lost, and is done again",
+            f"restored {self.run} from {self.address}: {size}",
+            f"it has everything that was done until {taken:%Y-%m-%d %H:%M:%S} UTC, {ago:.0f} seconds ago; "
+            "what was done after that is lost, and is done again",
         ]
 
 
@@ -337,14 +332,14 @@ def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
         )
     address = Address(text.rstrip("/"), options)
     try:
-        if read_head(address) is None:
+        if _read_head(address) is None:
             raise RequestError(f"there is no run at {address.text}")
         with open_draft(path) as draft:
             head = os.urandom(16).hex()
             # Done first, so that the previous folder stops copying.
-            write_head(address, head)
+            _write_head(address, head)
             restored = _fill_draft(draft, path, address)
-            write_status(draft, {"address": address.text, "head": head, "copied_at": restored.taken})
+            _write_status(draft, {"address": address.text, "head": head, "copied_at": restored.taken})
             return restored
     except EtudeError:
         raise

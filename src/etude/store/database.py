@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import queue
@@ -46,8 +45,6 @@ PRAGMA user_version={SCHEMA_VERSION};
 COMMIT;
 """
 """One row per journalled step: key, value as JSON, time of storage (Unix seconds), checksum of these."""
-
-PUT_ROW = "INSERT OR REPLACE INTO steps (key, value, created, checksum) VALUES (?,?,?,?)"
 
 _BUSY_SECONDS = 10
 _SHOWN_KEYS = 3
@@ -98,7 +95,25 @@ def _connect(path: Path, query: str, *, read_only: bool) -> sqlite3.Connection:
         check_same_thread=False,
     )
     try:
-        _prepare(connection, path, read_only=read_only)
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 0 and read_only:
+            raise StoreError(
+                f"{path} is empty: nothing was stored in it, or it was emptied later. "
+                "`etude resume` starts a run again"
+            )
+        if version not in (0, SCHEMA_VERSION):
+            raise StoreError(
+                f"{path} has schema version {version}, but this version of etude reads version "
+                f"{SCHEMA_VERSION}. Use the one that made it (of a run, environment.json has it), or start a "
+                "new run"
+            )
+        if not read_only:
+            connection.execute("PRAGMA journal_mode=WAL")
+            # A commit is on the disk when it returns. Waiting rows share it, so the CPU time per row is no
+            # higher than with commits that do not wait (benchmarks/harness.py).
+            connection.execute("PRAGMA synchronous=FULL")
+            if version == 0:
+                connection.executescript(_SCHEMA)
     except (sqlite3.Error, StoreError):
         connection.close()
         raise
@@ -118,45 +133,16 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
         return _connect(copy, "", read_only=True)
 
 
-def _prepare(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version == 0 and read_only:
-        if path.name != DATABASE:
-            raise StoreError(f"{path} is empty: nothing was stored in it, or it was emptied later")
-        raise StoreError(
-            f"{path} is empty: the run was stopped before it stored anything, or its database was emptied "
-            f"later. `etude resume` starts it again"
-        )
-    if version not in (0, SCHEMA_VERSION):
-        anew = "run (see environment.json beside it), or start a new run"
-        raise StoreError(
-            f"{path} has schema version {version}, but this version of etude reads version {SCHEMA_VERSION}. "
-            f"Use the one that made the {anew if path.name == DATABASE else 'journal, or begin a new one'}."
-        )
-    if read_only:
-        return
-    connection.execute("PRAGMA journal_mode=WAL")
-    # A commit is on the disk when it returns. Waiting rows share it, so the CPU time per row is no higher
-    # than with commits that do not wait (benchmarks/harness.py).
-    connection.execute("PRAGMA synchronous=FULL")
-    if version == 0:
-        connection.executescript(_SCHEMA)
-
-
 def checksum(key: bytes, text: bytes, created: float) -> int:
     """Return the CRC-32 of a row."""
     return zlib.crc32(struct.pack("<d", created), zlib.crc32(text, zlib.crc32(key)))
 
 
-def how_to_mend(path: Path) -> str:
-    """Return the remedy for a damaged journal."""
-    if path.name == DATABASE:
-        return (
-            "replace the folder by an intact copy; for a run with a `storage`, `etude resume ADDRESS` makes "
-            "one"
-        )
-    files = f"{path.name} and the files whose names begin with {path.name}-"
-    return f"replace {files} by intact copies, or delete all of them to start again"
+TO_MEND = (
+    "replace it by an intact copy, with the files beside it whose names begin with its name. For a run with "
+    "a `storage`, `etude resume ADDRESS` makes one"
+)
+"""The remedy for a damaged journal."""
 
 
 def journal_damage(connection: sqlite3.Connection) -> list[str]:
@@ -186,14 +172,14 @@ def require_whole(path: Path, connection: sqlite3.Connection) -> None:
     """Raise StoreError if the journal at `path` is damaged, saying how and what to do."""
     damage = journal_damage(connection)
     if damage:
-        raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {how_to_mend(path)}")
+        raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {TO_MEND}")
 
 
 def store_error(path: Path, error: BaseException) -> StoreError:
     """Return SQLite's error in words: what happened to which file, and what to do."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_CORRUPT"):
-        return StoreError(f"{path}: the file is damaged ({error}); {how_to_mend(path)}")
+        return StoreError(f"{path}: the file is damaged ({error}); {TO_MEND}")
     advice = next((text for prefix, text in _ADVICE.items() if name.startswith(prefix)), None)
     return StoreError(f"{path}: {advice} ({error})" if advice else f"{path}: {error}")
 
@@ -330,14 +316,11 @@ class Writer:
         # One statement for all rows, and not executemany: SQLite's driver releases the interpreter lock at
         # each step. With a busy main thread, it then waits milliseconds to get the lock back.
         if rows:
-            self._connection.execute(_put_statement(len(rows)), [*chain.from_iterable(rows)])
+            values = ",".join(["(?,?,?,?)"] * len(rows))
+            statement = f"INSERT OR REPLACE INTO steps (key, value, created, checksum) VALUES {values}"
+            self._connection.execute(statement, [*chain.from_iterable(rows)])
         if isinstance(last, Delete):
             self._connection.execute("DELETE FROM steps WHERE key >= ? AND key < ?", (last.first, last.end))
-
-
-@functools.lru_cache(maxsize=2 * _ROWS_PER_STATEMENT)
-def _put_statement(rows: int) -> str:
-    return PUT_ROW + ",(?,?,?,?)" * (rows - 1)
 
 
 def _resolve(waiters: list[Waiter], error: StoreError | None) -> None:

@@ -168,16 +168,15 @@ def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
         "generation": record.generation,
         "example": _encode_example(record.example),
         "calls": [names.get(call.index) or encode_call(call, None) for call in record.calls],
-        "events": [_encode_event(event) for event in record.events],
+        "events": [
+            _changed(replace(event, text=masked(event.text)))
+            | ({} if event.tool is None else {"tool": asdict(event.tool)})
+            for event in record.events
+        ],
         "output": record.output,
         "failure": None if failure is None else [failure.kind, masked(failure.reason), failure.origin],
         "seconds": record.seconds,
     }
-
-
-def _encode_event(event: Event) -> dict[str, Any]:
-    data = _changed(replace(event, text=masked(event.text)) if event.text else event)
-    return data if event.tool is None else data | {"tool": asdict(event.tool)}
 
 
 def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -> EpisodeRecord:

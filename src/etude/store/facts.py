@@ -28,8 +28,9 @@ from etude.store.stored_config import (
     REQUEST,
     RESULT,
     evaluated_model,
+    list_evaluators,
     read_request,
-    reward_name,
+    reward_names,
     stored_data,
     trained_parts,
 )
@@ -230,8 +231,8 @@ def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
     Each is computed as in `paired_difference`.
     """
     configs = [stored_data(run, required=False) for run in (first, second)]
-    rewards = [reward_name(data) for data in configs]
-    before, after = ((data.get("eval") or {}).get("evaluators") or {} for data in configs)
+    rewards = [reward_names(data).get(None) for data in configs]
+    before, after = map(list_evaluators, configs)
     common = [name for name in before if name in after and name not in rewards]
     differences = {name: paired_difference(first, second, name) for name in common}
     return {name: difference for name, difference in differences.items() if difference is not None}
@@ -276,7 +277,7 @@ def stored_scores(run: Path, evaluator: str | None = None) -> list[tuple[Measure
     By default, `evaluator` is the reward.
     """
     scores = []
-    evaluator = evaluator or reward_name(stored_data(run, required=False))
+    evaluator = evaluator or reward_names(stored_data(run, required=False)).get(None)
     with RunFolder.read(run) as folder:
         phases = [
             phase for phase in list_phases(folder.journal) if not phase.startswith(("train/", "warm-up/"))

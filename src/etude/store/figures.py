@@ -14,13 +14,6 @@ from etude.core.distribution import Distribution
 from etude.core.evaluation import FailureCause, merge_causes
 from etude.core.history import Entry, EpochEntry, History, Score, WarmUpEntry
 from etude.core.job import ModelVersion
-from etude.core.stats import Estimate, shown_mean
-
-
-def shown_difference(difference: Estimate) -> str:
-    """Return in words how much one run differs from another on their common examples."""
-    shown = shown_mean(difference.mean, difference.low, difference.high, sign="+")
-    return f"{shown} on {difference.n} common examples"
 
 
 class _Rewarded(BaseModel, frozen=True):
@@ -107,7 +100,7 @@ def count_drift(history: History) -> Counter[str]:
     return sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())
 
 
-def measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
+def _measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
     """Return the measured versions with their rewards, oldest first.
 
     Rewards come from validations if there are any, else from the episodes sampled from each version.
@@ -132,7 +125,7 @@ def best_version(history: History) -> ModelVersion | None:
 
     Returns None if no version was measured after training: the best one is unknown then.
     """
-    measured = measured_versions(history) if history.validations else []
+    measured = _measured_versions(history) if history.validations else []
     start = 0 if history.start is None else history.start.number
     if all(version.number <= start for version, _ in measured):
         return None
@@ -142,7 +135,7 @@ def best_version(history: History) -> ModelVersion | None:
 def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
     """Return the `count` best versions, the last one, from which a run is resumed, and the warm-up's, with
     which training began. The oldest comes first."""
-    ranked = sorted(measured_versions(history), key=lambda pair: (-pair[1], -pair[0].number))
+    ranked = sorted(_measured_versions(history), key=lambda pair: (-pair[1], -pair[0].number))
     best = list({version.number: version for version, _ in ranked}.values())[:count]
     last = last_version(history)
     kept = [*best, *(version for version in (last, history.start) if version is not None)]
@@ -166,7 +159,7 @@ def version_to_go_back_to(history: History) -> ModelVersion | None:
 
     Rewards come from validations if there are any, else from the episodes sampled from each version.
     """
-    measured = measured_versions(history)
+    measured = _measured_versions(history)
     present = last_version(history)
     if not measured or present is None:
         return None
@@ -300,10 +293,8 @@ def alarm_sentences(history: History) -> list[str]:
 def collapse_in(history: History) -> str | None:
     """Return the alarm of a collapsed reward that has not risen again, or None. It looks at validations if
     there are any, else at training episodes."""
-    known = with_rewards(history.validations or history.epochs)
-    return (
-        next((event.text for event in known[-1].alarms if event.alarm == COLLAPSE), None) if known else None
-    )
+    last = with_rewards(history.validations or history.epochs)[-1:]
+    return next((event.text for entry in last for event in entry.alarms if event.alarm == COLLAPSE), None)
 
 
 def stopped_by(history: History) -> str | None:

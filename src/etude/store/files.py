@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import socket
-import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -97,17 +96,11 @@ def append_json_line(path: Path, facts: Mapping[str, Any]) -> None:
         raise _cannot_write(path, error) from error
 
 
-def make_private(path: Path) -> None:
+def _make_private(path: Path) -> None:
     """Give a file, or a folder and its content, to this user alone. Raises OSError."""
-    if not path.is_dir():
-        path.chmod(FILE_MODE)
-        return
-    path.chmod(FOLDER_MODE)
-    for folder, folders, files in os.walk(path):
-        for names, mode in ((folders, FOLDER_MODE), (files, FILE_MODE)):
-            for name in names:
-                if not Path(folder, name).is_symlink():
-                    Path(folder, name).chmod(mode)
+    for each in (path, *path.rglob("*")):
+        if not each.is_symlink():
+            each.chmod(FOLDER_MODE if each.is_dir() else FILE_MODE)
 
 
 @contextlib.contextmanager
@@ -146,13 +139,11 @@ def _cannot_write(path: Path, error: OSError) -> StoreError:
 def put_in_place(draft: Path, path: Path, *, sync: bool = True, private: bool = True) -> None:
     """Rename a complete file or folder to `path`, replacing the old one. Raises OSError.
 
-    With `private`, only this user has access to it.
-
-    With `sync` all of it is on the disk before the rename, and the new name when this returns. Otherwise a
-    power cut could leave a file that has its name and no content.
+    With `private`, only this user has access to it. With `sync` all of it is on the disk before the rename,
+    and the new name when this returns. Otherwise a power cut could leave a file that has no content.
     """
     if private:
-        make_private(draft)
+        _make_private(draft)
     is_folder = draft.is_dir()
     if sync and not is_folder:
         _sync(draft)
@@ -164,9 +155,8 @@ def put_in_place(draft: Path, path: Path, *, sync: bool = True, private: bool = 
     draft.replace(path)
     if sync:
         _sync(path.parent)
-    if sync and is_folder:
-        # The parent folder may be new too.
-        _sync(path.parent.parent)
+        if is_folder:
+            _sync(path.parent.parent)  # The parent folder may be new too.
 
 
 def delete_left_over(folder: Path) -> None:
@@ -208,7 +198,7 @@ def _delete(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+    if not path.is_file() and not path.is_dir():
         return
     file = os.open(path, os.O_RDONLY)
     try:
@@ -242,8 +232,6 @@ SET_ASIDE = ".set-aside-"
 """Part of the names of damaged folders, which are never read again."""
 
 _LINE = re.compile(r"([0-9a-f]{64})  ([\w.+ -]+)")
-_SHOWN = 12
-"""How many digits of a digest are shown."""
 _noting = threading.Lock()
 """Held while digests are read and written again."""
 
@@ -271,8 +259,6 @@ def note_sum(path: Path, digest: str | None = None) -> None:
 
 def damage_in(folder: Path) -> list[str]:
     """Return a clause for each damaged file of a folder."""
-    if not folder.is_dir():
-        return [f"{folder.name} is missing"]
     try:
         known = _read_digests(folder)
     except DamagedError as error:
@@ -284,13 +270,9 @@ def damage_in(folder: Path) -> list[str]:
 
 def require_as_written(path: Path) -> str:
     """Return the SHA-256 of a file. Raises DamagedError, saying how, if it is damaged."""
-    folder = path.parent
-    if not folder.is_dir():
-        raise DamagedError(folder, f"{folder.name} is missing")
-    expected = _read_digests(folder).get(path.name, "")
-    clause = _damage(path, expected or None)
-    if clause is not None:
-        raise DamagedError(folder, clause)
+    expected = _read_digests(path.parent).get(path.name, "")
+    if (clause := _damage(path, expected or None)) is not None:
+        raise DamagedError(path.parent, clause)
     return expected
 
 
@@ -313,7 +295,8 @@ def _read_digests(folder: Path) -> dict[str, str]:
         text = path.read_text(encoding="utf-8")
         known = _parse_digests(text)
     except FileNotFoundError:
-        raise DamagedError(folder, f"{_shown(path)} is missing") from None
+        missing = _shown(path) if folder.is_dir() else folder.name
+        raise DamagedError(folder, f"{missing} is missing") from None
     except OSError as error:
         raise DamagedError(folder, f"{_shown(path)} cannot be read ({error.strerror})") from error
     except ValueError:
@@ -334,12 +317,7 @@ def _damage(path: Path, expected: str | None) -> str | None:
         return f"{_shown(path)} is not in {SUMS}"
     if digest == expected:
         return None
-    if not size:
-        return f"{_shown(path)} is empty"
-    return (
-        f"{_shown(path)} is not what was written (its SHA-256 is {digest[:_SHOWN]}… and was "
-        f"{expected[:_SHOWN]}…)"
-    )
+    return f"{_shown(path)} is not what was written" if size else f"{_shown(path)} is empty"
 
 
 def _shown(path: Path) -> str:

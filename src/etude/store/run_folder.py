@@ -1,8 +1,4 @@
-"""The run folder: all files of a run in one place.
-
-runs/<name>/run.db the journal runs/<name>/checkpoints/ weights runs/<name>/config.yml the resolved config,
-without secrets runs/<name>/environment.json the machine and the packages of the run
-"""
+"""The run folder: all files of a run in one place, such as its journal, its config and its weights."""
 
 from __future__ import annotations
 
@@ -44,15 +40,12 @@ _LONGEST_NAME = 200
 _FIELD = re.compile(r"^(Name|Version): *(.*?) *\r?$", re.MULTILINE)
 """Matches in the metadata of an installed package."""
 
-_MOODS = """
-    agile brisk bright calm candid clear deft eager fleet fluent gentle golden keen light lively lucid
-    mellow nimble noble patient quick quiet rapid serene silver simple spry steady subtle swift tender vivid
-"""
-_FORMS = """
-    adagio allegro anthem arabesque aria ballad bolero cadence canon cantata chorale coda fugue gavotte
-    gigue intermezzo largo madrigal mazurka minuet nocturne overture prelude rondo scherzo serenade sonata
-    suite tango tarantella toccata waltz
-"""
+_MOODS = (
+    "agile brisk bright calm clear eager gentle golden keen lively lucid noble quick quiet serene swift vivid"
+)
+_FORMS = (
+    "aria ballad bolero canon cantata coda fugue gavotte largo mazurka nocturne prelude rondo sonata waltz"
+)
 
 
 class RunFolder:
@@ -145,8 +138,7 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         """The folder of the run's weights. It is made when it is first asked for."""
-        folder = self.path / "checkpoints"
-        return private_folder(folder)
+        return private_folder(self.path / "checkpoints")
 
     def write_json(self, name: str, data: Any) -> None:
         """Write a JSON file of the run: the old text or the new, never half of it. Raises StoreError."""

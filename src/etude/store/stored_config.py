@@ -73,8 +73,7 @@ def bring_back_config(run: Path) -> None:
 def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
     """Return the content of the run's `config.yml`, or else of the copy in its journal.
 
-    If both are missing, return an empty dict, or raise RequestError if `required`. Raises StoreError when the
-    file is damaged.
+    Without both, it is empty, or RequestError is raised if `required`. Raises StoreError for a damaged file.
     """
     if (damage := config_damage(run)) is not None:
         raise StoreError(
@@ -106,19 +105,12 @@ def list_evaluators(data: Mapping[str, Any]) -> list[str]:
     return list((data.get("eval") or {}).get("evaluators") or {})
 
 
-def reward_name(data: Mapping[str, Any]) -> str | None:
-    """Return the evaluator whose score is the run's reward, or None if there is no single one."""
-    return ((data.get("finetuning") or {}).get("reward_function") or {}).get("name")
-
-
 def reward_names(data: Mapping[str, Any]) -> dict[str | None, str]:
     """Return the reward's evaluator by target. The key is None in a run that trains one model."""
     finetuning = data.get("finetuning") or {}
     blocks: Mapping[str | None, Any] = finetuning.get("targets") or {None: finetuning}
-    names = {
-        target: ((block or {}).get("reward_function") or {}).get("name") for target, block in blocks.items()
-    }
-    return {target: name for target, name in names.items() if name is not None}
+    rewards = {target: (block or {}).get("reward_function") or {} for target, block in blocks.items()}
+    return {target: reward["name"] for target, reward in rewards.items() if reward.get("name") is not None}
 
 
 def target_names(data: Mapping[str, Any]) -> list[str | None]:
@@ -161,16 +153,11 @@ def trained_parts(data: Mapping[str, Any], target_name: str | None = None) -> di
     }
 
 
-def target_model(data: Mapping[str, Any], target_name: str | None = None) -> str | None:
-    """Return the entry of `llms` that a target, or the run, trains."""
-    name: str | None = _names(data.get("finetuning") or {}, target_name)["model"]
-    return name
-
-
 def is_local(run: Path, target_name: str | None = None) -> bool:
     """Return whether the trained model runs in this process. Then its weights are in the run folder."""
     data = stored_data(run)
-    return _entry(data, "llms", target_model(data, target_name)).get("_type") == "local"
+    model = _names(data.get("finetuning") or {}, target_name)["model"]
+    return _entry(data, "llms", model).get("_type") == "local"
 
 
 def _names(finetuning: Mapping[str, Any], target_name: str | None) -> dict[str, Any]:
