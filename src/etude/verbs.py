@@ -135,14 +135,14 @@ async def evaluate_async(
     `"RUN:best"`. With a whole config it replaces the config's model. Each example gets `repeat` episodes.
     With `greedy` they are sampled at temperature 0.
     """
-    root = Path(settings.get("output_dir", "runs"))
+    root = Path(settings["output_dir"]) if "output_dir" in settings else None
     if is_config(agent):
         given = {"reward": reward, "examples": examples, "models": models, "tools": tools}
         refuse(given | {"scenario": scenario})
         changes = [*overrides, *as_overrides(settings)]
         config, request, _ = request_for(agent, changes, model, root, repeat=repeat, greedy=greedy)
     else:
-        version = _trained_version(model, root)
+        version = _trained_version(model, root or Path("runs"))
         if version is not None:
             trained = model_config(version.run, version.target)
             model = trained.llms[str(trained.finetuning.target_model)]
@@ -261,11 +261,15 @@ async def evaluate_in(
 
 
 def request_for(
-    source: Any, overrides: Iterable[Override], model: Any, root: Path, *, repeat: int, greedy: bool
+    source: Any, overrides: Iterable[Override], model: Any, root: Path | None, *, repeat: int, greedy: bool
 ) -> tuple[Config, EvaluationRequest, RunVersion | None]:
-    """Load a config, with `model` instead of its own. Return it, the request and the model's version."""
+    """Load a config, with `model` instead of its own. Return it, the request and the model's version.
+
+    Runs are looked for in `root`, by default the config's folder for them.
+    """
     changes: list[Override] = [*overrides]
-    config, version = load(source, changes), _trained_version(model, root)
+    config = load(source, changes)
+    version = _trained_version(model, root or config.finetuning.output_dir)
     if model is not None:
         config = load(source, [*changes, *model_overrides(config, str(model), version)])
     return config.for_evaluation(), _request(version, repeat, greedy), version

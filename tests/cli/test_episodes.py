@@ -33,6 +33,20 @@ def test_episodes_are_listed_and_filtered(evaluated):
 
 
 @pytest.mark.parametrize(
+    ("word", "close"),
+    [("fialed", "failed"), ("-unscord", "unscored"), ("corect<1", "correct"), ("exampel:v0", "example")],
+)
+def test_a_misspelt_filter_word_has_a_hint(evaluated, word, close):
+    shown = succeed("episodes", "--json", "e", "--", word)
+    assert f"'{word}' is not a filter word; did you mean '{close}'?" in shown.stderr
+
+
+def test_a_known_filter_word_has_no_hint(evaluated):
+    words = ["failed", "-cut-off", "correct<1", "agent:solver", "version:v0", "hello", "v0?"]
+    assert not succeed("episodes", "e", "--", *words).stderr
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["e", "reward<x"], "reward<0.5"),
@@ -174,14 +188,19 @@ def test_an_exported_model_does_what_its_version_does(trained):
     assert [item["output"] for item in exported["items"]] == [item["output"] for item in version["items"]]
 
 
-def test_stored_episodes_are_scored_again_without_running_the_agent(project):
+@pytest.mark.parametrize("named", [False, True])
+def test_stored_episodes_are_scored_again_without_running_the_agent(project, named):
+    options = []
+    if named:  # A run is looked for where the named config keeps runs.
+        change(project / "config.yml", finetuning__output_dir="elsewhere")
+        options = ["config.yml"]
     scores_told("config.yml", "--name", "e")
     agent = (project / "agent.py").read_text()
     agent = agent.replace("return float(output == example.expected)", "return 0.25")
     agent = agent.replace("reply = await", "raise RuntimeError('the agent ran')\n    reply = await")
     (project / "agent.py").write_text(agent)
     del sys.modules["agent"]
-    result = scores_told("--rescore", "e")
+    result = scores_told("--rescore", "e", *options)
     assert result["phase"] == "eval"
     assert result["scores"]["correct"]["mean"] == 0.25
 

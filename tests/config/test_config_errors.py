@@ -120,6 +120,7 @@ MISTAKES = [
         "4:12",
         "there is no module 'my_agnt' in FOLDER or the installed packages; did you mean 'my_agent'?",
     ),
+    ("my_agent:play", "itertools:play", "4:1", "module 'itertools' (built into Python) has no 'play'"),
     ("    _type: local", "    _type: my_agent:play", "3:5", "it needs one of the decorators etude."),
     ("workflow: my_agent:play\n", "", "1:1", "key 'workflow' is missing, and finetuning is enabled"),
     ("  evaluators:\n    correct: my_agent:correct\n", "", "5:1", "key 'eval.evaluators' is missing, and"),

@@ -14,14 +14,15 @@ from etude.config.load import parse_config
 from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.preflight.doctor import examine_services, try_loop
-from etude.preflight.estimate import episode_counts
+from etude.preflight.estimate import episode_counts, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.own_algorithm import is_custom, try_algorithm
 from tests.endpoint_process import EndpointProcess
 
 
-def config(*, enabled=True, **finetuning):
+def config(*, enabled=True, replace_flat_groups=0, **finetuning):
     builder = {"_type": "grpo", "num_generations": 4, "examples_per_epoch": 10}
+    builder["replace_flat_groups"] = replace_flat_groups
     made = parse_config({"trajectory_builders": {"grpo": builder}, "finetuning": finetuning})
     return made.model_copy(update={"finetuning": made.finetuning.model_copy(update={"enabled": enabled})})
 
@@ -36,10 +37,16 @@ def test_validations_are_before_at_intervals_and_at_the_end(epochs, interval, va
 
 def test_an_epoch_has_no_more_examples_than_there_are():
     assert episode_counts(config(num_epochs=2), 3, 0) == (2 * 3 * 4, 0)
-    assert episode_counts(config(enabled=False, num_epochs=2), 3, 0) == (
-        0,
-        3,
-    )  # An evaluation plays each once.
+    # An evaluation plays each once.
+    assert episode_counts(config(enabled=False, num_epochs=2), 3, 0) == (0, 3)
+
+
+@pytest.mark.parametrize(("examples", "played"), [(100, 14), (12, 12), (3, 3)])
+def test_examples_that_replace_flat_groups_are_counted(examples, played):
+    settings = config(num_epochs=2, replace_flat_groups=4)
+    assert episode_counts(settings, examples, 0) == (2 * played * 4, 0)
+    assumptions = estimate_run(settings, examples, 0, 50.0).assumptions
+    assert any("in place of flat ones" in each for each in assumptions) is (examples > 10)
 
 
 def own(base=etude.Grpo, **methods):

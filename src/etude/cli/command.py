@@ -59,6 +59,10 @@ OutputDir: TypeAlias = Annotated[
 
 RUNS = Path("runs")
 """The default folder of runs."""
+RunsFolder: TypeAlias = Annotated[
+    Path | None,
+    option(f"Where runs are kept; by default the config's folder for them, or {RUNS}.", "--output-dir"),
+]
 
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 """Exit codes. A wrong request has 2. A run that an alarm paused or that reached its budget has 3. Shells

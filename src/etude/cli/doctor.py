@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, Overrides, argument, option, run_async
+from etude.cli.command import RUNS, AsJson, Overrides, RunsFolder, argument, option, run_async
 from etude.cli.console import STATUS_SIGNS, next_step, say, show_findings
 
 
@@ -17,9 +17,7 @@ def doctor(
         Path | None, argument("A config, whose models, backends and storage are tried too, with their keys.")
     ] = None,
     override: Overrides = None,
-    output_dir: Annotated[
-        Path | None, option(f"Where runs are kept; by default the config's folder for them, or {RUNS}.")
-    ] = None,
+    output_dir: RunsFolder = None,
     loop: Annotated[
         bool | None,
         option(

@@ -11,8 +11,8 @@ from etude.cli.command import (
     RUNS,
     AsJson,
     OnCluster,
-    OutputDir,
     Overrides,
+    RunsFolder,
     argument,
     on_cluster,
     on_error,
@@ -53,7 +53,7 @@ def evaluate(
     override: Overrides = None,
     on: OnCluster = None,
     name: Annotated[str | None, option("Name of the run; chosen by default.")] = None,
-    output_dir: OutputDir = RUNS,
+    output_dir: RunsFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the agent on examples and score it, with the code that training uses."""
@@ -66,13 +66,14 @@ def evaluate(
     if rescore is not None:
         refuse("--rescore, which runs no agent", repeat=repeat if repeat > 1 else None, on=on)
         refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
-        run = find_run(rescore, output_dir)
-        if config is None and not (run / CONFIG).is_file():  # For example an imported log.
+        settings = None if config is None else load_config(config, override or ())
+        run = find_run(rescore, output_dir or (settings.finetuning.output_dir if settings else RUNS))
+        if settings is None and not (run / CONFIG).is_file():  # For example an imported log.
             raise RequestError(
                 f"run {run.name} has no config of its own; name one whose evaluators are to score it: etude "
                 f"evaluate config.yml --rescore {run.name}"
             )
-        _rescore(run, load_config(config or run / CONFIG, override or ()), phase, as_json=as_json)
+        _rescore(run, settings or load_config(run / CONFIG, override or ()), phase, as_json=as_json)
         return
     if config is None:
         raise RequestError("name the config file: etude evaluate config.yml")

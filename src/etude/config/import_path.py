@@ -91,7 +91,8 @@ def import_object(path: str) -> Any:
         public = [known for known in vars(module) if not known.startswith("_")]
         close = nearest(name, public)
         hint = f"; did you mean '{module_name}:{close}'?" if close else ""
-        raise RequestError(f"module '{module_name}' ({module.__file__}) has no '{name}'{hint}") from None
+        where = getattr(module, "__file__", None) or "built into Python"
+        raise RequestError(f"module '{module_name}' ({where}) has no '{name}'{hint}") from None
 
 
 def where_raised(error: BaseException) -> str:

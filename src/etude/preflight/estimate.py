@@ -155,6 +155,8 @@ def estimate_run(
         each.per_episode("prompt_tokens"),
         each.per_episode("completion_tokens"),
     )
+    more = _epoch_examples(config, examples)[1] if config.finetuning.enabled else 0
+    replaced = [f"each epoch plays {more} more examples in place of flat ones, the most it may"] * (more > 0)
     tokens, costs = each.of(prompt_tokens + completion_tokens, episodes), each.usd(config)
     money = each.of(math.fsum(costs.values()), episodes) if costs else None
     needed = {"usd": money and money.mean, "tokens": tokens.mean}
@@ -170,7 +172,7 @@ def estimate_run(
         calls=round(episodes * each.per_episode("calls")),
         prompt_tokens=round(episodes * prompt_tokens),
         completion_tokens=round(episodes * completion_tokens),
-        assumptions=(*each.assumptions, *priced),
+        assumptions=(*each.assumptions, *replaced, *priced),
         warnings=tuple(warnings),
         training_usd=usd,
         tokens=tokens,
@@ -187,19 +189,29 @@ def target_blocks(finetuning: FinetuneConfig) -> dict[str | None, FinetuneConfig
 
 
 def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, int]:
-    """Return the episodes of training and of validation over all epochs, if none stops early."""
+    """Return the episodes of training and of validation over all epochs, if none stops early.
+
+    Each epoch counts with all examples that may replace its flat groups.
+    """
     finetuning = config.finetuning
     if not finetuning.enabled:  # `etude evaluate` plays each example once.
         return 0, held_out or examples
-    # Several targets share the episodes of an epoch.
     builder: Any = config.trajectory_builders.get(_first_block(config).trajectory_builder or "")
-    each = getattr(builder, "examples_per_epoch", None) or examples
-    training = finetuning.num_epochs * min(each, examples) * getattr(builder, "num_generations", 1)
+    each = sum(_epoch_examples(config, examples)) * getattr(builder, "num_generations", 1)
+    training = finetuning.num_epochs * each
     interval = finetuning.run_configuration.validation_interval
     # Validations come before training, after a warm-up, and after epochs.
     start = 2 if _first_block(config).warm_ups else 1
     validations = start + finetuning.num_epochs // interval + (finetuning.num_epochs % interval != 0)
     return training, validations * held_out
+
+
+def _epoch_examples(config: Config, examples: int) -> tuple[int, int]:
+    """Return the number of an epoch's examples, and of others that it may play in place of flat ones."""
+    # Several targets share the episodes of an epoch.
+    builder: Any = config.trajectory_builders.get(_first_block(config).trajectory_builder or "")
+    first = min(getattr(builder, "examples_per_epoch", None) or examples, examples)
+    return first, min(getattr(builder, "replace_flat_groups", 0), examples - first)
 
 
 def _first_block(config: Config) -> FinetuneConfig:
