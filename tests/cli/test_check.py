@@ -127,11 +127,18 @@ def test_the_doctor_names_versions_that_do_not_fit(project, monkeypatch):
     assert "pip install 'pydantic>=2.9'" in shown.stdout
 
 
-def test_an_option_that_the_chat_template_does_not_have_is_named(local):
-    change(local / "config.yml", llms__policy__chat_template_kwargs={"enable_thinking": True})
+@pytest.mark.parametrize(
+    ("model", "answer"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "has no option 'enable_thinking'"),
+        ({"model": None, "tiny": {"splits": ["[0-9"]}}, "holds a broken regular expression"),
+    ],
+)
+def test_an_option_that_the_model_cannot_have_is_named(local, base, model, answer):
+    change(local / "config.yml", llms__policy={"_type": "local", "model": str(base), **model})
     report, code = checked("config.yml")
     assert code == 2 and not report["ready"]
-    assert "has no option 'enable_thinking'" in details(report, "error")["model policy"]
+    assert answer in details(report, "error")["model policy"]
 
 
 @pytest.mark.parametrize("name", ["judge", "<workflw>"])
@@ -152,14 +159,13 @@ class Own(etude.Grpo):
 """
 
 
-@pytest.mark.parametrize(("play", "what"), [((), "training"), (("--play", 8), "playing")])
-def test_an_algorithm_of_ones_own_is_called(local, play, what):
+def test_an_algorithm_of_ones_own_is_called(local):
     (local / "flawed.py").write_text(OWN)
     (local / "sound.py").write_text(OWN.replace("0.5", "[0.5]"))
     own = {name: {"_type": f"{name}:Own", "num_generations": 4} for name in ("flawed", "sound")}
     change(local / "config.yml", trajectory_builders=own, finetuning__trajectory_builder="flawed")
-    report, code = checked("config.yml", *play)
+    report, code = checked("config.yml")
     assert code == 2
-    assert "Own.advantages returned a list ([0.5" in details(report, "error")[what]
+    assert "Own.advantages returned a list ([0.5" in details(report, "error")["training"]
     change(local / "config.yml", finetuning__trajectory_builder="sound")
-    assert checked("config.yml", *play)[1] == 0
+    assert checked("config.yml")[1] == 0

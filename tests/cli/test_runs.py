@@ -26,6 +26,18 @@ def test_runs_are_listed_with_what_came_of_them(project):
     assert "good" in shown and "2/2" in shown and "0/2" in shown
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "answer"),
+    [("run.db", "", "run.db is empty"), ("evaluation.json", "[broken", "evaluation.json: cannot be read")],
+)
+def test_a_damaged_file_is_found(project, file, text, answer):
+    succeed("evaluate", "config.yml", "--name", "e")
+    assert succeed("runs", "check", "e").stdout
+    (project / "runs/e" / file).write_text(text)
+    shown = etude("runs", "check", "e")
+    assert shown.exit_code == 1 and answer in shown.stderr
+
+
 def test_runs_side_by_side(project):
     assert etude("train", "config.yml", "--name", "short").exit_code == 0
     more = ["-o", "finetuning.num_epochs=1", "-o", "finetuning.seed=5"]

@@ -224,6 +224,7 @@ def test_the_folders_of_the_config_in_use_come_first_also_for_a_module_that_is_l
         ("broken:f", r"broken.py:2: ValueError: no$"),
         ("wrong:f", r"wrong.py:1: SyntaxError: "),
         ("needs:f", r"needs.py:1: ModuleNotFoundError: No module named 'zzz'$"),
+        ("script:f", r"script.py:2: SystemExit: usage: script$"),
         ("silent:f", r"silent.py:1: RuntimeError: no message$"),
     ],
 )
@@ -231,6 +232,7 @@ def test_what_cannot_be_imported_is_explained(folder: Path, path: str, message: 
     (folder / "broken.py").write_text("\nraise ValueError('no\\nmore')\n")
     (folder / "wrong.py").write_text("def f(:\n")
     (folder / "needs.py").write_text("import zzz\n")
+    (folder / "script.py").write_text("import sys\nsys.exit('usage: script')\n")
     (folder / "silent.py").write_text("raise RuntimeError\n")
     make_importable(folder)
     with pytest.raises(RequestError, match=message):

@@ -90,12 +90,14 @@ def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> No
     """Verify the stored files of a run. The exit code is 1 if it is damaged."""
     from etude.loop.lifecycle import check_files, check_journal
     from etude.store.database import TO_MEND
-    from etude.store.facts import find_run
+    from etude.store.facts import find_run, read_facts
 
     path = find_run(run, output_dir)
     damage = check_journal(path)
     # The journal lists the versions that must exist.
     files = [] if damage else check_files(path)
+    if not damage and not files and (problem := read_facts(path).problem) is not None:
+        files.append(problem)
     if as_json:
         emit({"run": str(path), "damage": damage, "files": files})
         raise typer.Exit(1 if damage or files else 0)

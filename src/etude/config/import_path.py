@@ -75,7 +75,7 @@ def import_object(path: str) -> Any:
         module = importlib.import_module(module_name)
     except EtudeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # For example argparse at the top of a script.
         parents = {module_name.rsplit(".", depth)[0] for depth in range(module_name.count(".") + 1)}
         reason = where_raised(error)
         if isinstance(error, ModuleNotFoundError) and error.name in parents:
@@ -124,7 +124,7 @@ def user_code(kind: type[EtudeError], text: str) -> Iterator[None]:
         yield
     except EtudeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise kind(f"{text}: {where_raised(error)}") from error
 
 

@@ -309,7 +309,7 @@ _VERSION = re.compile(r"v(\d+)")
 
 def check_journal(run: Path) -> list[str]:
     """Return how the journal of a run is damaged, in sentences. Raises StoreError when the run is in use."""
-    with _hold_lock(run), closing(open_database(run / DATABASE)) as connection:
+    with _hold_lock(run), closing(open_database(run / DATABASE, read_only=True)) as connection:
         return journal_damage(connection)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
 from etude.models.device import limit_threads
 from etude.models.policy import Policy
@@ -52,13 +53,16 @@ def build_tokenizer(texts: Iterable[str], *, vocab_size: int = 512, splits: Sequ
     """Train a byte-level BPE tokenizer on `texts`.
 
     `splits` are regular expressions of pieces that must stay separate tokens, so that a policy has to
-    choose each of them: a digit, or a row and a column of a board.
+    choose each of them: a digit, or a row and a column of a board. Raises RequestError for a broken one.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    isolate = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splits]
+    try:
+        isolate = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splits]
+    except Exception as error:  # The library has no class of its own for it.
+        raise RequestError(f"`splits` {list(splits)} holds a broken regular expression: {error}") from error
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*isolate, byte_level])
     tokenizer.decoder = decoders.ByteLevel()

@@ -125,7 +125,7 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
             for name, block in target_blocks(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
-                await _check_training(own, what, block, () if play else examples, findings)
+                await _check_training(own, what, block, examples, findings)
                 report.trains |= _check_hosted(own.config, what, block, len(examples), findings)
     if not finetuning.enabled:
         findings.warn(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from etude.store.episodes import read_episode
 from etude.store.files import write_new_files
 from etude.store.journal import Journal
 from etude.store.log import EpochLog
+from etude.store.outline import in_one_line
 from etude.store.run_folder import RunFolder
 from etude.store.versions import LAST, RunVersion, choose_version
 from etude.verbs import train_in
@@ -54,7 +55,6 @@ PRETRAINED = "tickets"
 """The task of a pretrained model: the project that `etude init --task` writes under this name."""
 
 _SHOWN = 3
-_LINE = 160
 _LINES = 8
 
 
@@ -231,7 +231,14 @@ def episode_lines(record: EpisodeRecord, score: float | None) -> list[str]:
     if record.calls:
         last = record.calls[-1]
         said = [*last.request.messages, *([] if last.completion is None else [last.completion.message])]
-    lines = [line for message in said for line in _in_words(message)]
+    lines: list[str] = []
+    for message in said:
+        who = "agent" if message["role"] == "assistant" else message["role"]
+        for call in message.get("tool_calls") or ():
+            called = f"{call['function']['name']}({call['function']['arguments']})"
+            lines.append(in_one_line(f"{who} calls {called}"))
+        if message.get("content"):
+            lines.append(in_one_line(f"{who}: {message['content']}"))
     if len(lines) > _LINES:
         left_out = len(lines) - _LINES + 1
         lines = [*lines[: _LINES // 2], f"… {left_out} more …", *lines[len(lines) - _LINES // 2 + 1 :]]
@@ -239,17 +246,3 @@ def episode_lines(record: EpisodeRecord, score: float | None) -> list[str]:
         lines.append(f"failed: {record.failure.reason}")
     lines.append("no reward" if score is None else f"reward {score:g}")
     return lines
-
-
-def _in_words(message: Message) -> Iterator[str]:
-    who = "agent" if message["role"] == "assistant" else message["role"]
-    for call in message.get("tool_calls") or ():
-        yield _short(f"{who} calls {call['function']['name']}({call['function']['arguments']})")
-    if message.get("content"):
-        yield _short(f"{who}: {message['content']}")
-
-
-def _short(text: str) -> str:
-    """Return one line for a terminal, without characters that move its cursor."""
-    line = "".join(letter if letter.isprintable() else "·" for letter in " ".join(text.split()))
-    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import statistics
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.algorithm import read_groups
-from etude.algorithms.collecting import Collecting, CollectingBuilder
+from etude.algorithms.collecting import Collecting
 from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig
-from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.call import Usage
-from etude.core.errors import EtudeError, RequestError
-from etude.core.evaluation import EvaluationRunOutput
-from etude.core.sample import SampleOrPair
+from etude.core.errors import RequestError
 from etude.core.stats import t95
 from etude.engines.bill import Bill, BillEntry, load_bill
 from etude.engines.ledger import find_prices, how_to_price, require_bounded, unpriced_models
 from etude.loop.training_data import TargetWatch
 from etude.preflight.finding import Findings
-from etude.preflight.own_algorithm import algorithm_error, is_custom, try_loss
-from etude.runtime import Runtime, open_runtime
+from etude.runtime import open_runtime
 from etude.store.episodes import iter_episodes, read_episode, stored_episodes
 from etude.store.run_folder import RunFolder
 
@@ -274,17 +267,9 @@ async def play_some(config: Config, episodes: int, findings: Findings) -> Episod
         RunFolder.create(Path(folder), "played") as run,
     ):
         async with open_runtime(config, run) as runtime:
-            own = [each for each in config.trajectory_builders.values() if is_custom(each)]
-            # A user's own algorithm compares several episodes of an example, so it needs them together.
-            together = min(episodes, max((each.num_generations for each in own), default=1))
-            examples = runtime.examples[: -(-episodes // together)]
+            examples = runtime.examples[:episodes]
             generations = -(-episodes // max(len(examples), 1))
-            output = await runtime.evaluation.run(
-                examples, phase="train/1", generations=generations, keep_episodes=bool(own)
-            )
-            for name, block in target_blocks(config.finetuning).items() if own else ():
-                builder = runtime.builder if name is None else TargetBuilder(runtime.builder, name)
-                await _try_algorithm(builder, block, runtime, output)
+            await runtime.evaluation.run(examples, phase="train/1", generations=generations)
         for name, block in target_blocks(config.finetuning).items():
             if block.enabled:
                 _check_targets(config, name, block, run, findings)
@@ -295,33 +280,6 @@ async def play_some(config: Config, episodes: int, findings: Findings) -> Episod
             )
         counted = f"calls and tokens as in {averages.episodes} episodes that were played now"
         return replace(averages, assumptions=(f"{counted}, with the models as they are before training",))
-
-
-async def _try_algorithm(
-    builder: Builder, block: FinetuneConfig, runtime: Runtime, output: EvaluationRunOutput
-) -> None:
-    """Try a user's own algorithm on the played episodes: its samples, and a step's loss on them.
-
-    Raises RequestError that names the error or the wrong return value.
-    """
-    collecting = await builder.get_trajectory_builder(str(block.trajectory_builder))
-    if not isinstance(collecting, CollectingBuilder) or not is_custom(collecting.algorithm):
-        return
-
-    async def played() -> EvaluationRunOutput:
-        return output
-
-    collecting.bind_runtime(runtime)
-    await collecting.initialize(block.model_copy(deep=True))
-    collecting.evaluation_runs["check"] = asyncio.create_task(played())
-    try:
-        collection = await collecting.finalize("check", {"epoch": 0})
-    except Exception as error:
-        raise algorithm_error(collecting.algorithm, error) from error
-    groups: list[list[SampleOrPair]] = []
-    with suppress(EtudeError):  # Texts may lack tokens. Another check looks at whether they are needed.
-        groups = read_groups(collection, collecting.algorithm)
-    try_loss(collecting.algorithm, groups)
 
 
 def _check_targets(

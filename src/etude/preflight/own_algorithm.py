@@ -17,7 +17,7 @@ from etude.core.data_model import name_type, number
 from etude.core.episode import WORKFLOW, EpisodeRecord, Example
 from etude.core.errors import EtudeError, RequestError
 from etude.core.message import Message
-from etude.core.sample import Pair, Sample, SampleOrPair
+from etude.core.sample import Pair, Sample
 
 if TYPE_CHECKING:
     import torch
@@ -42,25 +42,18 @@ def try_algorithm(algorithm: Algorithm, examples: Sequence[Example]) -> None:
         made = _tried(algorithm, lambda: algorithm.groups(episodes, Gathered(0, 0, Tally())))
     except RequestError as error:
         if isinstance(error.__cause__, RequestError):
-            return  # It needs episodes of a protocol, or scores of agents, which `--play` has.
+            return  # It needs episodes of a protocol, or scores of agents.
         raise
     kind = Pair if algorithm.kind == "pairs" else Sample
     for unit in (unit for group in made for unit in group.units):
         if not isinstance(unit, kind):
             raise _wrong(algorithm, "samples", unit, f"a `{kind.__name__}`", "a list with ")
-    try_loss(algorithm, [group.units for group in made])
-
-
-def try_loss(algorithm: Algorithm, groups: Sequence[Sequence[SampleOrPair]]) -> None:
-    """Compute the advantages of samples or pairs, a step's loss and its gradient.
-
-    Raises RequestError as `try_algorithm` does.
-    """
 
     def divergences(samples: Sequence[Sample]) -> list[list[float]]:
         return [[0.0] * len(sample.turns) for sample in samples]
 
-    units, _ = _tried(algorithm, lambda: algorithm.units([*filter(None, groups)], divergences))
+    groups = [group.units for group in made if group.units]
+    units, _ = _tried(algorithm, lambda: algorithm.units(groups, divergences))
     if not units or find_spec("torch") is None:
         return
     factors = _tried(algorithm, lambda: algorithm.normalised(units))
@@ -84,26 +77,29 @@ def try_loss(algorithm: Algorithm, groups: Sequence[Sequence[SampleOrPair]]) -> 
 
 
 def _tried(algorithm: Algorithm, call: Callable[[], T]) -> T:
-    """Return the result of a call into an algorithm. Any error becomes a RequestError."""
+    """Return the result of a call into an algorithm.
+
+    Any error becomes a RequestError with its line in the algorithm's file, or else with the names of its
+    methods, one of which returned what cannot be used.
+    """
     try:
         return call()
+    except EtudeError as error:
+        raise RequestError(f"{_name(algorithm)}: {error}") from error
     except Exception as error:
-        raise algorithm_error(algorithm, error) from error
+        raise RequestError(f"{_name(algorithm)}{_explained(algorithm, error)}") from error
 
 
-def algorithm_error(algorithm: Algorithm, error: Exception) -> RequestError:
-    """Return the error with its line in the algorithm's file, or with the methods if a result was bad."""
-    if isinstance(error, EtudeError):
-        return RequestError(f"{_name(algorithm)}: {error}")
+def _explained(algorithm: Algorithm, error: Exception) -> str:
     file, told = inspect.getsourcefile(type(algorithm)), where_raised(error)
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     if not own:
         methods = ", ".join(
             name for name, value in vars(type(algorithm)).items() if inspect.isfunction(value)
         )
-        return RequestError(f"{_name(algorithm)}: what it returned cannot be used (it has {methods}): {told}")
+        return f": what it returned cannot be used (it has {methods}): {told}"
     place = f"{own[-1].filename}:{own[-1].lineno}: "
-    return RequestError(f"{_name(algorithm)}.{own[-1].name} raised {place}{told.removeprefix(place)}")
+    return f".{own[-1].name} raised {place}{told.removeprefix(place)}"
 
 
 def _wrong(algorithm: Algorithm, method: str, found: Any, expected: str, where: str = "") -> RequestError:

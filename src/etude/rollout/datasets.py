@@ -200,7 +200,7 @@ class PythonDatasetConfig(RowsConfig, name="python"):
             yield from rows
         except EtudeError:
             raise
-        except Exception as error:  # the user's function
+        except (Exception, SystemExit) as error:  # the user's function
             raise DatasetError(f"'{self.function}' failed: {make_failure(error).reason}") from error
 
 

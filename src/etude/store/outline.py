@@ -62,9 +62,12 @@ def first_question(inputs: Mapping[str, Any]) -> Any:
 
 
 def in_one_line(value: Any, most: int = 160) -> str:
-    """Return the beginning of a value in one line, for a list. Anything but text is written as JSON."""
+    """Return the beginning of a value in one line, for a list. Anything but text is written as JSON.
+
+    A dot replaces each sign that would move the cursor of a terminal or change its colours.
+    """
     text = value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)
-    text = " ".join(text.split())
+    text = "".join(sign if sign.isprintable() else "·" for sign in " ".join(text.split()))
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
