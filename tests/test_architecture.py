@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 68_516,
+    "lines of source": 68_506,
     "modules": 329,
-    "lines of tests": 56_609,
+    "lines of tests": 56_550,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -234,26 +234,6 @@ def test_the_page_of_the_command_line_has_every_command_and_option():
     assert not missing
 
 
-def table_rows(page: Path) -> Iterator[list[str]]:
-    """The tables of a page, outside of fenced blocks: their lines, as they stand together."""
-    rows: list[str] = []
-    for line in [*_FENCE.sub("", page.read_text(encoding="utf-8")).splitlines(), ""]:
-        if line.lstrip().startswith("|"):
-            rows.append(line.strip())
-        elif rows:
-            yield rows
-            rows = []
-
-
-def test_tables_are_whole():
-    """A heading, a rule, and rows with as many cells; nothing has come off a table."""
-    for rows in (rows for page in PAGES for rows in table_rows(page)):
-        assert len(rows) > 1 and re.fullmatch(r"\|(:?-+:?\|)+", rows[1].replace(" ", "")), rows[0]
-        assert all(row.endswith("|") for row in rows), rows[0]
-        cells = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
-        assert set(cells) == {cells[0]}, [row for row, n in zip(rows, cells, strict=True) if n != cells[0]]
-
-
 def test_every_promise_is_shown_by_tests_that_there_are():
     page = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
     promises, _, _ = page.partition("\n## What became weaker")

@@ -53,13 +53,6 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
     return config
 
 
-def test_a_method_that_it_does_not_have_is_refused_and_leaves_no_run_behind(hosted):
-    change(hosted, trajectory_builders__good={"_type": "grpo"})
-    refused = etude("train", "config.yml", "--name", "r")
-    assert refused.exit_code == 2 and "dpo, supervised" in refused.stderr
-    assert not (hosted.parent / "runs" / "r").exists()
-
-
 def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api):
     stand_in, _ = api
     shown = succeed("train", "config.yml", "--name", "r")
@@ -124,7 +117,7 @@ def test_what_cannot_be_done_is_refused_before_any_call(hosted, api, case, comma
     shown = etude(command, "config.yml")
     assert shown.exit_code == 2
     assert message in shown.stdout + shown.stderr
-    assert api[0].requests == []
+    assert api[0].requests == [] and not [*hosted.parent.glob("runs/*")]
 
 
 def test_with_a_grader_grpo_is_openais_reinforcement_fine_tuning(hosted, api):

@@ -40,12 +40,6 @@ def test_datasets_can_be_named_on_the_command_line(project):
     assert [entry["epoch"] for entry in validations] == [0, 1, 2]
 
 
-def test_a_wrong_request_leaves_no_run_behind(project):
-    change(project / "config.yml", trainer_adapters__counting__methods=["dpo"])
-    assert etude("train", "config.yml", "--name", "r").exit_code == 2
-    assert not (project / "runs" / "r").exists()
-
-
 def test_debug_shows_how_it_came_to_an_error(project):
     shown = etude("check", "missing.yml", "--debug")
     assert shown.exit_code == 2

@@ -1,4 +1,8 @@
-"""The manifests of docs/manifests, as KubeRay's definitions, the shell and Ray's own program take them."""
+"""The manifests of docs/manifests, as KubeRay's definitions, the shell and Ray's own program take them.
+
+`kuberay.json` has the parts of KubeRay's resource definitions that the manifests use, as they are in the
+Helm chart of ray-project/kuberay, and of their siblings only the names.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.manifests.trim import KEPT, MANIFESTS, documents
+import yaml
 
 jsonschema = pytest.importorskip("jsonschema")
 
-KINDS = json.loads(KEPT.read_text(encoding="utf-8"))["kinds"]
+MANIFESTS = Path(__file__).parents[2] / "docs" / "manifests"
+KINDS = json.loads(Path(__file__).with_name("kuberay.json").read_text(encoding="utf-8"))["kinds"]
 SLURM = MANIFESTS / "slurm.sh"
+
+
+def documents() -> list[tuple[str, dict[str, Any]]]:
+    """Each document of the manifests, with the name of its file."""
+    return [
+        (path.name, document)
+        for path in sorted(MANIFESTS.glob("*.yml"))
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    ]
 
 
 def problems(document: dict[str, Any]) -> list[str]:
