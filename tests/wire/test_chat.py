@@ -16,7 +16,7 @@ from etude.core.call import Completion, Constraint, Delta, Sampling, Usage
 from etude.core.errors import EngineError, EpisodeError, RequestError
 from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.bodies import plain_messages
-from etude.wire.chat import ChatDialect
+from etude.wire.chat import ChatDialect, CompletionsDialect
 from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.endpoint import EndpointServer
 from etude.wire.gateway import recording_client
@@ -355,6 +355,12 @@ async def test_an_answer_whose_client_hangs_up_is_sampled_to_its_end(server: End
     handler.go.set()
     async with asyncio.timeout(60):
         await handler.ended.wait()
+
+
+def test_an_endpoint_that_continues_a_prompt_with_nothing_gives_an_empty_text() -> None:
+    empty = RecordedCompletion("id", "m", completion=Completion({"role": "assistant", "content": None}))
+    reply = CompletionsDialect(AnswerMemory()).reply([empty], ChatBody("m", ()))
+    assert reply["choices"][0]["text"] == ""
 
 
 async def test_several_answers_are_asked_for_one_by_one() -> None:

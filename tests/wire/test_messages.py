@@ -8,10 +8,13 @@ import pytest
 from anthropic.types import Message
 from openai.types.responses import Response
 
-from etude.core.call import Constraint
+from etude.core.call import Completion, Constraint, Delta
+from etude.wire.answers import AnswerHeader
+from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.endpoint import Endpoint, EndpointServer
 from etude.wire.gateway import recording_client
-from tests.wire.dialects import ASK, CALLING, Scripted, anthropic_client, completion
+from etude.wire.responses import ResponsesDialect
+from tests.wire.dialects import ASK, CALLING, TOOL_CALL, Scripted, anthropic_client, completion
 
 RESULT = {"type": "tool_result", "tool_use_id": "call_9", "content": "3"}
 ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
@@ -242,6 +245,40 @@ async def test_logprobs_are_told_when_they_are_included():
     )
     found = response.output[0].content[0].logprobs
     assert [(one.token, one.logprob) for one in found] == [("token_id:7", -0.5), ("token_id:8", -1.0)]
+
+
+AB = [Delta("a", "", (1,), (-0.1,)), Delta("b", "", (2,), (-0.2,))]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "pieces"),
+    [
+        ({"content": "ab"}, "stop", AB),
+        ({"content": "ab"}, "length", AB),
+        ({"content": "ab", "tool_calls": [TOOL_CALL]}, "tool_calls", AB),
+        ({"content": "ab", "reasoning_content": "hm"}, "length", []),
+        ({"content": "", "reasoning_content": "ab"}, "length", [Delta("", "ab", (1, 2), (-0.1, -0.2))]),
+        ({"content": ""}, "stop", []),
+    ],
+)
+def test_a_streamed_response_has_the_items_of_a_plain_one(message, reason, pieces):
+    asked = ChatBody("m", (), logprobs=True)
+    heading = AnswerHeader("chatcmpl-1", "policy")
+    answer = heading.recorded(
+        Completion(
+            {"role": "assistant", **message}, reason, completion_ids=(1, 2, 3), logprobs=(-0.1, -0.2, -0.3)
+        )
+    )
+    dialect = ResponsesDialect(AnswerMemory())
+    stream = dialect.stream(asked)
+    events = [event for piece in pieces for _, event in stream.add(0, heading, piece)]
+    events += [event for _, event in stream.finish(0, answer)]
+    output = dialect.reply([answer], asked)["output"]
+    assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == output
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    texts = [part for item in output if item["type"] == "message" for part in item["content"]]
+    told = [token for delta in deltas for token in delta["logprobs"]]
+    assert told == [token for part in texts for token in part["logprobs"]]
 
 
 @pytest.mark.parametrize(

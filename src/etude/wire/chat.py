@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from etude.core.call import Delta, Token, TopLogprobs
+from etude.core.message import message_text
 from etude.wire.answers import AnswerHeader, RecordedCompletion, TokenLogprob
 from etude.wire.bodies import ChatCompletionBody, CompletionBody
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream
@@ -195,7 +196,7 @@ class CompletionsDialect(Dialect):
         choices = []
         for index, answer in enumerate(answers):
             completion = answer.completion
-            text, reason = str(completion.message["content"]), completion.finish_reason
+            text, reason = message_text(completion.message), completion.finish_reason
             choice = _text_choice(asked, index, answer, text, answer.tokens, reason)
             if asked.prompt_logprobs is not None:
                 choice["prompt_logprobs"] = prompt_logprobs_object(answer)

@@ -306,8 +306,8 @@ class BlockStream(Stream):
         """Yield the events of a piece of its text; `said` has the waiting tokens."""
 
     @abstractmethod
-    def closed(self, kind: Kind, text: str) -> Iterator[Event]:
-        """Yield the events at its end, with its whole text."""
+    def closed(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
+        """Yield the events at its end, with its whole text; `status` is `completed` or `incomplete`."""
 
     @abstractmethod
     def calls(self, answer: RecordedCompletion) -> Iterator[Event]:
@@ -315,9 +315,11 @@ class BlockStream(Stream):
 
     def last(self, index: int, answer: RecordedCompletion, rest: Delta) -> Iterator[Event]:
         yield from self.pieces(index, answer, rest)
-        if self.number < 0 and not answer.completion.message.get("tool_calls"):
+        calls = answer.completion.message.get("tool_calls")
+        if self.number < 0 and not calls:
             yield from self._switch("content")
-        yield from self._switch(None)
+        is_cut = answer.completion.finish_reason == "length" and not (calls and self._open == "reasoning")
+        yield from self._switch(None, "incomplete" if is_cut else "completed")
         yield from self.calls(answer)
 
     def pieces(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
@@ -328,12 +330,12 @@ class BlockStream(Stream):
             yield from self._switch("content")
             yield from self.piece("content", delta.content)
 
-    def _switch(self, kind: Kind | None) -> Iterator[Event]:
+    def _switch(self, kind: Kind | None, status: str = "completed") -> Iterator[Event]:
         if self._open == kind:
             return
         if self._open is not None:
             said = self.said[0].reasoning if self._open == "reasoning" else self.said[0].content
-            yield from self.closed(self._open, said)
+            yield from self.closed(self._open, said, status)
         self._open = kind
         if kind is not None:
             self.number += 1

@@ -323,7 +323,7 @@ class _MessageStream(BlockStream):
         field = "thinking" if kind == "reasoning" else "text"
         yield _event("content_block_delta", index=self.number, delta={"type": f"{field}_delta", field: text})
 
-    def closed(self, kind: Kind, text: str) -> Iterator[Event]:
+    def closed(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
         yield _event("content_block_stop", index=self.number)
 
     def calls(self, answer: RecordedCompletion) -> Iterator[Event]:

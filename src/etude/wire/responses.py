@@ -337,8 +337,10 @@ class _ResponseStream(BlockStream):
         self._given += logprobs
         yield self._part("response.output_text.delta", item, delta=text, logprobs=logprobs)
 
-    def closed(self, kind: Kind, text: str) -> Iterator[Event]:
-        item = _item(self._heading, kind, text, self._given, status="completed")
+    def closed(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
+        if kind == "content" and self.asked.logprobs and self.said[0].waiting:
+            yield from self.piece(kind, "")  # For tokens without text, such as the last one.
+        item = _item(self._heading, kind, text, self._given, status=status)
         if kind == "reasoning":
             yield self._part("response.reasoning_text.done", item, text=text)
         else:
