@@ -185,7 +185,7 @@ def test_a_worker_ends_with_a_server_that_is_killed_while_it_starts(
     server.start()
     client, pid = server.client(), server.pid
     create(client, upload(client, supervised(8)), n_epochs=1000, batch_size=1, lora_rank=4)
-    until(lambda: len(marked(mark, but=pid)) > 1)  # The nursery and its worker.
+    until(lambda: len(marked(mark, but=pid)) > 2)  # The fork server, its worker, and the tracker of both.
     server.kill()
     until(lambda: not marked(mark, but=pid))
 

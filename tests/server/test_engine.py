@@ -1,14 +1,13 @@
-"""A server's start, its engine, its jobs in this process and several, and the nursery of its workers."""
+"""A server's start, its engine, its jobs in one process and several, and what workers are forked from."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,30 +156,24 @@ async def test_a_database_that_cannot_be_read_at_the_start_is_read_later(
 SHORT = {"n_epochs": 1, "batch_size": 8, "learning_rate": 0.001, "lora_rank": 4}
 
 
-def children(server: ServerProcess) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(server.pid)], capture_output=True, text=True, check=False)
-    return [int(line) for line in found.stdout.split()]
+def children(server: ServerProcess) -> list[psutil.Process]:
+    return psutil.Process(server.pid).children()
 
 
-def is_gone(pid: int) -> bool:
-    """Whether the process has ended, its parent's interest in it aside."""
-    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return told.stdout.strip()[:1] in ("", "Z")
+def find_fork_server(server: ServerProcess) -> psutil.Process:
+    (found,) = [each for each in children(server) if "forkserver" in " ".join(each.cmdline())]
+    return found
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if holds():
-            return
+def wait_for_end(pids: Sequence[int], seconds: float = 200) -> None:
+    end = time.monotonic() + seconds
+    while alive := [*filter(is_alive, pids)]:
+        assert time.monotonic() < end, f"{alive} go on"
         time.sleep(0.05)
-    raise AssertionError("it never came to that")
 
 
-def nursery_after_a_job(server: ServerProcess) -> int:
-    client = server.client()
+def train_shortly(client: openai.OpenAI) -> None:
     assert wait(client, create(client, upload(client, supervised(8)), **SHORT).id).status == "succeeded"
-    (nursery,) = children(server)
-    return nursery
 
 
 @pytest.mark.slow
@@ -196,23 +189,24 @@ def test_the_workers_log_from_the_level_that_the_server_was_given(model: Path, t
 @pytest.mark.slow
 def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path) as server:
-        client, nursery = server.client(), nursery_after_a_job(server)
+        client = server.client()
+        train_shortly(client)
+        ready = find_fork_server(server)
         job = create(client, upload(client, supervised(8)), **LONG).id
         worker = find_worker(server, job)
-        assert psutil.Process(worker).ppid() == nursery
+        assert psutil.Process(worker).ppid() == ready.pid
+        assert os.getsid(worker) == worker
         output = Path(f"/proc/{worker}/fd/1")
         assert not output.exists() or output.resolve() == (tmp_path / "jobs" / job / "worker.log").resolve()
-        assert children(server) == [nursery]
 
         # One that is killed costs nothing: its worker goes on, and the next job gets another.
-        os.kill(nursery, signal.SIGKILL)
-        eventually(lambda: nursery not in children(server))
-        os.kill(worker, 0)
+        ready.kill()
         assert wait(client, job).status == "succeeded"
-        last = nursery_after_a_job(server)
+        train_shortly(client)
+        last = find_fork_server(server)
         told = [text for one in client.fine_tuning.jobs.list() for text in messages(client, one.id)]
         assert not any("ended early" in text for text in told)
-    eventually(lambda: is_gone(last))
+    wait_for_end([last.pid])
 
 
 @pytest.mark.slow
@@ -220,11 +214,19 @@ def test_a_server_that_stops_before_its_worker_is_there_leaves_none(model: Path,
     with ServerProcess(model, tmp_path) as server:
         client = server.client()
         job = create(client, upload(client, supervised(8)), **LONG).id
-        eventually(lambda: bool(children(server)))
-        (nursery,) = children(server)
-    eventually(lambda: is_gone(nursery))
+        while not (started := children(server)):
+            time.sleep(0.01)
+    wait_for_end([each.pid for each in started])
     with ServerProcess(model, tmp_path) as server:
         assert wait(server.client(), job).status == "succeeded"
+
+
+@pytest.mark.slow
+def test_processes_that_train_do_not_have_the_servers_key(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path, key="a-secret-key") as server:
+        client = server.client()
+        worker = find_worker(server, create(client, upload(client, supervised(8)), **LONG).id)
+        assert b"a-secret-key" not in Path(f"/proc/{worker}/environ").read_bytes()
 
 
 @pytest.fixture
@@ -243,13 +245,6 @@ def list_ranks(server: ServerProcess, job: str) -> list[int]:
             return found
         time.sleep(0.05)
     raise AssertionError("no two processes")
-
-
-def wait_for_end(pids: list[int], seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while alive := [*filter(is_alive, pids)]:
-        assert time.monotonic() < end, f"{alive} go on"
-        time.sleep(0.05)
 
 
 def losses(client: openai.OpenAI, job: str) -> list[float]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 import sys
 import time
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Coroutine, Mapping
+from asyncio.subprocess import PIPE
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,20 @@ from typing import Any
 from etude.backends.lm_client import FREE_ENGINE
 from etude.engines.child_process import LocalTeams, TeamLauncher, exit_words, last_lines, read_tail
 from etude.models.source import local_path
+from etude.server import worker
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
 from etude.server.jobs import LIVE, JobFolder, JobStore
-from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder, training_processes
+from etude.server.settings import ServerSettings, WorkerOrder, training_processes
 from etude.store.files import open_private, private_folder
 
 _LOG = logging.getLogger("etude.server")
 
-_MODULE = "etude.server.worker"
+_SLOW_IMPORTS = (
+    "peft",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+)
 _ATTEMPTS = 3
 """The number of workers that may end without a checkpoint before their job fails."""
 _LOOK_SECONDS = 0.5
@@ -41,102 +47,38 @@ class Worker:
 
     pid: int
     code: asyncio.Future[int]
-    """The exit code of the process after its end, or 1 if nobody saw it."""
+    """The exit code of the process after its end, or 255 if nobody saw it."""
 
 
-class Workers:
-    """The processes that train jobs, each in its own session, so that Ctrl-C reaches only the server.
+async def start_worker(order: WorkerOrder, launcher: TeamLauncher) -> Worker:
+    """Start a process that trains the job, or a launcher of several. Raises OSError if it cannot start.
 
-    They are forked from a nursery, a process that has done the slow imports.
+    Each has its own session, so that Ctrl-C reaches only the server, and notices when the server ends.
     """
+    settings, folder = order.settings, JobFolder(order.settings.data_dir, order.job)
+    private_folder(folder.path)
+    processes = settings.training_processes or 1
+    if processes > 1 or settings.cluster is not None:
+        command = launcher.command(worker.__name__, [order.model_dump_json()], processes, folder.path)
+        with open_private(folder.log, "ab") as log:
+            team = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=log, stderr=log, start_new_session=True
+            )
+        return Worker(team.pid, asyncio.ensure_future(team.wait()))
+    # The fork server has done the slow imports. On other systems, libraries may break in a fork.
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    multiprocessing.set_forkserver_preload([worker.__name__, *_SLOW_IMPORTS])
+    process = context.Process(target=worker.train_forked, args=[order.model_dump_json()])
+    await asyncio.to_thread(process.start)
+    loop = asyncio.get_running_loop()
+    code: asyncio.Future[int] = loop.create_future()
 
-    def __init__(self, environment: Mapping[str, str], launcher: TeamLauncher) -> None:
-        """`environment` is for the workers. `launcher` starts processes that train a job together."""
-        self._launcher = launcher
-        # Checks CUDA with NVML, because CUDA itself would be unusable after a fork.
-        self._environment = {**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        # The other end closes when this process ends for any reason, and workers notice it.
-        self._lifeline, self._life = os.pipe()
-        self._environment |= {LIFELINE: str(self._lifeline)}
-        self._nursery: Process | None = None
-        self._listener: asyncio.Task[None] | None = None
-        self._starting = asyncio.Lock()
-        self._started: asyncio.Queue[Worker | None] = asyncio.Queue()
-        """The nursery's workers as they start, and None after it has ended."""
-        self._closed = False
+    def end() -> None:
+        loop.remove_reader(process.sentinel)
+        code.set_result(process.exitcode or 0)
 
-    async def start(self, order: WorkerOrder) -> Worker | None:
-        """Start a process that trains the job, or a launcher of several. Returns None after `close`.
-
-        Raises OSError if the process cannot start.
-        """
-        folder = JobFolder(order.settings.data_dir, order.job)
-        private_folder(folder.path)
-        processes = order.settings.training_processes or 1
-        if processes > 1 or order.settings.cluster is not None:
-            command = self._launcher.command(_MODULE, [order.model_dump_json()], processes, folder.path)
-            with open_private(folder.log, "ab") as log:
-                process = await self._spawn(command, stdin=self._lifeline, stdout=log, stderr=log)
-            return Worker(process.pid, asyncio.ensure_future(process.wait()))
-        try:
-            return await self._fork(order)
-        except BrokenPipeError:  # The nursery ended, killed or idle, before it had the order.
-            return None if self._closed else await self._fork(order)
-
-    async def _fork(self, order: WorkerOrder) -> Worker:
-        async with self._starting:
-            if self._nursery is None or self._nursery.returncode is not None:
-                command = [sys.executable, "-m", _MODULE]
-                self._nursery = await self._spawn(
-                    command, stdin=PIPE, stdout=PIPE, stderr=None, pass_fds=[self._lifeline]
-                )
-                self._started = asyncio.Queue()
-                self._listener = asyncio.create_task(self._listen(self._nursery, self._started))
-            assert self._nursery.stdin is not None
-            self._nursery.stdin.write(order.model_dump_json().encode() + b"\n")
-            with contextlib.suppress(ConnectionError):  # The listener notices.
-                await self._nursery.stdin.drain()
-            worker = await self._started.get()
-        if worker is None:
-            raise BrokenPipeError("the process that starts the workers has ended")
-        return worker
-
-    async def _listen(self, nursery: Process, started: asyncio.Queue[Worker | None]) -> None:
-        """Record the workers that the nursery starts, and how they end."""
-        loop = asyncio.get_running_loop()
-        running: dict[int, asyncio.Future[int]] = {}
-        assert nursery.stdout is not None
-        async for line in nursery.stdout:
-            pid, *code = map(int, line.split())
-            if code:
-                running.pop(pid).set_result(code[0])
-            else:
-                running[pid] = loop.create_future()
-                started.put_nowait(Worker(pid, running[pid]))
-        await nursery.wait()
-        # The nursery's workers continue. The scheduler finds them by their locks.
-        for future in running.values():
-            future.set_result(1)
-        started.put_nowait(None)
-
-    def close(self) -> None:
-        """Start no more workers. The nursery ends after its current workers."""
-        self._closed = True
-        if self._nursery is None or self._nursery.returncode is not None:
-            return
-        assert self._nursery.stdin is not None
-        self._nursery.stdin.close()
-        if self._starting.locked():
-            with contextlib.suppress(ProcessLookupError):
-                self._nursery.kill()
-
-    async def _spawn(self, command: list[str], **streams: object) -> Process:
-        return await asyncio.create_subprocess_exec(
-            *command,
-            start_new_session=True,
-            env=self._environment,
-            **streams,  # type: ignore[arg-type]
-        )
+    loop.add_reader(process.sentinel, end)
+    return Worker(process.pid or 0, code)
 
 
 class Scheduler:
@@ -155,14 +97,12 @@ class Scheduler:
         self._jobs = jobs
         self._pool = pool
         self._launcher = launcher_for(settings)
-        key = None if settings.api_key is None else settings.api_key.get_secret_value()
-        without_key = {name: value for name, value in os.environ.items() if value != key}
-        self._workers = Workers(without_key, self._launcher)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._workers_of: dict[str, Worker] = {}
         """The workers that this server has started, by job."""
         self._engine_away_for: set[str] = set()
         """The jobs that stopped the engine, until it is back."""
+        self._is_stopping = False
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
@@ -181,7 +121,7 @@ class Scheduler:
         """Ask the workers to write checkpoints and end. Their jobs return to the queue."""
         if self._main is not None:
             self._main.cancel()
-        self._workers.close()
+        self._is_stopping = True
         for job in self._tasks:
             self._send(job, signal.SIGTERM)
         if self._tasks:
@@ -195,8 +135,8 @@ class Scheduler:
         Other signals go to one process, which tells the rest. SIGKILL goes to all of them and to their
         launcher.
         """
-        worker = self._workers_of.get(job)
-        processes = [*([] if worker is None else [worker.pid]), *self._folder(job).holders()]
+        started = self._workers_of.get(job)
+        processes = [*([] if started is None else [started.pid]), *self._folder(job).holders()]
         for process in processes if number == signal.SIGKILL else processes[:1]:
             with contextlib.suppress(ProcessLookupError):
                 # The lock's holder may not have written its pid yet. Pid 0 would be this process's group.
@@ -256,16 +196,16 @@ class Scheduler:
     async def _work(self, job: str) -> None:
         log = self._folder(job).log
         begin = log.stat().st_size if log.is_file() else 0
-        worker = await self._workers.start(WorkerOrder(job=job, settings=self._workers_settings))
-        if worker is None:
-            return
-        self._workers_of[job] = worker
+        order = WorkerOrder(job=job, settings=self._workers_settings)
+        self._workers_of[job] = started = await start_worker(order, self._launcher)
+        if self._is_stopping:
+            self._send(job, signal.SIGTERM)
         try:
-            code = await self._wait(job, worker.code)
+            code = await self._wait(job, started.code)
         finally:
             self._workers_of.pop(job, None)
         failure = self._launcher.first_failure(read_tail(log, 2**24, begin))
-        await self._settle(job, failure or exit_words(code))
+        await self._settle(job, failure or exit_words(code), counts=not self._is_stopping)
 
     async def _wait_for_orphan(self, job: str) -> None:
         """Wait for a job that an earlier server started. Its worker may still run."""

@@ -55,7 +55,12 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     ServeError if the server cannot start. A base model that cannot be loaded raises its own EtudeError.
     """
     if settings.api_key is not None:
-        keep_secret(settings.api_key.get_secret_value())
+        key = settings.api_key.get_secret_value()
+        keep_secret(key)
+        for name in [name for name, value in os.environ.items() if value == key]:
+            del os.environ[name]  # Processes that train get the rest.
+    # Check CUDA with NVML, because CUDA itself would be unusable after a fork.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     load_algorithms(settings.algorithms)
     training_processes(settings)
     show_logs(settings.log_level)

@@ -14,9 +14,6 @@ from etude.wire.http_server import is_loopback
 
 _MEBIBYTE = 2**20
 
-LIFELINE = "ETUDE_SERVER_LIFELINE"
-"""The environment variable that gives workers a pipe's descriptor. The pipe closes when their server ends."""
-
 
 class ServerSettings(BaseModel, frozen=True, extra="forbid"):
     """The settings of one server process."""

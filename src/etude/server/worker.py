@@ -1,20 +1,17 @@
-"""The worker: one or more processes that train a job of the database, from its file to a new model.
-
-Without an order, `python -m etude.server.worker [ORDER]` is the nursery, which forks workers.
-"""
+"""The worker: one or more processes that train a job of the database, from its file to a new model."""
 
 from __future__ import annotations
 
 import logging
 import math
+import multiprocessing
 import os
-import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -45,22 +42,19 @@ from etude.learner.team import Team, join_team
 from etude.models.weights import save_tensors
 from etude.processes.ray_teams import TeamMember
 from etude.server.database import Row
-from etude.server.extensions import load_extensions
 from etude.server.files import read_rows
 from etude.server.hyperparameters import job_algorithm
 from etude.server.jobs import FINAL, JobFolder, JobStore, model_name
 from etude.server.models import load_policy_of_job
-from etude.server.settings import LIFELINE, ServerSettings, WorkerOrder
+from etude.server.settings import ServerSettings, WorkerOrder
 from etude.server.stores import Stores, open_stores, remote_stores
-from etude.show.logs import LogLevel, show_logs
+from etude.show.logs import show_logs
 from etude.store.files import WEIGHTS_FILE, open_draft, open_private
 from etude.wire.http_server import ApiError
 
 _LOG = logging.getLogger("etude.server.worker")
 _ALONE_SECONDS = 60.0
 """Seconds for a worker to end with a checkpoint after its server has ended."""
-_IDLE_SECONDS = 900.0
-"""Seconds after which an idle nursery without workers ends, to free its memory."""
 
 
 def work(order: WorkerOrder, seat: TeamMember | None = None) -> bool:
@@ -123,107 +117,46 @@ def _fail(jobs: JobStore, job: str, error: Exception) -> None:
             jobs.fail(job, f"{type(error).__name__}: {first}", "training_failed")
 
 
-def _fork_server() -> WorkerOrder | None:
-    """Fork a worker for each order, a line on standard input. Return its order in a worker, else None.
-
-    Print each started worker (`PID`) and its exit code (`PID CODE`) to standard output. Do slow imports
-    first. End after the input and the workers have ended, or after a while without workers or orders.
-    """
-    with suppress(ImportError):  # A job that needs the extra reports it.
-        import peft  # noqa: F401
-        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
-    with suppress(EtudeError):
-        load_extensions()
-        load_algorithms(())
-    woken, wakes = os.pipe()
-    os.set_blocking(wakes, False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(wakes)
-    workers: set[int] = set()
-    sources, text = [0, woken], b""
-    while workers or 0 in sources:
-        ready, _, _ = select.select(sources, [], [], None if workers else _IDLE_SECONDS)
-        if not ready:
-            break
-        if woken in ready:
-            os.read(woken, 4096)
-        for pid in sorted(workers):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                workers.remove(pid)
-                _say(f"{pid} {os.waitstatus_to_exitcode(status)}")
-        if 0 in ready:
-            read = os.read(0, 65536)
-            if not read:
-                sources.remove(0)
-            *lines, text = (text + read).split(b"\n")
-            for line in lines:
-                pid = os.fork()
-                if pid == 0:
-                    for descriptor in (woken, wakes):
-                        os.close(descriptor)
-                    return _become_worker(line)
-                workers.add(pid)
-                _say(f"{pid}")
-    return None
-
-
-def exit_with_server(connection: int) -> None:
-    """Send this process SIGTERM when the other end of a connection closes, as it does when the server ends.
-    Send SIGKILL if the process then takes too long."""
+def exit_with_server(wait: Callable[[], object]) -> None:
+    """Send this process SIGTERM when `wait` returns, which is when the server has ended. Send SIGKILL if it
+    then takes too long."""
 
     def watch() -> None:
-        poll = select.poll()
-        poll.register(connection, 0)
-        if any(event & select.POLLHUP for _, event in poll.poll()):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(_ALONE_SECONDS)
-            os.kill(os.getpid(), signal.SIGKILL)
+        wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_ALONE_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="etude-server-watch", daemon=True).start()
 
 
-def _say(line: str) -> None:
-    with suppress(BrokenPipeError):  # A server that was killed no longer listens.
-        os.write(1, line.encode() + b"\n")
-
-
-def _become_worker(line: bytes) -> WorkerOrder:
-    """Turn this fork into a worker whose output goes to the job's log. Return its order."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def train_forked(text: str) -> None:
+    """Run an order, as JSON, in this new process of the server. Its output goes to the job's log."""
     os.setsid()
-    order = WorkerOrder.model_validate_json(line)
-    exit_with_server(int(os.environ[LIFELINE]))
-    with (
-        open_private(JobFolder(order.settings.data_dir, order.job).log, "ab") as log,
-        Path(os.devnull).open("rb") as nothing,
-    ):
-        for descriptor, file in enumerate((nothing, log, log)):
-            os.dup2(file.fileno(), descriptor)
-    if sys.platform != "linux":  # On other systems, libraries may break in a fork.
-        os.execv(sys.executable, [sys.executable, "-m", "etude.server.worker", line.decode()])
-    return order
+    order, server = WorkerOrder.model_validate_json(text), multiprocessing.parent_process()
+    assert server is not None
+    exit_with_server(server.join)
+    with open_private(JobFolder(order.settings.data_dir, order.job).log, "ab") as log:
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+    sys.exit(_run(order, None))
 
 
 def main(seat: TeamMember | None = None, *arguments: str) -> int:
-    """Run the order from the arguments, the command line or standard input. Return the exit code.
+    """Run the order from the arguments or the command line. Return the exit code.
 
-    A cluster calls this with the seat of the process.
+    A cluster calls this with the seat of the process. Otherwise, standard input ends with the server.
     """
+    if seat is None:
+        exit_with_server(partial(os.read, 0, 1))
+    return _run(WorkerOrder.model_validate_json((arguments or sys.argv[1:])[0]), seat)
+
+
+def _run(order: WorkerOrder, seat: TeamMember | None) -> int:
     set_up_process()
-    show_logs(LogLevel.INFO)
-    arguments = arguments or tuple(sys.argv[1:])
-    if arguments:
-        order: WorkerOrder | None = WorkerOrder.model_validate_json(arguments[0])
-        if seat is None:
-            exit_with_server(0)
-    else:
-        order = _fork_server()
-    if order is not None:
-        show_logs(order.settings.log_level)
-        _LOG.debug("order: %s", order.model_dump_json())
-    return 0 if order is None or work(order, seat) else 1
+    show_logs(order.settings.log_level)
+    _LOG.debug("order: %s", order.model_dump_json())
+    return 0 if work(order, seat) else 1
 
 
 KEPT_CHECKPOINTS = 3
