@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import anthropic
 import openai
 import pytest
-from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
 from tests.rollout.test_apis import REFUSED
@@ -65,21 +62,6 @@ def test_a_stream_says_the_same_piece_by_piece(client: openai.OpenAI) -> None:
         assert [one.finish_reason for one in mine if one.finish_reason] == [choice.finish_reason]
 
 
-def test_a_stop_string_is_never_shown_even_in_part(client: openai.OpenAI) -> None:
-    options = {"model": "tiny", "messages": ASK, "max_tokens": 40, "seed": 2}
-    text = client.chat.completions.create(**options).choices[0].message.content
-    assert text is not None and len(text) > 8
-    stop = text[4:7]
-    cut = client.chat.completions.create(**options, stop=[stop, "never"])
-    assert cut.choices[0].message.content == text[: text.index(stop)]
-    assert cut.choices[0].finish_reason == "stop"
-    pieces = [
-        chunk.choices[0].delta.content or ""
-        for chunk in client.chat.completions.create(**options, stop=stop, stream=True)
-    ]
-    assert "".join(pieces) == cut.choices[0].message.content
-
-
 def test_tokenize_tells_the_ids_that_a_prompt_has(server: ServerProcess, client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="tiny", messages=ASK, max_tokens=1, extra_body=IDS)
     with server.http() as http:
@@ -94,39 +76,6 @@ def test_tokenize_tells_the_ids_that_a_prompt_has(server: ServerProcess, client:
     with server.http() as http:
         tokens = http.post("/tokenize", json={"prompt": "yes or no?", "add_special_tokens": False}).json()
         assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "yes or no?"}
-
-
-async def test_many_at_once_are_the_same_as_one_by_one(server: ServerProcess) -> None:
-    async with server.async_client() as client:
-
-        async def ask(seed: int) -> str | None:
-            answer = await client.chat.completions.create(
-                model="tiny", messages=ASK, max_tokens=10, seed=seed
-            )
-            return answer.choices[0].message.content
-
-        together = await asyncio.gather(*map(ask, range(8)))
-        assert together == [await ask(seed) for seed in range(8)]
-
-
-def test_each_prompt_has_its_choices(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="tiny", prompt=["yes", "no"], n=2, max_tokens=5, seed=3)
-    Completion.model_validate(answer.model_dump())
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    alone = client.completions.create(model="tiny", prompt="no", max_tokens=5, seed=3)
-    assert alone.choices[0].text == answer.choices[2].text
-
-
-def test_a_text_and_its_token_ids_are_the_same_prompt(server: ServerProcess, client: openai.OpenAI) -> None:
-    with server.http() as http:
-        ids = http.post("/tokenize", json={"prompt": "yes or"}).json()["tokens"]
-    options = {"model": "tiny", "max_tokens": 6, "temperature": 0, "extra_body": {"return_token_ids": True}}
-    by_text = client.completions.create(prompt="yes or", **options).choices[0].model_dump()
-    by_ids = client.completions.create(prompt=ids, **options).choices[0].model_dump()
-    assert by_text == by_ids
-    assert by_ids["prompt_token_ids"] == ids and 1 <= len(by_ids["token_ids"]) <= 6
-    first = next(iter(client.completions.create(prompt="yes or", stream=True, **options)))
-    assert first.choices[0].model_dump()["prompt_token_ids"] == ids
 
 
 @pytest.mark.parametrize(

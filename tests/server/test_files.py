@@ -197,9 +197,8 @@ def test_a_server_knows_its_models_vocabulary(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("options", "param", "problem"),
     [
-        ({"lora_rank": 10_000_000}, "lora_rank", "lora_rank 10000000 is higher than the model's width 32"),
         ({"lora_rank": 10**12}, "lora_rank", "less than or equal"),
-        ({"n_epochs": 2_000_000}, "n_epochs", "the job has 2000000 steps"),
+        ({"n_epochs": 2_000_000}, "n_epochs", "less than or equal to 10000"),
         ({"n_epochs": True}, "n_epochs", "valid integer"),
         ({"batch_size": "5"}, "batch_size", "valid integer"),
         ({"learning_rate": 1e308}, "learning_rate", "less than or equal to 10"),

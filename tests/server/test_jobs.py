@@ -111,12 +111,11 @@ def test_a_job_is_created_once_for_an_idempotency_key(client: openai.OpenAI) -> 
     with pytest.raises(openai.ConflictError) as caught:
         create(client, file, request=header, n_epochs=2)
     assert caught.value.code == "idempotency_key_reused"
-    assert "differs in hyperparameters" in caught.value.message
     # What counts is what a file has in it, and not when it was uploaded.
     assert create(client, upload(client, supervised(2)), request=header, n_epochs=500).id == first.id
-    with pytest.raises(openai.ConflictError, match="differs in training_file"):
+    with pytest.raises(openai.ConflictError, match="by another request"):
         create(client, upload(client, supervised(3)), request=header, n_epochs=500)
-    with pytest.raises(openai.ConflictError, match="differs in method, training_file"):
+    with pytest.raises(openai.ConflictError, match="by another request"):
         create(client, upload(client, dpo(2)), "dpo", request=header, n_epochs=500)
     by_metadata = {"metadata": {"idempotency_key": "run-2"}}
     second = create(client, file, request=by_metadata, n_epochs=500)

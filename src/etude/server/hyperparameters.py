@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from math import ceil
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
@@ -14,15 +13,12 @@ from etude.config import registry
 from etude.config.key_types import descriptions
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
-from etude.learner.memory import ModelNumbers
-from etude.preflight.local_model import outline
-from etude.server.settings import ServerSettings
-from etude.wire.http_server import ApiError
 from etude.wire.sampling import Flag
 
 Auto: TypeAlias = Literal["auto"]
 Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e6, strict=True)]
 Rate: TypeAlias = Annotated[float, Field(ge=1e-12, le=10, strict=True)]
+Epochs: TypeAlias = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 CountOrNone: TypeAlias = Annotated[int, Field(ge=0, le=10_000_000, strict=True)]
 """A count that may be 0."""
@@ -45,7 +41,7 @@ _RANK = 16
 class Hyperparameters(BaseModel, extra="forbid"):
     """OpenAI's hyperparameters, followed by Etude's."""
 
-    n_epochs: Auto | Count | None = Field(default=None, description="Number of passes over the job's data.")
+    n_epochs: Auto | Epochs | None = Field(default=None, description="Number of passes over the job's data.")
     batch_size: Auto | Count | None = Field(default=None, description="Rows per optimiser step.")
     learning_rate_multiplier: Auto | Positive | None = Field(
         default=None, description="Multiplies the method's learning rate."
@@ -180,28 +176,3 @@ def _lora_size(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned
             "both; leave them out, or start from the base model"
         )
     return own_rank, own_alpha
-
-
-_MOST_STEPS = 1_000_000
-
-
-def require_feasible(settings: ServerSettings, values: Mapping[str, Any], *, rows: int, place: str) -> None:
-    """Raise ApiError if a job's rank exceeds the model's width, or if it has too many steps.
-
-    `values` are all its hyperparameters. `place` is their path in the request. The job checks its memory
-    itself, before its first step.
-    """
-    width, rank = _width(settings.model), values["lora_rank"]
-    if rank > width:
-        message = f"lora_rank {rank} is higher than the model's width {width}, which adds nothing"
-        raise ApiError(400, message, param=f"{place}.lora_rank", code="invalid_value")
-    steps = values["n_epochs"] * ceil(rows / max(1, values["batch_size"]))
-    if steps > _MOST_STEPS:
-        message = f"the job has {steps} steps, but may take at most {_MOST_STEPS}; lower n_epochs"
-        raise ApiError(400, message, param=f"{place}.n_epochs", code="invalid_value")
-
-
-@lru_cache(maxsize=8)
-def _width(source: str) -> int:
-    """Return a model's width, read from its config alone."""
-    return ModelNumbers.of(outline(source)).width

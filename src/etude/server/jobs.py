@@ -27,6 +27,7 @@ LIVE = ("queued", "running", "paused")
 FINAL = ("succeeded", "failed", "cancelled")
 
 _RETRY_SECONDS = 60
+_WAITING_JOBS = 100
 
 
 class JobFolder:
@@ -82,9 +83,9 @@ class JobStore:
             return known, False
         return self.get(str(row["id"])), True
 
-    def require_queue_space(self, most: int) -> None:
-        """Raise ApiError 429 if `most` jobs are waiting."""
-        if len(self.with_status("queued")) >= most:
+    def require_queue_space(self) -> None:
+        """Raise ApiError 429 if too many jobs are waiting."""
+        if len(self.with_status("queued")) >= _WAITING_JOBS:
             message = "the queue of training jobs is full"
             raise ApiError(429, message, code="queue_full", retry_after=_RETRY_SECONDS)
 

@@ -22,7 +22,6 @@ from etude.server.guard import JsonRoute
 from etude.server.hyperparameters import (
     Hyperparameters,
     method_model,
-    require_feasible,
     resolve_hyperparameters,
     server_algorithms,
 )
@@ -125,21 +124,10 @@ class JobBody(BaseModel, extra="forbid"):
         files = {"training_file", "validation_file"}
         return content_hash(self.model_dump(mode="json", exclude_none=True, exclude=files))
 
-    def differences(self, job: Row, files: FileStore) -> list[str]:
-        """Return the fields in which this request differs from the one that created the job of a row."""
-        fields = {
-            "model": self.model == job["model"],
-            "method": self.method.type == job["method"],
-            "training_file": files.are_same(self.training_file, job["training_file"]),
-            "validation_file": files.are_same(self.validation_file, job["validation_file"]),
-            "suffix": self.suffix == job["suffix"],
-            "metadata": (self.metadata or {}) == job["metadata"],
-            "seed": self.seed in (None, job["seed"]),
-        }
-        different = [name for name, same in fields.items() if not same]
-        if not different and self.hash() != job["request_hash"]:
-            return ["hyperparameters"]
-        return different
+    def created(self, job: Row, files: FileStore) -> bool:
+        """Return whether such a request created a row's job. The same content may be in another file."""
+        asked = [(getattr(self, name), job[name]) for name in ("training_file", "validation_file")]
+        return self.hash() == job["request_hash"] and all(files.are_same(*pair) for pair in asked)
 
 
 _JOB_FIELDS = (
@@ -215,14 +203,13 @@ def job_routes(parts: ServerParts) -> APIRouter:
         row, is_new = jobs.find_by_key(key), False
         if row is None:
             values = _values(parts, body)
-            jobs.require_queue_space(parts.settings.waiting_jobs)
+            jobs.require_queue_space()
             row, is_new = jobs.create(values | {"idempotency_key": key, "request_hash": body.hash()})
         if is_new:
             parts.wake()
-        elif differences := body.differences(row, parts.files):
+        elif not body.created(row, parts.files):
             message = f"the idempotency key belongs to job {row['id']}, which was created by another request"
-            different = f"it differs in {', '.join(differences)}"
-            raise ApiError(409, f"{message}: {different}", code="idempotency_key_reused")
+            raise ApiError(409, message, code="idempotency_key_reused")
         return job_object(row)
 
     @router.get("/jobs", summary="List jobs")
@@ -295,7 +282,6 @@ def _values(parts: ServerParts, body: JobBody) -> dict[str, Any]:
     except ValueError as error:
         param = f"method.{method}.hyperparameters.lora_rank"
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
-    require_feasible(parts.settings, values, rows=rows, place=f"method.{method}.hyperparameters")
     return {
         **body.model_dump(include={"model", "training_file", "validation_file", "suffix"}),
         "method": method,

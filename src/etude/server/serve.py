@@ -127,11 +127,7 @@ def _run(
                 on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     config = server_config(
-        app,
-        connections=settings.max_connections,
-        log_config=None,
-        lifespan="on",
-        timeout_graceful_shutdown=max(1, round(settings.drain)),
+        app, log_config=None, lifespan="on", timeout_graceful_shutdown=max(1, round(settings.drain))
     )
     server = Server(config)
     server.run(sockets=[listening])

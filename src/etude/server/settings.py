@@ -50,8 +50,6 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid"):
     """The limit of a request's size in bytes, except for uploads."""
     max_file: int = Field(default=512 * _MEBIBYTE, ge=1024)
     """The limit of an uploaded file's size in bytes."""
-    max_connections: int = Field(default=2048, ge=1)
-    """The limit of open connections, idle ones included. The server answers more with 503."""
     running_jobs: int = Field(default=1, ge=1)
     """The number of jobs that train at once."""
     training_processes: int | None = Field(default=None, ge=1)
@@ -68,8 +66,6 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid"):
     """The CPUs that Ray reserves for each sampler."""
     sampler_gpus: float | None = Field(default=None, ge=0)
     """The GPUs for each sampler. None reserves one if the cluster has GPUs and the device is not `cpu`."""
-    waiting_jobs: int = Field(default=100, ge=1)
-    """The limit of queued jobs. The server refuses more with 429."""
     checkpoint_steps: int = Field(default=10, ge=1)
     """Optimiser steps between two checkpoints. An interrupted job resumes from the last one."""
     engine_wait: float = Field(default=30.0, ge=0)

@@ -34,7 +34,6 @@ from etude.server.hyperparameters import (
     Hyperparameters,
     Positive,
     hyperparameters_for,
-    require_feasible,
     resolve_hyperparameters,
 )
 from etude.wire.http_server import ApiError
@@ -171,12 +170,11 @@ class ArtTrainings:
         newest, job, is_new = self._art.begin(name, request_hash)
         if not is_new:
             return job
-        server.jobs.require_queue_space(server.settings.waiting_jobs)
+        server.jobs.require_queue_space()
         start, step = server.models.get(newest.served), str(newest.step + 1)
         values = resolve_hyperparameters(
             "grpo", asked, len(rows), start.lora, fine_tuned=start.folder is not None
         )
-        require_feasible(server.settings, values, rows=len(rows), place="experimental_config")
         file = server.files.upload(f"{name}-{step}.jsonl", io.BytesIO(lines.encode()))
         found = {key: str(count) for key, count in counts.items()}
         server.jobs.create(
