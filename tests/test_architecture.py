@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 68_506,
+    "lines of source": 68_333,
     "modules": 329,
-    "lines of tests": 56_550,
+    "lines of tests": 56_443,
     "benchmark files": 15,
     "config keys": 408,
 }

@@ -66,9 +66,10 @@ async def start_worker(order: WorkerOrder, launcher: TeamLauncher) -> Worker:
             )
         return Worker(team.pid, asyncio.ensure_future(team.wait()))
     # The fork server has done the slow imports. On other systems, libraries may break in a fork.
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-    multiprocessing.set_forkserver_preload([worker.__name__, *_SLOW_IMPORTS])
-    process = context.Process(target=worker.train_forked, args=[order.model_dump_json()])
+    forks, spawns = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
+    forks.set_forkserver_preload([worker.__name__, *_SLOW_IMPORTS])
+    kind = forks.Process if sys.platform == "linux" else spawns.Process
+    process = kind(target=worker.train_forked, args=[order.model_dump_json()])
     await asyncio.to_thread(process.start)
     loop = asyncio.get_running_loop()
     code: asyncio.Future[int] = loop.create_future()
