@@ -51,9 +51,10 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
     return statuses
 
 
-def end_run(records: Sequence[Record], run: RunFolder, progress: Progress) -> None:
+def end_run(records: Sequence[Record], num_epochs: int, run: RunFolder, progress: Progress) -> None:
     """Write the summary of a run that is over, and report its end. `records` has one of each target."""
-    summary = summary_in({record.target: record.history for record in records}, run.name).as_json()
+    by_target = {record.target: record.history for record in records}
+    summary = summary_in(by_target, run.name, num_epochs).as_json()
     run.write_json(SUMMARY, summary)
     for record in records:
         record.report(final=True)

@@ -69,7 +69,7 @@ async def run_epochs(
                     member.begin_anew()
                 # Now no later epoch has a job. In a resumed run one may, with weights to adopt.
                 await member.prune()
-        if (reason := _reason_to_stop(members, epoch)) is not None:
+        if epoch + 1 < num_epochs and (reason := _reason_to_stop(members, epoch)) is not None:
             progress.message(f"stopped after epoch {epoch + 1}: {reason}")
             break
     for member in members:
@@ -78,7 +78,7 @@ async def run_epochs(
         await member.prune()
     if not any(record.reason_to_stop() for record in records):
         await _pause_if_due(records)
-    end_run(records, run, progress)
+    end_run(records, num_epochs, run, progress)
     return require_trained([record.history for record in records])
 
 
@@ -330,7 +330,7 @@ class EpochTrainer(Trainer):
         if run_id != self.history.run_id:
             raise ValueError(f"this trainer runs {self.history.run_id!r} and knows nothing of {run_id!r}")
         return {
-            **summarize(self.history).as_json(),
+            **summarize(self.history, self.run_config.num_epochs).as_json(),
             "epochs": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.epochs],
             "validations": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.validations],
         }

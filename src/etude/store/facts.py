@@ -106,16 +106,17 @@ def read_facts(path: Path, known: Mapping[str | None, History] | None = None) ->
     try:
         request = read_request(path)
         with RunFolder.read(path) as run:
-            summary = summary_in(histories(run.journal, run.name) if known is None else known, run.name)
+            known = histories(run.journal, run.name) if known is None else known
             result = run.read_json(RESULT)
             storage = run.read_json(STORAGE)
             imported = run.journal.get(IMPORT)
             result = imported or result
             is_over = (run.read_json(SUMMARY) if request is None and not imported else result) is not None
         settings = stored_data(path, required=False)
+        finetuning = settings.get("finetuning") or {}
+        summary = summary_in(known, run.name, finetuning.get("num_epochs"))
     except EtudeError as error:
         return RunFacts(path.name, path, "train", "unreadable", changed, problem=str(error))
-    finetuning = settings.get("finetuning") or {}
     parts = trained_parts(settings)
     for key in ("method", "backend") if finetuning.get("targets") else ():
         own = (trained_parts(settings, target)[key] for target in finetuning["targets"])

@@ -225,8 +225,8 @@ class Summary(BaseModel, frozen=True):
         return self.model_dump(mode="json", exclude=None if self.targets else {"targets"})
 
 
-def summarize(history: History) -> Summary:
-    """Return the summary of one model's training."""
+def summarize(history: History, num_epochs: int | None = None) -> Summary:
+    """Return the summary of one model's training, which was asked to last `num_epochs`."""
     start = history.validation(0)
     measured = {"before": start} if history.warm_up is None else {"before": history.base, "warm": start}
     epochs = [entry for entry in history.epochs if entry.resting is None]
@@ -245,15 +245,15 @@ def summarize(history: History) -> Summary:
         best_version=best_version(history),
         last_version=last_version(history),
         warnings=alarm_sentences(history),
-        stopped=stopped_by(history),
+        stopped=stopped_by(history, num_epochs),
     )
 
 
-def summary_in(by_target: Mapping[str | None, History], run_id: str) -> Summary:
+def summary_in(by_target: Mapping[str | None, History], run_id: str, num_epochs: int | None) -> Summary:
     """Return the summary of a run: of its one model, or of each target and all of them together."""
-    targets = {name: summarize(history) for name, history in by_target.items() if name is not None}
-    if not targets:
-        return summarize(by_target[None])
+    if None in by_target:
+        return summarize(by_target[None], num_epochs)
+    targets = {str(name): summarize(history, num_epochs) for name, history in by_target.items()}
     trained = {entry.epoch for history in by_target.values() for entry in history.trained}
     skipped = {entry.epoch for history in by_target.values() for entry in history.epochs} - trained
     own = targets.items()
@@ -297,9 +297,14 @@ def collapse_in(history: History) -> str | None:
     return next((event.text for entry in last for event in entry.alarms if event.alarm == COLLAPSE), None)
 
 
-def stopped_by(history: History) -> str | None:
-    """Return why an alarm ended the run early, or None. Only alarms of the last epoch count."""
+def stopped_by(history: History, num_epochs: int | None) -> str | None:
+    """Return why an alarm ended the run early, or None. Only alarms of the last epoch count.
+
+    A run that has done `num_epochs` did not end early.
+    """
     last = max((entry.epoch for entry in history.epochs), default=0)
+    if num_epochs is not None and last >= num_epochs:
+        return None
     texts = (
         f"{entry}: {event.text}"
         for entry in history.entries
