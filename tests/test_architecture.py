@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 68_333,
+    "lines of source": 68_194,
     "modules": 329,
-    "lines of tests": 56_443,
+    "lines of tests": 56_421,
     "benchmark files": 15,
-    "config keys": 408,
+    "config keys": 406,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

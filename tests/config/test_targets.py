@@ -276,8 +276,8 @@ def test_all_can_be_turned_off_at_once():
         ("reward_colapse: off", r":4:5: .*'reward_colapse'; did you mean 'reward_collapse'"),
         ("reward_collapse: stopp", r":4:5: .*'stopp' is not an action of an alarm; did you mean 'stop'"),
         ("reward_collapse: {action: stopp}", "one of 'off', 'warn', 'pause', 'stop', 'rollback', found"),
-        ("reward_collapse: {bellow: 0.5}", r"reward_collapse.bellow' is not known; did you mean 'below'"),
-        ("reward_collapse: {below: 2}", "expected a number > 0 and < 1, found 2"),
+        ("entropy_collapse: {bellow: 0.5}", r"entropy_collapse.bellow' is not known; did you mean 'below'"),
+        ("entropy_collapse: {below: 2}", "expected a number > 0 and < 1, found 2"),
     ],
 )
 def test_mistakes_are_named_with_their_line_and_the_nearest_name(tmp_path: Path, line, message):

@@ -471,9 +471,6 @@ async def test_a_job_that_fails_is_late_or_not_over_says_what_to_do(make, plays)
         ({"rl_learning_rate": float("nan")}, "rl_learning_rate: .* finite number"),
         ({"rl_learning_rate": "1e-4"}, "rl_learning_rate: .* valid number"),
         ({"lora_alpha_scale": 2.0}, "lora_alpha_scale is a multiple of lora_rank"),
-        ({"lora_rank": 1000, "lora_alpha_scale": 5e3}, "lora_rank 1000 times lora_alpha_scale 5000 is"),
-        ({"lora_rank": 1, "lora_alpha_scale": 1e-9}, "lora_rank 1 times lora_alpha_scale 1e-09 is"),
-        ({"lora_rank": 1, "lora_alpha_scale": 1e9}, "lora_alpha_scale: "),
     ],
 )
 def test_settings_that_no_job_can_have_are_refused(settings, message):

@@ -69,7 +69,7 @@ def test_an_alarm_is_a_sentence_about_the_last_entry_it_held_for():
 
 
 def test_alarms_about_several_things_are_told_apart_and_failures_are_shown_elsewhere():
-    held = [event("failing_evaluators", name, of=name) for name in ("judge", "correct")]
+    held = [event("mine", name, of=name) for name in ("judge", "correct")]
     entry = with_alarms(epoch(0, 1.0), *held, event("failures", "2 episodes failed"))
     assert alarm_sentences(History(run_id="r", epochs=[entry])) == ["epoch 1: judge", "epoch 1: correct"]
 

@@ -23,14 +23,13 @@ from etude.core.sample import Pair, Sample
 from etude.protocols.protocol import Protocol
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-_MOST_ALPHA = 1_000_000
 
 
 @checked_dataclass(frozen=True, slots=True, config=_STRICT)
 class ModelSettings:
     """The model and training settings that the agents of a group share.
 
-    Raises RequestError for an invalid value. The upper bounds match the limits of backends and models.
+    Raises RequestError for an invalid value.
     """
 
     model_name: str
@@ -43,15 +42,15 @@ class ModelSettings:
     """Build data sets, but submit no jobs."""
     min_rows: int = Field(default=1, ge=1)
     """The minimum number of rows to train on."""
-    num_epochs: int | None = Field(default=None, ge=1, le=10_000_000)
+    num_epochs: int | None = Field(default=None, ge=1)
     """Passes of a job over its data. None takes the value of the adapter's config."""
-    rl_learning_rate: float | None = Field(default=None, gt=0, le=10)
+    rl_learning_rate: float | None = Field(default=None, gt=0)
     """The learning rate of `dpo` and `grpo`. None takes the value of the adapter's config."""
     dpo_beta: float | None = Field(default=None, gt=0)
     """How hard preferences pull away from the reference. None takes the value of the adapter's config."""
-    lora_rank: int | None = Field(default=None, ge=0, le=100_000)
+    lora_rank: int | None = Field(default=None, ge=0)
     """The rank of the LoRA weights; 0 trains all weights. None takes the value of the adapter's config."""
-    lora_alpha_scale: float = Field(default=1.0, gt=0, le=10_000)
+    lora_alpha_scale: float = Field(default=1.0, gt=0)
     """LoRA's alpha as a multiple of `lora_rank`."""
 
     @model_validator(mode="wrap")
@@ -66,12 +65,6 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.lora_alpha_scale != 1.0 and not self.lora_rank:
             raise RequestError("lora_alpha_scale is a multiple of lora_rank: set that too")
-        if self.lora_alpha is not None and not 0 < self.lora_alpha <= _MOST_ALPHA:
-            product = f"lora_rank {self.lora_rank} times lora_alpha_scale {self.lora_alpha_scale:g}"
-            raise RequestError(
-                f"{product} is LoRA's alpha: it is greater than 0 and at most {_MOST_ALPHA}, and not "
-                f"{self.lora_alpha:g}"
-            )
 
     @property
     def lora_alpha(self) -> float | None:
@@ -132,13 +125,12 @@ def agents_by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupA
 def shared_settings(group: str, agents: Mapping[str, GroupAgent]) -> ModelSettings:
     """Return the settings that all agents share. Raises RequestError with the first setting that differs."""
     first, *others = agents.values()
-    settings = asdict(first.settings)
     for other in others:
-        for name, value in asdict(other.settings).items():
-            if value != settings[name]:
+        for name, value in asdict(first.settings).items():
+            if value != (its := getattr(other.settings, name)):
                 raise RequestError(
                     f"group '{group}': agents that share a model must agree on {name}, and it is "
-                    f"{settings[name]!r} for '{first.agent_name}' and {value!r} for '{other.agent_name}'"
+                    f"{value!r} for '{first.agent_name}' and {its!r} for '{other.agent_name}'"
                 )
     return first.settings
 

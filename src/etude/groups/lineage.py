@@ -1,4 +1,4 @@
-"""Lineage: the job and data that made each version of a model, and the check that a version is new."""
+"""Lineage: the job and data that made each version of a model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 
-from etude.backends.capabilities import JobHyperparameters
-from etude.backends.state_folders import data_hash
-from etude.core.conversion import TrajectoryCollection
-from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion, TrainingJobRef
 from etude.core.trajectory import Method
 from etude.store.journal import Journal
@@ -33,34 +29,16 @@ class JobData(BaseModel, frozen=True):
     number: int | None = None
     """The number of the version that the job makes; None after the job ended without one."""
 
-    @classmethod
-    def of(
-        cls,
-        collection: TrajectoryCollection,
-        parent: ModelVersion | None,
-        hyperparameters: JobHyperparameters,
-    ) -> JobData:
-        """Describe a job that trains on `collection` from `parent`."""
-        return cls(
-            method=collection.method,
-            rows=len(collection),
-            data_hash=data_hash(collection),
-            parent=None if parent is None else parent.number,
-            hyperparameters=hyperparameters.given(),
-        )
-
     def differences(self, asked: JobData) -> list[str]:
         """Return how a requested job differs from this one, in words."""
-        differences = []
-        if asked.data_hash != self.data_hash:
-            differences.append("other data")
-        if asked.method != self.method:
-            differences.append(f"another method ({self.method}, and not {asked.method})")
-        if asked.hyperparameters != self.hyperparameters:
-            differences.append("other hyperparameters")
-        if asked.parent != self.parent:
-            differences.append(f"another start model (version {self.parent}, and not {asked.parent})")
-        return differences
+        differences = {
+            "other data": asked.data_hash != self.data_hash,
+            f"another method ({self.method}, and not {asked.method})": asked.method != self.method,
+            "other hyperparameters": asked.hyperparameters != self.hyperparameters,
+            f"another start model (version {self.parent}, and not {asked.parent})": asked.parent
+            != self.parent,
+        }
+        return [text for text, differs in differences.items() if differs]
 
 
 class LineageEntry(BaseModel, frozen=True):
@@ -91,18 +69,9 @@ class LineageLog:
         """Return the data of the job with this name; None when there is none."""
         return self._read(f"jobs/{run_id}", JobData)
 
-    async def take_back_job(self, run_id: str, earlier: JobData | None) -> None:
-        """Undo `add_job` for a job that was not made. `earlier` is the previous job with the same name."""
-        if earlier is not None:
-            await self.add_job(run_id, earlier)
-        else:
-            await self._journal.forget(f"{self._prefix}jobs/{run_id}")
-
-    async def release(self, run_id: str) -> None:
-        """Free the version number of a job that makes no version."""
-        data = self.job(run_id)
-        if data is not None and data.number is not None:
-            await self.add_job(run_id, data.model_copy(update={"number": None}))
+    async def forget_job(self, run_id: str) -> None:
+        """Delete the data of a job that was not made."""
+        await self._journal.forget(f"{self._prefix}jobs/{run_id}")
 
     def newest(self) -> int:
         """Return the highest number of any version, including versions of submitted jobs; 0 for none."""
@@ -120,26 +89,14 @@ class LineageLog:
             key = self._prefix + _key(entry.version.number)
             await self._journal.put(key, entry.model_dump(mode="json"))
 
-    def check(self, entry: LineageEntry) -> None:
-        """Raise TrainingError if other weights already have the version's number."""
-        version = entry.version
-        known = self.entry(version.number)
-        if known is not None and known.version.digest != version.digest:
-            raise TrainingError(
-                f"job {entry.job.run_id} made version {version.number} ({version.location}), and that "
-                f"number belongs to what job {known.job.run_id} made ({known.version.location}); versions "
-                "must count upwards. A backend that numbers versions itself has to heed `count_from`"
-            )
-
     def entry(self, number: int) -> LineageEntry | None:
         """Return the entry of a version; None when there is none."""
         return self._read(_key(number), LineageEntry)
 
     def entries(self) -> list[LineageEntry]:
         """Return the entries of all versions after the base, oldest first."""
-        return [
-            LineageEntry.model_validate(value) for _, value in self._journal.scan(f"{self._prefix}lineage/")
-        ]
+        entries = self._journal.scan(f"{self._prefix}lineage/")
+        return [LineageEntry.model_validate(value) for _, value in entries]
 
     async def forget_after(self, number: int) -> None:
         """Delete the entries above a number, whose versions are made again. Their jobs keep their numbers."""
@@ -147,13 +104,13 @@ class LineageLog:
             if entry.version.number > number:
                 await self._journal.forget(self._prefix + _key(entry.version.number))
 
-    async def forget_base(self) -> None:
-        """Delete the record of the first weights, which are made again."""
-        await self._journal.forget(f"{self._prefix}base")
-
     async def add_base(self, version: ModelVersion) -> None:
         """Store the weights that training starts with."""
         await self._journal.put(f"{self._prefix}base", version.model_dump(mode="json"))
+
+    async def forget_base(self) -> None:
+        """Delete the record of the first weights, which are made again."""
+        await self._journal.forget(f"{self._prefix}base")
 
     def base(self) -> ModelVersion | None:
         """Return the weights that training started with."""
@@ -163,10 +120,9 @@ class LineageLog:
         """Store the state of a group."""
         await self._journal.put(f"{self._prefix}state", state)
 
-    def state(self) -> dict[str, Any] | None:
-        """Return the group's last stored state; None when there is none."""
-        state: dict[str, Any] | None = self._journal.get(f"{self._prefix}state")
-        return state
+    def state(self) -> dict[str, Any]:
+        """Return the group's last stored state; empty when there is none."""
+        return dict(self._journal.get(f"{self._prefix}state", {}))
 
     def _read(self, key: str, model: type[ModelT]) -> ModelT | None:
         value = self._journal.get(self._prefix + key)
@@ -175,24 +131,3 @@ class LineageLog:
 
 def _key(number: int) -> str:
     return f"lineage/{number:08d}"
-
-
-def check_changed(
-    before: ModelVersion | None, after: ModelVersion, job: str, start: ModelVersion | None = None
-) -> None:
-    """Raise TrainingError unless the job made new weights with a higher version number than `before`.
-
-    `start` is the version that the job started from, if it is not `before`.
-    """
-    if before is None:
-        return
-    if after.digest == (start or before).digest:
-        raise TrainingError(
-            f"job {job} says that it is completed, and the weights have not changed (digest {after.digest}). "
-            "Check the learning rate, and that the trajectories have differing rewards."
-        )
-    if after.number <= before.number:
-        raise TrainingError(
-            f"job {job} made version {after.number}, and version {before.number} was there before it; "
-            "versions must count upwards"
-        )

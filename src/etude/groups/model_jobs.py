@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from etude.backends.capabilities import JobHyperparameters, check_from_base, check_start_version
-from etude.backends.state_folders import JobNameTakenError
+from etude.backends.state_folders import JobNameTakenError, data_hash
 from etude.backends.trainer_adapter import TrainerAdapter, pauses
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
@@ -24,14 +24,12 @@ from etude.core.job import (
     TrainingStatusEnum,
 )
 from etude.engines.ledger import Ledger
-from etude.groups.lineage import JobData, LineageEntry, LineageLog, check_changed
+from etude.groups.lineage import JobData, LineageEntry, LineageLog
 from etude.processes.watchdog import Watchdog
 from etude.store.journal import Journal
 
 _LOOKS = 12
 """The number of status checks after a job was cancelled, over about ten seconds."""
-
-
 _AGAIN = "Resume the run, or make the job again of the same data,"
 
 
@@ -39,13 +37,12 @@ def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
     """Raise TrainingError unless the job is completed, with the reason that the backend gave."""
     if status.status is TrainingStatusEnum.COMPLETED:
         return
-    reason = f": {status.message.rstrip('.')}" if status.message else ""
+    job = f"job {ref.run_id} ({ref.backend})"
     if not status.status.is_final:
-        raise TrainingError(
-            f"job {ref.run_id} ({ref.backend}) is not over: it is '{status.status}'; wait for it first"
-        )
-    ended = f"job {ref.run_id} ({ref.backend}) ended as '{status.status}'"
-    raise TrainingError(f"{ended}{reason}. {_AGAIN} to try again; nothing that was collected is lost.")
+        raise TrainingError(f"{job} is not over: it is '{status.status}'; wait for it first")
+    reason = f": {status.message.rstrip('.')}" if status.message else ""
+    again = f"{_AGAIN} to try again; nothing that was collected is lost."
+    raise TrainingError(f"{job} ended as '{status.status}'{reason}. {again}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +93,10 @@ class ModelJobs:
         self._ledger = ledger
         self._warned: set[str] = set()
 
+    @property
+    def _backend(self) -> str:
+        return f"'{self.adapter.adapter_config.type_name}'"
+
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """Train with these instead of the adapter's. Raises CapabilityError for unsupported ones."""
         self.adapter.use_hyperparameters(hyperparameters)
@@ -114,8 +115,7 @@ class ModelJobs:
             if self.version is not None and self.log.base() is None and not self.log.entries():
                 await self.log.add_base(self.version)
         if version is not None:
-            await self.adapter.restore(version)
-            await self.sample_from(version)
+            await self.go_back(version)
 
     def reason_to_skip(self, rows: int) -> Skipped | None:
         """Return why the rules forbid a job with this number of rows; None when they allow it."""
@@ -139,12 +139,18 @@ class ModelJobs:
         if skipped is not None:
             return skipped
         start = (self.log.base() if self.rules.from_scratch else None) or self.version
-        name, data = collection.run_id, JobData.of(collection, start, self._hyperparameters)
-        earlier = self.log.job(name)
-        if earlier is not None and earlier.differences(data):
+        name, earlier = collection.run_id, self.log.job(collection.run_id)
+        data = JobData(
+            method=collection.method,
+            rows=len(collection),
+            data_hash=data_hash(collection),
+            parent=None if start is None else start.number,
+            hyperparameters=self._hyperparameters.given(),
+        )
+        if earlier is not None and (differences := earlier.differences(data)):
             known = TrainingJobRef(run_id=name, backend=self.adapter.adapter_config.type_name)
             if await self.is_known(known):
-                raise JobNameTakenError(name, earlier.differences(data))
+                raise JobNameTakenError(name, differences)
         number = self.log.newest() + 1 if earlier is None or earlier.number is None else earlier.number
         if start is not None and self.adapter.capabilities().versions:
             # Make the backend's next job start there, whatever the backend has done meanwhile.
@@ -157,19 +163,24 @@ class ModelJobs:
             await self._ledger.begin_job(self.model, name, tokens)
         try:
             ref = await self.adapter.submit(collection)
-        except RequestError as error:
-            await self.log.take_back_job(name, earlier)
-            self._forget_cost(name)
-            if isinstance(error, JobNameTakenError):
-                raise JobNameTakenError(name, error.differences) from error
+        except RequestError:
+            await self._take_back_job(name, earlier)
             raise
         if isinstance(ref, Skipped):
-            await self.log.take_back_job(name, earlier)
-            self._forget_cost(name)
+            await self._take_back_job(name, earlier)
             if self.version is not None and start != self.version:
                 # No job was started: set the backend back to the version that is sampled from.
                 await self.adapter.restore(self.version)
         return ref
+
+    async def _take_back_job(self, name: str, earlier: JobData | None) -> None:
+        """Forget a job that was not started. `earlier` is the previous job with the same name."""
+        if earlier is None:
+            await self.log.forget_job(name)
+        else:
+            await self.log.add_job(name, earlier)
+        if self._ledger is not None:
+            self._ledger.end_job(self.model, name, 0)
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         """Return the status of a job, and record its end."""
@@ -207,11 +218,6 @@ class ModelJobs:
             late = f"job {ref.run_id} ({ref.backend}) is not done after {seconds:g} s"
             status = await self._cancel(ref, late, error)
         status = self.status_after_loss(ref, status)
-        if not status.status.is_final:
-            raise TrainingError(
-                f"job {ref.run_id} ({ref.backend}): wait_until_complete returned while it is "
-                f"'{status.status}'"
-            )
         require_completed(ref, await self.record_job_end(ref, status))
         if status.message:
             self._say_once(status.message)
@@ -219,14 +225,13 @@ class ModelJobs:
 
     async def _cancel(self, ref: TrainingJobRef, late: str, cause: TimeoutError) -> TrainingJobStatus:
         """Cancel a job that is `late`. Return its status if it was completed after all, or else raise."""
-        adapter = self.adapter
-        await adapter.cancel(ref)
-        status = await adapter.status(ref)
+        await self.adapter.cancel(ref)
+        status = await self.adapter.status(ref)
         for pause in islice(pauses(1.0, 1.0), _LOOKS):
-            if status.status.is_final or type(adapter).cancel is TrainerAdapter.cancel:
+            if status.status.is_final:
                 break
             await asyncio.sleep(pause)
-            status = await adapter.status(ref)
+            status = await self.adapter.status(ref)
         if status.status is TrainingStatusEnum.COMPLETED:
             return status
         longer = "a job that needs longer needs a larger `job_timeout`, of a group a larger `timeout`."
@@ -237,13 +242,31 @@ class ModelJobs:
             f"{_AGAIN} to wait for it again; {longer}"
         ) from cause
 
+    async def record_job_end(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
+        """Record the end of a job, and return its status.
+
+        The tokens that the backend reports replace the ledger's estimate. The version number of a job that
+        made no version becomes free.
+        """
+        if not status.status.is_final:
+            return status
+        tokens = status.metrics.get("trained_tokens")
+        if status.status is TrainingStatusEnum.FAILED and tokens is None:
+            tokens = 0  # No backend charges for failed jobs.
+        if self._ledger is not None and tokens is not None:
+            self._ledger.end_job(self.model, ref.run_id, int(tokens))
+        data = self.log.job(ref.run_id) if status.status is not TrainingStatusEnum.COMPLETED else None
+        if data is not None and data.number is not None:
+            await self.log.add_job(ref.run_id, data.model_copy(update={"number": None}))
+        return status
+
     async def adopt(self, ref: TrainingJobRef, status: TrainingJobStatus) -> ModelVersion | None:
         """Sample from a completed job's weights, after a check that they are new, and return their version.
 
         On an error, the engine and the lineage keep the previous version. Returns None if the backend does
         not report versions. Raises TrainingError if it should and does not, or if the check fails.
         """
-        version = status.version
+        version, before = status.version, self.version
         if version is None and self.adapter.capabilities().versions:
             raise TrainingError(
                 f"job {ref.run_id} ({ref.backend}) is completed, and does not say what weights it made"
@@ -254,11 +277,7 @@ class ModelJobs:
                 "nor that the next episodes are sampled from them"
             )
             return None
-        before = self.version
-        check_changed(before, version, ref.run_id, self.log.base() if self.rules.from_scratch else None)
-        data = self.log.job(ref.run_id)
-        entry = LineageEntry(version=version, job=ref, data=data, metrics=status.metrics)
-        self.log.check(entry)
+        self._require_new(ref.run_id, version)
         try:
             await self.sample_from(version)
         except EtudeError:
@@ -266,8 +285,29 @@ class ModelJobs:
                 with contextlib.suppress(EtudeError):
                     await self.engine.adopt(before)
             raise
-        await self.log.add(entry)
+        data = self.log.job(ref.run_id)
+        await self.log.add(LineageEntry(version=version, job=ref, data=data, metrics=status.metrics))
         return version
+
+    def _require_new(self, job: str, version: ModelVersion) -> None:
+        """Raise TrainingError unless the job made new weights, and gave them a new and higher number."""
+        before, known = self.version, self.log.entry(version.number)
+        start = (self.log.base() if self.rules.from_scratch else None) or before
+        if start is not None and version.digest == start.digest:
+            raise TrainingError(
+                f"job {job} says that it is completed, and the weights have not changed (digest "
+                f"{version.digest}). Check the learning rate, and whether the rewards differ."
+            )
+        taken = None
+        if known is not None and known.version.digest != version.digest:
+            taken = f"that number belongs to what job {known.job.run_id} made ({known.version.location})"
+        elif before is not None and version.number <= before.number:
+            taken = f"version {before.number} was there before it"
+        if taken is not None:
+            raise TrainingError(
+                f"job {job} made version {version.number} ({version.location}), and {taken}; versions must "
+                "count upwards. A backend that numbers versions itself has to heed `count_from`"
+            )
 
     async def go_back(self, version: ModelVersion) -> None:
         """Sample from an earlier version again, and start the next job from it and its optimiser state.
@@ -288,32 +328,7 @@ class ModelJobs:
             )
         self.version = version
 
-    def _forget_cost(self, name: str) -> None:
-        """Count no cost for a job that was not started."""
-        if self._ledger is not None:
-            self._ledger.end_job(self.model, name, 0)
-
     def _say_once(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
             self._warn(text)
-
-    @property
-    def _backend(self) -> str:
-        return f"'{self.adapter.adapter_config.type_name}'"
-
-    async def record_job_end(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
-        """Record the end of a job, and return its status.
-
-        The tokens that the backend reports replace the ledger's estimate. The version number of a job that
-        made no version becomes free.
-        """
-        if self._ledger is not None and status.status.is_final:
-            tokens = status.metrics.get("trained_tokens")
-            if status.status is TrainingStatusEnum.FAILED and tokens is None:
-                tokens = 0  # No backend charges for failed jobs.
-            if tokens is not None:
-                self._ledger.end_job(self.model, ref.run_id, int(tokens))
-        if status.status.is_final and status.status is not TrainingStatusEnum.COMPLETED:
-            await self.log.release(ref.run_id)
-        return status

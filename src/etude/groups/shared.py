@@ -92,7 +92,7 @@ class SharedModelGroup:
         )
         if not settings.freeze_agent:
             jobs.use_hyperparameters(settings.hyperparameters)
-        self._state = SharedModelGroupState.model_validate(jobs.log.state() or {})
+        self._state = SharedModelGroupState.model_validate(jobs.log.state())
         self._is_given = False
         """Whether the state was passed to `set_state` and does not come from the journal."""
         self._is_taken_up = False
@@ -295,23 +295,20 @@ class SharedModelGroup:
         Logs a warning while it waits. Raises TimeoutError after `timeout` seconds.
         """
         adapter, who = self.jobs.adapter, f"group '{self.group_name}'"
-        backend = f"the training backend '{adapter.adapter_config.type_name}'"
+        why = f"the training backend '{adapter.adapter_config.type_name}' is not healthy"
+        is_told = False
         try:
-            async with asyncio.timeout(timeout) as limit:
-                if not await adapter.is_healthy():
-                    why = f": {adapter.unhealthy_because}" if adapter.unhealthy_because else ""
-                    told = f"{who} waits up to {timeout:g} s for {backend}, which is not healthy{why}"
-                    _LOG.warning("%s", told)
-                    # A server in another process sends no event when it becomes healthy.
-                    while not await adapter.is_healthy():  # noqa: ASYNC110
-                        await asyncio.sleep(min(_POLL, timeout))
-                    _LOG.warning("%s goes on: %s is healthy", who, backend)
+            async with asyncio.timeout(timeout):
+                # A server in another process sends no event when it becomes healthy.
+                while not await adapter.is_healthy():
+                    if not is_told and adapter.unhealthy_because:
+                        why += f": {adapter.unhealthy_because}"
+                    if not is_told:
+                        _LOG.warning("%s waits up to %g s: %s", who, timeout, why)
+                    is_told = True
+                    await asyncio.sleep(min(_POLL, timeout))
         except TimeoutError as error:
-            if not limit.expired():
-                raise
-            why = f" ({adapter.unhealthy_because})" if adapter.unhealthy_because else ""
-            late = f"{who} is not ready after {timeout:g} s: {backend} is not healthy{why}"
-            raise TimeoutError(late) from error
+            raise TimeoutError(f"{who} is not ready after {timeout:g} s: {why}") from error
         await self._take_up()
 
     async def _take_up(self) -> None:
@@ -347,7 +344,13 @@ class SharedModelGroup:
         result: JobResult | None = self.jobs.reason_to_skip(len(data))
         if result is None:
             await self._take_up()
-            data = data.model_copy(update={"run_id": await self._attempt(job_name or self._job_name(data))})
+            if job_name is None:
+                # The default name is different for different content.
+                start = None if self.settings.fine_tune_from_scratch else self.jobs.version
+                content = content_hash([data_hash(data), self.settings.hyperparameters.given()])
+                begun = 0 if start is None else start.number
+                job_name = f"{self.group_name}-from-v{begun}-{content[:12]}"
+            data = data.model_copy(update={"run_id": await self._attempt(job_name)})
             result = await self._submit(data)
         self._last = result
         if isinstance(result, TrainingJobRef):
@@ -357,12 +360,6 @@ class SharedModelGroup:
     async def _submit(self, data: TrajectoryCollection) -> JobResult:
         """Submit the job to the backend."""
         return await self.jobs.submit(data)
-
-    def _job_name(self, data: TrajectoryCollection) -> str:
-        """Return the default name of a job, which is different for different content."""
-        start = None if self.settings.fine_tune_from_scratch else self.jobs.version
-        content = content_hash([data_hash(data), self.settings.hyperparameters.given()])
-        return f"{self.group_name}-from-v{0 if start is None else start.number}-{content[:12]}"
 
     async def _attempt(self, job_name: str) -> str:
         """Return the name of a job's next attempt. It changes only after the last attempt failed."""

@@ -14,7 +14,7 @@ from etude.core.job import ModelVersion, TrainingJobRef
 from etude.groups.model_jobs import ModelJobs
 
 
-class SharedModelGroupState(BaseModel, frozen=True):
+class SharedModelGroupState(BaseModel, frozen=True, extra="forbid"):
     """The state of a group, from which another process can continue."""
 
     fine_tune_job: TrainingJobRef | None = None
@@ -66,29 +66,22 @@ class HostedState(BaseModel, frozen=True):
 def read_state(checkpoint: object) -> SharedModelGroupState | HostedState:
     """Return the state in a checkpoint, which is a state, a dataclass or a dict.
 
-    Raises RequestError with the unknown keys if it is not a state.
+    Raises RequestError with the wrong or unknown key if it is not a state.
     """
-    if isinstance(checkpoint, SharedModelGroupState):
-        return checkpoint
     if is_dataclass(checkpoint) and not isinstance(checkpoint, type):
         checkpoint = asdict(checkpoint)
-    if not isinstance(checkpoint, Mapping):
-        raise RequestError(f"a group's state is a dict, and this is {type(checkpoint).__name__}")
-    is_hosted = set(checkpoint) <= set(HostedState.model_fields)
-    model = HostedState if is_hosted else SharedModelGroupState
-    unknown = [f"'{key}'" for key in checkpoint if key not in model.model_fields]
-    if unknown or not checkpoint:
-        raise RequestError(
-            f"this is not a group's state: it has {', '.join(sorted(unknown)) or 'no keys'}, and a state has "
-            "'fine_tune_job' and 'version', one of Neural Interactive Proofs 'fine_tune_job_id' and "
-            "'fine_tuned_model_name'. Nothing was changed"
-        )
+    keys = checkpoint.keys() if isinstance(checkpoint, Mapping) else set()
+    is_hosted = keys and keys <= HostedState.model_fields.keys()
     try:
-        return model.model_validate(checkpoint)
+        return (HostedState if is_hosted else SharedModelGroupState).model_validate(checkpoint or None)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"the group's state has a wrong '{where}': {first['msg']}") from error
+        where = f"'{'.'.join(map(str, first['loc']))}': " if first["loc"] else ""
+        raise RequestError(
+            f"this is not a group's state: {where}{first['msg']}. A state has "
+            "'fine_tune_job' and 'version', one of Neural Interactive Proofs 'fine_tune_job_id' and "
+            "'fine_tuned_model_name'. Nothing was changed"
+        ) from error
 
 
 def from_hosted_state(state: HostedState, base: str, jobs: ModelJobs) -> SharedModelGroupState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,14 +15,15 @@ from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
+from etude.core.evaluation import EvalOutput
 from etude.core.history import Entry, EpochEntry, ValidationEntry, WarmUpEntry
 from etude.core.interfaces import innermost
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
 from etude.groups.model_jobs import JobRules, ModelJobs
 from etude.groups.opponents import OpponentPool
 from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics
-from etude.loop.record import Record, pause_for
-from etude.loop.training_data import Provenance, TargetWatch
+from etude.loop.record import Record, pause_if_due
+from etude.loop.training_data import Provenance, TargetWatch, record_samples
 from etude.rollout.collections import Collections, collecting_for, current_number
 from etude.runtime import Runtime
 from etude.store.figures import best_version, last_version, versions_made
@@ -98,28 +99,30 @@ class Bookkeeper:
         self.stopped_because: str | None = None
         """The alarm that has ended the run, once the trainer knows."""
         self._visited: set[int] = set()
-        self._entered: int | None = None
+        self._latest = 0
 
     @property
     def epoch(self) -> int:
         """The epoch that is being worked on, from 0.
 
-        Outside of `run_epoch`, it is the last epoch, or the one after it if its job was submitted. If
-        `run_epoch` was never called, it is the number of epochs with a job.
+        Outside of `run_epoch`, it is the latest epoch, or the one after it if its job was submitted.
         """
         inside = current_number("train")
-        if inside is not None:
-            return inside
-        if self._entered is None:
-            return len(self.jobs)
-        return self._entered + 1 if self._entered in self.jobs else self._entered
+        return self._latest + (self._latest in self.jobs) if inside is None else inside
 
     @contextmanager
     def working_on(self, epoch: int) -> Iterator[None]:
         """Collect for an epoch and submit its job in the block."""
-        self._entered = epoch
+        self._latest = epoch
         with collecting_for("train", epoch):
             yield
+
+    def submitted(self, epoch: int, job: int, ref: TrainingJobRef) -> None:
+        """Note the `job`-th job of an epoch, which was submitted now or is known from before."""
+        self._latest, self.jobs[epoch] = epoch, job
+        self.begun.setdefault(ref.run_id, (epoch, time.monotonic()))
+        if self.follows and self.record.ended(ref) is None:
+            self._progress.phase("training")
 
     async def take_up(self) -> None:
         """Continue where the run was left. Raises TrainingError when the backend is not healthy."""
@@ -131,19 +134,6 @@ class Bookkeeper:
         if (start := self.record.history.start) is not None:
             await self.adapter.begin_from(start)
         await self.record.log.retry_last_failure()
-
-    def describe(self) -> dict[str, Any]:
-        """Return the facts of the run that are shown when it starts."""
-        runtime = self.runtime
-        return {
-            "folder": str(runtime.run.path),
-            "examples": len(runtime.examples),
-            "validation_examples": len(runtime.validation_examples),
-            "target_model": runtime.target_model,
-            "trajectory_builder": self.builder.trajectory_builder_config.type_name,
-            "trainer_adapter": self.adapter.adapter_config.type_name,
-            "epochs_done": len(self.record.history.epochs),
-        }
 
     async def begin(self, epoch: int) -> int:
         """Begin `run_epoch` and return its epoch's number, a new one if the trainer repeats a number.
@@ -167,9 +157,8 @@ class Bookkeeper:
         if self.record.is_done(epoch):
             return
         reason = outcome.reason if isinstance(outcome, Skipped) else self.reasons.get(epoch)
-        if reason is None:
-            reason = f"run_epoch submitted nothing; {reason_for_skip(await self.metrics(epoch))}"
-        await self.skip(epoch, reason)
+        nothing = "run_epoch submitted nothing"
+        await self.skip(epoch, reason or f"{nothing}; {reason_for_skip(await self.metrics(epoch))}")
 
     def job_name(self, epoch: int, job: int = 1) -> str:
         """Return the idempotency key of the `job`-th job of an epoch (from 0), unique to target and attempt.
@@ -193,16 +182,19 @@ class Bookkeeper:
             epoch,
         )
 
-    async def submission(
-        self, epoch: int, ref: TrainingJobRef, collection: TrajectoryCollection
-    ) -> Submission:
-        """Return the record of a job that was just submitted."""
-        return Submission(
+    async def record_submission(
+        self, epoch: int, job: int, ref: TrainingJobRef, collection: TrajectoryCollection
+    ) -> None:
+        """Record a job that was just submitted, and its data."""
+        runtime = self.runtime
+        await record_samples(runtime.run.path, runtime.target, self.adapter, epoch + 1, collection, ref)
+        submission = Submission(
             ref=ref,
             metrics=json_facts({**await self.metrics(epoch), **selection_metrics(collection)}),
             curriculum_state=finite(self._curriculum_state()),
             sampled_from=await self.sampled_from(epoch),
         )
+        await self.record.log.add_submission(epoch, submission, job)
 
     async def sampled_from(self, epoch: int) -> ModelVersion | None:
         """Return the weights that the epoch's episodes are sampled from: those at the first call."""
@@ -231,7 +223,7 @@ class Bookkeeper:
             self.stopped_because = reason
             raise RunStopped(f"the run has ended: {reason}")
         try:
-            pause_for(await self.record.take_pauses())
+            await pause_if_due([self.record])
         except RunPaused as pause:
             self.failure = pause
             raise
@@ -244,8 +236,7 @@ class Bookkeeper:
         seen, run_id = self.collections.of(epoch), self.record.history.run_id
         output, reward = seen.output, self.config.reward_function
         name = None if reward is None else reward.name
-        scored = {name: result.eval_output_items for name, result in output.evaluation_results}
-        items = scored.get(reward.name, []) if reward is not None else []
+        items = dict(output.evaluation_results).get(name or "", EvalOutput()).eval_output_items
         collection, facts = self.built.get(epoch, (TrajectoryCollection(run_id=run_id), {}))
         counted = {
             "episodes": seen.episodes,
@@ -284,13 +275,8 @@ class Bookkeeper:
             "training_seconds": time.monotonic() - self.begun[ref.run_id][1],
             "model_version": None if version is None else version.number,
         }
-        return await self._add_epoch(
-            epoch,
-            metrics,
-            status=status,
-            sampled_from=submission.sampled_from,
-            curriculum_state=submission.curriculum_state,
-        )
+        kept = {"sampled_from": submission.sampled_from, "curriculum_state": submission.curriculum_state}
+        return await self._add_epoch(epoch, metrics, status=status, **kept)
 
     def trained(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Report an epoch that was trained on, and write the metrics files."""
@@ -300,29 +286,20 @@ class Bookkeeper:
     async def skip(self, epoch: int, reason: str) -> None:
         """Record that there was nothing to train on. Selected data was not submitted."""
         nothing = selection_metrics(TrajectoryCollection(run_id=self.record.history.run_id))
-        await self._add_epoch(
-            epoch,
-            {**await self.metrics(epoch), **nothing},
-            skipped=reason,
-            sampled_from=await self.sampled_from(epoch),
-            curriculum_state=finite(self._curriculum_state()),
-        )
+        metrics = {**await self.metrics(epoch), **nothing}
+        await self._add_epoch(epoch, metrics, skipped=reason, sampled_from=await self.sampled_from(epoch))
         self._progress.skipped(epoch + 1, self.record.by_name(reason))
         self.record.report()
 
     async def rest(self, epoch: int, reason: str) -> None:
         """Record that the model was not due for training in the epoch."""
-        await self._add_epoch(
-            epoch,
-            self.record.with_name({}),
-            resting=reason,
-            curriculum_state=finite(self._curriculum_state()),
-        )
+        await self._add_epoch(epoch, self.record.with_name({}), resting=reason)
         self.record.report()
 
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
         """Record an epoch. `outcome` has the other fields of its entry."""
         self._targeted.epoch_over(is_empty="skipped" in outcome and not self.record.history.trained)
+        outcome = {"curriculum_state": finite(self._curriculum_state()), **outcome}
         made = EpochEntry(epoch=epoch + 1, metrics=metrics, version=self.model.version, **outcome)
         entry = await self.record.add(made)
         self._let_go(epoch)
@@ -353,7 +330,7 @@ class Bookkeeper:
 
     async def validated(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Record a validation of the current weights, after `epoch` epochs, unless there is one."""
-        if self.record.is_validated(epoch):
+        if self.record.history.validation(epoch) is not None:
             return
         if epoch == 0 and self.record.history.warm_up is not None:
             metrics = {**metrics, "is_warm": True}
@@ -369,3 +346,20 @@ class Bookkeeper:
     def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
         self._provenance.saw(epoch, episode)
         self._targeted.saw(episode)
+
+
+def describe(several: Sequence[Bookkeeper]) -> dict[str, Any]:
+    """Return the facts of the run that are shown when it starts, from the books of each trained model."""
+    first, runtime = several[0], several[0].runtime
+    parts = {
+        "target_model": [books.runtime.target_model for books in several],
+        "trajectory_builder": [books.builder.trajectory_builder_config.type_name for books in several],
+        "trainer_adapter": [books.adapter.adapter_config.type_name for books in several],
+    }
+    return {
+        "folder": str(runtime.run.path),
+        "examples": len(runtime.examples),
+        "validation_examples": len(runtime.validation_examples),
+        **{key: ", ".join(dict.fromkeys(names)) for key, names in parts.items()},
+        "epochs_done": len(first.record.history.epochs),
+    }

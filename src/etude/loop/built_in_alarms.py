@@ -133,15 +133,11 @@ class LengthExplosion(Alarm, name="length_explosion"):
 
 
 class RewardCollapse(Alarm, name="reward_collapse"):
-    """The reward has fallen below an earlier one. By default the alarm compares it with the first reward, and
-    rings if their intervals do not overlap."""
+    """The reward has fallen below an earlier one, and their intervals do not overlap."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["the-reward-falls"]
 
-    below: float | None = Field(default=None, gt=0, lt=1)
-    """Set the share of the earlier reward that the reward must reach. This replaces the comparison of
-    intervals. A negative reward r may fall by (1 - below)·|r|."""
     of: Literal["first", "best"] = "first"
     """The earlier reward to compare with: the first, or the best so far."""
 
@@ -152,17 +148,11 @@ class RewardCollapse(Alarm, name="reward_collapse"):
         if not known:
             return ""
         before = known[0] if self.of == "first" else max(known, key=lambda each: each.metrics["avg_reward"])
-        if not self._is_below(entry, before):
+        high, low = _reward_bound(entry, "reward_high"), _reward_bound(before, "reward_low")
+        if high is None or low is None or high >= low:
             return ""
         end, start = (f"{each.reward} ({each.measured_on})" for each in (entry, before))
         return f"the reward has collapsed to {end} from {start}: {_meaning(before, entry)}"
-
-    def _is_below(self, now: Entry, before: Entry) -> bool:
-        if self.below is not None:
-            start = before.metrics["avg_reward"]
-            return bool(now.metrics["avg_reward"] < start - (1 - self.below) * abs(start))
-        high, low = _reward_bound(now, "reward_high"), _reward_bound(before, "reward_low")
-        return high is not None and low is not None and high < low
 
 
 def _meaning(before: Entry, now: Entry) -> str:
@@ -253,33 +243,6 @@ class TemplateDrift(Alarm, name="template_drift"):
             f"{drifted} of {branches} training sequences ({100 * drifted / branches:.0f} %) did not extend "
             f"their conversation{listed and f' ({listed})'}"
         )
-
-
-class FailingEvaluators(Alarm, name="failing_evaluators"):
-    """An evaluator gave no score for some of the episodes. Each evaluator is checked separately."""
-
-    by_default: ClassVar[bool] = True
-    remedy: ClassVar[str] = (
-        "episodes without a score are left out, and if those are the hard ones the reward looks better than "
-        "it is: mend the evaluator, or give it a longer timeout"
-    )
-
-    above: float = Field(default=0.05, ge=0, lt=1)
-    """The share of an evaluator's scores that may fail."""
-
-    def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | None:
-        scores = entry.metrics.get("evaluators") or {}
-        failures = entry.metrics.get("failures") or {}
-        if not scores:
-            return None
-        sightings = {}
-        for name, score in scores.items():
-            failed = failures.get(f"score:{name}", 0)
-            asked = failed + score["n"]
-            if failed > self.above * asked:
-                share = f"{failed} of {asked} times ({100 * failed / asked:.0f} %)"
-                sightings[name] = Sighting(f"the evaluator '{name}' gave no score {share}")
-        return sightings
 
 
 class Failures(Alarm, name="failures"):

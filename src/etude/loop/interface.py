@@ -60,7 +60,7 @@ def _recorded_validation(validate: Method) -> Method:
         if books is None or is_within:  # Outside of a run, or called by `super()`.
             return await validate(self, epoch, *args, **kwargs)
         number = len(books.over) if books.follows else epoch
-        if not (books.follows and books.record.is_validated(number)):
+        if not books.follows or books.record.history.validation(number) is None:
             self.runtime.progress.phase("validating", len(self.runtime.validation_examples))
         with collecting_for("validation", number):
             metrics = await validate(self, epoch, *args, **kwargs)

@@ -30,9 +30,9 @@ from etude.store.run_folder import RunFolder
 E = TypeVar("E", EpochEntry, ValidationEntry)
 
 
-def pause_for(pauses: Sequence[tuple[str, str]]) -> None:
-    """Raise RunPaused if there are pauses: alarms that pause the run, each with its sentence."""
-    if pauses:
+async def pause_if_due(records: Sequence[Record]) -> None:
+    """Raise RunPaused if alarms have rung that pause the run, once for each of them."""
+    if pauses := [pause for record in records for pause in await record.take_pauses()]:
         text = "; ".join(text for _, text in pauses)
         raise RunPaused(text, override=f"finetuning.alarms.{pauses[0][0]}.action=off")
 
@@ -95,15 +95,10 @@ class Record:
         """Return whether the epoch (from 0) is recorded."""
         return self.history.epoch(epoch + 1) is not None
 
-    def is_validated(self, epoch: int) -> bool:
-        """Return whether the validation is recorded."""
-        return self.history.validation(epoch) is not None
-
     def ended(self, ref: TrainingJobRef) -> TrainingJobStatus | None:
         """Return how a job ended, if its status or its epoch was recorded."""
-        statuses = (entry.status for entry in self.history.trained)
-        by_epoch = (status for status in statuses if status is not None and status.run_id == ref.run_id)
-        return self.log.status(ref) or next(by_epoch, None)
+        statuses = {status.run_id: status for entry in self.history.trained if (status := entry.status)}
+        return self.log.status(ref) or statuses.get(ref.run_id)
 
     def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Take metrics of an epoch (from 0), replacing others with their names."""
@@ -202,15 +197,11 @@ class Record:
                 f"the trainer never ran the validation: {len(runtime.validation_examples)} held-out examples "
                 "were not used. Await `run_validation_evaluation(epoch, run_id)` in its `run`"
             )
+        is_to_train = final and self.target is not None and not runtime.target_config.frozen
+        if is_to_train and not self.history.trained:
+            say("was never trained in this run")
         if runtime.report is not None:
             runtime.report(self.history, self.folder(output_dir), final)
-        if (
-            final
-            and self.target is not None
-            and not self.history.trained
-            and not runtime.target_config.frozen
-        ):
-            say("was never trained in this run")
 
     def folder(self, output_dir: str | None = None) -> Path:
         """Return the folder of the files: the run folder or `output_dir`, or a target's own part of it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -25,11 +24,10 @@ from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.return_checks import WrongReturnError
-from etude.loop.bookkeeper import Bookkeeper
+from etude.loop.bookkeeper import Bookkeeper, describe
 from etude.loop.interface import Trainer
 from etude.loop.lifecycle import recover
-from etude.loop.record import end_run, pause_for, require_trained
-from etude.loop.training_data import record_samples
+from etude.loop.record import end_run, pause_if_due, require_trained
 from etude.loop.warm_up import WarmUp
 from etude.runtime import Runtime
 
@@ -83,11 +81,8 @@ class RecordedAdapter(RecordedPart):
             raise
         if isinstance(ref, Skipped):
             books.reasons[epoch] = ref.reason
-            return ref
-        books.jobs[epoch] = job
-        books.begun.setdefault(ref.run_id, (epoch, time.monotonic()))
-        if books.follows and books.record.ended(ref) is None:
-            books.runtime.progress.phase("training")
+        else:
+            books.submitted(epoch, job, ref)
         return ref
 
     async def _submitted(
@@ -98,22 +93,17 @@ class RecordedAdapter(RecordedPart):
         if known is not None and (books.record.ended(known.ref) or await books.model.is_known(known.ref)):
             return known.ref
         books.check(collection, epoch)
-
-        async def start() -> TrainingJobRef | Skipped:
-            name = books.job_name(epoch, job)
-            return await books.model.submit(collection.model_copy(update={"run_id": name}))
-
+        named = collection.model_copy(update={"run_id": books.job_name(epoch, job)})
         try:
-            ref = await start()
+            ref = await books.model.submit(named)
         except JobNameTakenError:
             # A killed process made this job of other data before it could record it. Failed episodes were
             # tried again since.
             await log.forget_submission(epoch, job)
-            ref = await start()
+            named = collection.model_copy(update={"run_id": books.job_name(epoch, job)})
+            ref = await books.model.submit(named)
         if isinstance(ref, TrainingJobRef):
-            run, target = books.runtime.run.path, books.runtime.target
-            await record_samples(run, target, self._part, epoch + 1, collection, ref)
-            await log.add_submission(epoch, await books.submission(epoch, ref, collection), job)
+            await books.record_submission(epoch, job, ref, collection)
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
@@ -227,7 +217,7 @@ class RecordedTrainer:
             raise trainer._not_ready("super().initialize(run_config) in `initialize`, and await it,")
         if trainer.journals_epochs:
             return await trainer.run(num_epochs)
-        progress.run_started(self._given.run.name, num_epochs, books.describe())
+        progress.run_started(self._given.run.name, num_epochs, describe([books]))
         await WarmUp(books).run()
         try:
             statuses = await trainer.run(num_epochs)
@@ -250,7 +240,7 @@ class RecordedTrainer:
                         "go on"
                     )
         if books.failure is None:
-            pause_for(await books.record.take_pauses())
+            await pause_if_due([books.record])
         if books.failure is not None:
             raise books.failure
         if not statuses and books.begun and books.stopped_because is None:

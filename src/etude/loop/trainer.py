@@ -19,10 +19,11 @@ from etude.core.history import History
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.return_checks import WrongReturnError
+from etude.loop.bookkeeper import describe
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
-from etude.loop.record import Record, end_run, forget_job_on_failure, pause_for, require_trained
+from etude.loop.record import end_run, forget_job_on_failure, pause_if_due, require_trained
 from etude.loop.warm_up import WarmUp
 from etude.rollout.collections import collecting_for
 from etude.runtime import Runtime
@@ -43,7 +44,7 @@ async def run_epochs(
     """
     run, progress = runtime.run, runtime.progress
     records = [member.bookkeeper.record for member in members]
-    progress.run_started(run.name, num_epochs, _facts(members))
+    progress.run_started(run.name, num_epochs, describe([member.bookkeeper for member in members]))
     for member in members:
         await member.measure_base()
     for member in members:
@@ -53,7 +54,7 @@ async def run_epochs(
     for epoch in range(num_epochs):
         is_new = not all(record.is_done(epoch) for record in records)
         if is_new:
-            await _pause_if_due(records)
+            await pause_if_due(records)
             progress.epoch_started(epoch + 1, num_epochs)
             if jobs := await submit_epoch(members, epoch, run.name):
                 progress.phase("training")
@@ -77,26 +78,9 @@ async def run_epochs(
         # Again, since a process may have been killed after it adopted the last epoch's weights.
         await member.prune()
     if not any(record.reason_to_stop() for record in records):
-        await _pause_if_due(records)
+        await pause_if_due(records)
     end_run(records, num_epochs, run, progress)
     return require_trained([record.history for record in records])
-
-
-def _facts(members: Sequence[EpochTrainer]) -> dict[str, Any]:
-    """Return the facts that are shown at the start: what all targets share, and the rest by target."""
-    facts = {member.bookkeeper.record.target: member.bookkeeper.describe() for member in members}
-    first, *others = facts.values()
-    shared = {key: value for key, value in first.items() if all(other[key] == value for other in others)}
-    own = {
-        f"target {name}": ", ".join(str(value) for key, value in each.items() if key not in shared)
-        for name, each in facts.items()
-        if name is not None
-    }
-    return shared | own
-
-
-async def _pause_if_due(records: Sequence[Record]) -> None:
-    pause_for([pause for record in records for pause in await record.take_pauses()])
 
 
 async def submit_epoch(
@@ -289,7 +273,7 @@ class EpochTrainer(Trainer):
 
     async def validate(self, epoch: int) -> None:
         """Validate the current weights once, if there are validation examples."""
-        is_due = epoch == len(self.history.epochs) and not self.bookkeeper.record.is_validated(epoch)
+        is_due = epoch == len(self.history.epochs) and self.history.validation(epoch) is None
         if self.runtime.validation_examples and is_due:
             metrics = await self.run_validation_evaluation(epoch, self.history.run_id)
             await self.bookkeeper.validated(epoch, metrics)
