@@ -1,4 +1,4 @@
-"""Conversion of examples, scores, trajectories and jobs between the toolkit and Etude."""
+"""Conversion of examples, scores and jobs between the toolkit and Etude."""
 
 from __future__ import annotations
 
@@ -15,31 +15,19 @@ from nat.data_models.dataset_handler import (
     EvalDatasetParquetConfig,
     EvalDatasetXlsConfig,
 )
-from nat.data_models.evaluate_runtime import EvaluationRunOutput, ProfilerResults, UsageStats
 from nat.data_models.evaluator import EvalInput
 from nat.data_models.evaluator import EvalInputItem as NatItem
-from nat.data_models.finetuning import (
-    DPOItem,
-    EpisodeItem,
-    TrainingJobRef,
-    TrainingJobStatus,
-    TrainingStatusEnum,
-    Trajectory,
-    TrajectoryCollection,
-)
-from nat.plugins.eval.data_models.evaluator_io import EvalOutput, EvalOutputItem
+from nat.data_models.finetuning import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from nat.plugins.eval.dataset_handler.dataset_handler import DatasetHandler
 from nat.plugins.eval.evaluator.base_evaluator import BaseEvaluator
 from nat.plugins.eval.runtime.atif_adapter import EvalAtifAdapter
 from nat.plugins.eval.utils.intermediate_step_adapter import IntermediateStepAdapter
-from pydantic import PrivateAttr
 from pydantic_core import to_jsonable_python
 
-from etude.core import evaluation, job, trajectory
-from etude.core.conversion import TrajectoryCollection as EtudeCollection
+from etude.core import job
 from etude.core.episode import Example
 from etude.core.errors import DatasetError, EpisodeError, RequestError
-from etude.core.evaluation import EvalInputItem
+from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.core.job import Skipped
 from etude.core.keys import content_hash
@@ -136,14 +124,14 @@ class NatEvaluator(Evaluator):
         if self._atif is None and self._plain is None:
             raise RequestError(f"the evaluator '{name}' has no function to evaluate with")
 
-    async def evaluate_item(self, item: EvalInputItem) -> evaluation.EvalOutputItem:
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         """Score one episode. A failed evaluator gives an error instead of the toolkit's score 0.0."""
         output = await self._evaluate(self._prepared(item))
         error = output.error
         if error is None and isinstance(output.reasoning, dict) and output.score == 0.0:
             # This is the toolkit's output for an evaluator that raised.
             error = output.reasoning.get("error")
-        return evaluation.EvalOutputItem.model_construct(
+        return EvalOutputItem.model_construct(
             id=item.id,
             generation=item.generation,
             score=output.score,
@@ -180,58 +168,11 @@ class NatEvaluator(Evaluator):
         return items[0]
 
 
-class RecordedTrajectory(Trajectory):
-    """A toolkit trajectory that keeps Etude's trajectory, with its tokens, and the algorithm's options."""
-
-    _recorded: trajectory.Trajectory = PrivateAttr()
-    _source: EtudeCollection = PrivateAttr()
-    """The collection without its trajectories, which holds the algorithm and its options."""
-
-
-def to_toolkit(collection: EtudeCollection) -> TrajectoryCollection:
-    """Convert a collection to the toolkit's type."""
-    source = collection.model_copy(update={"trajectories": []})
-    groups = [[_trajectory(each, source) for each in group] for group in collection.trajectories]
-    return TrajectoryCollection(trajectories=groups, run_id=collection.run_id)
-
-
-def from_toolkit(collection: TrajectoryCollection) -> EtudeCollection:
-    """Convert a collection back to Etude's type with its tokens, and keep changed rewards and omissions.
-
-    Raises RequestError for trajectories that Etude did not record, and for several algorithms.
-    """
-    given = [each for group in collection.trajectories for each in group]
-    if not all(isinstance(each, RecordedTrajectory) for each in given):
-        raise RequestError(
-            "a trajectory has no recorded tokens: `etude_trainer_adapter` trains on what "
-            "`etude_traj_builder` collects"
-        )
-    sources = {each._source.method: each._source for each in given}
-    if len(sources) > 1:
-        raise RequestError(
-            f"trajectories of several algorithms in one collection: {', '.join(sorted(sources))}"
-        )
-    source = next(iter(sources.values()), EtudeCollection(run_id=collection.run_id))
-    recorded = [
-        [
-            each._recorded.model_copy(update={"reward": each.reward, "shaped_rewards": each.shaped_rewards})
-            for each in group
-        ]
-        for group in collection.trajectories
-    ]
-    return source.model_copy(update={"trajectories": recorded, "run_id": collection.run_id})
-
-
 def job_to_toolkit(ref: job.TrainingJobRef | Skipped, run_id: str, backend: str) -> TrainingJobRef:
     """Convert a job reference to the toolkit's type. The metadata gives the reason of a skipped job."""
     if isinstance(ref, Skipped):
         return TrainingJobRef(run_id=run_id, backend=backend, metadata={"skipped": ref.reason})
     return TrainingJobRef(**ref.model_dump(mode="json"))
-
-
-def job_from_toolkit(ref: TrainingJobRef) -> job.TrainingJobRef:
-    """Convert a toolkit job reference to Etude's type."""
-    return job.TrainingJobRef(**ref.model_dump(mode="json"))
 
 
 def status_to_toolkit(status: job.TrainingJobStatus) -> TrainingJobStatus:
@@ -243,55 +184,3 @@ def status_to_toolkit(status: job.TrainingJobStatus) -> TrainingJobStatus:
         message = status.message or "there is no such job"
         fields |= {"status": TrainingStatusEnum.FAILED, "message": message}
     return TrainingJobStatus(**fields)
-
-
-def evaluation_to_toolkit(output: evaluation.EvaluationRunOutput) -> EvaluationRunOutput:
-    """Convert an evaluation's output to the toolkit's type. It names no output files."""
-    results = [
-        (name, EvalOutput(average_score=scores.average_score, eval_output_items=_scores(scores)))
-        for name, scores in output.evaluation_results
-    ]
-    # In Etude, the `full_dataset_entry` of an item is its example.
-    items = [
-        to_item(item.full_dataset_entry, item.output_obj, []) for item in output.eval_input.eval_input_items
-    ]
-    return EvaluationRunOutput(
-        workflow_output_file=None,
-        evaluator_output_files=[],
-        workflow_interrupted=output.workflow_interrupted,
-        eval_input=EvalInput(eval_input_items=items),
-        evaluation_results=results,
-        usage_stats=UsageStats(),
-        profiler_results=ProfilerResults(),
-    )
-
-
-def _trajectory(recorded: trajectory.Trajectory, source: EtudeCollection) -> RecordedTrajectory:
-    known = RecordedTrajectory(
-        episode=[_episode_item(item) for item in recorded.episode],
-        reward=recorded.reward,
-        shaped_rewards=recorded.shaped_rewards,
-        metadata=recorded.metadata,
-    )
-    known._recorded, known._source = recorded, source
-    return known
-
-
-def _episode_item(item: trajectory.EpisodeItem | trajectory.DPOItem) -> EpisodeItem | DPOItem:
-    if isinstance(item, trajectory.DPOItem):
-        prompt: Any = item.prompt
-        if not isinstance(prompt, str):
-            prompt = [{"role": message.role, "content": message.content or ""} for message in prompt]
-        return DPOItem(
-            prompt=prompt, chosen_response=item.chosen_response, rejected_response=item.rejected_response
-        )
-    return EpisodeItem(
-        role=item.role.value, content=item.content, logprobs=item.logprobs, metadata=item.metadata
-    )
-
-
-def _scores(output: evaluation.EvalOutput) -> list[EvalOutputItem]:
-    return [
-        EvalOutputItem(id=item.id, score=item.score, reasoning=item.reasoning, error=item.error)
-        for item in output.eval_output_items
-    ]

@@ -10,11 +10,10 @@ import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, NoReturn
 
 from nat.builder.builder import Builder
 from nat.cli.register_workflow import register_trainer, register_trainer_adapter, register_trajectory_builder
-from nat.data_models.evaluate_runtime import EvaluationRunOutput
 from nat.data_models.finetuning import (
     FinetuneConfig,
     TrainerAdapterConfig,
@@ -22,34 +21,22 @@ from nat.data_models.finetuning import (
     TrainingJobRef,
     TrainingJobStatus,
     TrajectoryBuilderConfig,
-    TrajectoryCollection,
 )
 from nat.finetuning import Trainer, TrainerAdapter, TrajectoryBuilder
 from nat.runtime.loader import load_config
 from pydantic import ConfigDict, Field
 
 import etude.integrations.nat.agent  # noqa: F401 - registers the model that is trained
-from etude.algorithms import trajectory_builder
-from etude.backends import trainer_adapter
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
 from etude.core.job import Skipped
-from etude.integrations.nat.evaluation import (
-    evaluation_to_toolkit,
-    from_toolkit,
-    job_from_toolkit,
-    job_to_toolkit,
-    status_to_toolkit,
-    to_toolkit,
-)
+from etude.integrations.nat.evaluation import job_to_toolkit, status_to_toolkit
 from etude.integrations.nat.run import LogStream, logger, open_run, translate
 from etude.loop.recording_wrappers import RecordedTrainer
 from etude.loop.targets import assemble_trainer
 from etude.runtime import open_runtime
 from etude.show.metrics_files import RunReport
 from etude.show.progress import LineProgress
-
-PartT = TypeVar("PartT")
 
 
 class EtudeTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="etude_traj_builder"):
@@ -97,76 +84,23 @@ class EtudeTrainerConfig(TrainerConfig, name="etude_trainer"):
     max_calls: int | None = Field(default=None, description="Model calls that an episode may make.")
 
 
-class _Delegate(Generic[PartT]):
-    """A toolkit component that delegates to a part of Etude, which `etude_trainer` binds."""
-
-    called: ClassVar[str]
-    _etude: PartT | None = None
-
-    @property
-    def etude(self) -> PartT:
-        """The part of Etude that does the work. Raises RequestError before `etude_trainer` has started."""
-        if self._etude is None:
-            raise RequestError(f"`{self.called}` works only within a trainer of `_type: etude_trainer`")
-        return self._etude
-
-    def bind(self, etude: PartT) -> None:
-        """Set the part of Etude that does the work."""
-        self._etude = etude
+def _refuse(self: Any, *_arguments: Any, **_options: Any) -> NoReturn:
+    """Raise RequestError: the trainer runs Etude's own parts."""
+    raise RequestError(f"`{self.called}` works only within a trainer of `_type: etude_trainer`")
 
 
-class EtudeTrajectoryBuilder(_Delegate[trajectory_builder.TrajectoryBuilder], TrajectoryBuilder):
-    """Etude's trajectory builder with the toolkit's interface."""
+class EtudeTrajectoryBuilder(TrajectoryBuilder):
+    """The holder of the options of Etude's trajectory builder, which `etude_trainer` makes and runs."""
 
     called = "etude_traj_builder"
-
-    async def run_eval(self) -> EvaluationRunOutput:
-        """Run and score one episode for each example."""
-        return evaluation_to_toolkit(await self.etude.run_eval())
-
-    async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
-        """Start collecting for one epoch. Raises ValueError if `run_id` is already being collected."""
-        await self.etude.start_run(run_id=run_id, meta=meta)
-
-    async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
-        """Return the collected trajectories. Raises ErrorBudgetExceeded after too many failures."""
-        return to_toolkit(await self.etude.finalize(run_id=run_id, meta=meta))
-
-    def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Log the metrics of a collection."""
-        self.etude.log_progress(run_id, metrics, output_dir)
+    run_eval = start_run = finalize = log_progress = _refuse
 
 
-class EtudeTrainerAdapter(_Delegate[trainer_adapter.TrainerAdapter], TrainerAdapter):
-    """Etude's trainer adapter with the toolkit's interface."""
+class EtudeTrainerAdapter(TrainerAdapter):
+    """The holder of the options of Etude's trainer adapter, which `etude_trainer` makes and runs."""
 
     called = "etude_trainer_adapter"
-
-    async def is_healthy(self) -> bool:
-        """Return whether the backend answers and can train now."""
-        return await self.etude.is_healthy()
-
-    async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
-        """Start a job. Submitting the same `run_id` again does not train twice."""
-        job = await self.etude.submit(from_toolkit(trajectories))
-        return job_to_toolkit(job, trajectories.run_id, self.etude.adapter_config.type_name)
-
-    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Return the status of a job."""
-        return status_to_toolkit(await self.etude.status(job_from_toolkit(ref)))
-
-    async def wait_until_complete(
-        self, ref: TrainingJobRef, poll_interval: float = 10.0
-    ) -> TrainingJobStatus:
-        """Wait until the job has ended, and return its status."""
-        status = await self.etude.wait_until_complete(job_from_toolkit(ref), poll_interval)
-        return status_to_toolkit(status)
-
-    def log_progress(
-        self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
-    ) -> None:
-        """Log the metrics of a job."""
-        self.etude.log_progress(job_from_toolkit(ref), metrics, output_dir)
+    is_healthy = submit = status = wait_until_complete = log_progress = _refuse
 
 
 class EtudeTrainer(Trainer):
@@ -223,13 +157,6 @@ class EtudeTrainer(Trainer):
         """Run the held-out examples. A failed validation raises instead of returning an average of 0.0."""
         return await (await self._trainer()).run_validation_evaluation(epoch, run_id)
 
-    def apply_curriculum_learning(
-        self, trajectory_collection: TrajectoryCollection, epoch: int
-    ) -> TrajectoryCollection:
-        """Return the groups to train on in this epoch."""
-        etude = self._running()
-        return to_toolkit(etude.apply_curriculum_learning(from_toolkit(trajectory_collection), epoch))
-
     def get_curriculum_state(self) -> dict[str, Any]:
         """Return the curriculum's state and config as JSON."""
         return self._running().get_curriculum_state()
@@ -263,8 +190,6 @@ class EtudeTrainer(Trainer):
                 assert isinstance(etude, RecordedTrainer)  # The toolkit trains one model.
                 stack.push_async_callback(etude.cleanup)
                 await etude.initialize(run_config=self._config.finetuning)
-                self.trajectory_builder.bind(etude.trajectory_builder)
-                self.trainer_adapter.bind(etude.trainer_adapter)
                 self._etude, self._open = etude, stack.pop_all()
         return self._etude
 
