@@ -24,12 +24,12 @@ from etude.core.episode import WORKFLOW, Example
 from etude.core.errors import EpisodeError, RequestError
 from etude.integrations.games.turn_game import (
     EnvironmentFailed,
+    Game,
     GameConfig,
     GameResult,
     IsolatedRandom,
     Player,
     named_function,
-    open_game,
     unknown,
     whole_number,
 )
@@ -99,14 +99,12 @@ class GymGame:
         player = Player(WORKFLOW, config.model, config.prompt, config.history)
         course = GameResult(config.id, rewards={WORKFLOW: 0.0})
         seed, options = _beginning(example, config.id)
-        async with open_game(config.id, self.make, config.call_timeout) as guest:
+        async with Game(config.id, self.make, config.call_timeout) as guest:
             read = choose_reader(config.action, getattr(guest.env, "action_space", None))
             shown, over = await guest.call("reset()", partial(self._reset, seed, options)), False
-            refusal = ""
+            asked = shown
             while not over and course.turns < config.max_turns:
-                # Without its history, a player has not seen the observation that it answered wrongly.
-                parts = (refusal,) if refusal and config.history else (refusal, shown)
-                text = await player.answer(episode, "\n\n".join(filter(None, parts)))
+                text = await player.answer(episode, asked)
                 course.turns += 1
                 try:
                     action = read(text)
@@ -114,10 +112,12 @@ class GymGame:
                     course.invalid[WORKFLOW] += 1
                     if config.step_rewards and config.invalid_penalty:
                         episode.step_reward(-config.invalid_penalty, "not an action")
-                    refusal = f"That is not an action: {error}"
+                    asked = f"That is not an action: {error}"
+                    if not config.history:  # The player does not see its first question again.
+                        asked += f"\n\n{shown}"
                     continue
-                refusal = ""
                 shown, reward, over = await guest.call("step()", partial(self._stepped, action))
+                asked = shown
                 earned = course.earn(WORKFLOW, reward)
                 if config.step_rewards:
                     episode.step_reward(earned)
@@ -295,7 +295,7 @@ class TextArenaGame:
         players = [Player(name, model, config.prompt, config.history) for name, model in agents.items()]
         course = GameResult(config.id)
         # TextArena's games draw from Python's global random generator.
-        async with open_game(config.id, self.make, config.call_timeout, IsolatedRandom(seed)) as guest:
+        async with Game(config.id, self.make, config.call_timeout, IsolatedRandom(seed)) as guest:
             await guest.call("reset()", lambda env: env.reset(num_players=len(players), seed=seed))
             over = False
             while not over:

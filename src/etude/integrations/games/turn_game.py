@@ -8,10 +8,10 @@ import math
 import random
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
 
@@ -138,53 +138,47 @@ async def call_with_timeout(what: str, fn: Callable[[], T], seconds: float) -> T
         raise EnvironmentFailed(f"{what} failed: {where_raised(error)}") from error
 
 
-class Threaded(Generic[EnvT]):
-    """An environment of another library. Calls run in threads, one at a time."""
+class Game(Generic[EnvT]):
+    """An environment of another library, made on entry and closed on exit.
+
+    Calls run in threads, one at a time, within `around` and for at most `seconds`.
+    """
+
+    env: EnvT
 
     def __init__(
-        self, name: str, env: EnvT, seconds: float, around: Callable[[], AbstractContextManager[Any]]
+        self,
+        name: str,
+        make: Callable[[], EnvT],
+        seconds: float,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.name = name
-        self.env = env
-        self._seconds, self._around = seconds, around
+        self._name, self._make, self._seconds, self._around = name, make, seconds, around
         self._lock = threading.Lock()
+
+    async def __aenter__(self) -> Self:
+        """Make the environment. Raises EnvironmentFailed."""
+        self.env = await self._run("making it", self._make)
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Close the environment. Raises EnvironmentFailed, unless there is an earlier error."""
+        try:
+            await self._run("close()", getattr(self.env, "close", lambda: None))
+        except EnvironmentFailed:
+            if error is None:
+                raise
 
     async def call(self, what: str, fn: Callable[[EnvT], T]) -> T:
         """Call `fn` with the environment. `what` names the call in errors. Raises EnvironmentFailed."""
+        return await self._run(what, lambda: fn(self.env))
 
+    async def _run(self, what: str, fn: Callable[[], T]) -> T:
         def locked() -> T:
             with self._lock, self._around():
-                return fn(self.env)
+                return fn()
 
-        return await call_with_timeout(f"{self.name}: {what}", locked, self._seconds)
-
-
-@asynccontextmanager
-async def open_game(
-    name: str,
-    make: Callable[[], EnvT],
-    seconds: float,
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
-) -> AsyncIterator[Threaded[EnvT]]:
-    """Open an environment, and always close it. The context `around` wraps each call into it."""
-
-    def begin() -> EnvT:
-        with around():
-            return make()
-
-    def close(env: Any) -> None:
-        if callable(method := getattr(env, "close", None)):
-            method()
-
-    guest = Threaded(name, await call_with_timeout(f"{name}: making it", begin, seconds), seconds, around)
-    try:
-        yield guest
-    except BaseException:
-        # The first error matters more than an error of `close`.
-        with suppress(EnvironmentFailed):
-            await guest.call("close()", close)
-        raise
-    await guest.call("close()", close)
+        return await call_with_timeout(f"{self._name}: {what}", locked, self._seconds)
 
 
 _global_random = threading.Lock()
