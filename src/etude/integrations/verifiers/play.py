@@ -153,72 +153,31 @@ async def serving(env: Any) -> AsyncIterator[None]:
                     env._shared_tools, env._interception = {}, None
 
 
-class Servers:
-    """The servers of an environment. They start with the first episode, so a config check starts nothing.
-
-    One task starts and stops them, because some contexts must be exited by the task that entered them.
-    """
-
-    def __init__(self, env: Any) -> None:
-        self._env = env
-        self._task: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[None] | None = None
-        self._over = asyncio.Event()
-
-    async def start(self) -> None:
-        """Start the servers, or return at once if they run. Raises EnvironmentAway if they do not start."""
-        if self._task is None or self._ready is None:
-            self._ready = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._serve(self._ready))
-        await asyncio.shield(self._ready)
-
-    async def close(self) -> None:
-        """Stop the servers. Calling it twice is fine.
-
-        If the environment does not stop, this logs a warning and leaves it, because played episodes count.
-        """
-        self._over.set()
-        task, self._task = self._task, None
-        if task is None:
-            return
-        stopped, _ = await asyncio.wait([task], timeout=STOP_SECONDS)
-        if not stopped:
-            task.cancel()
-            await asyncio.wait([task], timeout=STOP_SECONDS)
-            reason = f"it took longer than {STOP_SECONDS:g} s"
-        elif task.cancelled() or (error := task.exception()) is None:
-            return
-        else:
-            reason = where_raised(error)
-        _LOG.warning("environment '%s' did not stop: %s", self._env.config.env_id, reason)
-
-    async def _serve(self, ready: asyncio.Future[None]) -> None:
-        try:
-            async with serving(self._env):
-                ready.set_result(None)
-                await self._over.wait()
-        except Exception as error:
-            if ready.done():
-                raise
-            reason = f"{type(error).__name__}: {error}"
-            ready.set_exception(
-                EnvironmentAway(f"what the environment needs did not start: {reason}. See: etude check")
-            )
-
-
 class VerifiersWorkflow:
-    """The workflow of an environment. Its output is the last answer of each agent."""
+    """The workflow of an environment. Its output is the last answer of each agent.
+
+    The environment's servers start with the first episode, so a config check starts nothing. One task starts
+    and stops them, because some contexts must be exited by the task that entered them.
+    """
 
     def __init__(self, env: Any, tasks: Tasks) -> None:
         self.env = env
         self.tasks = tasks
         self.name = env.config.env_id
-        self._servers = Servers(env)
+        self._serving: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._over = asyncio.Event()
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
-        """Play the task of an example. Raises EpisodeError, with its cause, if there is no result."""
+        """Play the task of an example. Raises EpisodeError, with its cause, if there is no result.
+
+        Raises EnvironmentAway if the environment's servers do not start.
+        """
         task = self.tasks.of(example)
-        await self._servers.start()
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            self._serving = asyncio.create_task(self._serve(self._ready))
+        await asyncio.shield(self._ready)
         calls = EpisodeCalls(episode)
         # `policy` is verifiers' model of a role that names none. Etude answers with the trained model.
         context = vf.ModelContext(model="policy", client=EpisodeClientConfig(calls=calls))
@@ -237,8 +196,37 @@ class VerifiersWorkflow:
         return _said(played)
 
     async def close(self) -> None:
-        """Stop the environment's servers."""
-        await self._servers.close()
+        """Stop the environment's servers. Calling it twice is fine.
+
+        If the environment does not stop, this logs a warning and leaves it, because played episodes count.
+        """
+        self._over.set()
+        task, self._serving = self._serving, None
+        if task is None:
+            return
+        stopped, _ = await asyncio.wait([task], timeout=STOP_SECONDS)
+        if not stopped:
+            task.cancel()
+            await asyncio.wait([task], timeout=STOP_SECONDS)
+            reason = f"it took longer than {STOP_SECONDS:g} s"
+        elif task.cancelled() or (error := task.exception()) is None:
+            return
+        else:
+            reason = where_raised(error)
+        _LOG.warning("environment '%s' did not stop: %s", self.name, reason)
+
+    async def _serve(self, ready: asyncio.Future[None]) -> None:
+        try:
+            async with serving(self.env):
+                ready.set_result(None)
+                await self._over.wait()
+        except Exception as error:
+            if ready.done():
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            ready.set_exception(
+                EnvironmentAway(f"what the environment needs did not start: {reason}. See: etude check")
+            )
 
 
 def _said(played: Any) -> Any:

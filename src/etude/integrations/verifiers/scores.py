@@ -35,7 +35,19 @@ def find_scores(traces: Sequence[Any]) -> list[Score]:
     never counts as 0.
     """
     for trace in traces:
-        _check(trace)
+        agent = trace.agent.name
+        numbers = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
+        for name, value in {**numbers, **trace.metrics}.items():
+            if value is not None and not math.isfinite(value):
+                raise EpisodeError(
+                    f"the environment's '{name}' of '{agent}' is {value}; a reward or a metric "
+                    "must be a finite number"
+                )
+        if missing := [name for name, reward in trace.rewards.items() if reward is None]:
+            raise EpisodeError(
+                f"the environment did not come to give {', '.join(map(repr, missing))} of '{agent}': its "
+                "scoring ran out of time. Raise `timeout: {scoring: …}` of that agent, or leave it out"
+            )
     agents = list(dict.fromkeys(trace.agent.name for trace in traces))
     owners: list[str | None] = [None, *(agents if len(agents) > 1 else [])]
     scores: list[Score] = []
@@ -57,24 +69,6 @@ def find_scores(traces: Sequence[Any]) -> list[Score]:
             if given
         ]
     return scores
-
-
-def _check(trace: Any) -> None:
-    agent = trace.agent.name
-    numbers = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
-    numbers |= {name: value for name, value in trace.metrics.items() if value is not None}
-    for name, value in numbers.items():
-        if not math.isfinite(value):
-            raise EpisodeError(
-                f"the environment's '{name}' of '{agent}' is {value}; a reward or a metric "
-                "must be a finite number"
-            )
-    missing = [name for name, reward in trace.rewards.items() if reward is None]
-    if missing:
-        raise EpisodeError(
-            f"the environment did not come to give {', '.join(map(repr, missing))} of '{agent}': its scoring "
-            "ran out of time. Raise `timeout: {scoring: …}` of that agent, or leave it out"
-        )
 
 
 REMEDIES = {
