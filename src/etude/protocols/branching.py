@@ -9,6 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from pydantic import FiniteFloat, TypeAdapter
+
+from etude.config.import_path import user_code
 from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError, alternatives
 from etude.core.keys import fold
@@ -19,6 +22,7 @@ from etude.protocols.scenario import Malformed, Move, Scenario, agent_log, answe
 from etude.protocols.tree import EpisodeTree, Node, Rejected
 
 _TOLERANCE = 1e-9
+_PAYOFF = TypeAdapter(dict[str, FiniteFloat])
 
 Width: TypeAlias = int | Sequence[int]
 """The number of answers for each turn. A list gives it by round, and its last number serves later rounds."""
@@ -221,28 +225,14 @@ class Play:
         """Add the round's rewards to the last node. Return the path, or an empty one if the play is over."""
         protocol, last = self.protocol, number == len(self._schedule) - 1
         outcome = resolve(protocol, turns, path, self._truth, self._stance, last=last)
-        try:
-            earned: object = protocol.payoff(outcome)
-            if not isinstance(earned, Mapping):
-                raise RequestError(
-                    f"the payoff must be a mapping from agents to numbers, found {earned!r:.60}"
-                )
-            for agent, value in earned.items():
-                if agent not in protocol.agents:
-                    raise RequestError(
-                        f"there is a payoff for '{agent}', which is not an agent"
-                        + alternatives(str(agent), protocol.agents)
-                    )
-                try:
-                    is_finite = math.isfinite(value)
-                except (TypeError, OverflowError):
-                    is_finite = False
-                if not is_finite:
-                    raise RequestError(f"the payoff of '{agent}' is {value!r:.60}, not a finite number")
-        except RequestError as error:
-            raise EpisodeError(f"protocol '{protocol.name}': in round {number}, {error}") from error
-        rewards = {agent: float(value) for agent, value in earned.items() if value}
-        node = replace(path[-1], rewards=rewards)
+        where = f"protocol '{protocol.name}': in round {number}, "
+        with user_code(EpisodeError, f"{where}the payoff"):
+            earned = _PAYOFF.validate_python(protocol.payoff(outcome))
+        for agent in earned:
+            if agent not in protocol.agents:
+                other = alternatives(agent, protocol.agents)
+                raise EpisodeError(f"{where}there is a payoff for '{agent}', which is not an agent{other}")
+        node = replace(path[-1], rewards={agent: value for agent, value in earned.items() if value})
         if outcome.over:
             cut_short = any(protocol.agents[agent].must_be_valid for agent in outcome.invalid)
             undecided = "invalid" if cut_short else "undecided"

@@ -139,7 +139,8 @@ _ENDED = 0
 
 def main() -> None:
     """Run the job from standard input and report its end. Never returns."""
-    job: dict[str, Any] = json.loads(_read_exactly(int(_read_exactly(_HEADER_BYTES))))
+    # Standard input is a file, which is read at once. The rest is the program's.
+    job: dict[str, Any] = json.loads(os.read(0, int(os.read(0, _HEADER_BYTES))))
     descriptor = os.dup(2)
     # Bound now, so that a program that changes these modules does not change the reports by mistake.
     write, dumps = os.write, json.dumps
@@ -169,17 +170,6 @@ def main() -> None:
     end = _run_step(lambda: _run(job, report))
     report(_run_step(lambda: _finish(failed)) if end["end"] == "ok" else end)
     os._exit(_ENDED)
-
-
-def _read_exactly(length: int) -> bytes:
-    """Read `length` bytes, and leave the rest to the program. Raises EOFError if there are fewer."""
-    data = b""
-    while len(data) < length:
-        part = os.read(0, length - len(data))
-        if not part:
-            raise EOFError("the job was cut off")
-        data += part
-    return data
 
 
 def _run(job: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import tempfile
 from collections import Counter
@@ -238,17 +237,7 @@ def _make(kind: str, name: str, known: Mapping[str, Any], arguments: Mapping[str
         if arguments:
             raise RequestError(f"'{name}' is not a function and takes no arguments: {', '.join(arguments)}")
         return factory
-    reason = f"'{name}' cannot be made with {dict(arguments)}"
-    try:
-        inspect.signature(factory).bind(**arguments)
-    except ValueError:
-        pass  # A callable without a signature.
-    except TypeError as error:
-        names = [each for each in inspect.signature(factory).parameters if each not in ("args", "kwargs")]
-        unknown = next((each for each in arguments if each not in names), None)
-        instead = "" if unknown is None else alternatives(unknown, names, otherwise="it takes no arguments")
-        raise RequestError(f"{reason}: {error}{instead}") from error
-    with user_code(RequestError, reason):
+    with user_code(RequestError, f"'{name}' cannot be made with {dict(arguments)}"):
         return factory(**arguments)
 
 
