@@ -44,7 +44,7 @@ def backend(server, tmp_path, adapters):
 
     async def make(*, initialized=True, folder=tmp_path, training=None, **settings):
         waits = {"recover_wait": settings.pop("recover_wait", 0.0)}
-        waits |= {key: settings.pop(key) for key in ("silence_timeout", "job_timeout") if key in settings}
+        waits |= {key: settings.pop(key) for key in ("silence_timeout",) if key in settings}
         config = ARTTrainerAdapterConfig(
             backend={"base_url": server.url, "name": "agent", "api_key": KEY, **settings},
             training=training or {},
@@ -252,15 +252,6 @@ async def test_a_server_of_0_4_that_skips_a_batch_says_nothing_and_is_found_out(
     with running(StandIn(release="0.4")) as old:
         server.url, old.training = old.url, "nothing"
         assert "without training" in (await trained(await backend())).message
-
-
-async def test_a_job_has_a_deadline(server, backend):
-    server.training = "silent"
-    status = await trained(await backend(job_timeout=0.2))
-    assert (status.status, status.message) == (
-        TrainingStatusEnum.FAILED,
-        "not done after 0.2 s ('job_timeout')",
-    )
 
 
 async def test_a_job_can_be_cancelled_and_one_that_is_over_stays_so(server, backend):

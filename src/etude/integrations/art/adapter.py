@@ -178,7 +178,7 @@ class ARTTrainerAdapter(TrainerAdapter):
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
     ) -> TrainingJobStatus:
-        """Wait for the end of the job's stream, at most `job_timeout` seconds. Ignores `poll_interval`."""
+        """Wait for the end of the job's stream. Ignores `poll_interval`."""
         task = self._training_jobs.get(ref.run_id)
         if task is not None:
             await asyncio.wait([task])
@@ -235,18 +235,11 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def _follow(self, name: str, job: ArtJob, progress: ArtProgress) -> None:
         """Read the job's stream to its end, and record the result."""
-        seconds = self.adapter_config.job_timeout
         error: ArtError | None = None
         try:
-            async with asyncio.timeout(seconds):
-                async for line in self.remote_backend.train(progress.given.groups):
-                    progress.take(line)
-                    self.job_log.add(
-                        name, {key: value for key, value in line.items() if math.isfinite(value)}
-                    )
-        except TimeoutError:
-            self._end(name, TrainingStatusEnum.FAILED, f"not done after {seconds:g} s ('job_timeout')")
-            return
+            async for line in self.remote_backend.train(progress.given.groups):
+                progress.take(line)
+                self.job_log.add(name, {key: value for key, value in line.items() if math.isfinite(value)})
         except ArtError as failure:
             error = failure
         refused = error is not None and error.status is not None

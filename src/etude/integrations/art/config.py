@@ -80,8 +80,6 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
     """The longest wait in seconds before the first retry. It doubles with each retry."""
     silence_timeout: Annotated[float, CHANGEABLE] = Field(default=3600.0, gt=0)
     """The time in seconds without any data from the server after which a job fails."""
-    job_timeout: Annotated[float, CHANGEABLE] = Field(default=86400.0, gt=0)
-    """The time limit of a job in seconds. A longer job is cancelled and fails."""
     recover_wait: Annotated[float, CHANGEABLE] = Field(default=30.0, ge=0)
     """The time in seconds to wait for a job to complete after its connection was lost."""
 
