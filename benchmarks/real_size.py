@@ -519,9 +519,9 @@ def measure_run(folder: Path, plan: Plan, dtype: str, note: Note) -> dict[str, A
 async def _make_base(base: Path, plan: Plan, dtype: str, note: Note) -> dict[str, Any]:
     sys.path.insert(0, str(base.parent))
     from agent import correct, solve  # type: ignore[import-not-found]
-    from base import TRAINING, careless_transcript, transcript, write_examples  # type: ignore[import-not-found]
+    from base import TRAINING, careless_transcript, transcript  # type: ignore[import-not-found]
     from task import calculator, draw_questions  # type: ignore[import-not-found]
-    from warm_up import Stage, warm_up  # type: ignore[import-not-found]
+    from warm_up import Stage, warm_up, write_examples  # type: ignore[import-not-found]
 
     questions = draw_questions(TRAINING + plan.held_out, generator(0, "questions"))
     examples = [Example(f"question-{i}", {"question": q.text}, q.answer) for i, q in enumerate(questions)]

@@ -6,13 +6,17 @@ The examples make their base models so; in a run of your own `finetuning.warm_up
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
 from etude.algorithms.imitation import Supervised
+from etude.core.episode import Example
 from etude.core.errors import TrainingError
 from etude.core.keys import shuffled_forever
 from etude.core.message import Message, Tool
@@ -137,3 +141,25 @@ def _samples(
     for number, (ids, spoken) in zip(new, rendered, strict=True):
         made[number] = Sample(ids, tuple(map(bool, spoken)))
     return [made[number] for number in numbers]
+
+
+def write_examples(path: Path, examples: Sequence[Example]) -> None:
+    """Write a dataset, a line for each example."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    answers = [{} if one.expected is None else {"answer": one.expected} for one in examples]
+    rows = [{"id": one.id, **one.inputs, **answer} for one, answer in zip(examples, answers, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def command(build_base: Callable[[Path, int, OnCheck], Awaitable[Sequence[StageReport]]], out: Path) -> None:
+    """The command line of a `base.py`. By default it writes into `out`."""
+    parser = argparse.ArgumentParser(description="Makes the data and the base models of an example.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=out)
+    given = parser.parse_args()
+
+    async def build() -> Sequence[StageReport]:
+        return await build_base(given.out, given.seed, lambda what, value: print(f"{what}: {value:.3f}"))
+
+    for done in asyncio.run(build()):
+        print(f"{done.name}: {done.value:.3f} after {done.steps} steps, {done.seconds:.0f} s")

@@ -8,12 +8,10 @@ then mistypes or misreads. It ends up with about a third of the answers right.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
 import random
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from etude.core.episode import Example
@@ -31,7 +29,7 @@ from task import Question, calculator, draw_questions
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from warm_up import Stage, StageReport, warm_up
+from warm_up import Stage, StageReport, command, warm_up, write_examples
 
 TRAINING, HELD_OUT = 4096, 512
 """Numbers of questions, all different."""
@@ -127,19 +125,5 @@ def _with_wrong_digit(text: str, rng: random.Random) -> str:
     return text[:place] + wrong + text[place + 1 :]
 
 
-def write_examples(path: Path, examples: Iterable[Example]) -> None:
-    """Write a dataset, a line for each example."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"id": one.id, **one.inputs, "answer": one.expected} for one in examples]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "base")
-    given = parser.parse_args()
-    for done in asyncio.run(
-        build_base(given.out, given.seed, lambda what, value: print(f"{what}: {value:.3f}"))
-    ):
-        print(f"{done.name}: {done.value:.3f} after {done.steps} steps")
+    command(build_base, Path(__file__).parent / "base")

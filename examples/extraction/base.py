@@ -7,8 +7,6 @@ The base model imitates a reader who mixes things up, and who now and then talks
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
 import random
 import sys
@@ -29,7 +27,7 @@ from task import Order, draw_notes, draw_order
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from warm_up import Stage, StageReport, warm_up
+from warm_up import Stage, StageReport, command, warm_up, write_examples
 
 TRAINING, HELD_OUT = 4096, 512
 """Numbers of notes, all different."""
@@ -56,8 +54,8 @@ async def build_base(
         for number, (note, order) in enumerate(notes.items())
     ]
     training = examples[:TRAINING]
-    _write(folder / "train.jsonl", training)
-    _write(folder / "validation.jsonl", examples[TRAINING:])
+    write_examples(folder / "train.jsonl", training)
+    write_examples(folder / "validation.jsonl", examples[TRAINING:])
 
     rng = generator(seed, "transcripts")
     careless = [careless_transcript(note, order, rng) for note, order in [*notes.items()][:TRAINING]]
@@ -95,18 +93,5 @@ def careless_transcript(note: str, order: Order, rng: random.Random) -> list[Mes
     return [{"role": "user", "content": note}, {"role": "assistant", "content": answer}]
 
 
-def _write(path: Path, examples: Sequence[Example]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = ({"id": each.id, **each.inputs, "answer": each.expected} for each in examples)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "base")
-    given = parser.parse_args()
-    for done in asyncio.run(
-        build_base(given.out, given.seed, lambda what, value: print(f"{what}: {value:.3f}"))
-    ):
-        print(f"{done.name}: {done.value:.3f} after {done.steps} steps")
+    command(build_base, Path(__file__).parent / "base")

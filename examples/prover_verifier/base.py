@@ -9,9 +9,6 @@ and often does not trust its eyes. So both speak the format, and together hardly
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 import random
 import re
 import sys
@@ -31,7 +28,7 @@ from task import LINES, PROTOCOLS, VERIFIER, HiddenBug
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from warm_up import Stage, StageReport, warm_up
+from warm_up import Stage, StageReport, command, warm_up, write_examples
 
 TRAIN, HELD_OUT = 1024, 1024
 CAREFUL_PLAYS, CARELESS_PLAYS = 8_000, 4_000
@@ -95,13 +92,13 @@ LOSSES = {"prover": (0.68, 1.03), "verifier": (0.2, 0.57)}
 
 async def build_base(
     folder: Path, seed: int, progress: Callable[[str, float], None] = lambda what, value: None
-) -> dict[str, tuple[StageReport, ...]]:
+) -> Sequence[StageReport]:
     """Write `train.jsonl`, `validation.jsonl`, `prover/` and `verifier/` into `folder`."""
-    _write(folder / "train.jsonl", instances("train", TRAIN, generator(seed, "train")))
-    _write(folder / "validation.jsonl", instances("held-out", HELD_OUT, generator(seed, "held out")))
+    write_examples(folder / "train.jsonl", instances("train", TRAIN, generator(seed, "train")))
+    write_examples(folder / "validation.jsonl", instances("held-out", HELD_OUT, generator(seed, "held out")))
     careful = await plays(CAREFUL_PLAYS, CAREFUL, generator(seed, "careful"))
     careless = await plays(CARELESS_PLAYS, CARELESS, generator(seed, "careless"))
-    reports = {}
+    reports: list[StageReport] = []
     for number, model in enumerate(("prover", VERIFIER)):
         first, second = careful[model], careless[model]
         tokenizer = build_tokenizer(
@@ -112,7 +109,7 @@ async def build_base(
             Stage(f"{model}, careful", first, at_most=LOSSES[model][0], batch_size=64),
             Stage(f"{model}, careless", second, at_most=LOSSES[model][1], batch_size=64),
         ]
-        reports[model] = await warm_up(policy, stages, seed=seed, on_check=progress)
+        reports += await warm_up(policy, stages, seed=seed, on_check=progress)
         policy.export(folder / model)
     return reports
 
@@ -138,22 +135,5 @@ async def plays(count: int, agents: dict[str, Any], rng: random.Random) -> dict[
     return found
 
 
-def _write(path: Path, examples: list[Example]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"id": one.id, **one.inputs}) + "\n" for one in examples))
-
-
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("base"))
-    arguments = parser.parse_args()
-    built = build_base(arguments.out, arguments.seed, lambda what, value: print(f"{what}: {value:.3f}"))
-    for reports in asyncio.run(built).values():
-        for report in reports:
-            print(f"{report.name}: {report.steps} steps, {report.seconds:.0f} s, loss {report.value:.3f}")
-
-
 if __name__ == "__main__":
-    main()
+    command(build_base, Path(__file__).parent / "base")

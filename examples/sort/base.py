@@ -7,9 +7,6 @@ The base model imitates an agent that sorts now and then, and otherwise repeats 
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -19,15 +16,14 @@ from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.engines.embedded import EmbeddedEngine
-from etude.learner.learner import LearnerOptions
-from etude.models.tiny import TinyShape, build_policy, build_tokenizer
+from etude.models.tiny import build_policy, build_tokenizer
 from etude.rollout.evaluation_run import measure
 
 from agent import in_place, sort
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from warm_up import Stage, StageReport, warm_up
+from warm_up import Stage, StageReport, command, warm_up, write_examples
 
 ALPHABET, COUNT = "abcdefghijkl", 6
 TRAIN, HELD_OUT, TRANSCRIPTS = 4096, 512, 20_000
@@ -38,33 +34,24 @@ MEASURED = 256
 
 
 async def build_base(
-    folder: Path,
-    seed: int,
-    progress: Callable[[str, float], None],
-    *,
-    shape: TinyShape | None = None,
-    learning_rate: float = 3e-3,
+    folder: Path, seed: int, progress: Callable[[str, float], None]
 ) -> Sequence[StageReport]:
-    """Write `train.jsonl`, `validation.jsonl` and `model/` into `folder`. No letters are in both files.
-
-    The model is the demos' unless it is to have another shape, which may need a lower rate to imitate at.
-    """
+    """Write `train.jsonl`, `validation.jsonl` and `model/` into `folder`. No letters are in both files."""
     drawn = _draw(TRAIN + HELD_OUT, generator(seed, "letters"))
     train = [_example(f"train-{i}", letters) for i, letters in enumerate(drawn[:TRAIN])]
-    _write(folder / "train.jsonl", train)
+    write_examples(folder / "train.jsonl", train)
     held_out = [_example(f"held-out-{i}", letters) for i, letters in enumerate(drawn[TRAIN:])]
-    _write(folder / "validation.jsonl", held_out)
+    write_examples(folder / "validation.jsonl", held_out)
     rng = generator(seed, "careless")
     transcripts = [careless(rng.choice(drawn[:TRAIN]), rng) for _ in range(TRANSCRIPTS)]
     texts = [message["content"] for transcript in transcripts[:500] for message in transcript]
-    policy = build_policy(build_tokenizer(texts, splits=["[a-z](?![a-z]*:)"]), seed, shape)
+    policy = build_policy(build_tokenizer(texts, splits=["[a-z](?![a-z]*:)"]), seed)
     engine = EmbeddedEngine(policy)
 
     async def reward() -> float:
         return (await measure(sort, in_place, engine, train[:MEASURED], seed=seed)).mean
 
-    options = LearnerOptions(learning_rate=learning_rate)
-    stage = Stage("careless transcripts", transcripts, reward, REWARD, options=options)
+    stage = Stage("careless transcripts", transcripts, reward, REWARD)
     try:
         reports = await warm_up(policy, [stage], seed=seed, on_check=progress)
     finally:
@@ -93,18 +80,5 @@ def _example(name: str, letters: str) -> Example:
     return Example(name, {"letters": letters}, "".join(sorted(letters)))
 
 
-def _write(path: Path, examples: Sequence[Example]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = ({"id": one.id, **one.inputs, "answer": one.expected} for one in examples)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "base")
-    given = parser.parse_args()
-    for done in asyncio.run(
-        build_base(given.out, given.seed, lambda what, value: print(f"{what}: {value:.3f}"))
-    ):
-        print(f"{done.name}: {done.value:.3f} after {done.steps} steps")
+    command(build_base, Path(__file__).parent / "base")

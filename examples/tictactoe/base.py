@@ -8,9 +8,6 @@ agent that often does not look at the board. So it can play, and loses most game
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -28,7 +25,7 @@ from task import EMPTY, agent_moves, free_cells, has_won, opponent_moves, put, s
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from warm_up import Stage, StageReport, warm_up
+from warm_up import Stage, StageReport, command, warm_up, write_examples
 
 TRAIN, HELD_OUT = 1024, 512
 SINGLE_POSITIONS, GAMES = 20_000, 4_000
@@ -45,8 +42,8 @@ async def build_base(
 ) -> Sequence[StageReport]:
     """Write `train.jsonl`, `validation.jsonl` and `model/` into `folder`."""
     train = _openings("train", TRAIN, generator(seed, "train"))
-    _write(folder / "train.jsonl", train)
-    _write(folder / "validation.jsonl", _openings("held-out", HELD_OUT, generator(seed, "held out")))
+    write_examples(folder / "train.jsonl", train)
+    write_examples(folder / "validation.jsonl", _openings("held-out", HELD_OUT, generator(seed, "held out")))
     rng = generator(seed, "careless")
     positions = [single_position(rng) for _ in range(SINGLE_POSITIONS)]
     games = [careless_game(rng) for _ in range(GAMES)]
@@ -108,18 +105,5 @@ def _openings(name: str, count: int, rng: random.Random) -> list[Example]:
     return [Example(f"{name}-{i}", {"board": _opening(rng)}) for i in range(count)]
 
 
-def _write(path: Path, examples: Sequence[Example]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"id": one.id, **one.inputs} for one in examples]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "base")
-    given = parser.parse_args()
-    for done in asyncio.run(
-        build_base(given.out, given.seed, lambda what, value: print(f"{what}: {value:.3f}"))
-    ):
-        print(f"{done.name}: {done.value:.3f} after {done.steps} steps")
+    command(build_base, Path(__file__).parent / "base")
