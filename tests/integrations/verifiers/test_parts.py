@@ -65,6 +65,10 @@ def test_infrastructure_is_nobodys_failure_and_a_models_error_the_models():
     found = failure_of_episode(call)
     assert (found.kind, found.origin) == ("call_failed", "model")
     assert "does not say why" in str(episode_error("my_env", "t", [], []))
+    raised = problem(type="TaskError", message="@reward good: ZeroDivisionError: no luck")
+    own = episode_error("my_env", "t", [("solver", raised)], [cause])
+    assert own.__cause__ is None and "no luck" in str(own)
+    assert failure_of_episode(own).origin == "agent"
 
 
 def config(**fields: Any) -> VerifiersWorkflowConfig:

@@ -80,6 +80,9 @@ REMEDIES = {
 }
 """Hints for verifiers' errors that neither the agent nor the environment's code caused, by error name."""
 
+_BY_CALLS = {"ProviderError", "HarnessError", "InterceptionError"}
+"""verifiers' errors that a failed model call leads to."""
+
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen", "/lib/python3")
 _OURS = str(Path(__file__).parents[2])
@@ -101,15 +104,16 @@ def find_problems(played: Any) -> Iterator[Problem]:
 def episode_error(
     environment: str, task: str, problems: Sequence[Problem], calls: Sequence[EtudeError]
 ) -> EtudeError:
-    """Return the error that ends an episode. Its cause is the last failed model call, if there is one.
+    """Return the error that ends an episode. A failed call is its cause if the environment reports one.
 
-    Failures of the environment's infrastructure are EnvironmentAway, so that they can be retried.
+    A call that failed and was repeated does not hide an error of the environment's own code. Failures of the
+    environment's infrastructure are EnvironmentAway, so that they can be retried.
     """
     if not problems:
         return EpisodeError(f"'{environment}' did not finish the task {task!r}, and does not say why")
     agent, first = problems[0]
     whose = "the environment" if agent is None else f"agent '{agent}'"
-    if calls:
+    if calls and first.type in _BY_CALLS:
         error = EpisodeError(f"'{environment}', task {task!r}, {whose}: {calls[-1]}")
         error.__cause__ = calls[-1]
         return error
