@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_948,
+    "lines of source": 67_929,
     "modules": 329,
-    "lines of tests": 56_416,
+    "lines of tests": 56_334,
     "benchmark files": 15,
-    "config keys": 405,
+    "config keys": 403,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

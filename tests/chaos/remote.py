@@ -23,7 +23,7 @@ from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.chaos.project import NAME, contents, differences, run_path
 from tests.chaos.scene import Figures, Scene
 from tests.cli.projects import finished, rows
-from tests.faults.remote_faults import FAULTS, VOCABULARY, SocketServer, reply, sends
+from tests.faults.remote_faults import FAULTS, SocketServer, reply, sends
 
 _FAULTS = (2000, 60)
 """In full, and with `--quick`."""
@@ -56,7 +56,7 @@ def agreeable(example: etude.Example, output: str) -> float:
 _QUICK = {"request_timeout": 4, "retry_wait": 0.001}
 _POLICY = {
     **{"_type": "openai", "model_name": BASE, "base_url": "${API}", "api_key": "${API_KEY}"},
-    **{"max_tokens": 8, "max_retry_wait": 0.01, "vocabulary": VOCABULARY, "max_answer_mb": 2, **_QUICK},
+    **{"max_tokens": 8, "max_retry_wait": 0.01, "max_answer_mb": 2, **_QUICK},
 }
 _EVALUATION: Mapping[str, Any] = {
     "llms": {"policy": _POLICY},

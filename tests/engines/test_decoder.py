@@ -38,13 +38,19 @@ RECOMPUTED = {
 }
 
 
+def live(number, ids):
+    """A row with random numbers of its own."""
+    return LiveRow(str(number), list(ids), Sampling(), uniforms(number))
+
+
+def drawn_ids(choose, count):
+    return [choose.randrange(7, 300) for _ in range(count)]
+
+
 def rows_of_many_lengths(count, *, tokens=12, seed=0):
     """Rows with prompts of 2 to 70 tokens, and how long each is to become."""
     choose = random.Random(seed)
-    rows = []
-    for number in range(count):
-        ids = [choose.randrange(7, 300) for _ in range(choose.choice([2, 3, 9, 20, 70]))]
-        rows.append(LiveRow(str(number), ids, Sampling(), uniforms(number)))
+    rows = [live(number, drawn_ids(choose, choose.choice([2, 3, 9, 20, 70]))) for number in range(count)]
     return rows, {row: len(row.ids) + choose.randrange(1, tokens) for row in rows}
 
 
@@ -90,10 +96,9 @@ def test_models_that_hold_more_than_keys_and_values_are_recomputed(name):
 def test_a_prompt_is_read_once_for_all_its_samples_and_for_those_who_begin_like_it():
     of = policy(max_context=1024)
     decoder = make_decoder(of, slots=8, deterministic=False)
-    choose = random.Random(4)
-    prompt = [choose.randrange(7, 300) for _ in range(300)]
+    prompt = drawn_ids(random.Random(4), 300)
     prompts = [*[prompt] * 6, *([*prompt[:200], *(7 + n,) * 40] for n in range(4))]
-    rows = [LiveRow(str(n), list(ids), Sampling(), uniforms(n)) for n, ids in enumerate(prompts)]
+    rows = [live(n, ids) for n, ids in enumerate(prompts)]
     decoder.step(rows)
     assert [row.cached for row in rows] == [256, *[0] * 9]  # The length of a chunk.
     decoder.step(rows)
@@ -107,26 +112,23 @@ def test_a_prompt_is_read_once_for_all_its_samples_and_for_those_who_begin_like_
 def test_conversations_that_take_turns_keep_what_was_read_wherever_it_is_moved(name):
     of, choose = IN_SLOTS[name](), random.Random(6)
     decoder = make_decoder(of, slots=8, deterministic=False)
-    spoken = {str(n): [choose.randrange(7, 300) for _ in range(choose.randrange(1, 40))] for n in range(12)}
+    spoken = {str(n): drawn_ids(choose, choose.randrange(1, 40)) for n in range(12)}
     for _ in range(6):
-        rows = []
-        for conversation in choose.sample(sorted(spoken), choose.choice([1, 2, 5])):
-            rows.append(
-                LiveRow(conversation, list(spoken[conversation]), Sampling(), uniforms(choose.randrange(99)))
-            )
+        talks = choose.sample(sorted(spoken), choose.choice([1, 2, 5]))
+        rows = [LiveRow(talk, spoken[talk], Sampling(), uniforms(choose.randrange(99))) for talk in talks]
         run(decoder, rows, {row: len(row.ids) + choose.randrange(1, 25) for row in rows})
         assert_right(of, rows)
         for row in rows:
-            spoken[row.conversation] = [*row.ids, *(choose.randrange(7, 300) for _ in range(9))]
+            spoken[row.conversation] = row.ids + drawn_ids(choose, 9)
 
 
 def test_those_who_wait_go_on_when_the_one_they_wait_for_is_gone():
     of = policy()
     decoder = make_decoder(of, slots=8, deterministic=False)
     ids = [7 + n % 90 for n in range(150)]
-    first, second = (LiveRow(str(n), list(ids), Sampling(), uniforms(n)) for n in range(2))
+    first, second = live(0, ids), live(1, ids)
     decoder.step([first, second])
-    late = LiveRow("late", list(ids) * 2, Sampling(), uniforms(3))
+    late = live(3, ids * 2)
     decoder.step([first, late])
     decoder.release(first)
     for _ in range(4):
@@ -137,10 +139,7 @@ def test_those_who_wait_go_on_when_the_one_they_wait_for_is_gone():
 def test_prompts_longer_than_a_chunk_are_read_in_pieces():
     of = policy(max_context=1024)
     choose = random.Random(3)
-    rows = [
-        LiveRow(str(n), [choose.randrange(7, 300) for _ in range(n)], Sampling(), uniforms(n))
-        for n in (255, 256, 257, 600)
-    ]
+    rows = [live(n, drawn_ids(choose, n)) for n in (255, 256, 257, 600)]
     run(make_decoder(of, slots=8, deterministic=False), rows, {row: len(row.ids) + 3 for row in rows})
     assert_right(of, rows)
 
@@ -160,9 +159,9 @@ def test_forgetting_in_the_middle_reads_again_and_goes_on():
 def test_rows_that_speak_go_on_while_a_long_prompt_is_read():
     of = policy(max_context=1024)
     decoder = make_decoder(of, slots=8, deterministic=False)
-    speaking = [LiveRow(str(n), [9, 10 + n], Sampling(), uniforms(n)) for n in range(3)]
+    speaking = [live(n, [9, 10 + n]) for n in range(3)]
     decoder.step(speaking)
-    late = LiveRow("late", [7 + n % 90 for n in range(600)], Sampling(), uniforms(9))
+    late = live(9, [7 + n % 90 for n in range(600)])
     for cached in (256, 512, 600):
         decoder.step([*speaking, late])
         assert late.cached == cached
@@ -177,10 +176,7 @@ def test_no_token_is_computed_for_padding(monkeypatch):
     monkeypatch.setattr(FusedLlama, "embed", lambda *given: computed.append(len(given[1])) or embed(*given))
     choose = random.Random(5)
     lengths = (1, 2, 3, 5, 40, 70, 250)
-    rows = [
-        LiveRow(str(n), [choose.randrange(7, 300) for _ in range(length)], Sampling(), uniforms(n))
-        for n, length in enumerate(lengths)
-    ]
+    rows = [live(n, drawn_ids(choose, length)) for n, length in enumerate(lengths)]
     decoder.step(rows)
     assert computed == [sum(lengths)]
     run(decoder, rows, {row: len(row.ids) + 3 for row in rows})
@@ -201,8 +197,7 @@ def test_a_deterministic_decoder_gives_the_same_bits_whatever_the_company(name):
     of = IN_SLOTS[name]()
 
     def mine(length, company, start, seed=0):
-        choose = random.Random(length)
-        row = LiveRow("mine", [choose.randrange(7, 300) for _ in range(length)], Sampling(), uniforms(length))
+        row = LiveRow("mine", drawn_ids(random.Random(length), length), Sampling(), uniforms(length))
         others, until = rows_of_many_lengths(company, seed=seed)
         rows = [*others[: company // 2], row, *others[company // 2 :]]
         run(make_decoder(of, slots=8, deterministic=True), rows, until | {row: length + 8}, start=start)
@@ -220,8 +215,7 @@ def test_a_deterministic_recomputing_decoder_gives_the_same_bits_whatever_the_co
     of = RECOMPUTED["mamba"]()
 
     def mine(company):
-        prompts = (list(range(10, 13 + n % 5)) for n in range(company + 1))
-        rows = [LiveRow(str(n), ids, Sampling(), uniforms(n)) for n, ids in enumerate(prompts)]
+        rows = [live(n, range(10, 13 + n % 5)) for n in range(company + 1)]
         run(make_decoder(of, slots=8, deterministic=True), rows, {row: len(row.ids) + 5 for row in rows})
         return rows[0].ids, rows[0].logprobs
 

@@ -7,12 +7,11 @@ import random
 import pytest
 import torch
 
-from etude.core.call import Sampling
 from etude.engines import fused_weights
 from etude.engines.decoder import make_decoder
 from etude.engines.fused_weights import can_fuse
-from etude.engines.sampler import LiveRow, uniforms
 from etude.models.policy import LoraOptions
+from tests.engines.test_decoder import assert_right, drawn_ids, live
 from tests.models.tiny_models import family, fresh_policy, true_logprobs
 from tests.support import one_quick
 
@@ -43,19 +42,10 @@ def sampled(of, *, deterministic=False):
     """Prompts of many lengths, continued."""
     choose = random.Random(2)
     decoder = make_decoder(of, slots=8, deterministic=deterministic)
-    rows = [
-        LiveRow(str(n), [choose.randrange(7, 300) for _ in range(n)], Sampling(), uniforms(n))
-        for n in (1, 2, 5, 30, 60)
-    ]
+    rows = [live(n, drawn_ids(choose, n)) for n in (1, 2, 5, 30, 60)]
     for _ in range(6):
         decoder.step(rows)
     return rows
-
-
-def assert_right(of, rows):
-    for row in rows:
-        prompt, found = row.ids[: -len(row.logprobs)], row.ids[-len(row.logprobs) :]
-        assert row.logprobs == pytest.approx(true_logprobs(of, prompt, found), abs=1e-5)
 
 
 def shaken(of):
@@ -115,7 +105,7 @@ def test_lora_weights_count_as_they_are_now(kind, name, layers):
     assert can_fuse(of.model)
     tolerance = {"float32": 1e-5, "bfloat16": 0.1}[kind]
     generator = torch.Generator().manual_seed(5)
-    row = LiveRow("a", [9, 10, 11], Sampling(), uniforms(0))
+    row = live(0, [9, 10, 11])
     decoder.forget()
     decoder.step([row])
     for _ in range(2):
@@ -141,7 +131,7 @@ def test_lora_weights_far_smaller_than_a_bfloat16_of_the_base_count():
         for name, parameter in of.trainable().items():
             if "lora_B" in name:
                 parameter.normal_(0, 1e-4, generator=generator)
-    base, change = of.model.base_model.model.model.layers[0].self_attn.q_proj, None
+    base = of.model.base_model.model.model.layers[0].self_attn.q_proj
     change = base.get_delta_weight("default")
     assert (
         (base.base_layer.weight + change).to(torch.bfloat16) == base.base_layer.weight

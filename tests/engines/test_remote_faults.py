@@ -30,16 +30,7 @@ from etude.engines.routes import Breaker
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 from etude.wire.retries import Refusal, counting_retries, to_failure
-from tests.faults.remote_faults import (
-    FAULTS,
-    LOGPROBS,
-    VOCABULARY,
-    Fault,
-    FaultyEndpoint,
-    completion,
-    reply,
-    sends,
-)
+from tests.faults.remote_faults import FAULTS, LOGPROBS, Fault, FaultyEndpoint, completion, reply, sends
 from tests.support import ScriptedEngine, one_quick, pass_time, until
 
 PASSING = [name for name, fault in FAULTS.items() if fault.kind in ("temporary", "slow")]
@@ -58,7 +49,6 @@ async def asked(url: str, **fields: Any) -> Completion:
         "base_url": url,
         "api_key": "sk-test",
         "return_token_ids": True,
-        "vocabulary": VOCABULARY,
         "request_timeout": 600,
         "retry_wait": 0.001,
         "max_retry_wait": 0.01,
@@ -135,7 +125,7 @@ async def test_a_run_over_faults_of_all_kinds_ends_as_one_without(
 ) -> None:
     """Each episode's model is at an address that commits another fault first."""
     temporary = [name for name in PASSING if FAULTS[name].kind == "temporary"]
-    settings = {"_type": "openai", "model_name": "tiny", "api_key": "sk-test", "vocabulary": VOCABULARY}
+    settings = {"_type": "openai", "model_name": "tiny", "api_key": "sk-test"}
     settings |= {"max_retry_wait": 0.01}
     llms = {name: settings | {"base_url": endpoint.url(name, once="run")} for name in temporary}
     config = parse_config(

@@ -19,7 +19,7 @@ from etude.engines.decoder import make_decoder
 from etude.engines.sampler import LiveRow, uniforms
 from etude.engines.step_inputs import Prefix, make_ragged_inputs, shared_prefixes, tensor
 from etude.learner.learner import Learner, LearnerOptions
-from tests.engines.test_decoder import assert_right, run
+from tests.engines.test_decoder import assert_right, drawn_ids, live, run
 from tests.learner.gradients import to_batch, train
 from tests.models.tiny_models import family, policy, true_logprobs
 from tests.support import drawn, one_quick
@@ -94,14 +94,13 @@ def test_no_other_partition_saves_more(ids, cost):
 
 def make_rows(choose, groups, most, system):
     """Rows of some prompts, all of which may begin with the same tokens, in any order."""
-    start = [choose.randrange(7, 300) for _ in range(system)]
+    start = drawn_ids(choose, system)
     rows = []
     for group in range(groups):
-        prompt = [*start, *(choose.randrange(7, 300) for _ in range(choose.choice([1, 9, 40, 90])))]
+        prompt = start + drawn_ids(choose, choose.choice([1, 9, 40, 90]))
         for number in range(choose.randrange(1, most + 1)):
-            own = [choose.randrange(7, 300) for _ in range(choose.choice([0, 0, 3, 20]))]
-            key = 100 * group + number
-            rows.append(LiveRow(str(key), [*prompt, *own], Sampling(), uniforms(key)))
+            own = drawn_ids(choose, choose.choice([0, 0, 3, 20]))
+            rows.append(live(100 * group + number, prompt + own))
     choose.shuffle(rows)
     return rows
 
@@ -141,9 +140,8 @@ def test_tokens_and_logprobs_are_those_without_sharing(seed, groups, most, syste
 
 
 def grouped(count, *, prompt=60):
-    choose = random.Random(3)
-    ids = [choose.randrange(7, 300) for _ in range(prompt)]
-    return [LiveRow(str(n), list(ids), Sampling(), uniforms(n)) for n in range(count)]
+    ids = drawn_ids(random.Random(3), prompt)
+    return [live(n, ids) for n in range(count)]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -172,7 +170,7 @@ def test_a_prefix_is_shared_beside_prompts_that_are_read_and_where_slots_are_not
     while not all(row.logprobs for row in rows):
         decoder.step(rows)
     decoder.release(rows.pop(2))
-    rows.append(LiveRow("other", [*range(20, 60)], Sampling(), uniforms(9)))
+    rows.append(live(9, range(20, 60)))
     decoder.step(rows[::-1])
     assert [row.slot for row in rows[:4]] == [0, 1, 3, 4]
     assert prefixes[-1][0].rows == (0, 1, 2, 3) and prefixes[-1][0].length >= 29

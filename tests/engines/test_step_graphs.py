@@ -11,13 +11,11 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from etude.core.call import Sampling
 from etude.engines import slot_decoder
 from etude.engines.decoder import make_decoder
-from etude.engines.sampler import LiveRow, uniforms
 from etude.engines.slot_decoder import SlotDecoder, StepGraphs, cuda_graphs
 from etude.models.device import choose_device
-from tests.engines.test_decoder import IN_SLOTS, assert_right, rows_of_many_lengths, run
+from tests.engines.test_decoder import IN_SLOTS, assert_right, live, rows_of_many_lengths, run
 from tests.models.tiny_models import family, policy
 from tests.support import one_quick
 
@@ -66,7 +64,7 @@ def test_replayed_steps_give_the_models_own_logprobs(name):
 def test_rows_and_spans_are_filled_up_to_a_few_shapes():
     of, record = policy(max_context=4096), Recorder()
     decoder = make_slot_decoder(of, record, slots=40)
-    rows = [LiveRow(str(n), [7 + n, 9], Sampling(), uniforms(n)) for n in range(40)]
+    rows = [live(n, [7 + n, 9]) for n in range(40)]
     run(decoder, rows, {row: 4 + index for index, row in enumerate(rows)})
     assert record.recorded <= 12
     graphs = StepGraphs(lambda numbers, span: numbers, record, decoder._kv, [])
@@ -77,7 +75,7 @@ def test_rows_and_spans_are_filled_up_to_a_few_shapes():
 
 def test_new_weights_are_sampled_from_in_the_same_memory_and_elsewhere():
     of, record = policy().twin(), Recorder()
-    decoder, row = make_slot_decoder(of, record), LiveRow("a", [9, 10], Sampling(), uniforms(0))
+    decoder, row = make_slot_decoder(of, record), live(0, [9, 10])
     run(decoder, [row], {row: 12})
     recorded = record.recorded
     for elsewhere in (False, True):
@@ -86,7 +84,7 @@ def test_new_weights_are_sampled_from_in_the_same_memory_and_elsewhere():
                 weight.data = weight.data.clone() if elsewhere else weight.data
                 weight.mul_(1.3)
         decoder.forget()
-        row = LiveRow("a", [9, 10], Sampling(), uniforms(1))
+        row = live(1, [9, 10])
         run(decoder, [row], {row: 12})
         assert_right(of, [row], 1e-4)
         assert (record.recorded > recorded) == elsewhere

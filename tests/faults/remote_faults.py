@@ -21,7 +21,6 @@ from typing import Any, Literal, Self, TypeAlias
 Commit: TypeAlias = Callable[[asyncio.StreamWriter], Awaitable[None]]
 Kind: TypeAlias = Literal["temporary", "slow", "refused", "impossible"]
 
-VOCABULARY = 300
 LOGPROBS = (-0.25, -1.5)
 _MEGABYTE = 2**20
 _BOMB_MEGABYTES = 1024
@@ -183,7 +182,6 @@ FAULTS: dict[str, Fault] = {
     "logprob--1e308": Fault("temporary", _logprob(-1e308), "content[0].logprob is -1e+308"),
     "logprob-text": Fault("temporary", _logprob("-0.5"), "content[0].logprob is '-0.5'"),
     "id-negative": Fault("temporary", says(200, completion(token_ids=[7, -1])), "token_ids[1] is -1"),
-    "id-unknown": Fault("temporary", says(200, completion(token_ids=[300, 7])), "token_ids[0] is 300"),
     "lengths": Fault("temporary", says(200, completion(token_ids=[7])), "2 logprobs"),
     "usage-negative": Fault(
         "temporary", says(200, completion() | {"usage": {"prompt_tokens": -1}}), "usage.prompt_tokens is -1"

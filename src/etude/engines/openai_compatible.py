@@ -68,7 +68,7 @@ class OpenAiEngine(Engine):
             fields.pop(name, None)
         if "max_tokens" in fields and request.prompt is None:
             fields[self._provider.max_tokens] = fields.pop("max_tokens")
-        top = max(request.top_logprobs, self._config.top_logprobs or 0)
+        top = request.top_logprobs
         likeliest: dict[str, Any] = {}
         if top and self._config.asks_for_token_ids:
             likeliest["return_tokens_as_token_ids"] = True
@@ -79,13 +79,11 @@ class OpenAiEngine(Engine):
         fields = self._fixed_fields | likeliest | fields | self._config.extra_body
 
         def read(data: bytes, version: int, model: str | None) -> Completion:
-            prompt_top, vocabulary = request.prompt_logprobs or 0, self._config.vocabulary
-            completion = parse_completion(
-                data, version, vocabulary, top=top, prompt_top=prompt_top, model=model
-            )
-            logprobs, prompt = bool(self._config.logprobs), request.prompt_logprobs is not None
+            prompt_top = request.prompt_logprobs
+            completion = parse_completion(data, version, top=top, prompt_top=prompt_top or 0, model=model)
+            logprobs = bool(self._config.logprobs)
             try:
-                require_asked(completion, logprobs=logprobs, top=top, prompt=prompt)
+                require_asked(completion, logprobs=logprobs, top=top, prompt=prompt_top is not None)
             except ImpossibleCall as error:
                 raise ImpossibleCall(self._told(str(error)), param=error.param) from None
             return completion

@@ -144,14 +144,10 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     """Ask for the sampled tokens' logprobs. With `true`, a call whose answer has none fails. By default they
     are requested if provider and model return them. At temperatures other than 1, run a vLLM server with
     `--logprobs-mode processed_logprobs`, so that they describe the distribution sampled from."""
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Also ask for this many of the most likely tokens; a call whose answer has none fails."""
     return_token_ids: bool | None = None
     """Ask for token ids, as vLLM >= 0.10.2 returns them. GRPO on this model needs them. By default they are
     requested if the provider returns them. With the providers `vllm` and `other`, this also disables the
     model's own top_k, min_p and repetition penalty; set them in `extra_body` if you need them."""
-    vocabulary: int | None = Field(default=None, ge=1)
-    """Size of the model's vocabulary. A call fails if its answer has a token id outside it."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     """Additional request headers."""
     extra_body: dict[str, Any] = Field(default_factory=dict)

@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +58,10 @@ def packaged_folder() -> Path:
 def pretrained(source: str | Path) -> tuple[str, dict[str, str]]:
     """Return the arguments of `from_pretrained` for a model: folder or name, and a GGUF file's name.
 
-    Raises errors as `locate` does, and RequestError for a GGUF file if the package `gguf` is missing.
+    Raises errors as `locate` does.
     """
     name = locate(source)
-    if not is_gguf(name):
-        return name, {}
-    if find_spec("gguf") is None:
-        raise RequestError(
-            f"'{source}' is a GGUF file, and the package that reads one is not there: pip install gguf"
-        )
-    return str(Path(name).parent), {"gguf_file": Path(name).name}
+    return (str(Path(name).parent), {"gguf_file": Path(name).name}) if is_gguf(name) else (name, {})
 
 
 def is_gguf(source: str | Path) -> bool:

@@ -40,13 +40,7 @@ def encode(body: Mapping[str, Any]) -> bytes:
 
 
 def parse_completion(
-    data: bytes,
-    model_version: int = 0,
-    vocabulary: int | None = None,
-    *,
-    top: int = 0,
-    prompt_top: int = 0,
-    model: str | None = None,
+    data: bytes, model_version: int = 0, *, top: int = 0, prompt_top: int = 0, model: str | None = None
 ) -> Completion:
     """Parse the completion in the body of a 200 answer.
 
@@ -71,8 +65,8 @@ def parse_completion(
             choice = as_chat(choice)
         message = _message(choice["message"])
         tokens = (choice.get("logprobs") or {}).get("content")
-        completion_ids, logprobs = sampled(choice, tokens, vocabulary)
-        prompt_ids = _ids(_prompt_field("token_ids", reply, choice), vocabulary, "prompt_token_ids")
+        completion_ids, logprobs = sampled(choice, tokens, None)
+        prompt_ids = _ids(_prompt_field("token_ids", reply, choice), None, "prompt_token_ids")
         usage = _usage(reply.get("usage"))
         scores = read_prompt_logprobs(_prompt_field("logprobs", reply, choice), prompt_ids, prompt_top)
         return Completion(
