@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_929,
+    "lines of source": 67_886,
     "modules": 329,
-    "lines of tests": 56_334,
+    "lines of tests": 56_235,
     "benchmark files": 15,
     "config keys": 403,
 }

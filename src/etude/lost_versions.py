@@ -39,8 +39,12 @@ def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterato
     own = f".{HOST}.{os.getpid()}.part"  # A draft's name, so that it is deleted after a kill.
     with tempfile.TemporaryDirectory(own, ".", private_folder(run / "export")) as root:
         copy = Path(root) / run.name
-        epoch = _copy_until(wanted, copy)
-        asyncio.run(_train(copy, _Until(epoch)))
+        progress = _Until(_copy_until(wanted, copy))
+        # Without its trackers, backup, metrics server and budget.
+        unheard: dict[str, Any] = {"report": [], "storage": None, "metrics": None, "budget": None}
+        config = config_to_resume(copy, ()).model_copy(update=unheard)
+        with RunFolder.open(copy) as opened, suppress(_Reached):
+            asyncio.run(train_in(config, opened, progress=progress))
         made = choose_version(copy, str(wanted).removeprefix(f"{run.name}:"))
         if made.version and wanted.version and made.version.digest != wanted.version.digest:
             say("its weights are not those of the first time, bit for bit: the run is not deterministic")
@@ -70,14 +74,6 @@ def _copy_until(wanted: RunVersion, copy: Path) -> int:
         shutil.copy2(source, target)
     copy_journal(run, private_folder(copy) / DATABASE)
     return last
-
-
-async def _train(run: Path, progress: Progress) -> None:
-    """Resume the copy of a run without its trackers, backup, metrics server and budget."""
-    unheard: dict[str, Any] = {"report": [], "storage": None, "metrics": None, "budget": None}
-    config = config_to_resume(run, ()).model_copy(update=unheard)
-    with RunFolder.open(run) as folder, suppress(_Reached):
-        await train_in(config, folder, progress=progress)
 
 
 class _Reached(EtudeError):

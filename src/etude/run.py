@@ -133,7 +133,17 @@ class Run:
         Columns that begin with `training/` describe the epoch's job. A data frame if pandas is installed,
         else a list of dicts.
         """
-        rows = _item_rows(self.folder) if self.facts.kind == "evaluate" else _metric_rows(self.folder)
+        if self.facts.kind != "evaluate":
+            rows = _metric_rows(self.folder)
+        elif not (path := self.folder / "items.jsonl").is_file():
+            raise RequestError(
+                f"the evaluation {self.folder} is not finished; continue it with etude.resume(run)"
+            )
+        else:
+            items = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+            rows = [
+                {**row, **{f"score.{name}": value for name, value in row["scores"].items()}} for row in items
+            ]
         if find_spec("pandas") is None:
             return rows
         return import_module("pandas").DataFrame(rows)
@@ -168,11 +178,3 @@ def _metric_rows(folder: Path) -> list[dict[str, Any]]:
             learned = {f"training/{name}": value for name, value in training.items()}
             rows.append({**entry.metrics, **learned, **whose, "kind": entry.kind, "epoch": entry.epoch})
     return rows
-
-
-def _item_rows(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "items.jsonl"
-    if not path.is_file():
-        raise RequestError(f"the evaluation {folder} is not finished; continue it with etude.resume(run)")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-    return [{**row, **{f"score.{name}": score for name, score in row["scores"].items()}} for row in rows]

@@ -15,12 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.chaos.agents import misbehave
-from tests.chaos.canaries import plant
 from tests.chaos.cluster import kill_on_cluster
 from tests.chaos.kills import flip_bytes, kill_at_every_operation, kill_at_random
 from tests.chaos.remote import remote
 from tests.chaos.scene import FIGURES, Figures, Scene, is_whole, summed
-from tests.chaos.server import corpus
 
 PARTS: Mapping[str, Callable[[Scene], Figures]] = {
     "operations": kill_at_every_operation,
@@ -28,8 +26,6 @@ PARTS: Mapping[str, Callable[[Scene], Figures]] = {
     "flips": flip_bytes,
     "agents": misbehave,
     "remote": remote,
-    "corpus": corpus,
-    "canaries": plant,
     "cluster": kill_on_cluster,
 }
 

@@ -22,8 +22,6 @@ FIGURES: Mapping[str, tuple[Callable[[list[Any]], Any], float]] = {
     "doubled": (sum, 0),
     "unequal_ends": (sum, 0),
     "silent": (sum, 0),
-    "http_500": (sum, 0),
-    "leaked_secrets": (sum, 0),
 }
 """By name: what becomes of those of several parts, and the most that one may be."""
 

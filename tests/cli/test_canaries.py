@@ -42,6 +42,7 @@ def test_a_run_that_goes_wrong_everywhere_tells_no_secret(tmp_path: Path):
         assert "**********" in shown
         typed("resume", "r", "-o", "finetuning.num_epochs=2")
         typed("runs", "show", "r")
+        typed("runs", "check", "r")
         typed("evaluate", "config.yml", "--name", "e", "--json")
         tool = typed("episodes", "show", "train/2/t3/0", "--run", "r")
         assert "the dictionary refused **********" in tool

@@ -90,8 +90,17 @@ class OpponentPool(Engine):
         match = _PHASE.match(episode)
         if match is None:
             return self.outside
-        versions = await self._pool(match[0])
-        if not versions:
+        phase = match[0]
+
+        async def members() -> list[Any]:
+            return [version.model_dump(mode="json") for version in self.members(phase)]
+
+        async with self._locks[phase]:
+            if phase not in self._pools:
+                key = f"opponents/{self.name}/{phase}"
+                stored = [] if self._journal is None else await self._journal.step(key, members)
+                self._pools[phase] = [ModelVersion.model_validate(version) for version in stored]
+        if not (versions := self._pools[phase]):
             return None
         return generator(self._seed, "opponents", self.name, episode).choice(versions)
 
@@ -99,31 +108,16 @@ class OpponentPool(Engine):
         """Return the versions that can be drawn in a phase that starts now, oldest first."""
         if self._lineage is None or (base := self._lineage.base()) is None:
             return []
-        made = [entry.version for entry in self._lineage.entries() if entry.version.number > base.number]
-        if phase.startswith("warm-up"):
-            return [made[-1] if made else base]
         if phase.startswith("validation"):
             return [base]
-        if self.config.draw == "latest":
+        made = [entry.version for entry in self._lineage.entries() if entry.version.number > base.number]
+        if self.config.draw == "latest" or phase.startswith("warm-up"):
             return [made[-1] if made else base]
         return [base, *made[-self.config.size :]]
 
-    async def _pool(self, phase: str) -> list[ModelVersion]:
-        async def members() -> list[Any]:
-            return [version.model_dump(mode="json") for version in self.members(phase)]
-
-        async with self._locks[phase]:
-            if phase not in self._pools:
-                stored: list[Any] = []
-                if self._journal is not None:
-                    stored = await self._journal.step(f"opponents/{self.name}/{phase}", members)
-                self._pools[phase] = [ModelVersion.model_validate(version) for version in stored]
-            return self._pools[phase]
-
     async def close_unused(self, keep: Iterable[ModelVersion]) -> None:
         """Close all engines except those for `keep` and for the base version, which validations use."""
-        base = None if self._lineage is None else self._lineage.base()
-        kept = {version.number for version in keep} | {0 if base is None else base.number}
+        kept = {version.number for version in (*keep, *self.members("validation"))} or {0}
         gone = [self._engines.pop(number) for number in [*self._engines] if number not in kept]
         await asyncio.gather(*(engine.close() for engine in gone))
 

@@ -152,19 +152,15 @@ class RewardCollapse(Alarm, name="reward_collapse"):
         if high is None or low is None or high >= low:
             return ""
         end, start = (f"{each.reward} ({each.measured_on})" for each in (entry, before))
-        return f"the reward has collapsed to {end} from {start}: {_meaning(before, entry)}"
-
-
-def _meaning(before: Entry, now: Entry) -> str:
-    """Say how the model got worse, less certainly if other things than the model have changed."""
-    earlier, later = before.measured_with, now.measured_with
-    model = "the model" if later is None else f"v{later}"
-    start = f"v{earlier}" if earlier else "the model that training began with"
-    if "target" in now.metrics:
-        return f"{model} may be worse than {start}, or the others have improved"
-    if isinstance(now, ValidationEntry):
-        return f"{model} is worse than {start}"
-    return f"{model} may be worse than {start}, or the examples of the epoch harder"
+        model = "the model" if entry.measured_with is None else f"v{entry.measured_with}"
+        first = f"v{before.measured_with}" if before.measured_with else "the model that training began with"
+        if "target" in entry.metrics:
+            meaning = f"{model} may be worse than {first}, or the others have improved"
+        elif isinstance(entry, ValidationEntry):
+            meaning = f"{model} is worse than {first}"
+        else:
+            meaning = f"{model} may be worse than {first}, or the examples of the epoch harder"
+        return f"the reward has collapsed to {end} from {start}: {meaning}"
 
 
 class PartialReward(Alarm, name="partial_reward"):

@@ -172,26 +172,21 @@ class Record:
                 if event.action == action and alarm is not None and alarm.action == action:
                     yield entry, event
 
-    def _warn(self) -> None:
-        """Report the alarms that have rung since the last report."""
+    def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
+        """Report alarms that rang since the last report, and write the metrics files.
+
+        At the end of a run, warn if held-out examples were not used, or one of several targets not trained.
+        """
+        runtime, say = self._runtime, partial(self._runtime.progress.message, warning=True)
         ringing, self._ringing = self._ringing, []
         for entry, event in ringing:
             facts = event.model_dump(mode="json", exclude={"is_new"})
             facts["text"] = self.by_name(f"{entry}: {event.text}")
             if event.episode is not None:
-                command = show_command(self._runtime.run.path, event.episode)
-                facts["text"] += f". One of them: {command}"
+                facts["text"] += f". One of them: {show_command(runtime.run.path, event.episode)}"
             back_to = None if entry.back_to is None else entry.back_to.number
             facts |= {"measured": entry.kind, "epoch": entry.epoch, "back_to": back_to}
-            self._runtime.progress.alarm(self.with_name(facts))
-
-    def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
-        """Report alarms, and write the metrics files into `folder(output_dir)`.
-
-        At the end of a run, warn if held-out examples were not used, or one of several targets not trained.
-        """
-        self._warn()
-        runtime, say = self._runtime, partial(self._runtime.progress.message, warning=True)
+            runtime.progress.alarm(self.with_name(facts))
         if final and runtime.validation_examples and not self.history.validations:
             say(
                 f"the trainer never ran the validation: {len(runtime.validation_examples)} held-out examples "

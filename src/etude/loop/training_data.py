@@ -165,22 +165,19 @@ class TargetWatch:
             self._warn(f"{self._explain_missing_calls()}. Nothing is trained on unless one of them does")
 
     def epoch_over(self, *, is_empty: bool) -> None:
-        """Warn once of target functions that made no call in the epoch.
+        """Raise RequestError if the epoch had no targeted call, and nothing was trained on (`is_empty`).
 
-        Raises RequestError if there was no targeted call and nothing was trained on (`is_empty`). A custom
-        builder may train on other calls.
+        A custom builder may train on other calls. Warns once of target functions that made no call.
         """
         if self._is_over or not self._episodes:
             return
         self._is_over = True
-        missing = [name for name in self._functions if name not in {EVERY_FUNCTION, *self._callers}]
         if is_empty and not self._is_targeted:
             raise RequestError(f"{self._explain_missing_calls()}. Nothing could be trained on")
+        missing = [name for name in self._functions if name not in {EVERY_FUNCTION, *self._callers}]
         if missing and self._is_targeted:
-            self._warn(
-                f"'{self._key}' names {', '.join(missing)}, and no call to '{self._model}' in "
-                f"{self._episodes} episodes was made by it; {self._list_callers()}"
-            )
+            unused = f"'{self._key}' names {', '.join(missing)}, which never called '{self._model}'"
+            self._warn(f"{unused} in {self._episodes} episodes; {self._list_callers()}")
 
     def _explain_missing_calls(self) -> str:
         """Return the sentence that no call is targeted, with the remedy."""

@@ -21,8 +21,6 @@ from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.metrics import validation_metrics
 from etude.loop.record import forget_job_on_failure
 
-_FEW = 64
-"""How many examples are measured first, to show whether it is worth measuring all."""
 _JOB_TIMEOUT, _POLL = 86400.0, 5.0
 
 
@@ -105,26 +103,20 @@ class WarmUp:
         status = await self._train([[_sample(transcripts[index])] for index in drawn])
         measured: dict[str, Any] = {"loss": status.metrics.get("nll", status.metrics.get("train_loss"))}
         if stage.until is not None and stage.until.reward is not None:
-            measured |= await self._reward(stage, stage.until.reward)
-        value = measured["avg_reward" if stage.until and stage.until.reward is not None else "loss"]
+            reward, target = self._books.config.reward_function, self._books.record.target
+            if reward is None:
+                raise EtudeError("name an evaluator under 'finetuning.reward_function.name' for the warm-up")
+            phase = f"warm-up/{'' if target is None else f'{target}-'}{len(self._jobs) + 1}"
+            examples = self._runtime.examples[: stage.examples]
+            output = await self._runtime.evaluation.run(examples, phase=phase, keep_episodes=False)
+            measured |= validation_metrics(output, reward.name)
+        value = measured.get("avg_reward", measured["loss"])
         if stage.until is not None and value is None:
-            raise TrainingError(
-                f"the warm-up is to go on until a {stage.until}, and there is none to be measured: "
-                + (
-                    "no episode was scored"
-                    if stage.until.loss is None
-                    else "the backend does not tell a loss"
-                )
-            )
+            missing = "the backend does not tell a loss" if stage.until.loss else "no episode was scored"
+            raise TrainingError(f"the warm-up is to go on until a {stage.until}, and {missing}")
         is_over = stage.until is None or stage.until.is_reached(value)
-        return WarmUpJob(
-            stage=number,
-            steps=steps,
-            status=status,
-            metrics=finite(measured),
-            version=self._model.version,
-            is_over=is_over,
-        )
+        made: dict[str, Any] = {"metrics": finite(measured), "version": self._model.version}
+        return WarmUpJob(stage=number, steps=steps, status=status, is_over=is_over, **made)
 
     async def _train(self, groups: list[list[Sample]]) -> TrainingJobStatus:
         """Train and adopt one job. If it fails, a resumed run makes it again under another name."""
@@ -141,21 +133,6 @@ class WarmUp:
             status = await model.wait(ref, _JOB_TIMEOUT, _POLL)
             await model.adopt(ref, status)
         return status
-
-    async def _reward(self, stage: WarmUpConfig, wanted: float) -> dict[str, Any]:
-        """Measure the reward on training examples, or only on the first few if they show it is out of
-        reach."""
-        reward = self._books.config.reward_function
-        if reward is None:
-            raise EtudeError("no reward function: name an evaluator under 'finetuning.reward_function.name'")
-        whose = "" if self._books.record.target is None else f"{self._books.record.target}-"
-        examples, phase = self._runtime.examples[: stage.examples], f"warm-up/{whose}{len(self._jobs) + 1}"
-        for count in sorted({min(_FEW, len(examples)), len(examples)}):
-            output = await self._runtime.evaluation.run(examples[:count], phase=phase, keep_episodes=False)
-            metrics = validation_metrics(output, reward.name)
-            if metrics["reward_high"] is None or metrics["reward_high"] < wanted:
-                break
-        return metrics
 
 
 def _sample(transcript: Transcript) -> Sample:
