@@ -94,11 +94,15 @@ async def test_journal_and_files_of_a_copy_belong_together(run, tmp_path):
     await task
 
 
-def test_of_a_link_the_copy_has_what_it_leads_to(run, tmp_path):
+def test_a_copy_has_what_a_link_leads_to_and_the_weights_of_a_target_called_logs(run, tmp_path):
     (tmp_path / "notes").write_text("elsewhere")
     (run.path / "notes").symlink_to(tmp_path / "notes")
+    (run.checkpoints / "logs" / "v1").mkdir(parents=True)
+    (run.checkpoints / "logs" / "v1" / "weights").write_text("weights")
     copies(run).copy()
-    assert (restore_run(PLACE, tmp_path / "new", {}).run / "notes").read_text() == "elsewhere"
+    folder = restore_run(PLACE, tmp_path / "new", {}).run
+    assert (folder / "notes").read_text() == "elsewhere"
+    assert (folder / "checkpoints" / "logs" / "v1" / "weights").read_text() == "weights"
 
 
 @pytest.mark.parametrize(

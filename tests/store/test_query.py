@@ -83,7 +83,7 @@ async def test_episodes_are_found_from_phase_to_phase(phases):  # noqa: F811
 
 async def test_ids_within_ids_and_numbers_that_are_no_json(tmp_path):
     """An example may be called as another one's episodes, and a score need not be finite."""
-    ids = ["eval/a/0", "eval/a/0/0", "eval/a/0/1", "eval/a/1", "eval/a/10"]
+    ids = ["eval/a/0", "eval/a/0-b/0", "eval/a/0/0", "eval/a/0/1", "eval/a/1", "eval/a/10"]
     with Journal(tmp_path / "run.db") as journal:
         for id in ids:
             example = Example(id.removeprefix("eval/").rpartition("/")[0], {"x": math.inf})

@@ -32,7 +32,6 @@ PAGES = {
     "plays": "/runs/played/groups/train/1/e",
     "episode": "/runs/first/episodes/train/2/a/0",
     "tokens": "/runs/first/tokens/train/1/a/1",
-    "rows": "/runs/spoken/tokens/train/1/c/0",
     "play": "/runs/played/episodes/train/1/e/0",
     "now": "/runs/first/now",
     "config": "/runs/first/config",

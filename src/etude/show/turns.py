@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,12 +83,12 @@ def _message(message: Message, who: str, call: int | None = None, marks: Sequenc
 
 
 def _tool_call(function: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return a tool call's name and arguments, or the arguments as text if they are not JSON."""
-    arguments: Any = function.get("arguments")
-    try:
-        return str(function.get("name")), read_json(arguments, unique_keys=False)
-    except (TypeError, ValueError):
-        return str(function.get("name")), jsonable(arguments)
+    """Return a tool call's name and arguments. Arguments that are no text of JSON stay as they are."""
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError):
+            arguments = read_json(arguments, unique_keys=False)
+    return str(function.get("name")), jsonable(arguments)
 
 
 def _event(event: Event) -> Turn:

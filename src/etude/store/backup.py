@@ -169,7 +169,7 @@ def list_run_files(folder: Path) -> dict[str, Identity]:
     for root, folders, names in os.walk(folder, followlinks=True):
         inside = Path(root).relative_to(folder)
         drafts = {name for name in folders if name.endswith(".part") or SET_ASIDE in name}
-        folders[:] = [name for name in folders if name not in drafts | {_STAGE, "logs"}]
+        folders[:] = [name for name in folders if name not in drafts | {_STAGE}]
         for name in names:
             is_left_out = name in _LEFT_OUT and inside == Path()
             path = Path(root) / name

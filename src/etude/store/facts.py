@@ -221,7 +221,7 @@ def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
             model = evaluated_model(request, trained_parts(data)["base"])
             data = {"evaluate": {"model": model, "repeat": request.repeat, "greedy": request.greedy}, **data}
         settings.append(dict(leaves(data)))
-    keys = dict.fromkeys(key for setting in settings for key in setting if key not in _LOCATIONS)
+    keys = dict.fromkeys(key for setting in settings for key in setting if key and key not in _LOCATIONS)
     values = {key: [setting.get(key) for setting in settings] for key in keys}
     return {dotted(key): each for key, each in values.items() if any(value != each[0] for value in each)}
 

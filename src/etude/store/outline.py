@@ -81,9 +81,13 @@ def outlines(
     opened: list[EpisodeOutline] = []
     # "0" sorts after "/", so this skips the rows of the episode `after`.
     for key, stored in journal.scan(prefix, start=f"{after}0" if after else None):
-        # An episode's rows follow it directly. Only episodes whose ids begin with its id come between.
+        # An episode's rows follow it, and so do episodes whose ids begin with its id.
         while opened and not key.startswith(f"{opened[-1].id}/"):
-            yield opened.pop()
+            ended = opened.pop()
+            if key < f"{ended.id}/":  # An episode such as `a/0-b/0` comes before the rows of `a/0`.
+                for own, row in journal.scan(f"{ended.id}/"):
+                    _add(ended, own.removeprefix(f"{ended.id}/"), row, reward)
+            yield ended
         if is_episode(stored) and stored["episode"] == key:
             opened.append(_outline(stored))
         elif opened:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, Field, ValidationError
 
-from etude.core.errors import StoreError
 from etude.store.files import write_atomically
 from etude.store.run_folder import LOCK, lock_holder
 
@@ -157,19 +157,11 @@ class SeenStatus:
 
 
 def run_status(run: Path) -> SeenStatus:
-    """Return the status of a run. The lock on its folder decides if the run continues, never the file.
-
-    Raises StoreError for a file from another version of Etude.
-    """
-    pid, status, path = lock_holder(run / LOCK), None, run / STATUS
-    try:
-        status = RunStatus.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        pass
-    except (OSError, ValidationError) as error:
-        raise StoreError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}); did another version of etude write it?"
-        ) from error
+    """Return the status of a run. The lock on its folder decides if the run continues, never the file."""
+    pid, status = lock_holder(run / LOCK), None
+    # Perhaps no head has written it yet, or one of another version of Etude has.
+    with contextlib.suppress(OSError, ValidationError):
+        status = RunStatus.model_validate_json((run / STATUS).read_text(encoding="utf-8"))
     age = None if status is None else max(0.0, time.time() - status.at)
     if status is not None and age is not None and status.host != socket.gethostname() and pid is None:
         # The lock of a head on another machine is visible only if the file system shares locks.
@@ -190,9 +182,8 @@ def running_teams(run: Path) -> list[Team]:
     """Return the teams that train for a run now. Files of ended teams are ignored, however they ended."""
     teams, folder = list[Team](), run / LEARNERS
     for path in sorted((*folder.glob(TEAM), *folder.glob(f"*/{TEAM}"))):
-        try:
+        # The team may have just ended, or another version wrote the file.
+        with contextlib.suppress(OSError, ValidationError):
             if lock_holder(path.parent / LOCK) is not None:
                 teams.append(Team.model_validate_json(path.read_text(encoding="utf-8")))
-        except (OSError, ValidationError):
-            continue  # The team has just ended, or another version wrote the file.
     return teams
