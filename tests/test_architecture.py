@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_886,
+    "lines of source": 67_853,
     "modules": 329,
-    "lines of tests": 56_235,
+    "lines of tests": 56_031,
     "benchmark files": 15,
     "config keys": 403,
 }

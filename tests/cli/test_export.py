@@ -13,7 +13,7 @@ import yaml
 
 from etude.rollout.collections import phase_name
 from tests.cli.projects import change, etude, events, rows, succeed
-from tests.show.hub import Hub, log_in, running_hub
+from tests.show.hub import Hub, log_in
 from tests.support import one_quick
 from tests.test_docs import ROOT, find_blocks, write_file
 
@@ -113,28 +113,18 @@ def test_trajectories_of_a_builder_that_collects_several_times_are_those_that_we
 
 @pytest.fixture
 def hub(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with running_hub() as made:
-        log_in(made, trained, monkeypatch)
+    with Hub() as made:
+        log_in(made.address, trained, monkeypatch)
         yield made
 
 
-def test_the_model_that_transformers_loads_from_the_hub_is_the_one_that_was_trained(hub: Hub):
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+def test_the_hub_gets_the_folder_that_was_exported(hub: Hub):
     shown = succeed("export", "lora", "--version", "v1", "--push", "me/sums", "--json")
     told = json.loads(shown.stdout)
-    assert told["hub"]["address"] == f"{hub.url}/me/sums"
-    assert told["hub"]["visibility"] == "private"
-    assert {*hub.repositories["me/sums"].files} == {*told["files"]}
-    assert hub.repositories["me/sums"].commits == ["lora:v1"]
-    cache = "cache"
-    back = AutoModelForCausalLM.from_pretrained("me/sums", cache_dir=cache).state_dict()
-    kept = AutoModelForCausalLM.from_pretrained(told["folder"]).state_dict()
-    assert all(torch.equal(back[name], kept[name]) for name in kept)
-    places = ("me/sums", told["folder"])
-    tokenizers = [AutoTokenizer.from_pretrained(place, cache_dir=cache) for place in places]
-    assert tokenizers[0].chat_template == tokenizers[1].chat_template
+    assert told["hub"] == {"address": f"{hub.address}/me/sums", "visibility": "private"}
+    stored = hub.repositories["me/sums"]
+    assert stored.commits == ["lora:v1"] and stored.files.keys() == {*told["files"]}
+    assert all((Path(told["folder"]) / name).read_bytes() == data for name, data in stored.files.items())
 
 
 def test_lora_weights_go_alone(hub: Hub):

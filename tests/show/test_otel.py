@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sqlite3
 import threading
@@ -60,8 +59,6 @@ class Receiver:
                 )
 
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers.get("Content-Encoding") == "gzip":
-                    body = gzip.decompress(body)
                 assert self.path == "/v1/traces"
                 receiver.headers.append(dict(self.headers))
                 for resource in ExportTraceServiceRequest.FromString(body).resource_spans:

@@ -196,8 +196,6 @@ _UNKNOWN_TOKENIZER = (
     "list of, by how they cut text, and the models that Etude makes (`tiny`) are in none. With a model of a "
     "known family, take a newer llama.cpp: git -C llama.cpp pull"
 )
-_MOST_SECONDS = 4 * 3600
-"""The time limit of a conversion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,17 +246,13 @@ def convert(export: Callable[[Path], None], folder: Path, name: str, conversion:
         words = [*conversion.command, str(model), "--outfile", str(folder / f"{name}-{{ftype}}.gguf")]
         words += ["--outtype", conversion.outtype, "--model-name", name]
         try:
-            done = subprocess.run(
-                words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=_MOST_SECONDS
-            )
-        except subprocess.TimeoutExpired as error:
-            raise EtudeError(f"{words[0]} was not done after {_MOST_SECONDS / 3600:g} hours") from error
+            done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         except OSError as error:
             raise EtudeError(f"{words[0]} cannot be started: {error.strerror}. {_TO_INSTALL}") from error
         output = masked(done.stdout.decode(errors="replace"))
     finally:
         shutil.rmtree(model, ignore_errors=True)
-    files = [file for file in folder.glob("*.gguf") if _is_gguf(file)]
+    files = [*folder.glob("*.gguf")]
     if done.returncode == 0 and len(files) == 1:
         return files[0]
     if "pre-tokenizer was not recognized" in output:
@@ -266,11 +260,6 @@ def convert(export: Callable[[Path], None], folder: Path, name: str, conversion:
     last = "\n".join([line for line in output.splitlines() if line.strip()][-5:]) or "it output nothing"
     ended = f"{' '.join(conversion.command)} ended with exit code {done.returncode}"
     raise EtudeError(f"{ended} and made no file; its last lines:\n{last}")
-
-
-def _is_gguf(file: Path) -> bool:
-    with file.open("rb") as content:
-        return content.read(4) == b"GGUF"
 
 
 CARD = "README.md"

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
-from etude.config.document import leaves
+from etude.config.document import dotted, leaves
 from etude.config.import_path import import_object
 from etude.config.registry import config_factory, register_tracker
 from etude.core.errors import EtudeError, RequestError, first_line
@@ -86,7 +86,7 @@ class TrackedRun:
     @property
     def flat_config(self) -> dict[str, str]:
         """The config as text by dotted names: `{"llms.policy.model": "Qwen/Qwen3-0.6B"}`."""
-        return _flatten(self.config)
+        return {dotted(path): str(value) for path, value in leaves(self.config) if value is not None}
 
     @property
     def code(self) -> dict[str, str]:
@@ -127,19 +127,6 @@ def require_server(url: str) -> None:
         httpx.head(url, timeout=SECONDS_TO_ANSWER, verify=False)  # No data is sent or believed.
     except httpx.TransportError as error:
         raise EtudeError(f"nobody answers at {url}: {first_line(error)}") from error
-
-
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for key, value in data.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            texts |= _flatten(value, f"{name}.")
-        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-            texts |= _flatten({str(index): item for index, item in enumerate(value)}, f"{name}.")
-        elif value is not None:
-            texts[name] = str(value)
-    return texts
 
 
 _LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}
@@ -236,24 +223,22 @@ class LiveTrackerConfig(Live, TrackerConfig, name="live"):
         return self.name
 
 
-class FunctionTracker:
+class FunctionTracker(Tracker):
     """A tracker that calls a function, plain or async, with each record."""
 
     def __init__(self, function: Callable[[RunRecord], Any]) -> None:
         self._function = function
 
     def open(self, run: TrackedRun) -> str:
-        """Do nothing."""
         return ""
 
     def send(self, record: RunRecord) -> None:
-        """Call the function."""
         result = self._function(record)
         if inspect.iscoroutine(result):
             asyncio.run(result)
 
     def close(self, state: State) -> None:
-        """Do nothing."""
+        pass
 
 
 def as_tracker(value: Any) -> Tracker:

@@ -5,8 +5,8 @@ submitted/4/run-epoch-4.jsonl     the data of a job of the fourth epoch, as its 
                                   learner took them if the backend tells that
 
 The first line of a file is about the job, and each further line about a sample. The journal has the token
-ids, texts and sampled logprobs. A line has the sample's episode and a digest of its ids. If all tokens of an
-answer have the same number, it is written once. Samples without token ids are left out.
+ids, texts and sampled logprobs. A line has the sample's episode and a digest of its ids. Samples without
+token ids are left out.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ def _encoded(sample: Sample, side: str, seen: LearnerNumbers) -> dict[str, Any]:
         "length": len(sample.ids),
         "reward": sample.reward,
         "turns": [[turn.start, turn.stop, turn.model_version] for turn in sample.turns],
-        "advantages": None if sample.advantages is None else _shorten(sample, sample.advantages),
-        "weights": None if weights == alike else _shorten(sample, sample.loss_weights),
+        "advantages": None if sample.advantages is None else _shorten(sample.advantages),
+        "weights": None if weights == alike else _shorten(weights),
         "side": side or None,
         "agent": sample.agent,
     }
@@ -203,16 +203,13 @@ def _decoded(line: str, source: Source) -> LearnedSample:
     )
 
 
-def _shorten(sample: Sample, values: Sequence[float]) -> dict[str, list[Any]] | list[float]:
-    """Return one number per answer if its tokens agree and all others have 0, else runs of equal numbers."""
-    firsts = [float(values[turn.start]) if turn.stop > turn.start else 0.0 for turn in sample.turns]
-    if [*map(float, values)] == [*sample.by_token(firsts)]:
-        return firsts
+def _shorten(values: Sequence[float]) -> dict[str, list[Any]]:
+    """Return runs of equal numbers: each number, and how many tokens in a row have it."""
     return {"runs": [[float(value), sum(1 for _ in run)] for value, run in groupby(values)]}
 
 
 def _spread(values: Any, turns: Sequence[tuple[int, int]], length: int) -> tuple[float, ...]:
-    """Return the numbers that `_shorten` shortened, one per token."""
+    """Return one number per token, from runs of equal numbers or from one number per answer."""
     if isinstance(values, dict):
         return tuple(chain.from_iterable([value] * int(count) for value, count in values["runs"]))
     spread = [0.0] * length
