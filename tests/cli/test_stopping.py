@@ -32,20 +32,16 @@ def test_a_stopped_run_says_how_to_go_on(project, number, code):
 
 
 @pytest.mark.parametrize(
-    ("does", "problem"),
-    [
-        ("asyncio.get_running_loop().stop()", "stopped the run's event loop"),
-        ("[task.cancel() for task in asyncio.all_tasks()]", "cancelled the work of the run"),
-    ],
+    "does", ["asyncio.get_running_loop().stop()", "[task.cancel() for task in asyncio.all_tasks()]"]
 )
-def test_an_agent_that_ends_the_run_is_named_as_the_cause(project, does, problem):
+def test_an_agent_that_ends_the_run_is_named_as_the_cause(project, does):
     agent = (project / "agent.py").read_text()
     (project / "agent.py").write_text(
         "import asyncio\n" + agent.replace("reply = await", f"{does}\n    reply = await")
     )
     stopped = finished("train", "config.yml", "--name", "r", folder=project)
     assert stopped.returncode == 1
-    assert f"error: something in this process has {problem}" in stopped.stderr
+    assert "error: something in this process has stopped" in stopped.stderr
     assert "-o eval.general.isolation=process" in stopped.stderr
     assert "next: etude resume runs/r" in stopped.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,18 @@ def examples():
 """
 
 
+@contextmanager
+def isolated(entry_points: str | None = None) -> Iterator[None]:
+    """Use an empty registry in the block, with the entry points of a group."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_registrations", {})
+        patch.setattr(registry, "_unread_group", entry_points)
+        yield
+
+
 @pytest.fixture
 def empty_registry() -> Iterator[None]:
-    with registry.isolated():
+    with isolated():
         yield
 
 

@@ -15,6 +15,7 @@ from etude.config.finetuning import TrainerConfig
 from etude.config.import_path import import_object, is_import_path, make_importable, where_raised
 from etude.config.registry import register_llm, register_trainer
 from etude.core.errors import RequestError
+from tests.config.conftest import isolated
 
 
 def define(module: str = __name__, name: str = "mine") -> type[TrainerConfig]:
@@ -127,7 +128,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "acme_etude", raising=False)
 
-    with registry.isolated(entry_points="etude.test.components"):
+    with isolated("etude.test.components"):
         yield install
 
 

@@ -133,11 +133,6 @@ def test_the_schedule_of_a_target(schedule: dict[str, int], epochs: list[int]):
     assert [epoch for epoch in range(6) if target.reason_to_rest(epoch) is None] == epochs
 
 
-def test_a_function_is_named_once():
-    with pytest.raises(ValueError, match="names a function twice"):
-        FinetuneConfig(targets={"a": TargetConfig(target_functions=["f", "f"])})
-
-
 def test_targets_train_the_functions_that_are_named_for_all(folder: Path):
     text = TWO.replace("  enabled: true", "  enabled: true\n  target_functions: [debate]")
     targets = load_config(write(folder, text)).finetuning.targets
@@ -211,8 +206,8 @@ def test_a_function_gets_the_examples_and_the_seed(monkeypatch):
 def test_steps_are_one_job_and_a_measurement_ends_a_stretch():
     assert WarmUpConfig(transcripts="t", steps=50).next_steps(0) == 50
     assert WarmUpConfig(transcripts="t", steps=50).next_steps(50) == 0
-    until = WarmUpConfig(transcripts="t", until={"loss": 1.0}, min_steps=30, check_every=20, max_steps=60)
-    assert [until.next_steps(done) for done in (0, 30, 50, 60)] == [30, 20, 10, 0]
+    until = WarmUpConfig(transcripts="t", until={"loss": 1.0}, check_every=20, max_steps=50)
+    assert [until.next_steps(done) for done in (0, 20, 40, 50)] == [20, 20, 10, 0]
 
 
 def test_each_target_has_its_own_or_that_of_all():
@@ -256,7 +251,6 @@ def alarms(block: Any) -> dict[str, tuple[str, str]]:
         (None, ("mismatch", "warn")),
         ("stop", ("mismatch", "stop")),
         ({"above": 0.5}, ("mismatch", "warn")),
-        ({"action": False}, ("mismatch", "off")),
         ({"_type": "cut_off_answers", "action": "pause"}, ("cut_off_answers", "pause")),
         ("tests.config.test_targets:Refusals", ("refusals_for_tests", "warn")),
         ({"_type": "tests.config.test_targets:Refusals", "above": 0.3}, ("refusals_for_tests", "warn")),

@@ -16,11 +16,11 @@ from etude.server import extensions
 
 registry._unread_group = None  # Nothing but what is named below.
 for module in sys.argv[1:]:
-    with registry.isolated():
-        importlib.import_module(module)
-        print(*sorted({name for kind in registry.BASES for name in registry.names(kind)}))
-        print(*extensions._paths)
-        print(*[name for name in sys.modules if name.startswith("etude.integrations.")])
+    registry._registrations = {}
+    importlib.import_module(module)
+    print(*sorted({name for kind in registry.BASES for name in registry.names(kind)}))
+    print(*extensions._paths)
+    print(*[name for name in sys.modules if name.startswith("etude.integrations.")])
 """
 
 

@@ -70,11 +70,6 @@ report the last two for a process that a signal ended."""
 
 STOPPED = "stopped; everything up to here is kept"
 
-_ISOLATION = (
-    ". An agent or evaluator that runs here can do that; with `-o eval.general.isolation=process` it can "
-    "only end its own process"
-)
-
 
 class Terminated(KeyboardInterrupt):
     """A request to end the process (SIGTERM), which then ends as after Ctrl-C."""
@@ -173,16 +168,16 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
     try:
         return asyncio.run(main())
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, RuntimeError) as error:
         if terminated:
             raise Terminated from None
-        raise EtudeError(f"something in this process has cancelled the work of the run{_ISOLATION}") from None
-    except RuntimeError as error:
-        if "Event loop stopped" in str(error):
-            raise EtudeError(
-                f"something in this process has stopped the run's event loop{_ISOLATION}"
-            ) from None
-        raise
+        if isinstance(error, RuntimeError) and "Event loop stopped" not in str(error):
+            raise
+        raise EtudeError(
+            "something in this process has stopped the event loop or cancelled the work of the run. An agent "
+            "or evaluator that runs here can do that; with `-o eval.general.isolation=process` it can only "
+            "end its own process"
+        ) from None
 
 
 def refuse(reason: str, **options: object) -> None:

@@ -107,16 +107,10 @@ def after_training(run: Path, histories: Histories | None = None) -> str:
 
 def command_without_runs() -> str:
     """Return the next command if there are no runs yet."""
-    from etude.config.document import dig, read_document
     from etude.engines.local import require_local_extra
 
-    config = Path("config.yml")
     try:
-        if config.is_file() and dig(read_document(config).data, ("finetuning", "enabled")) is True:
-            return command("train", config)
         require_local_extra()
     except MissingExtraError:
         return new_project()
-    except EtudeError:
-        pass  # The config cannot be read.
     return command("demo")

@@ -26,7 +26,7 @@ from etude.config.component import (
 )
 from etude.config.document import Document, KeyPath, dig, holds, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
-from etude.config.key_types import KeyType, Problems, shown, unknown_keys
+from etude.config.key_types import KeyType, Problems, shown
 from etude.config.registry import (
     BASES,
     DATASET,
@@ -221,8 +221,7 @@ class _Assembly:
             if takes_path and isinstance(keys.get(key), str | Path):
                 files = [folder / Path(keys[key]).expanduser() for folder in self._folders]
                 keys[key] = next((str(file.absolute()) for file in files if file.exists()), keys[key])
-        self._problems.add_unknown(unknown_keys(KeyType(config_type), keys), config_type, prefix=path)
-        self._problems.add_bools(config_type, keys, prefix=path)
+        self._problems.add_coerced(config_type, keys, prefix=path)
         try:
             return config_type.model_validate(keys)
         except ValidationError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 
 from etude.core.call import Usage
 from etude.core.data_model import DataModel
@@ -224,11 +224,6 @@ class AlarmConfig(ComponentConfig):
     action: Action = "warn"
     """The run's action when the alarm rings. `pause` ends the process, and `etude resume` continues; `stop`
     ends the run early; `rollback` continues from the best version; `off`: it never rings."""
-
-    @field_validator("action", mode="before")
-    @classmethod
-    def _off_is_false_in_yaml(cls, value: Any) -> Any:
-        return "off" if value is False else value
 
 
 class TrackerConfig(ComponentConfig):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -116,7 +116,8 @@ def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
             yield from strings(value, (*path, key))
 
 
-_MERGE = "tag:yaml.org,2002:merge"
+_TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"
 
 _PLAIN = {
     "null": (r"~|null|Null|NULL|", "~nN"),
@@ -140,7 +141,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_implicit_resolvers = {}
 _Loader.yaml_constructors = {
     tag: yaml.SafeLoader.yaml_constructors[tag]
-    for tag in (None, *(f"tag:yaml.org,2002:{name}" for name in ("null", "seq", "map")))
+    for tag in (None, *(f"{_TAG}{name}" for name in ("null", "seq", "map")))
 }
 
 
@@ -151,59 +152,44 @@ class _Dumper(yaml.SafeDumper):
 for _dialect in (_Loader, _Dumper):
     for _name, (_words, _signs) in _PLAIN.items():
         _first = [*_signs, ""] if _name == "null" else [*_signs]
-        _dialect.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_words})$"), _first)
+        _dialect.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"(?:{_words})$"), _first)
 
 
-def _read_truth(loader: _Loader, node: yaml.ScalarNode) -> bool:
+_READ: dict[str, tuple[Callable[[str], Any], str]] = {
+    "bool": (lambda text: {"true": True, "false": False}[text.lower()], "is neither true nor false"),
+    "int": (
+        lambda text: int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)),
+        "is not a whole number, or has more than 4300 digits; put it in quotes",
+    ),
+    "float": (lambda text: float(re.sub(r"\.(?=[inIN])", "", text)), "is no number"),
+    # Two escapes of a surrogate pair become one character, as in JSON.
+    "str": (
+        lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16"),
+        "has half of a surrogate pair; write the whole character",
+    ),
+}
+"""How each type of scalar is read, and what is wrong with text that cannot be. Tags can demand any type."""
+
+
+def _read_scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
     text = str(loader.construct_scalar(node))
-    if text.lower() not in ("true", "false"):
-        raise _error_at(node, f"{text!r} is neither true nor false")
-    return text.lower() == "true"
-
-
-def _read_integer(loader: _Loader, node: yaml.ScalarNode) -> int:
-    text = str(loader.construct_scalar(node))
+    read, problem = _READ[node.tag.removeprefix(_TAG)]
     try:
-        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
-    except ValueError as error:
-        if text.lstrip("-+").isdecimal():
-            problem = "a whole number has more than 4300 digits; put it in quotes"
-        else:
-            problem = f"{text!r} is not a whole number"
-        raise _error_at(node, problem) from error
+        return read(text)
+    except (ValueError, KeyError) as error:
+        raise yaml.constructor.ConstructorError(
+            None, None, f"{text!a:.40} {problem}", node.start_mark
+        ) from error
 
 
-def _read_float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    text = str(loader.construct_scalar(node))
-    try:
-        return float(re.sub(r"\.(?=[inIN])", "", text))
-    except ValueError as error:
-        raise _error_at(node, f"{text!r} is no number") from error
-
-
-def _read_text(loader: _Loader, node: yaml.ScalarNode) -> str:
-    """Return a text. Two escapes of a surrogate pair become one character, as in JSON."""
-    text = str(loader.construct_scalar(node))
-    try:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16")
-    except UnicodeDecodeError as error:
-        raise _error_at(node, "half of a surrogate pair; write the whole character") from error
-
-
-def _error_at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
-    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:bool", _read_truth)
-_Loader.add_constructor("tag:yaml.org,2002:int", _read_integer)
-_Loader.add_constructor("tag:yaml.org,2002:float", _read_float)
-_Loader.add_constructor("tag:yaml.org,2002:str", _read_text)
+for _name in _READ:
+    _Loader.add_constructor(f"{_TAG}{_name}", _read_scalar)
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     # PyYAML writes the line breaks of other alphabets unescaped, and reads them back as spaces.
     style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
 
 
 _Dumper.add_representer(str, _represent_text)

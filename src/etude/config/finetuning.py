@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from etude.config.component import CHANGEABLE, AlarmConfig, ComponentConfig, DatasetConfig
 from etude.config.data_files import read_jsonl
@@ -21,16 +21,6 @@ from etude.core.episode import Example
 from etude.core.errors import DatasetError, RequestError
 from etude.core.message import Message, Tool
 from etude.core.training_rows import SupervisedRow
-
-
-def _named_once(functions: list[str]) -> list[str]:
-    if len(set(functions)) != len(functions):
-        raise ValueError(f"names a function twice: {functions}")
-    return functions
-
-
-Functions = Annotated[list[str], AfterValidator(_named_once)]
-"""Functions of the agent, each once."""
 
 
 class RewardFunctionConfig(DataModel, revalidate_instances="always"):
@@ -94,8 +84,6 @@ class WarmUpConfig(DataModel, revalidate_instances="always"):
     """The learning rate of all steps; by default the adapter's, with its schedule."""
     batch_size: int = Field(default=32, ge=1)
     """Transcripts per optimiser step."""
-    min_steps: int = Field(default=0, ge=0)
-    """Steps before the first measurement."""
     check_every: int = Field(default=20, ge=1)
     """Steps between measurements. Each stretch is a job, and makes a version."""
     max_steps: int = Field(default=5000, ge=1)
@@ -113,8 +101,7 @@ class WarmUpConfig(DataModel, revalidate_instances="always"):
         """Return the optimiser steps of the next job, after `done` steps; 0 if no more are due."""
         if self.steps is not None:
             return self.steps - done
-        wanted = self.check_every if done else max(self.min_steps, self.check_every)
-        return min(wanted, self.max_steps - done)
+        return min(self.check_every, self.max_steps - done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +197,7 @@ class TargetConfig(DataModel, revalidate_instances="always"):
     """An entry of `trainer_adapters`."""
     reward_function: RewardFunctionConfig | None = None
     """The evaluator that is this model's reward."""
-    target_functions: Functions | None = Field(default=None, min_length=1)
+    target_functions: list[str] | None = Field(default=None, min_length=1)
     """Functions of the agent whose model calls are trained on; all by default."""
     curriculum_learning: CurriculumLearningConfig | None = None
     """Train on easy groups first."""
@@ -255,7 +242,7 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
     """An entry of `trainer_adapters`; may be left out if there is only one."""
     reward_function: RewardFunctionConfig | None = None
     """The evaluator that is the reward; may be left out if there is only one."""
-    target_functions: Functions = Field(default_factory=lambda: ["<workflow>"], min_length=1)
+    target_functions: list[str] = Field(default_factory=lambda: ["<workflow>"], min_length=1)
     """Functions of the agent whose model calls are trained on; `*` for all. Protocols default to all."""
     target_model: str | None = None
     """The entry of `llms` to train; may be left out if there is only one."""

@@ -285,15 +285,12 @@ class Problems:
         """Return whether there is a problem at a path, or deeper."""
         return any(known[: len(path)] == path for known in self._messages)
 
-    def add_unknown(self, paths: Iterable[KeyPath], model: type[BaseModel], prefix: KeyPath) -> None:
-        """Add keys that `model`, which is at `prefix`, does not have."""
-        for path in paths:
+    def add_coerced(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
+        """Add what pydantic would not refuse in `data`, which is at `prefix`: unknown keys of models that do
+        not set `extra`, and `true` and `false` for numbers."""
+        for path in unknown_keys(KeyType(model), data):
             self._note((*prefix, *path), _unknown_key(model, path, prefix))
-
-    def add_bools(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
-        """Add each `true` and `false` in `data`, which is at `prefix`, where a number is expected."""
         for path, slot, value in walk(data, KeyType(model)):
-            # pydantic would convert them to 1 and 0.
             kinds = [arm.annotation for arm in slot.arms()] if isinstance(value, bool) else []
             if any(kind in (int, float) for kind in kinds) and not any(kind in (bool, Any) for kind in kinds):
                 self.add((*prefix, *path), f"expected {describe(slot)}, found {shown(value)}")

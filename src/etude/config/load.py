@@ -242,7 +242,7 @@ def _read_environment(data: dict[str, Any], problems: Problems, source: Path | N
 
 def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:
     """Return the config without its invalid keys, so that the following checks can still be made."""
-    problems.add_bools(Config, data)
+    problems.add_coerced(Config, data)
     while True:
         try:
             return Config.model_validate(data)

@@ -6,7 +6,6 @@ entry-point group `etude.components`. They are imported once, on the first looku
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -123,20 +122,6 @@ class Registration:
 _registrations: dict[tuple[Kind, str], Registration] = {}
 _unread_group: str | None = ENTRY_POINT_GROUP
 """The entry-point group whose modules are not imported yet."""
-
-
-@contextlib.contextmanager
-def isolated(entry_points: str | None = None) -> Iterator[None]:
-    """Use an empty registry in the block, with the entry points of a group; for tests."""
-    global _registrations, _unread_group
-    # A module is imported only once. Modules first imported in the block would be missing afterwards.
-    load_entry_points()
-    before = _registrations, _unread_group
-    _registrations, _unread_group = {}, entry_points
-    try:
-        yield
-    finally:
-        _registrations, _unread_group = before
 
 
 def load_entry_points() -> None:

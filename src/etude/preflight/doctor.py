@@ -6,13 +6,11 @@ It also tries the whole loop on a tiny model: a run is killed half-way, resumed,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -96,31 +94,31 @@ def conflicts(name: str) -> Iterator[str]:
     while waiting:
         package = waiting.pop()
         for requirement in _requirements(package):
-            version = installed(requirement.name)
-            if version is None:
-                yield f"{package} needs {requirement}, and it is not installed: pip install '{requirement}'"
-            elif not requirement.specifier.contains(version, prereleases=True):
-                wanted = f"{requirement.name}{requirement.specifier}"
-                yield f"{package} needs {wanted}, and {version} is installed: pip install '{wanted}'"
+            version, fault = installed(requirement.name), _fault(requirement)
+            if fault is not None:
+                yield f"{package} needs {requirement}, and {fault}: pip install '{requirement}'"
             if version is not None and requirement.name not in seen:
                 seen.add(requirement.name)
                 waiting.append(requirement.name)
 
 
+def _fault(requirement: Requirement) -> str | None:
+    version = installed(requirement.name)
+    if version is None:
+        return f"{requirement.name} is not installed"
+    is_right = requirement.specifier.contains(version, prereleases=True)
+    return None if is_right else f"{requirement.name} {version} is installed"
+
+
 def _extra(extra: str, use: str, findings: Findings) -> None:
     what = f"extra '{extra}'"
-    missing, wrong = [], []
-    for requirement in _requirements("etude", extra):
-        version = installed(requirement.name)
-        if version is None:
-            missing.append(requirement.name)
-        elif not requirement.specifier.contains(version, prereleases=True):
-            wrong.append(f"{requirement.name} {version} in place of {requirement.specifier}")
-    install = install_command(extra)
+    needed = [(each, fault) for each in _requirements("etude", extra) if (fault := _fault(each))]
+    wrong = [f"it needs {each}, and {fault}" for each, fault in needed if installed(each.name)]
     if wrong:
-        findings.fail(what, f"{', '.join(wrong)}; {install}")
-    elif missing:
-        findings.warn(what, f"not installed ({', '.join(missing)}); for {use}: {install}")
+        findings.fail(what, f"{'; '.join(wrong)}; {install_command(extra)}")
+    elif needed:
+        missing = ", ".join(each.name for each, _ in needed)
+        findings.warn(what, f"not installed ({missing}); for {use}: {install_command(extra)}")
     else:
         findings.ok(what, f"installed: {use}")
 
@@ -132,9 +130,7 @@ def _requirements(package: str, extra: str = "") -> list[Requirement]:
         return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
     requirements = map(Requirement, importlib.metadata.requires(package) or ())
-    if not extra:
-        return [each for each in requirements if is_needed(each, "")]
-    return [each for each in requirements if is_needed(each, extra) and not is_needed(each, "")]
+    return [each for each in requirements if is_needed(each, extra) and not (extra and is_needed(each, ""))]
 
 
 def installed(package: str) -> str | None:
@@ -288,34 +284,33 @@ def try_loop(findings: Findings) -> None:
 
 def _try(folder: Path, findings: Findings) -> None:
     run = folder / "runs" / _RUN
-    with _started(folder, "train", "config.yml", "--name", _RUN) as process:
+    process = _start(folder, "train", "config.yml", "--name", _RUN)
+    try:
         _wait_for_epoch(process, folder, run)
-        # SIGKILL gives no warning, like a power cut.
-        process.send_signal(signal.SIGKILL)
-        process.wait(_SECONDS)
+    finally:
+        process.kill()  # SIGKILL gives no warning, like a power cut.
+        process.wait()
     before = _steps(run)
     findings.ok("loop: collect", f"the first epoch's {_EPISODES} episodes are in a journal")
     made = [path for path in (run / "checkpoints").glob("v*") if path.name != "v0"]
     findings.ok("loop: train", f"{len(made)} versions of the weights were made before it was killed")
-    with _started(folder, "resume", _RUN) as process:
-        try:
-            code = process.wait(_SECONDS)
-        except subprocess.TimeoutExpired:
-            slow = f"the run was killed, and did not end within {_SECONDS:g} s after it was resumed"
-            raise EtudeError(f"{slow}\n{_tail(folder)}") from None
+    process = _start(folder, "resume", _RUN)
+    try:
+        code = process.wait(_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise EtudeError(f"the resumed run did not end within {_SECONDS:g} s\n{_tail(folder)}") from None
+    finally:
+        process.kill()
+        process.wait()
     if code != 0:
         raise EtudeError(f"the run was killed, and does not go on: exit code {code}\n{_tail(folder)}")
-    after = _steps(run)
+    after, facts = _steps(run), read_facts(run)
     changed = [key for key, text in before.items() if after.get(key) != text]
     if changed:
-        raise EtudeError(
-            f"{len(changed)} steps that the run had taken changed when it was resumed: {changed[0]}"
-        )
-    facts = read_facts(run)
+        raise EtudeError(f"resuming changed {len(changed)} steps that the run had taken: {changed[0]}")
     if facts.state != "finished" or facts.summary.epochs_trained != _EPOCHS:
-        raise EtudeError(
-            f"the run is {facts.state}: {facts.summary.epochs_trained} of {_EPOCHS} epochs were trained"
-        )
+        trained = f"{facts.summary.epochs_trained} of {_EPOCHS} epochs were trained"
+        raise EtudeError(f"the run is {facts.state}: {trained}")
     findings.ok(
         "loop: kill and resume", f"none of {len(before)} steps was taken twice; {_EPOCHS} epochs trained"
     )
@@ -323,33 +318,19 @@ def _try(folder: Path, findings: Findings) -> None:
 
 def _wait_for_epoch(process: subprocess.Popen[bytes], folder: Path, run: Path) -> None:
     """Wait until the metrics of the first epoch are written, which is during the second epoch."""
-    begun, epochs = time.monotonic(), run / "training_metrics.jsonl"
+    end, epochs = time.monotonic() + _SECONDS, run / "training_metrics.jsonl"
     while not (epochs.is_file() and epochs.read_text(encoding="utf-8").endswith("\n")):
-        if process.poll() is not None:
-            raise EtudeError(
-                f"a run on a tiny model ended with exit code {process.returncode}\n{_tail(folder)}"
-            )
-        if time.monotonic() - begun > _SECONDS:
-            raise EtudeError(f"a run on a tiny model trained no epoch within {_SECONDS:g} s\n{_tail(folder)}")
+        if process.poll() is not None or time.monotonic() > end:
+            how = f"no epoch within {_SECONDS:g} s, exit code {process.returncode}"
+            raise EtudeError(f"a run on a tiny model trained {how}\n{_tail(folder)}")
         time.sleep(0.05)
 
 
-@contextlib.contextmanager
-def _started(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a separate process, which has ended after the block."""
+def _start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    """Start a command in a separate process."""
     with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "etude", *words],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(_SECONDS)
+        command = [sys.executable, "-m", "etude", *words]
+        return subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
 
 def _tail(folder: Path) -> str:
