@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_853,
+    "lines of source": 67_772,
     "modules": 329,
-    "lines of tests": 56_031,
+    "lines of tests": 56_024,
     "benchmark files": 15,
-    "config keys": 403,
+    "config keys": 402,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

@@ -63,11 +63,6 @@ def test_each_key_has_its_place():
     }
 
 
-def test_the_data_is_what_safe_load_reads_apart_from_words_of_yaml_1_1():
-    expected = yaml.safe_load(TEXT.replace("1e-5", "1.0e-5").replace("yes", "'yes'"))
-    assert parse_document(TEXT, Path("c.yml")).data == expected
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
