@@ -47,7 +47,7 @@ async def _answer(example: Example, episode: Episode, config: AgentConfig, sets:
     system = _fill_inputs(config.system, example, "system")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages += _prompt(example, config.prompt)
-    async with episode.tools(*(config.tools or ()), *sets) as tools:
+    async with episode.tools(*(config.tools or episode.tool_sets), *sets) as tools:
         for turn in range(1, config.max_turns + 1):
             reply = await episode.chat(messages, model=config.model, tools=tools.schemas)
             messages.append(reply.message)

@@ -68,6 +68,8 @@ class Episode:
         def record(event: Event) -> None:
             self._events.append(replace(event, after_call=recorder.last_index))
 
+        self.tool_sets = tuple(tools)
+        """The entries of the config's `tools`."""
         self._tools = EpisodeTools(self.id, tools, recorder.journal, record, self.loop)
         self._endpoint: Endpoint | None = None
         self._workplace = ProgramFolder()

@@ -211,7 +211,11 @@ def test_a_config_names_a_command_or_an_address(keys: dict[str, Any], problem: s
         parse_config({"tools": {"server": {"_type": "mcp", **keys}}})
 
 
-async def test_an_agent_of_a_server_needs_no_code_and_runs_beside_its_config(
+def add(left: int, right: int) -> int:
+    return left + right
+
+
+async def test_an_agent_of_a_server_needs_no_code_has_all_tools_and_runs_beside_its_config(
     journal: Journal, tmp_path: Path
 ) -> None:
     shutil.copy(PLAIN, tmp_path / "server.py")
@@ -219,17 +223,20 @@ async def test_an_agent_of_a_server_needs_no_code_and_runs_beside_its_config(
     script.write_text(f"#!/bin/sh\nexec {sys.executable} server.py\n")
     script.chmod(0o755)
     file = tmp_path / "config.yml"
-    file.write_text("workflow: {_type: mcp, command: ./serve.sh, only: [odd], scope: shared}")
+    file.write_text(
+        f"tools: {{sums: {{_type: functions, functions: ['{__name__}:add']}}}}\n"
+        "workflow: {_type: mcp, command: ./serve.sh, only: [odd], scope: shared}"
+    )
     asking = {"id": "call_0", "type": "function", "function": {"name": "odd", "arguments": "{}"}}
     engine = ScriptedEngine([{"role": "assistant", "content": None, "tool_calls": [asking]}, "It is fine."])
     config = load_config(file)
     async with Builder(config) as builder:
-        agent = await builder.get_workflow()
-        [record] = await collect(agent, journal, engine=engine)
+        agent, tools = await builder.get_workflow(), {"sums": await builder.get_tools("sums")}
+        [record] = await collect(agent, journal, engine=engine, tools=tools)
     assert record.output == "It is fine.", record.failure
     last = engine.requests[-1]
     assert last.messages[-1]["content"] == "fine"
-    assert [tool["function"]["name"] for tool in last.tools] == ["odd"]
+    assert [tool["function"]["name"] for tool in last.tools] == ["add", "odd"]
 
 
 async def test_a_check_lists_the_tools_and_says_why_there_are_none() -> None:
