@@ -285,3 +285,16 @@ def test_the_branches_of_an_agent_are_one_course_of_turns():
     samples = [sample for scored in group for sample in scored.samples(0.5)]
     assert [turn.value for sample in samples for turn in sample.turns] == [1.75, 1.5, 1.0] * 2
     assert Grpo().advantages(samples) == [[0.0]] * 6
+
+
+def test_turns_of_interleaved_branches_are_compared_in_the_order_of_their_calls():
+    """Here a conversation goes on after a question aside, in one episode; in the other, nothing is asked."""
+    whole = conversation("a", "b", "c", "d")
+    aside = conversation("e", "f", start=1)
+    calls = [whole[0], *aside, replace(whole[1], index=2)]
+    events = [step(at, value) for at, value in ((0, 1.0), (1, 10.0), (2, 100.0))]
+    record = episode(calls, events=events)
+    long = ScoredEpisode(record, 0.0, tuple(find_branches(record, {"*"}, "policy"))).samples()
+    assert [[turn.call for turn in one.turns] for one in long] == [[0, 2], [1]]
+    short = [sample(0.0, 1, 1, 1, returns=[0.0, 10.0, 20.0], episode="f")]
+    assert PLAIN.advantages([*long, *short]) == [[55.5, 40.0], [50.0], [-55.5, -50.0, -40.0]]

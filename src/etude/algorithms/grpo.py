@@ -7,10 +7,10 @@ other episodes. The named variants choose among the same few options.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, repeat
-from operator import sub
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
@@ -172,19 +172,23 @@ class Grpo(Algorithm, name="grpo"):
     def _turn_advantages(
         self, group: Sequence[Sample], prices: Sequence[Sequence[float]], names: Sequence[Any]
     ) -> list[list[float]]:
-        """Compare each turn with the same turn of other episodes. An agent's branches are one course."""
-        functions = [[turn.function for turn in sample.turns[:1]] for sample in group]
-        courses = [(name, one.agent, *own) for name, one, own in zip(names, group, functions, strict=True)]
-        values: dict[Any, list[float]] = {course: [] for course in courses}
-        owed: dict[Any, list[float]] = {course: [] for course in courses}
-        for course, sample, own in zip(courses, group, prices, strict=True):
-            values[course] += sample.turn_rewards
-            owed[course] += own
-        rows = [[*map(sub, row, [*accumulate(owed[course][::-1])][::-1])] for course, row in values.items()]
-        gains = {course: iter(row) for course, row in zip(values, by_turn(rows, self.compare), strict=True)}
-        return [
-            [next(gains[course]) for _ in sample.turns] for course, sample in zip(courses, group, strict=True)
-        ]
+        """Compare each turn with the same turn of other episodes. An agent's branches are one course of
+        turns, in the order of their calls."""
+        courses: defaultdict[Any, list[tuple[int, int]]] = defaultdict(list)
+        for index, (name, sample) in enumerate(zip(names, group, strict=True)):
+            functions = (turn.function for turn in sample.turns[:1])
+            courses[name, sample.agent, *functions] += [(index, turn) for turn in range(len(sample.turns))]
+        values = [sample.turn_rewards for sample in group]
+        returns: list[list[float]] = []
+        for places in courses.values():
+            places.sort(key=lambda place: group[place[0]].turns[place[1]].call or 0)
+            owed = [*accumulate(prices[index][turn] for index, turn in reversed(places))]
+            pairs = zip(places, reversed(owed), strict=True)
+            returns.append([values[index][turn] - price for (index, turn), price in pairs])
+        for places, gains in zip(courses.values(), by_turn(returns, self.compare), strict=True):
+            for (index, turn), gain in zip(places, gains, strict=True):
+                values[index][turn] = gain
+        return values
 
     def _price(self, turn: Turn) -> float:
         """Return what an answer costs the reward: for leaving the base model, and for length."""
