@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from etude.algorithms.episodes import ScoredEpisode
+from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import find_branches
 from etude.backends import lm_server
 from etude.backends.lm_client import BadResponseError, ClientTimeoutError, LanguageModelClient
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection, to_sample, to_trajectory
+from etude.core.episode import Event
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import Skipped, TrainingStatusEnum
 from etude.core.training_rows import GrpoRow
@@ -63,6 +65,21 @@ async def test_a_grpo_row_is_a_group_as_it_was_sampled():
     rows = [GrpoRow.model_validate(row) for row in server.rows("ftjob-0")]
     assert rows == [GrpoRow.of_group([*map(to_sample, group)]) for group in data.trajectories]
     assert [one.reward for one in rows[0].trajectories] == [0.0, 1.0]
+
+
+async def test_step_rewards_of_two_agents_are_compared_as_here():
+    calls = [*conversation("a", "b", function="x"), *conversation("c", "d", start=1, function="y")]
+    group = []
+    for generation in range(2):
+        events = [Event("step_reward", 0, float(generation), agent="x"), Event("step_reward", 1, 8.0)]
+        record = episode(calls, generation=generation, events=events)
+        group += ScoredEpisode(record, 0.0, tuple(find_branches(record, ["*"], None))).samples()
+    server = LmStandIn()
+    await server.adapter().submit(TrajectoryCollection(trajectories=[group], run_id="job", method="grpo"))
+    sent = server.rows("ftjob-0")[0]["trajectories"]
+    assert [one["turns"][0]["advantages"][0] for one in sent] == [
+        values[0] for values in Grpo().advantages(group)
+    ]
 
 
 async def test_what_was_sampled_without_tokens_cannot_be_a_row():

@@ -114,14 +114,16 @@ class LmServerAdapter(OpenAiJobs):
     def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
         """Return the collection for the server's algorithm of the same name, or of the same loss.
 
-        For the latter, the samples have their advantages. Raises CapabilityError if there is none.
+        Samples have their advantages if the server cannot compute them: for the latter, and with step
+        rewards, since rows do not tell which agent answered. Raises CapabilityError if there is none.
         """
         algorithm = make_algorithm(trajectories.method, trajectories.options)
         same = self._find_server_algorithm(algorithm)
         update: dict[str, Any] = {"method": same.type_name, "options": changed_options(algorithm, same)}
-        if same is not type(algorithm) and algorithm.kind == "samples":
+        if algorithm.kind == "samples":
             groups = [[unit.samples[0] for unit in group] for group in read_groups(trajectories, algorithm)]
-            update["groups"] = algorithm.assigned(groups)
+            if same is not type(algorithm) or any(sample.returns for group in groups for sample in group):
+                update["groups"] = algorithm.assigned(groups)
         return trajectories.model_copy(update=update)
 
     def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
