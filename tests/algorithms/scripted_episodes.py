@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.episodes import ScoredEpisode, by_agent, without_retries
-from etude.algorithms.samples import find_branches
+from etude.algorithms.samples import targeted_calls
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event, Example
 from etude.core.message import Message
@@ -82,7 +82,7 @@ def episode(
 def scored(reward: float, *turns: str, generation: int = 0, example: str = "e") -> ScoredEpisode:
     """A scored episode of one conversation."""
     record = episode(conversation(*turns), generation=generation, example=example)
-    return ScoredEpisode(record, reward, tuple(find_branches(record, {WORKFLOW}, "policy")))
+    return ScoredEpisode(record, reward, targeted_calls(record, {WORKFLOW}, "policy"))
 
 
 def group(*rewards_and_replies: tuple[float, str]) -> list[ScoredEpisode]:
@@ -107,7 +107,7 @@ async def played(folder: Path, protocol: Protocol, answers: Any, **settings: Any
 
 def scored_play(record: EpisodeRecord, reward: float = 0.0) -> ScoredEpisode:
     """The episode as a collection has it."""
-    return ScoredEpisode(record, reward, tuple(find_branches(without_retries(record), EVERY, "policy")))
+    return ScoredEpisode(record, reward, targeted_calls(without_retries(record), EVERY, "policy"))
 
 
 def agent_part(agent: str, *records: EpisodeRecord) -> list[ScoredEpisode]:

@@ -12,7 +12,7 @@ from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import best_episodes
-from etude.algorithms.samples import find_branches, make_pair, make_sample, same_prompt
+from etude.algorithms.samples import make_pair, make_sample, same_prompt, targeted_calls
 from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event, Example
 from etude.core.errors import RequestError
@@ -36,7 +36,7 @@ def pairs(siblings, tally=None, **config):
 
 def test_grpo_takes_every_branch_of_an_episode():
     record = episode(conversation("a", "b") + conversation("x", "y", start=1))
-    two = ScoredEpisode(record, 1.0, tuple(find_branches(record, {WORKFLOW}, None)))
+    two = ScoredEpisode(record, 1.0, targeted_calls(record, {WORKFLOW}, None))
     found = grpo_trajectories([two, scored(0.0, "a", "c", generation=1)], True, Tally())
     assert [(one.metadata["generation"], one.metadata["branch"]) for one in found] == [(0, 0), (0, 1), (1, 0)]
 
@@ -48,7 +48,7 @@ def test_grpo_keeps_a_group_whose_step_rewards_differ():
         record = episode(
             calls, generation=generation, events=[Event("step_reward", after_call=0, value=step)]
         )
-        siblings.append(ScoredEpisode(record, 0.0, tuple(find_branches(record, {WORKFLOW}, None))))
+        siblings.append(ScoredEpisode(record, 0.0, targeted_calls(record, {WORKFLOW}, None)))
     assert [one.shaped_rewards for one in grpo_trajectories(siblings, True, Tally())] == [[0.1], [0.9]]
 
 
@@ -141,8 +141,7 @@ SHARED = [{"role": "user", "content": "q"}]
 
 
 def branch(calls):
-    (found,) = find_branches(episode(calls), (WORKFLOW,), "policy")
-    return make_sample(found, episode(calls), 0.0)
+    return make_sample(calls, episode(calls), 0.0)
 
 
 def preference(chosen, rejected):

@@ -15,7 +15,7 @@ from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.distillation import Distillation
 from etude.algorithms.episodes import IDLE, Gathered, ScoredEpisode, Tally
 from etude.algorithms.grpo import NO_ADVANTAGE, Grpo, ReinforcePP, Rloo
-from etude.algorithms.samples import find_branches
+from etude.algorithms.samples import targeted_calls
 from etude.core.episode import WORKFLOW
 from etude.core.errors import TrainingError
 from etude.learner.objective import MicroBatch
@@ -55,7 +55,7 @@ def sample_with(sample: Any, value: float) -> Any:
 
 def group(*replies: str, reward: float = 0.3) -> list[ScoredEpisode]:
     records = [episode(conversation("q", reply), generation=n) for n, reply in enumerate(replies)]
-    return [ScoredEpisode(each, reward, tuple(find_branches(each, {WORKFLOW}, None))) for each in records]
+    return [ScoredEpisode(each, reward, targeted_calls(each, {WORKFLOW}, None)) for each in records]
 
 
 def kept(algorithm: Any, replies: tuple[str, ...] = ("a", "bb", "cccccccccccc")) -> tuple[bool, bool, Tally]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from etude.algorithms.algorithm import make_algorithm
 from etude.algorithms.episodes import UNMEASURED, Gathered, ScoredEpisode, Tally, by_agent
 from etude.algorithms.grpo import Grpo, ReinforcePP, Rloo
-from etude.algorithms.samples import find_branches
+from etude.algorithms.samples import targeted_calls
 from etude.core.episode import Event
 from etude.core.errors import RequestError
 from etude.core.sample import Sample, Turn
@@ -230,7 +230,7 @@ def game(generation: int, *events: Event) -> ScoredEpisode:
     first = conversation("a", f"x{generation}", "b", "y", function="first")
     second = conversation("c", f"z{generation}", "d", "w", start=2, function="second")
     record = episode([*first, *second], generation=generation, events=events)
-    return ScoredEpisode(record, 0.0, tuple(find_branches(record, {"*"}, "policy")))
+    return ScoredEpisode(record, 0.0, targeted_calls(record, {"*"}, "policy"))
 
 
 def earned(agent: str, value: float) -> Event:
@@ -281,7 +281,7 @@ def test_the_branches_of_an_agent_are_one_course_of_turns():
     """With fresh prompts too, later step rewards count for earlier answers."""
     calls = [each for number in range(3) for each in conversation(f"q{number}", "x", start=number)]
     records = [episode(calls, generation=n, events=[step(at, 1.0) for at in range(3)]) for n in range(2)]
-    group = [ScoredEpisode(each, 0.0, tuple(find_branches(each, {"*"}, "policy"))) for each in records]
+    group = [ScoredEpisode(each, 0.0, targeted_calls(each, {"*"}, "policy")) for each in records]
     samples = [sample for scored in group for sample in scored.samples(0.5)]
     assert [turn.value for sample in samples for turn in sample.turns] == [1.75, 1.5, 1.0] * 2
     assert Grpo().advantages(samples) == [[0.0]] * 6
@@ -294,7 +294,7 @@ def test_turns_of_interleaved_branches_are_compared_in_the_order_of_their_calls(
     calls = [whole[0], *aside, replace(whole[1], index=2)]
     events = [step(at, value) for at, value in ((0, 1.0), (1, 10.0), (2, 100.0))]
     record = episode(calls, events=events)
-    long = ScoredEpisode(record, 0.0, tuple(find_branches(record, {"*"}, "policy"))).samples()
+    long = ScoredEpisode(record, 0.0, targeted_calls(record, {"*"}, "policy")).samples()
     assert [[turn.call for turn in one.turns] for one in long] == [[0, 2], [1]]
     short = [sample(0.0, 1, 1, 1, returns=[0.0, 10.0, 20.0], episode="f")]
     assert PLAIN.advantages([*long, *short]) == [[55.5, 40.0], [50.0], [-55.5, -50.0, -40.0]]

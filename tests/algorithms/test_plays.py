@@ -49,7 +49,7 @@ async def test_an_answer_that_was_asked_for_again_is_not_trained_on(tmp_path):
     record = await played(tmp_path, adp(), ["proof", "well", ACCEPT], retries=1)
     assert len(record.calls) == 3
     assert [call.index for call in without_retries(record).calls] == [0, 2]
-    assert [branch.calls[0].index for branch in agent_part("verifier", record)[0].branches] == [2]
+    assert [call.index for call in agent_part("verifier", record)[0].calls] == [2]
 
 
 async def test_an_answer_earns_what_came_after_it(tmp_path):
@@ -57,11 +57,11 @@ async def test_an_answer_earns_what_came_after_it(tmp_path):
     record = await played(tmp_path, protocol, ["one?", "so", "two?", "so", ACCEPT])
     tree = read_tree(record)
     (verifier,), (prover,) = (agent_part(agent, record) for agent in ("verifier", "prover"))
-    assert turn_returns(verifier.calls, tree, "verifier", 1.0) == pytest.approx([0.8, 0.9, 1.0])
-    assert turn_returns(verifier.calls, tree, "verifier", 0.5) == pytest.approx([0.1, 0.4, 1.0])
-    assert turn_returns(prover.calls, tree, "prover", 1.0) == pytest.approx([1.0, 1.0])
+    assert turn_returns(verifier.calls, tree, "verifier", 1.0) == pytest.approx({0: 0.8, 2: 0.9, 4: 1.0})
+    assert turn_returns(verifier.calls, tree, "verifier", 0.5) == pytest.approx({0: 0.1, 2: 0.4, 4: 1.0})
+    assert turn_returns(prover.calls, tree, "prover", 1.0) == pytest.approx({1: 1.0, 3: 1.0})
     values = tree.values("verifier")
-    own = [values[node.id] for node in tree.nodes if node.agent == "verifier"]
+    own = {node.call: values[node.id] for node in tree.nodes if node.agent == "verifier"}
     assert turn_returns(verifier.calls, tree, "verifier", 1.0) == pytest.approx(own)
 
 

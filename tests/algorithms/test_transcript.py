@@ -1,12 +1,20 @@
 """Calls of an episode as branches of tokens, each completion in one of them, and as transcripts."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.samples import find_branches, make_sample, require_tokens, step_returns
+from etude.algorithms.samples import (
+    UNTOLD,
+    find_branches,
+    make_sample,
+    require_tokens,
+    step_returns,
+    targeted_calls,
+)
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event
@@ -17,13 +25,9 @@ from tests.algorithms.scripted_episodes import call, conversation, episode, ids
 from tests.support import tool_call
 
 
-def to_branch(calls):
-    (branch,) = find_branches(episode(calls), (WORKFLOW,), "policy")
-    return branch
-
-
-def to_items(branch):
-    return to_trajectory(make_sample(branch, episode(branch.calls), 0.0)).episode
+def to_items(calls):
+    assert len(find_branches(calls)) == 1
+    return to_trajectory(make_sample(calls, episode(calls), 0.0)).episode
 
 
 tokens = st.lists(st.integers(0, 9), max_size=5).map(tuple)
@@ -45,7 +49,7 @@ def test_concatenated_items_equal_the_last_calls_prompt_and_completion(turns):
         calls.append(Call(index, WORKFLOW, "policy", ChatRequest(tuple(messages)), sampled))
         messages.append(reply)
         sequence += context + completion
-    items = to_items(to_branch(calls))
+    items = to_items(calls)
     assert (
         sum((item.context_ids + item.token_ids for item in items if item.token_ids is not None), ())
         == sequence
@@ -65,7 +69,7 @@ def test_tool_calls_and_results_stay_what_they_were():
         call(0, [user], asks, "<1+1>", "[add].", function=WORKFLOW),
         call(1, [user, asks, result], answers, "<1+1>[add].(2)", "It is 2."),
     ]
-    _, tool_call, tool_result, _ = to_items(to_branch(calls))
+    _, tool_call, tool_result, _ = to_items(calls)
     assert tool_call.role is EpisodeItemRole.ASSISTANT
     assert tool_call.metadata["tool_calls"] == wanted
     assert tool_result.role is EpisodeItemRole.TOOL
@@ -78,7 +82,7 @@ def test_assistant_messages_that_the_agent_wrote_itself_are_marked_as_given():
         {"role": "assistant", "content": "one"},
         {"role": "user", "content": "2"},
     ]
-    items = to_items(to_branch([call(0, shots, {"role": "assistant", "content": "two"}, "<shots>", "two.")]))
+    items = to_items([call(0, shots, {"role": "assistant", "content": "two"}, "<shots>", "two.")])
     assert items[1].given and not items[1].is_sampled
     assert items[1].token_ids is None
     assert items[3].token_ids == ids("two.")
@@ -86,9 +90,7 @@ def test_assistant_messages_that_the_agent_wrote_itself_are_marked_as_given():
 
 def test_a_trajectory_says_where_it_comes_from():
     calls = conversation("a", "b")
-    trajectory = to_trajectory(
-        make_sample(to_branch(calls), episode(calls, generation=3), 0.5, reasoning="fine")
-    )
+    trajectory = to_trajectory(make_sample(calls, episode(calls, generation=3), 0.5, reasoning="fine"))
     assert (trajectory.example_id, trajectory.episode_id) == ("e", "train/1/e/3")
     assert trajectory.reward == 0.5
     assert trajectory.shaped_rewards is None
@@ -119,14 +121,14 @@ def test_shaped_rewards_are_discounted_returns_of_step_rewards_and_the_final_rew
 ):
     events = [Event("step_reward", after_call=after, value=value) for after, value in steps]
     found = step_returns(conversation("a", "b", "c", "d", "e", "f"), events, reward, discount)
-    assert found == (None if shaped is None else pytest.approx(shaped))
+    assert found == (None if shaped is None else pytest.approx(dict(enumerate(shaped))))
 
 
 def test_a_step_reward_after_another_agents_call_belongs_to_the_branchs_last_call_before_it():
     events = [Event("step_reward", after_call=1, value=1.0), Event("note", after_call=0, text="unrelated")]
     first, second = conversation("a", "b", "c", "d")
     calls = [first, Call(2, WORKFLOW, "policy", second.request, second.completion)]
-    assert step_returns(calls, events, 0.0, 0.0) == [1.0, 0.0]
+    assert step_returns(calls, events, 0.0, 0.0) == {0: 1.0, 2: 0.0}
 
 
 @pytest.mark.parametrize(
@@ -139,51 +141,48 @@ def test_missing_tokens_are_an_error_that_says_what_to_do(prompt, completion, mi
         reply, prompt_ids=one.completion.prompt_ids, completion_ids=one.completion.completion_ids
     )
     record = episode([Call(0, WORKFLOW, "policy", one.request, bare)])
-    (branch,) = find_branches(record, (WORKFLOW,), "policy")
     with pytest.raises(TrainingError, match=rf"episode 'train/1/e/0', call 0: .* no {missing}"):
-        require_tokens(record, branch, logprobs=True)
+        require_tokens(record, record.calls, logprobs=True)
 
 
 USER = {"role": "user", "content": "hi"}
 REPLY = {"role": "assistant", "content": "yes"}
 
 
-def branches(calls, functions=(WORKFLOW,), model="policy"):
-    return find_branches(episode(calls), functions, model)
-
-
-def shape(found):
+def shape(calls):
     """Call indices by branch."""
-    return [[one.index for one in branch.calls] for branch in found]
+    return [[one.index for one in branch] for branch, _ in find_branches(calls)]
+
+
+def faults(calls):
+    """Why each branch began, where a prompt repeated a conversation in other tokens."""
+    return [fault for _, fault in find_branches(calls)]
 
 
 def test_a_prompt_that_repeats_the_conversation_in_other_tokens_starts_a_branch_and_counts_as_drift():
     first, second = conversation("a", "b", "c", "d")
     again = replace(second, completion=replace(second.completion, prompt_ids=ids("<a>B.<c>")))
-    found = branches([first, again])
-    assert shape(found) == [[0], [1]]
-    assert [branch.drifted for branch in found] == [False, True]
+    assert shape([first, again]) == [[0], [1]]
+    assert faults([first, again]) == ["", UNTOLD]
 
 
 def test_what_was_written_differently_is_the_engines_word_too():
     one = call(0, [USER], REPLY, "<hi>", "yes.", drifted=True)
     told = replace(one, completion=replace(one.completion, fault="role tool: rewritten"))
-    found = branches([told, *conversation("x", "y", start=1)])
-    assert [branch.fault for branch in found] == ["role tool: rewritten", ""]
+    assert faults([told, *conversation("x", "y", start=1)]) == ["role tool: rewritten", ""]
 
 
 def test_a_branch_that_a_family_begins_on_purpose_is_no_drift():
     first, second = conversation("a", "b", "c", "d")
     anew = replace(second.completion, prompt_ids=ids("<a>B.<c>"), fault="its thinking is left out")
-    found = branches([first, replace(second, completion=anew)])
-    assert shape(found) == [[0], [1]]
-    assert [(branch.drifted, branch.fault) for branch in found] == [(False, ""), (False, "")]
+    calls = [first, replace(second, completion=anew)]
+    assert shape(calls) == [[0], [1]] and faults(calls) == ["", ""]
 
 
 def test_two_answers_to_one_prompt_are_two_branches_and_the_shared_call_is_trained_once():
     first, second, third = conversation("a", "b", "c", "d", "e", "f")
     fork = replace(second, index=2, completion=replace(second.completion, completion_ids=ids("other.")))
-    assert shape(branches([first, second, fork, replace(third, index=3)])) == [[0, 1, 3], [2]]
+    assert shape([first, second, fork, replace(third, index=3)]) == [[0, 1, 3], [2]]
 
 
 def test_only_the_target_functions_calls_to_the_target_model_are_taken():
@@ -192,18 +191,20 @@ def test_only_the_target_functions_calls_to_the_target_model_are_taken():
         *conversation("c", "d", start=1, function="judge"),
         *conversation("e", "f", start=2, model="other"),
     ]
-    assert shape(branches(calls)) == [[0]]
-    assert shape(branches(calls, functions=("judge",))) == [[1]]
-    assert shape(branches(calls, model=None)) == [[0], [2]]
+
+    def found(functions, model):
+        return [one.index for one in targeted_calls(episode(calls), functions, model)]
+
+    assert found((WORKFLOW,), "policy") == [0]
+    assert found(("judge",), "policy") == [1]
+    assert found((WORKFLOW,), None) == [0, 2]
+    assert found(("*",), "policy") == [0, 1]
 
 
 def test_without_token_ids_the_messages_decide():
-    assert shape(
-        branches([call(0, [USER], REPLY, None, None), call(1, [USER, REPLY, USER], REPLY, None, None)])
-    ) == [[0, 1]]
-    assert shape(
-        branches([call(0, [USER], REPLY, None, None), call(1, [USER, USER], REPLY, None, None)])
-    ) == [[0], [1]]
+    first, anew = (call(0, [USER], REPLY, None, None), call(1, [USER, USER], REPLY, None, None))
+    assert shape([first, call(1, [USER, REPLY, USER], REPLY, None, None)]) == [[0, 1]]
+    assert shape([first, anew]) == [[0], [1]]
 
 
 def test_spaces_in_the_arguments_of_calls_do_not_make_a_branch() -> None:
@@ -232,16 +233,14 @@ def test_every_completion_is_in_exactly_one_branch_whatever_order_conversations_
     while any(queues):
         queue = random.choice([queue for queue in queues if queue])
         calls.append(Call(len(calls), WORKFLOW, "policy", ChatRequest((USER,)), queue.pop(0)))
-    found = branches(calls)
-    assert sorted(one.index for branch in found for one in branch.calls) == list(range(len(calls)))
+    found = [branch for branch, _ in find_branches(calls)]
+    assert sorted(one.index for branch in found for one in branch) == list(range(len(calls)))
     for branch in found:
-        for earlier, later in zip(branch.calls, branch.calls[1:], strict=False):
+        for earlier, later in pairwise(branch):
             sequence = earlier.completion.prompt_ids + earlier.completion.completion_ids
             assert later.completion.prompt_ids[: len(sequence)] == sequence
 
 
 def test_messages_repeated_word_for_word_are_not_taken_for_the_same():
-    record = episode(list(conversation("try again", "no", "try again", "no")))
-    (branch,) = find_branches(record, ["*"], None)
-    items = to_trajectory(make_sample(branch, record, 1.0)).episode
+    items = to_items(conversation("try again", "no", "try again", "no"))
     assert [item.content for item in items] == ["try again", "no", "try again", "no"]

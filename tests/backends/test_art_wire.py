@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.samples import find_branches, make_sample
+from etude.algorithms.samples import make_sample
 from etude.core.conversion import TrajectoryCollection
 from etude.core.conversion import to_trajectory as built
 from etude.core.errors import CapabilityError, TrainingError
@@ -36,8 +36,7 @@ def ordered(*roles, reward=1.0):
 
 def said(*turns, reward=1.0):
     record = episode(conversation(*turns))
-    (branch,) = find_branches(record, ["*"], None)
-    return built(make_sample(branch, record, reward, reasoning=None))
+    return built(make_sample(record.calls, record, reward, reasoning=None))
 
 
 def collection(*groups):
@@ -127,9 +126,8 @@ def test_tool_calls_and_results_stay_what_they_are_and_given_answers_are_not_tra
     record = episode(
         [call(0, messages, {"role": "assistant", "content": None, "tool_calls": [wire]}, "<", "ok.")]
     )
-    (branch,) = find_branches(record, ["*"], None)
     tools = ({"type": "function", "function": {"name": "look"}},)
-    made = to_art_trajectory(built(replace(make_sample(branch, record, 1.0), tools=tools))).model_dump()
+    made = to_art_trajectory(built(replace(make_sample(record.calls, record, 1.0), tools=tools))).model_dump()
     *context, answer = made["messages_and_choices"]
     assert context == messages
     assert answer["message"]["tool_calls"] == [wire]
@@ -158,9 +156,8 @@ def test_an_answer_without_tokens_is_left_out_with_the_reason():
     record = episode(
         [call(0, [{"role": "user", "content": "q"}], {"role": "assistant", "content": "a"}, None, None)]
     )
-    (branch,) = find_branches(record, ["*"], None)
     with pytest.raises(TrainingError, match="1 × an answer has no token ids"):
-        to_art_groups(collection([built(make_sample(branch, record, 1.0))]))
+        to_art_groups(collection([built(make_sample(record.calls, record, 1.0))]))
 
 
 def test_step_rewards_have_no_place_in_art():

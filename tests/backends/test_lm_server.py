@@ -13,7 +13,7 @@ import pytest
 
 from etude.algorithms.episodes import ScoredEpisode
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.samples import find_branches
+from etude.algorithms.samples import targeted_calls
 from etude.backends import lm_server
 from etude.backends.lm_client import BadResponseError, ClientTimeoutError, LanguageModelClient
 from etude.config.finetuning import FinetuneConfig
@@ -34,9 +34,7 @@ from tests.cli.projects import change, etude, local_project, process
 
 def compared(job="job"):
     records = [episode(conversation("q", reply), generation=place) for place, reply in enumerate("ab")]
-    scored = [
-        ScoredEpisode(one, float(one.generation), tuple(find_branches(one, ["*"], None))) for one in records
-    ]
+    scored = [ScoredEpisode(one, float(one.generation), targeted_calls(one, ["*"], None)) for one in records]
     group = [to_trajectory(sample) for each in scored for sample in each.samples()]
     return TrajectoryCollection(trajectories=[group, group], run_id=job, method="grpo")
 
@@ -73,7 +71,7 @@ async def test_step_rewards_of_two_agents_are_compared_as_here():
     for generation in range(2):
         events = [Event("step_reward", 0, float(generation), agent="x"), Event("step_reward", 1, 8.0)]
         record = episode(calls, generation=generation, events=events)
-        group += ScoredEpisode(record, 0.0, tuple(find_branches(record, ["*"], None))).samples()
+        group += ScoredEpisode(record, 0.0, targeted_calls(record, ["*"], None)).samples()
     server = LmStandIn()
     await server.adapter().submit(TrajectoryCollection(trajectories=[group], run_id="job", method="grpo"))
     sent = server.rows("ftjob-0")[0]["trajectories"]

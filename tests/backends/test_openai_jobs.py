@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from etude.algorithms.samples import find_branches, make_sample
+from etude.algorithms.samples import make_sample
 from etude.backends import openai_jobs
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError, dpo_row, supervised_row
@@ -26,8 +26,7 @@ from tests.backends.openai_stand_in import BASE, StandIn, error_response
 
 def imitated(*turns):
     record = episode(conversation(*turns))
-    (branch,) = find_branches(record, ["*"], None)
-    return to_trajectory(make_sample(branch, record, 1.0))
+    return to_trajectory(make_sample(record.calls, record, 1.0))
 
 
 def supervised(job="run-epoch-1", rows=10):
@@ -123,8 +122,7 @@ def test_what_the_model_did_not_say_has_no_weight_and_tool_calls_stay_what_they_
     ]
     reply = {"role": "assistant", "content": None, "tool_calls": [wire]}
     record = episode([call(0, messages, reply, "<hi>", "look.")])
-    (branch,) = find_branches(record, ["*"], None)
-    assert supervised_row(to_trajectory(make_sample(branch, record, 1.0)))["messages"] == [
+    assert supervised_row(to_trajectory(make_sample(record.calls, record, 1.0)))["messages"] == [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "an example", "weight": 0},
         {"role": "tool", "content": "seen", "tool_call_id": "call_0"},

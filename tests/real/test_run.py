@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import etude
 from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.samples import branches_in, find_branches, make_sample
+from etude.algorithms.samples import find_branches, make_sample, targeted_calls
 from etude.core.call import Call, ChatRequest, Completion, Sampling
 from etude.core.episode import WORKFLOW
 from etude.engines.embedded import EmbeddedEngine
@@ -156,7 +156,7 @@ def test_what_an_episode_asks_is_what_the_chat_template_writes(runs: dict[str, e
 def make_units(run: etude.Run) -> list[Unit]:
     """Answers that version 1 gave to a question and a further one, with advantages."""
     group = [
-        ScoredEpisode(each, float(reward), tuple(find_branches(each, {WORKFLOW}, None)))
+        ScoredEpisode(each, float(reward), targeted_calls(each, {WORKFLOW}, None))
         for reward, each in enumerate(run.episodes.of("train/2"))
     ]
     grpo = Grpo()
@@ -332,8 +332,8 @@ async def test_prompts_are_those_of_the_chat_template_and_answers_end_where_it_e
             assert words.decode(found.completion_ids) == f"{found.message['content']}<|im_end|>"
             spoken.append({"role": "assistant", "content": found.message["content"]})
             calls.append(answered(request, found, index=len(calls)))
-    (branch,) = branches_in(calls)
-    sample = make_sample(branch, episode(calls), reward=1.0)
+    assert len(find_branches(calls)) == 1
+    sample = make_sample(calls, episode(calls), reward=1.0)
     # The template writes a line break after the end of a turn, which nobody sampled.
     whole = words.apply_chat_template(spoken, return_dict=False)
     assert [*sample.ids] == whole[:-1]

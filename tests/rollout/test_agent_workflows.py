@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import etude
-from etude.algorithms.samples import find_branches
+from etude.algorithms.samples import targeted_calls
 from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest
@@ -147,9 +147,8 @@ async def test_a_user_talks_from_its_own_side_until_it_stops(journal: Journal) -
         ("user", "Here it is."),
     ]
     assert [call.function for call in record.calls] == ["<user>", "<workflow>", "<user>"]
-    [branch] = find_branches(record, ["*"], "policy")
-    assert [call.function for call in branch.calls] == ["<workflow>"]
-    assert find_branches(record, ["<user>"], "policy") == []
+    assert [call.index for call in targeted_calls(record, ["*"], "policy")] == [1]
+    assert targeted_calls(record, ["<user>"], "policy") == []
 
 
 async def test_a_user_stops_after_its_turns_and_the_agent_may_begin(journal: Journal) -> None:

@@ -72,7 +72,7 @@ def episode(name, *replies):
 
 def preference(chosen, rejected):
     """The trajectory of a preference of one episode over another."""
-    sides = [make_sample(find_branches(side, ["*"], None)[0], side, 1.0) for side in (chosen, rejected)]
+    sides = [make_sample(side.calls, side, 1.0) for side in (chosen, rejected)]
     pair = make_pair(*sides)
     return to_trajectory(pair)
 
@@ -109,9 +109,7 @@ def test_thinking_goes_with_the_answer_and_is_learned_with_it_alone():
         ),
     ]
     record = EpisodeRecord("a", Example("e"), 0, tuple(calls))
-    first, second = (
-        to_trajectory(make_sample(one, record, 1.0)) for one in find_branches(record, ["*"], None)
-    )
+    first, second = (to_trajectory(make_sample(one, record, 1.0)) for one, _ in find_branches(record.calls))
     assert [item.content for item in first.episode] == ["1 plus 2?", "3"]
     assert first.episode[-1].metadata["reasoning_content"] == "1 + 2"
     assert [item.given for item in second.episode] == [False, True, False, False]

@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from etude.algorithms.collecting import Collecting, CollectingBuilder
 from etude.algorithms.episodes import Gathered, Group, UnitGroup
-from etude.algorithms.samples import with_turns
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.key_types import field_names
@@ -196,9 +195,7 @@ class Algorithm(Collecting):
                 raise TrainingError(f"{self.type_name}: an option needs a learner in this process: 'local'")
             by_sample = divergences([sample for group in samples for sample in group])
             values = iter(by_sample)
-            samples = [
-                [with_turns(sample, "divergence", next(values)) for sample in group] for group in samples
-            ]
+            samples = [[_with_divergences(sample, next(values)) for sample in group] for group in samples]
             metrics["kl_in_reward"] = sum(map(sum, by_sample)) / max(len(by_sample), 1)
         return [sample.samples for group in self.assigned(samples) for sample in group], metrics
 
@@ -338,3 +335,8 @@ def by_turn(
 
 def _has_tokens(group: Sequence[Sample]) -> bool:
     return all(sample.ids for sample in group)
+
+
+def _with_divergences(sample: Sample, values: Sequence[float]) -> Sample:
+    pairs = zip(sample.turns, values, strict=True)
+    return replace(sample, turns=tuple(replace(turn, divergence=value) for turn, value in pairs))

@@ -27,9 +27,17 @@ from etude.algorithms.episodes import (
     without_cut_off,
     without_retries,
 )
-from etude.algorithms.samples import EVERY_FUNCTION, CutOff, count_cut_off, find_branches, require_tokens
+from etude.algorithms.samples import (
+    EVERY_FUNCTION,
+    CutOff,
+    count_cut_off,
+    find_branches,
+    require_tokens,
+    targeted_calls,
+)
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
+from etude.core.call import Call
 from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import EpisodeRecord, Example, LoggedExample
 from etude.core.errors import RequestError
@@ -306,27 +314,30 @@ class CollectingBuilder(TrajectoryBuilder):
     def scored(
         self, episode: EpisodeRecord, reward: float, reasoning: Any, tally: Tally
     ) -> ScoredEpisode | None:
-        """Return an episode with its reward and branches, or None if no call of it is targeted."""
+        """Return an episode with its reward and calls, or None if no call of it is targeted."""
         used = without_retries(episode)
-        branches = tuple(find_branches(used, self.run_config.target_functions, self.target_model))
+        calls = self._targeted(used)
+        faults = [fault for _, fault in find_branches(calls)]
         tally.rewards.append(reward)
         tally.retried += len(episode.calls) - len(used.calls)
-        tally.branches += len(branches)
-        tally.drifted += sum(branch.drifted for branch in branches)
-        tally.drift.update(branch.fault for branch in branches if branch.drifted)
-        if not branches:
+        tally.branches += len(faults)
+        tally.drift.update(filter(None, faults))
+        if not calls:
             tally.untargeted += 1
             return None
         penalty = self.algorithm.cut_off_penalty
-        scored = ScoredEpisode(episode, reward, branches, reasoning, penalty=penalty)
-        return replace(scored, reward=reward - penalty * count_cut_off(scored.calls))
+        return ScoredEpisode(
+            episode, reward - penalty * count_cut_off(calls), calls, reasoning, penalty=penalty
+        )
+
+    def _targeted(self, episode: EpisodeRecord) -> list[Call]:
+        return targeted_calls(episode, self.run_config.target_functions, self.target_model)
 
     def _episode_finished(self, episode: EpisodeRecord) -> None:
         self.runtime.progress.episode_finished(episode)
         if self.token_ids_required:
             # Check the first episodes as they finish, so that a wrong engine does not cost an epoch.
-            for branch in find_branches(episode, self.run_config.target_functions, self.target_model):
-                require_tokens(episode, branch, logprobs="logprobs" in self.algorithm.needs())
+            require_tokens(episode, self._targeted(episode), logprobs="logprobs" in self.algorithm.needs())
 
     def _rewards_in(self, output: EvaluationRunOutput) -> list[EvalOutputItem]:
         if self.run_config.reward_function is None and len(output.evaluation_results) == 1:

@@ -10,15 +10,13 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from etude.algorithms.samples import (
-    Branch,
-    branches_in,
     count_cut_off,
     discounted_returns,
+    find_branches,
     make_pair,
     make_sample,
     mask_cut_off,
     step_returns,
-    with_turns,
 )
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, recorded_score
@@ -37,45 +35,42 @@ NO_ALTERNATIVE = "answer without another one to its prompt, in a play that branc
 
 @dataclass(frozen=True, slots=True)
 class ScoredEpisode:
-    """An episode with its reward and its trained branches."""
+    """An episode with its reward and the calls to train on."""
 
     episode: EpisodeRecord
     reward: float
-    branches: tuple[Branch, ...]
+    calls: Sequence[Call]
+    """Answered calls, in order."""
     reasoning: Any = None
     agent: str | None = None
-    """The agent that reward and branches belong to, if an episode's agents are distinguished."""
+    """The agent that reward and calls belong to, if an episode's agents are distinguished."""
     penalty: float = 0.0
     """The penalty per cut-off answer; `reward` already has it subtracted."""
 
-    @property
-    def calls(self) -> list[Call]:
-        """The calls of its branches, in order."""
-        calls = (call for branch in self.branches for call in branch.calls)
-        return sorted(calls, key=lambda call: call.index)
-
-    def samples(self, discount: float = 1.0) -> list[Sample]:
-        """Return the samples of its branches. Turns have returns if the agent gave step rewards."""
-        courses: dict[frozenset[str | None], list[float] | None] = {}
-        about, made = {"agent": self.agent, "reasoning": self.reasoning}, list[Sample]()
-        answers = self.calls
-        for branch in self.branches:
-            own = frozenset((None, *(call.function for call in branch.calls)))
-            calls = [call for call in answers if call.function in own]
-            if own not in courses:
+    def samples(self, discount: float = 1.0, returns: Mapping[int, float] | None = None) -> list[Sample]:
+        """Return the samples of its calls. Turns have `returns`, by the calls' indices. By default they have
+        the step rewards' discounted returns, if the agent gave any."""
+        courses: dict[frozenset[str | None], Mapping[int, float] | None] = {}
+        made: list[Sample] = []
+        for branch, (calls, fault) in enumerate(find_branches(self.calls)):
+            own = frozenset((None, *(call.function for call in calls)))
+            if returns is None and own not in courses:
+                course = [call for call in self.calls if call.function in own]
                 events = [event for event in self.episode.events if event.agent in own]
-                courses[own] = step_returns(calls, events, self.reward, discount)
-            sample = make_sample(branch, self.episode, self.reward, **about)
-            made.append(_with_returns(sample, calls, courses[own]))
+                courses[own] = step_returns(course, events, self.reward, discount)
+            made.append(
+                make_sample(
+                    calls,
+                    self.episode,
+                    self.reward,
+                    branch=branch,
+                    returns=courses[own] if returns is None else returns,
+                    agent=self.agent,
+                    drifted=bool(fault),
+                    reasoning=self.reasoning,
+                )
+            )
         return made
-
-
-def _with_returns(sample: Sample, calls: Sequence[Call], returns: Sequence[float] | None) -> Sample:
-    """Return the sample with its turns' returns, of which there is one for each of the `calls`."""
-    if returns is None:
-        return sample
-    by_call: dict[int | None, float] = dict(zip((call.index for call in calls), returns, strict=True))
-    return with_turns(sample, "value", [by_call[turn.call] for turn in sample.turns])
 
 
 Group = Sequence[ScoredEpisode]
@@ -113,10 +108,9 @@ class Tally:
     untargeted: int = 0
     """Scored episodes without a call to the target functions and model."""
     branches: int = 0
-    drifted: int = 0
-    """Branches that began because a prompt repeated a conversation in other tokens."""
     drift: Counter[str] = field(default_factory=Counter)
-    """Drifted branches by what the template wrote differently: a message's role and kind, or the tools."""
+    """Branches that began because a prompt repeated a conversation in other tokens, by what the template
+    wrote differently: a message's role and kind, or the tools."""
     retried: int = 0
     """Unusable answers in a protocol that were asked for again. They are not trained on."""
     replacements: int = 0
@@ -133,7 +127,8 @@ class Tally:
 
     def facts(self) -> dict[str, Any]:
         """Return the counts as JSON."""
-        return asdict(self) | {"drift": dict(self.drift), "left_out": dict(self.left_out)}
+        counts = {"drift": dict(self.drift), "left_out": dict(self.left_out)}
+        return asdict(self) | counts | {"drifted": self.drift.total()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,56 +209,53 @@ def by_agent(group: Group, tally: Tally | None = None) -> list[list[ScoredEpisod
                 f"episode {scored.episode.id!r}: `credit` goes by what each agent earned, and none did. Play "
                 f"a protocol, or record it: `episode.score('{REWARD}', value, agent='name')`"
             )
-        for agent, branches, reward in parts(scored):
-            part = replace(scored, branches=branches, agent=agent)
-            price = scored.penalty * count_cut_off(part.calls)
+        for agent, calls, reward in parts(scored):
             if reward is not None:
-                groups[agent].append(replace(part, reward=reward - price))
+                price = scored.penalty * count_cut_off(calls)
+                groups[agent].append(replace(scored, calls=calls, agent=agent, reward=reward - price))
             elif tally is not None:
                 tally.leave_out(UNMEASURED, 1)
     return list(groups.values())
 
 
-_Part: TypeAlias = tuple[str, tuple[Branch, ...], float | None]
-"""An agent, its branches in an episode, and its earnings there."""
+_Part: TypeAlias = tuple[str, list[Call], float | None]
+"""An agent, its calls in an episode, and its earnings there."""
 
 
 def _played_parts(scored: ScoredEpisode) -> Iterator[_Part]:
     tree = read_tree(scored.episode)
-    calls = scored.calls
     for agent in tree.agents:
         own = {node.call for node in tree.nodes if node.agent == agent}
-        branches = tuple(branches_in([call for call in calls if call.index in own]))
-        if branches:
-            yield agent, branches, tree.value(None, agent)
+        if calls := [call for call in scored.calls if call.index in own]:
+            yield agent, calls, tree.value(None, agent)
 
 
 def _measured_parts(scored: ScoredEpisode) -> Iterator[_Part]:
-    calls = scored.calls
-    for agent in dict.fromkeys(call.function for call in calls):
+    for agent in dict.fromkeys(call.function for call in scored.calls):
         event = recorded_score(scored.episode, REWARD, agent)
-        branches = tuple(branches_in([call for call in calls if call.function == agent]))
-        yield agent, branches, None if event is None else event.value
+        calls = [call for call in scored.calls if call.function == agent]
+        yield agent, calls, None if event is None else event.value
 
 
 def turn_returns(
     calls: Sequence[Call], tree: EpisodeTree, agent: str, discount: float, penalty: float = 0.0
-) -> list[float] | None:
-    """Return an agent's earnings from each of its calls on, minus a penalty for each cut-off answer.
+) -> dict[int, float] | None:
+    """Return an agent's earnings from each of its calls on, by the call's index, minus a penalty for each
+    cut-off answer.
 
     None if the play branches. Earnings before the agent's first answer count for no answer.
     """
     leaves = list(tree.leaves())
     if len(leaves) != 1:
         return None
-    own = {call.index: number for number, call in enumerate(calls)}
-    steps, turn = [-penalty * count_cut_off([call]) for call in calls], None
+    steps = {call.index: -penalty * count_cut_off([call]) for call in calls}
+    turn: int | None = None
     for _, round_ in groupby(tree.path(leaves[0]), key=lambda node: node.round):
         nodes = list(round_)
-        turn = next((own[node.call] for node in nodes if node.call in own), turn)
+        turn = next((node.call for node in nodes if node.call in steps), turn)
         if turn is not None:
             steps[turn] += sum(node.rewards.get(agent, 0.0) for node in nodes)
-    return discounted_returns(steps, discount)
+    return discounted_returns(calls, steps, discount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,9 +281,9 @@ class Choice:
     def sample(self, candidate: Candidate, *, alone: bool = False) -> Sample:
         """Return the sample of an answer. With `alone`, it counts as a separate episode in a group."""
         scored = self.scored
-        made = make_sample(Branch(0, (candidate.call,)), scored.episode, candidate.value, agent=scored.agent)
+        made = make_sample([candidate.call], scored.episode, candidate.value, agent=scored.agent)
         name = f"{scored.episode.id}#{candidate.call.index}" if alone else scored.episode.id
-        return with_turns(replace(made, episode=name, notes={"turn": self.index}), "value", None)
+        return replace(made, episode=name, notes={"turn": self.index})
 
     def pair(self, better: Candidate, worse: Candidate) -> Pair | None:
         """Return the preference for `better` over `worse`, or None without a difference to learn from."""
@@ -331,21 +323,14 @@ def answer_groups(group: Group, discount: float, tally: Tally) -> list[list[Samp
         choices = [
             [choice.sample(each, alone=True) for each in choice.candidates] for choice in find_choices(scored)
         ]
-        samples = _turn_samples(scored, discount)
         groups += choices
-        whole += samples
-        if not samples:
+        tree, agent = read_tree(scored.episode), str(scored.agent)
+        returns = turn_returns(scored.calls, tree, agent, discount, scored.penalty)
+        if returns is None:
             tally.leave_out(NO_ALTERNATIVE, len(scored.calls) - sum(map(len, choices)))
+        else:
+            whole += scored.samples(returns=returns)
     return [samples for samples in (*groups, whole) if samples]
-
-
-def _turn_samples(scored: ScoredEpisode, discount: float) -> list[Sample]:
-    """Return an agent's samples in an unbranched play, with its earnings from each answer on."""
-    tree, agent = read_tree(scored.episode), str(scored.agent)
-    calls = scored.calls
-    if (returns := turn_returns(calls, tree, agent, discount, scored.penalty)) is None:
-        return []
-    return [_with_returns(sample, calls, returns) for sample in scored.samples(discount)]
 
 
 def _play_choices(scored: ScoredEpisode) -> Iterator[Choice]:

@@ -165,17 +165,17 @@ def true_decision(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None
     if len(list(tree.leaves())) != 1:
         return None
     decided = {node.call: node for node in tree.nodes if node.decision is not None}
-    branch = next((branch for branch in scored.branches if branch.calls[-1].index in decided), None)
-    if branch is None:
+    made = scored.samples(discount)
+    sample = next((sample for sample in made if sample.turns[-1].call in decided), None)
+    if sample is None:
         return None
-    node = decided[branch.calls[-1].index]
+    last = sample.turns[-1]
+    node = decided[last.call]
     if node.guess is None:
         raise RequestError(
             f"episode {scored.episode.id!r}: the scenario reads no answer of '{node.agent}' as the right "
             "verdict, so that its guess cannot be replaced; give the scenario a `write_decision`"
         )
-    sample = scored.samples(discount)[scored.branches.index(branch)]
-    last = sample.turns[-1]
     cut = slice(0, last.start)
     return replace(
         sample,

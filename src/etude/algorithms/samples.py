@@ -7,9 +7,8 @@ Answers cut off at the token limit can be left out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from etude.core.call import Call, Sampling, continues
@@ -79,38 +78,24 @@ UNTOLD = "the engine does not say"
 """Replaces a fault that the engine does not report."""
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Calls that extend each other, in order. Each has a completion."""
-
-    index: int
-    """Position within the episode, from 0."""
-    calls: tuple[Call, ...]
-    fault: str = ""
-    """Why the branch began, if a prompt repeated a conversation in other tokens: the kind of message with the
-    difference. `UNTOLD` if the engine does not report it; empty for any other beginning."""
-
-    @property
-    def drifted(self) -> bool:
-        """Whether the branch began because a prompt repeated a conversation in other tokens."""
-        return bool(self.fault)
-
-
-def find_branches(
+def targeted_calls(
     episode: EpisodeRecord, target_functions: Collection[str], target_model: str | None
-) -> list[Branch]:
-    """Return the branches of the calls by the functions (`*`: any) to the model (None: any)."""
-    return branches_in([call for call in episode.calls if is_targeted(call, target_functions, target_model)])
+) -> list[Call]:
+    """Return the answered calls by the functions (`*`: any) to the model (None: any)."""
+    return [call for call in episode.calls if is_targeted(call, target_functions, target_model)]
 
 
-def branches_in(calls: Sequence[Call]) -> list[Branch]:
-    """Return the branches that the answered calls form."""
-    open_branches: list[list[Call]] = []
-    faults: list[str] = []
+def find_branches(calls: Sequence[Call]) -> list[tuple[list[Call], str]]:
+    """Return the branches of answered calls: calls that extend each other, in order, and a branch's fault.
+
+    The fault says why the branch began, if a prompt repeated a conversation in other tokens: the kind of
+    message with the difference, or `UNTOLD`. It is empty for any other beginning.
+    """
+    branches: list[tuple[list[Call], str]] = []
     for call in calls:
         if call.completion is None:
             continue
-        fitting = [branch for branch in open_branches if _extends(branch[-1], call)]
+        fitting = [branch for branch, _ in branches if _extends(branch[-1], call)]
         if fitting:
             max(fitting, key=_length).append(call)
             continue
@@ -119,13 +104,12 @@ def branches_in(calls: Sequence[Call]) -> list[Branch]:
             not call.completion.fault
             and any(
                 continues(call.request.messages, earlier) and not _extends(earlier, call)
-                for branch in open_branches
+                for branch, _ in branches
                 for earlier in branch
             )
         )
-        faults.append((call.completion.fault or UNTOLD) if drifted else "")
-        open_branches.append([call])
-    return [*map(Branch, count(), map(tuple, open_branches), faults)]
+        branches.append(([call], (call.completion.fault or UNTOLD) if drifted else ""))
+    return branches
 
 
 def is_targeted(call: Call, target_functions: Collection[str], target_model: str | None) -> bool:
@@ -160,16 +144,25 @@ def _extends(earlier: Call, call: Call) -> bool:
 
 
 def make_sample(
-    branch: Branch, episode: EpisodeRecord, reward: float, *, agent: str | None = None, **notes: Any
+    calls: Sequence[Call],
+    episode: EpisodeRecord,
+    reward: float,
+    *,
+    branch: int = 0,
+    returns: Mapping[int, float] | None = None,
+    agent: str | None = None,
+    **notes: Any,
 ) -> Sample:
-    """Return the sample of a branch. It has only messages if any call lacks token ids; see
-    `require_tokens`."""
+    """Return the sample of a branch's calls, with their `returns` by the calls' indices.
+
+    It has only messages if any call lacks token ids; see `require_tokens`.
+    """
     ids: list[int] = []
     mask: list[bool] = []
     turns: list[Turn] = []
     messages: list[Message] = []
-    known = all(_call_tokens(call) is not None for call in branch.calls)
-    for call in branch.calls:
+    known = all(_call_tokens(call) is not None for call in calls)
+    for call in calls:
         completion = call.completion
         assert completion is not None, "a branch has answered calls"
         prompt, sampled = completion.prompt_ids or (), completion.completion_ids or ()
@@ -188,6 +181,7 @@ def make_sample(
                 call=call.index,
                 function=call.function,
                 finish_reason=completion.finish_reason,
+                value=None if returns is None else returns[call.index],
                 replaced=call.logged,
                 token_ids=None if known else completion.completion_ids,
                 logprobs=None if known else completion.logprobs,
@@ -197,17 +191,17 @@ def make_sample(
     return Sample(
         ids=tuple(ids),
         mask=tuple(mask),
-        logprobs=_logprobs(branch, episode, turns, len(ids)),
+        logprobs=_logprobs(calls, episode, turns, len(ids)),
         turns=tuple(turns),
         reward=reward,
         example=episode.example.id,
         episode=episode.id,
         generation=episode.generation,
-        branch=branch.index,
+        branch=branch,
         agent=agent,
         messages=tuple(messages),
-        tools=tuple(branch.calls[-1].request.tools),
-        notes={"drifted": branch.drifted, **notes},
+        tools=tuple(calls[-1].request.tools),
+        notes={"drifted": False, **notes},
     )
 
 
@@ -220,11 +214,11 @@ def effective_sampling(call: Call) -> Sampling:
 
 
 def _logprobs(
-    branch: Branch, episode: EpisodeRecord, turns: Sequence[Turn], length: int
+    calls: Sequence[Call], episode: EpisodeRecord, turns: Sequence[Turn], length: int
 ) -> tuple[float, ...] | None:
     """Return all tokens' logprobs, or None if any is missing. Raises TrainingError for a wrong count."""
     spread = [0.0] * length
-    for call, turn in zip(branch.calls, turns, strict=True):
+    for call, turn in zip(calls, turns, strict=True):
         if call.completion is None or call.completion.logprobs is None:
             return None
         if length and len(call.completion.logprobs) != turn.stop - turn.start:
@@ -236,32 +230,38 @@ def _logprobs(
     return tuple(spread)
 
 
-def with_turns(sample: Sample, field: str, values: Sequence[float] | None) -> Sample:
-    """Return the sample with a field of each turn set, such as its return. None sets all of them to None."""
-    row: Sequence[Any] = [None] * len(sample.turns) if values is None else values
-    turns = (replace(turn, **{field: value}) for turn, value in zip(sample.turns, row, strict=True))
-    return replace(sample, turns=tuple(turns))
-
-
 def step_returns(
     calls: Sequence[Call], events: Sequence[Event], reward: float, discount: float
-) -> list[float] | None:
-    """Return the discounted return from each call on: step rewards, and `reward` at the end.
+) -> dict[int, float] | None:
+    """Return the discounted return from each call on, by its index: step rewards, and `reward` at the end.
 
     A step reward belongs to the last of the calls before it. One given before the first call counts for no
     call. None if the agent gave no step rewards.
     """
-    steps = [0.0] * len(calls)
-    given = False
+    steps: dict[int, float] = {}
     for event in events:
-        earlier = [index for index, call in enumerate(calls) if call.index <= event.after_call]
+        earlier = [call.index for call in calls if call.index <= event.after_call]
         if event.kind == "step_reward" and event.value is not None and earlier:
-            steps[earlier[-1]] += event.value
-            given = True
-    if not given:
+            steps[earlier[-1]] = steps.get(earlier[-1], 0.0) + event.value
+    if not steps:
         return None
-    steps[-1] += reward
-    return discounted_returns(steps, discount)
+    steps[calls[-1].index] = steps.get(calls[-1].index, 0.0) + reward
+    return discounted_returns(calls, steps, discount)
+
+
+def discounted_returns(
+    calls: Sequence[Call], step_rewards: Mapping[int, float], discount: float
+) -> dict[int, float]:
+    """Return the return of each call, by its index: `G[t] = r[t] + discount * G[t + 1]`.
+
+    Sutton and Barto, Reinforcement Learning (2018), equation 3.9.
+    """
+    returns: dict[int, float] = {}
+    following = 0.0
+    for call in reversed(calls):
+        following = step_rewards.get(call.index, 0.0) + discount * following
+        returns[call.index] = following
+    return returns
 
 
 def make_pair(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
@@ -289,9 +289,9 @@ def same_prompt(a: Sample, b: Sample) -> bool:
     return first == second
 
 
-def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> None:
-    """Raise TrainingError unless every call of the branch has token ids (and logprobs)."""
-    for call in branch.calls:
+def require_tokens(episode: EpisodeRecord, calls: Sequence[Call], logprobs: bool) -> None:
+    """Raise TrainingError unless every one of the calls has token ids (and logprobs)."""
+    for call in calls:
         if call.logged:
             continue  # A backend tokenises its text.
         has_ids = _call_tokens(call) is not None
@@ -303,19 +303,3 @@ def require_tokens(episode: EpisodeRecord, branch: Branch, logprobs: bool) -> No
                 "and the trainer adapter needs them. Use an engine that returns them (an OpenAI-compatible "
                 "endpoint with 'logprobs: true' and 'return_token_ids: true'), or an adapter that takes text."
             )
-
-
-def discounted_returns(step_rewards: Sequence[float], discount: float) -> list[float]:
-    """Return the return of each step: `G[t] = r[t] + discount * G[t + 1]`.
-
-    Sutton and Barto, Reinforcement Learning (2018), equation 3.9. One value per step. Raises ValueError for a
-    discount outside [0, 1].
-    """
-    if not 0 <= discount <= 1:
-        raise ValueError(f"a discount must lie between 0 and 1, found {discount}")
-    returns: list[float] = []
-    following = 0.0
-    for reward in reversed(step_rewards):
-        following = reward + discount * following
-        returns.append(following)
-    return returns[::-1]

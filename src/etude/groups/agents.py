@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, read_tree
 from etude.algorithms.imitation import true_decision
-from etude.algorithms.samples import Branch, find_branches, is_targeted, make_pair, make_sample, same_prompt
+from etude.algorithms.samples import make_pair, make_sample, same_prompt, targeted_calls
 from etude.backends.capabilities import JobHyperparameters
 from etude.core.call import Call
 from etude.core.data_model import number
@@ -239,14 +239,14 @@ def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterato
         if is_play(episode):
             turns = {node.call for node in read_tree(episode).nodes if node.agent == agent}
             answers += [call for call in episode.calls if call.index in turns]
-            groups = by_agent([ScoredEpisode(episode, 0.0, tuple(find_branches(episode, _EVERY, model)))])
+            groups = by_agent([ScoredEpisode(episode, 0.0, targeted_calls(episode, _EVERY, model))])
             parts += [part for group in groups for part in group if part.agent == agent]
             continue
         # Calls of the function with the agent's name. If there are none, the agent is the only one.
         functions = (agent,) if any(call.function == agent for call in episode.calls) else _EVERY
-        answers += [call for call in episode.calls if is_targeted(call, functions, None)]
-        branches = tuple(find_branches(episode, functions, model))
-        parts.append(ScoredEpisode(episode, 0.0, branches, None, agent))
+        answers += targeted_calls(episode, functions, None)
+        calls = targeted_calls(episode, functions, model)
+        parts.append(ScoredEpisode(episode, 0.0, calls, None, agent))
     if answers:
         _require_model(agent, answers, model)
     yield from parts
@@ -265,7 +265,7 @@ def _require_model(agent: str, answers: Sequence[Call], model: str) -> None:
 
 def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Pair | None:
     better, worse = (
-        make_sample(Branch(0, (step.recorded,)), step.episode, reward, agent=agent)
+        make_sample([step.recorded], step.episode, reward, agent=agent)
         for step, reward in ((chosen, 1.0), (rejected, 0.0))
     )
     for step in (chosen, rejected):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
-from etude.algorithms.samples import branches_in
 from etude.config.import_path import where_raised
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.data_model import name_type, number
@@ -123,7 +122,7 @@ def _group(example: Example) -> list[ScoredEpisode]:
         call = Call(0, WORKFLOW, "policy", ChatRequest((question,)), answer)
         name = f"train/1/{example.id}/{generation}"
         record = EpisodeRecord(name, example, generation, (call,), (), reply["content"])
-        group.append(ScoredEpisode(record, reward, tuple(branches_in([call]))))
+        group.append(ScoredEpisode(record, reward, [call]))
     return group
 
 
