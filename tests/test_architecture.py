@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_772,
+    "lines of source": 67_741,
     "modules": 329,
-    "lines of tests": 56_024,
+    "lines of tests": 56_007,
     "benchmark files": 15,
     "config keys": 402,
 }

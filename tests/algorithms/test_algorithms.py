@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from etude.algorithms import dpo, imitation
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
+from etude.algorithms.episodes import ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import best_episodes
 from etude.algorithms.samples import make_pair, make_sample, same_prompt, targeted_calls
@@ -25,7 +25,7 @@ def dpo_trajectories(siblings, config, tally):
 
 
 def grpo_trajectories(siblings, drop_flat_groups, tally):
-    (made,) = Grpo(drop_flat_groups=drop_flat_groups).groups([siblings], Gathered(0, 0, tally))
+    (made,) = Grpo(drop_flat_groups=drop_flat_groups).groups([siblings], tally)
     return [*map(to_trajectory, made.units)]
 
 

@@ -11,7 +11,7 @@ import pytest
 from etude.algorithms.algorithm import make_algorithm, read_groups
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.episodes import Gathered, Tally, find_choices
+from etude.algorithms.episodes import Tally, find_choices
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import CUT_OFF_PAIR, CUT_OFF_SAMPLE
 from etude.backends.openai_api import supervised_row
@@ -186,9 +186,9 @@ def test_answers_that_are_compared_within_an_episode_pay_too_and_can_be_left_out
     assert scored is not None and scored.reward == -2.0
     [choice] = find_choices(scored)
     assert [candidate.value for candidate in choice.candidates] == [0.0, 1.0, -3.0]
-    collected = Gathered(0, 0, Tally())
-    pairs = Dpo(compare="turns").to_compare([[scored]], collected)
-    assert Dpo(compare="turns").compared(pairs) == [True] and not collected.tally.left_out
+    tally = Tally()
+    pairs = Dpo(compare="turns").to_compare([[scored]], tally)
+    assert Dpo(compare="turns").compared(pairs) == [True] and not tally.left_out
     [choice] = find_choices(scored, complete=True)
     assert [candidate.value for candidate in choice.candidates] == [0.0, 1.0]
 

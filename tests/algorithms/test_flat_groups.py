@@ -13,7 +13,7 @@ import torch
 import etude
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.distillation import Distillation
-from etude.algorithms.episodes import IDLE, Gathered, ScoredEpisode, Tally
+from etude.algorithms.episodes import IDLE, ScoredEpisode, Tally
 from etude.algorithms.grpo import NO_ADVANTAGE, Grpo, ReinforcePP, Rloo
 from etude.algorithms.samples import targeted_calls
 from etude.core.episode import WORKFLOW
@@ -61,7 +61,7 @@ def group(*replies: str, reward: float = 0.3) -> list[ScoredEpisode]:
 def kept(algorithm: Any, replies: tuple[str, ...] = ("a", "bb", "cccccccccccc")) -> tuple[bool, bool, Tally]:
     """Whether a group of equal reward is trained on, whether it counts as compared, and the counts."""
     tally = Tally()
-    (made,) = algorithm.groups([group(*replies)], Gathered(0, 0, tally))
+    (made,) = algorithm.groups([group(*replies)], tally)
     return bool(made.units), algorithm.compared([made])[0], tally
 
 
@@ -113,7 +113,7 @@ def test_a_flat_group_counts_in_the_mean_over_tokens():
     algorithm = Grpo(entropy_bonus=0.1)
     flat = group("a", "bb")
     other = [replace(scored, reward=float(number)) for number, scored in enumerate(group("c", "dd"))]
-    made = algorithm.groups([flat, other], Gathered(0, 0, Tally()))
+    made = algorithm.groups([flat, other], Tally())
     units, _ = algorithm.units([each.samples for each in made])
     assert [sample.has_gradient for (sample,) in units] == [False, False, True, True]
     count = sum(sum(sample.mask) for (sample,) in units)
@@ -126,7 +126,7 @@ def test_a_flat_group_counts_in_the_mean_over_tokens():
 def test_what_rounding_leaves_of_equal_rewards_is_no_advantage():
     assert Grpo(advantage_scale="none").compare([0.1] * 3) == [0.0] * 3
     siblings = [group("a", "b", "c", reward=0.1)]
-    (made,) = Rloo().groups(siblings, Gathered(0, 0, Tally()))
+    (made,) = Rloo().groups(siblings, Tally())
     assert made.units == []
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.algorithms.algorithm import make_algorithm
-from etude.algorithms.episodes import UNMEASURED, Gathered, ScoredEpisode, Tally, by_agent
+from etude.algorithms.episodes import UNMEASURED, ScoredEpisode, Tally, by_agent
 from etude.algorithms.grpo import Grpo, ReinforcePP, Rloo
 from etude.algorithms.samples import targeted_calls
 from etude.core.episode import Event
@@ -243,8 +243,7 @@ def step(after: int, value: float, agent: str | None = None) -> Event:
 
 def test_each_agent_is_compared_with_itself():
     group = [game(n, earned("first", n), earned("second", -n)) for n in range(2)]
-    collected = Gathered(0, 0, Tally())
-    first, second = Grpo(credit="agent").groups([group], collected)
+    first, second = Grpo(credit="agent").groups([group], Tally())
     assert [(sample.agent, sample.reward) for sample in first.units] == [("first", 0), ("first", 1)]
     assert [(sample.agent, sample.reward) for sample in second.units] == [("second", 0), ("second", -1)]
     assert Grpo().advantages(second.units) == [[1.0, 1.0], [-1.0, -1.0]]
@@ -271,7 +270,7 @@ def test_turns_are_credited_with_their_own_step_rewards():
         earned("first", 1),
         earned("second", 0),
     ]
-    groups = Grpo(credit="turn", drop_flat_groups=False).groups([[game(0, *events)]], Gathered(0, 0, Tally()))
+    groups = Grpo(credit="turn", drop_flat_groups=False).groups([[game(0, *events)]], Tally())
     (first,), (second,) = (group.units for group in groups)
     assert [turn.value for turn in first.turns] == [1.75, 1.75]
     assert [turn.value for turn in second.turns] == [8, 8]

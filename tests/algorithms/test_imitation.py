@@ -9,7 +9,7 @@ import pytest
 
 from etude.algorithms import imitation
 from etude.algorithms.distillation import Distillation
-from etude.algorithms.episodes import Gathered, Tally
+from etude.algorithms.episodes import Tally
 from etude.algorithms.imitation import GuessReplacementConfig, SelectionConfig
 from etude.config.load import parse_config
 from etude.core.conversion import Encoder, to_sample, to_trajectory
@@ -31,8 +31,8 @@ from tests.protocols.games import Labelled, example
 from tests.support import END
 
 
-def imitations(groups, config, discount, epoch, seed, tally):
-    made = imitation.imitations(groups, config, discount, Gathered(epoch, seed, tally))
+def imitations(groups, config, seed=0):
+    made = imitation.imitations(groups, config, 1.0, Tally(seed=seed))
     return [[*map(to_trajectory, group.units)] for group in made]
 
 
@@ -58,9 +58,9 @@ async def fooled(tmp_path):
     return await played(tmp_path, nip(max_message_rounds=3), [ASK, "trust me", WRONG], about=example(0))
 
 
-def verifier_rows(record, tally=None, **replacement):
+def verifier_rows(*records, seed=0, **replacement):
     config = SelectionConfig(min_reward=0.5, guess_replacement=GuessReplacementConfig(**replacement))
-    return imitations([agent_part("verifier", record)], config, 1.0, 0, 7, tally or Tally())[0]
+    return imitations([agent_part("verifier", *records)], config, seed)[0]
 
 
 async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled):
@@ -138,21 +138,13 @@ async def test_a_guess_that_cannot_be_written_is_no_row_but_an_error(tmp_path):
 
 
 async def test_replaced_guesses_are_a_share_of_all_and_the_rest_is_selected_by_reward(tmp_path):
-    records = []
-    for generation in range(4):
-        answers = ["proof", RIGHT if generation % 2 else WRONG]
-        records.append(
-            await played(
-                tmp_path,
-                adp(),
-                answers,
-                about=example(0),
-                generation=generation,
-                id=f"train/1/e/{generation}",
-            )
+    records = [
+        await played(
+            tmp_path, adp(), ["proof", said], about=example(0), generation=number, id=f"train/1/e/{number}"
         )
-    config = SelectionConfig(min_reward=0.5, guess_replacement=GuessReplacementConfig(proportion=0.5))
-    (rows,) = imitations([agent_part("verifier", *records)], config, 1.0, 0, 3, Tally())
+        for number, said in enumerate([WRONG, RIGHT] * 2)
+    ]
+    rows = verifier_rows(*records, seed=3, proportion=0.5)
     replaced = [row for row in rows if row.metadata.get("guess_replaced")]
     selected = [row for row in rows if not row.metadata.get("guess_replaced")]
     assert len(replaced) == 2
@@ -166,7 +158,7 @@ async def test_each_agent_is_selected_by_what_it_earned_itself(tmp_path):
     fooling = await played(tmp_path, adp(), ["lie", WRONG], about=example(0))
     config = SelectionConfig(min_reward=0.5)
     parts = [agent_part("prover", fooling), agent_part("verifier", fooling)]
-    prover, verifier = imitations(parts, config, 1.0, 0, 0, Tally())
+    prover, verifier = imitations(parts, config)
     assert [row.episode[-1].content for row in prover] == ["lie"]
     assert verifier == []
 

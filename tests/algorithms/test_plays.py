@@ -8,7 +8,6 @@ from etude.algorithms import dpo, grpo, malt
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import (
-    Gathered,
     Tally,
     answer_groups,
     by_agent,
@@ -29,7 +28,7 @@ ACCEPT, REJECT = "Decision: accept", "Decision: reject"
 
 
 def made(algorithm, episodes, tally=None):
-    return algorithm.groups(episodes, Gathered(0, 0, tally or Tally()))
+    return algorithm.groups(episodes, tally or Tally())
 
 
 def argument(request):
@@ -255,5 +254,5 @@ async def test_the_first_epochs_can_be_expert_iteration_on_plays_that_do_not_bra
     assert [builder.collection_label(epoch) for epoch in range(4)] == ["k1", "k1", "k3", "k3"]
     won = await played(tmp_path, adp(), [GOOD, ACCEPT])
     lost = await played(tmp_path, adp(), [GOOD, REJECT], generation=1, id="train/1/e/1")
-    made = algorithm.groups([[scored_play(won), scored_play(lost)]], Gathered(0, 0, Tally()))
+    made = algorithm.groups([[scored_play(won), scored_play(lost)]], Tally())
     assert [[one.generation for one in group.units] for group in made] == [[0], [0]]

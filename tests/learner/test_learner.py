@@ -1,14 +1,12 @@
-"""Steps of the learner: what they depend on, stops them, and how they are taken up again; and imitation."""
+"""Steps of the learner: what they depend on, stops them, and how they are taken up again."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
-from examples.warm_up import Stage, warm_up
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +18,7 @@ from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.optimiser import Schedule
 from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, forest, get_gradient, sequences, to_batch, train
-from tests.models.tiny_models import family, fresh_policy, policy, said, user
+from tests.models.tiny_models import family, fresh_policy, policy
 from tests.support import one_quick
 
 OPTIONS = LearnerOptions(
@@ -271,33 +269,3 @@ def test_a_model_that_does_not_say_what_its_layers_are_is_refused():
     of.model.model.layers = torch.nn.ModuleList()
     with pytest.raises(RequestError, match="gradient_checkpointing: models of the type 'llama' do not say"):
         Learner(of, LearnerOptions(gradient_checkpointing=True))
-
-
-TALKS = [[user(f"what is {number} plus 1?"), said(f"it is {number + 1}.")] for number in range(9)]
-
-
-def stage(talks, **changes):
-    options = LearnerOptions(learning_rate=1e-3)
-    return Stage("talking", talks, **{"options": options, "batch_size": 2, "check_interval": 2, **changes})
-
-
-def run(policy, one):
-    told = []
-    reports = asyncio.run(warm_up(policy, [one], seed=5, on_check=lambda name, value: told.append(value)))
-    return reports[0], told
-
-
-def test_a_stage_that_is_out_of_reach_says_how_far_it_got():
-    with pytest.raises(TrainingError, match="after 4 steps the loss is"):
-        run(fresh_policy(), stage(TALKS, at_most=0.0, max_steps=4))
-
-
-def test_a_stage_is_over_when_what_is_measured_lies_between_its_bounds():
-    values = iter([0.1, 0.9, 0.5, 0.5])
-
-    async def measure():
-        return next(values)
-
-    report, told = run(fresh_policy(), stage(TALKS, measure=measure, at_least=0.4, at_most=0.6))
-    assert told == [0.1, 0.9, 0.5]
-    assert (report.steps, report.value) == (6, 0.5)

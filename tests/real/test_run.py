@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import etude
-from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
+from etude.algorithms.episodes import ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import find_branches, make_sample, targeted_calls
 from etude.core.call import Call, ChatRequest, Completion, Sampling
@@ -160,7 +160,7 @@ def make_units(run: etude.Run) -> list[Unit]:
         for reward, each in enumerate(run.episodes.of("train/2"))
     ]
     grpo = Grpo()
-    (made,) = grpo.groups([group], Gathered(1, 0, Tally()))
+    (made,) = grpo.groups([group], Tally(epoch=1))
     return [*grpo.units([made.samples])[0]]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, Typ
 from pydantic import ValidationError
 
 from etude.algorithms.collecting import Collecting, CollectingBuilder
-from etude.algorithms.episodes import Gathered, Group, UnitGroup
+from etude.algorithms.episodes import UnitGroup
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.key_types import field_names
@@ -130,11 +130,6 @@ class Algorithm(Collecting):
         assigned = iter(self.assigned([*filter(None, samples)]))
         own = (next(assigned) if group else () for group in samples)
         return [any(abs(gain) > _ROUNDING for sample in each for gain in sample.gains) for each in own]
-
-    def to_compare(self, episodes: Sequence[Group], collected: Gathered) -> Sequence[UnitGroup]:
-        """Return the groups within which the algorithm compares: for samples, the groups it makes."""
-        make = super().to_compare if self.kind == "imitation" else self.groups
-        return make(episodes, collected)
 
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
         """Return whether a job on the groups would change nothing: no advantages and no other loss term.

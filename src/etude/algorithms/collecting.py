@@ -15,7 +15,6 @@ from pydantic import AliasChoices, Field, FiniteFloat
 
 from etude.algorithms.episodes import (
     IDLE,
-    Gathered,
     Group,
     ScoredEpisode,
     Tally,
@@ -122,10 +121,10 @@ class Collecting(TrajectoryBuilderConfig):
         """Return how many answers an epoch's plays have for each turn; None leaves this to the workflow."""
         return None
 
-    def groups(self, episodes: Sequence[Group], collected: Gathered) -> list[UnitGroup]:
+    def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
         """Return the samples of a whole collection. `episodes` has the scored episodes by example."""
-        parts = [part for group in episodes for part in self.parts(group, collected.tally)]
-        return [UnitGroup(self.samples(part, collected.tally), list_rewards(part)) for part in parts]
+        parts = [part for group in episodes for part in self.parts(group, tally)]
+        return [UnitGroup(self.samples(part, tally), list_rewards(part)) for part in parts]
 
     async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
         """Add what others must provide to the samples, such as the logprobs of a teacher engine."""
@@ -135,9 +134,12 @@ class Collecting(TrajectoryBuilderConfig):
         """Return for each group whether it has something to compare. Here: rewards that are not all equal."""
         return [len({*(group.rewards or ())}) > 1 for group in groups]
 
-    def to_compare(self, episodes: Sequence[Group], collected: Gathered) -> Sequence[UnitGroup]:
-        """Return the groups within which the algorithm compares. Here: the episodes of an example."""
-        return [UnitGroup([], list_rewards(group)) for group in episodes]
+    def to_compare(self, episodes: Sequence[Group], tally: Tally) -> Sequence[UnitGroup]:
+        """Return the groups within which the algorithm compares: the groups that it makes, or for imitation
+        the episodes of an example."""
+        if self.kind == "imitation":
+            return [UnitGroup([], list_rewards(group)) for group in episodes]
+        return self.groups(episodes, tally)
 
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
         """Return whether a job on the groups would change nothing. `at_base`: the policy is the base."""
@@ -239,9 +241,9 @@ class CollectingBuilder(TrajectoryBuilder):
 
     async def _flat_groups(self, output: EvaluationRunOutput, epoch: int) -> int:
         """Return the number of examples with nothing to compare."""
-        episodes = await self._scored_groups(output, Tally(), {"epoch": epoch})
-        collected = Gathered(epoch, self.run_config.seed, Tally())
-        groups = [self.algorithm.to_compare([group], collected) for group in episodes]
+        tally = Tally(epoch, self.run_config.seed)
+        episodes = await self._scored_groups(output, tally, {"epoch": epoch})
+        groups = [self.algorithm.to_compare([group], tally) for group in episodes]
         compared = sum(any(self.algorithm.compared(group)) for group in groups)
         return len({item.id for item in self._rewards_in(output)}) - compared
 
@@ -253,14 +255,14 @@ class CollectingBuilder(TrajectoryBuilder):
             output = await self.evaluation_runs[run_id]
         finally:
             self.evaluation_runs.pop(run_id, None)
-        tally, epoch = Tally(), self.collected_epoch(meta)
+        epoch = self.collected_epoch(meta)
+        tally = Tally(epoch, self.run_config.seed)
         about = {"run_id": run_id, **(meta or {})}
         episodes = await self._scored_groups(output, tally, about)
         tally.replacements = self._replacements.pop(epoch, 0)
-        collected = Gathered(epoch, self.run_config.seed, tally)
-        groups = self.algorithm.groups(episodes, collected)
+        groups = self.algorithm.groups(episodes, tally)
         imitates = self.algorithm.kind == "imitation"
-        compared = self.algorithm.to_compare(episodes, collected) if imitates else groups
+        compared = self.algorithm.to_compare(episodes, tally) if imitates else groups
         differ = self.algorithm.compared(compared)
         tally.reward_groups = reward_groups(compared, differ)
         groups = await self.algorithm.completed(groups, self._runtime)

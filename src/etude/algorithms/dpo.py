@@ -12,7 +12,6 @@ from etude.algorithms.algorithm import Algorithm, OfGradient
 from etude.algorithms.collecting import Need, require_branching
 from etude.algorithms.episodes import (
     Choice,
-    Gathered,
     Group,
     ScoredEpisode,
     Tally,
@@ -135,12 +134,12 @@ class Dpo(Preferences, name="dpo"):
             remedy = "Set `workflow.widths: 2` or more, also by agent; or `compare: episodes`"
             await require_branching(builder, None, "`compare: turns`", remedy)
 
-    def groups(self, episodes: Sequence[Group], collected: Gathered) -> list[UnitGroup]:
+    def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
         """Return a group of pairs for each example, judged by the rewards of its episodes or answers."""
         if self.compare == "episodes":
-            return super().groups(episodes, collected)
-        parts = [part for group in episodes for part in self.parts(group, collected.tally)]
-        return [UnitGroup.of_pairs(self.turn_pairs(part, collected.tally)) for part in parts]
+            return super().groups(episodes, tally)
+        parts = [part for group in episodes for part in self.parts(group, tally)]
+        return [UnitGroup.of_pairs(self.turn_pairs(part, tally)) for part in parts]
 
     def parts(self, group: Group, tally: Tally) -> list[Group]:
         """Return a group for each agent if turns of plays are compared, since payoffs are per agent."""

@@ -17,7 +17,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from etude.algorithms.algorithm import Algorithm, Gradient, OfGradient, by_turn
 from etude.algorithms.collecting import Need, require_branching
-from etude.algorithms.episodes import Gathered, Group, Tally, UnitGroup, answer_groups
+from etude.algorithms.episodes import Group, Tally, UnitGroup, answer_groups
 from etude.core.errors import RequestError
 from etude.core.sample import Sample, Turn
 
@@ -117,18 +117,18 @@ class Grpo(Algorithm, name="grpo"):
             remedy = "Set `num_generations`, or `workflow.widths`, to 2 or more"
             await require_branching(builder, None, "`credit: turn` with one play", remedy)
 
-    def groups(self, episodes: Sequence[Group], collected: Gathered) -> list[UnitGroup]:
+    def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
         """Return a group for each example, agent (`credit: agent`) or prompt (`credit: turn`).
 
         Groups without an advantage are counted, and by default have no samples.
         """
         if self.credit != "turn":
-            made = super().groups(episodes, collected)
+            made = super().groups(episodes, tally)
         else:
-            parts = (part for group in episodes for part in self.parts(group, collected.tally))
-            answers = (each for part in parts for each in answer_groups(part, self.discount, collected.tally))
+            parts = (part for group in episodes for part in self.parts(group, tally))
+            answers = (each for part in parts for each in answer_groups(part, self.discount, tally))
             made = [UnitGroup(each, [sample.reward for sample in each]) for each in answers]
-        return [*map(self._kept, made, self.compared(made), repeat(collected.tally))] if self._drops else made
+        return [*map(self._kept, made, self.compared(made), repeat(tally))] if self._drops else made
 
     def _kept(self, group: UnitGroup, is_compared: bool, tally: Tally) -> UnitGroup:
         if is_compared:

@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.episodes import (
-    Gathered,
-    Group,
-    ScoredEpisode,
-    Tally,
-    UnitGroup,
-    is_play,
-    list_rewards,
-    read_tree,
-)
+from etude.algorithms.episodes import Group, ScoredEpisode, Tally, UnitGroup, is_play, list_rewards, read_tree
 from etude.core.errors import RequestError
 from etude.core.keys import fold, generator
 from etude.core.sample import Kind, Sample
@@ -102,23 +93,23 @@ class ExpertIteration(Supervised, SelectionConfig, name="expert_iteration"):
         """Return the loss of `supervised`."""
         return Supervised.type_name, {}
 
-    def groups(self, episodes: Sequence[Group], collected: Gathered) -> list[UnitGroup]:
+    def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
         """Return the samples of the selected episodes."""
-        parts = [part for group in episodes for part in self.parts(group, collected.tally)]
-        return imitations(parts, self, self.discount, collected)
+        parts = [part for group in episodes for part in self.parts(group, tally)]
+        return imitations(parts, self, self.discount, tally)
 
 
 def imitations(
-    groups: Sequence[Group], config: SelectionConfig, discount: float, collected: Gathered
+    groups: Sequence[Group], config: SelectionConfig, discount: float, tally: Tally
 ) -> list[UnitGroup]:
     """Return the samples to imitate, by group. Each agent's episodes are selected separately."""
     made: list[list[Sample]] = [[] for _ in groups]
-    seed = fold(collected.seed, "expert iteration", collected.epoch)
+    seed = fold(tally.seed, "expert iteration", tally.epoch)
     for agent in {scored.agent: None for group in groups for scored in group}:
         own = [
             (index, scored) for index, group in enumerate(groups) for scored in group if scored.agent == agent
         ]
-        share = config.guess_replacement.share(collected.epoch)
+        share = config.guess_replacement.share(tally.epoch)
         count = int(share * len(own))
         truths = [(*each, true_decision(each[1], discount)) for each in own] if count else []
         righted = [(index, scored, sample) for index, scored, sample in truths if sample is not None]
@@ -128,7 +119,7 @@ def imitations(
             own.remove((index, scored))
         for index, group in groupby(own, key=itemgetter(0)):
             episodes = [scored for _, scored in group]
-            for scored in best_episodes(episodes, config.min_reward, config.best_k, collected.tally):
+            for scored in best_episodes(episodes, config.min_reward, config.best_k, tally):
                 made[index] += scored.samples(discount)
     return [UnitGroup(samples, list_rewards(group)) for samples, group in zip(made, groups, strict=True)]
 
@@ -164,13 +155,13 @@ def true_decision(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None
     tree = read_tree(scored.episode)
     if len(list(tree.leaves())) != 1:
         return None
-    decided = {node.call: node for node in tree.nodes if node.decision is not None}
+    decided = [node for node in tree.nodes if node.decision is not None]
     made = scored.samples(discount)
-    sample = next((sample for sample in made if sample.turns[-1].call in decided), None)
-    if sample is None:
+    ends = ((one, node) for one in made for node in decided if node.call == one.turns[-1].call)
+    sample, node = next(ends, (None, None))
+    if sample is None or node is None:
         return None
     last = sample.turns[-1]
-    node = decided[last.call]
     if node.guess is None:
         raise RequestError(
             f"episode {scored.episode.id!r}: the scenario reads no answer of '{node.agent}' as the right "

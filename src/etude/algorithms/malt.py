@@ -14,7 +14,7 @@ from pydantic import AliasChoices, Field
 
 from etude.algorithms.collecting import played_by, require_branching
 from etude.algorithms.dpo import Dpo, Preferences
-from etude.algorithms.episodes import Candidate, Choice, Gathered, Group, Tally, UnitGroup, by_agent
+from etude.algorithms.episodes import Candidate, Choice, Group, Tally, UnitGroup, by_agent
 from etude.algorithms.imitation import SelectionConfig, Supervised, imitations
 from etude.config.builder import Builder
 from etude.config.references import ReferenceTo
@@ -79,12 +79,12 @@ class Malt(Preferences, name="malt"):
         remedy = f"Set `{where}` to 2 or more for one of them"
         await require_branching(builder, widths, "`_type: malt`", remedy)
 
-    def groups(self, episodes: Sequence[Group], collected: Gathered) -> list[UnitGroup]:
+    def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
         """Return the pairs of each agent and example, judged by answer values, or plays to imitate."""
         parts = [part for group in episodes for part in by_agent(group)]
-        if self.imitates(collected.epoch):
-            return imitations(parts, self.expert_iteration, self.discount, collected)
-        return [UnitGroup.of_pairs(self.samples(part, collected.tally)) for part in parts]
+        if self.imitates(tally.epoch):
+            return imitations(parts, self.expert_iteration, self.discount, tally)
+        return [UnitGroup.of_pairs(self.samples(part, tally)) for part in parts]
 
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
         """Return the pairs of one agent in the plays of a group: the clearest of each prompt."""

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.episodes import Gathered, ScoredEpisode, Tally
+from etude.algorithms.episodes import ScoredEpisode, Tally
 from etude.config.import_path import where_raised
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.data_model import name_type, number
@@ -38,7 +38,7 @@ def try_algorithm(algorithm: Algorithm, examples: Sequence[Example]) -> None:
     """
     episodes = [_group(example) for example in examples[:2] or (Example("made-up-1"), Example("made-up-2"))]
     try:
-        made = _tried(algorithm, lambda: algorithm.groups(episodes, Gathered(0, 0, Tally())))
+        made = _tried(algorithm, lambda: algorithm.groups(episodes, Tally()))
     except RequestError as error:
         if isinstance(error.__cause__, RequestError):
             return  # It needs episodes of a protocol, or scores of agents.
