@@ -57,7 +57,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_740,
+    "lines of source": 67_605,
     "modules": 329,
     "lines of tests": 56_007,
     "benchmark files": 15,
