@@ -175,7 +175,6 @@ class FileStore:
             return False
 
     def page(self, purpose: str | None, after: str | None, limit: int, order: Order) -> Page:
-        """Return a page of files."""
         conditions = [] if purpose is None else [FILES.c.purpose == purpose]
         return fetch_page(self._engine, FILES, *conditions, after=after, limit=limit, order=order)
 
@@ -204,7 +203,6 @@ class FileStore:
 
 
 def file_object(row: Row) -> dict[str, Any]:
-    """Return the `file` object."""
     return {
         **{name: row[name] for name in ("id", "bytes", "filename", "purpose")},
         "object": "file",
@@ -216,7 +214,6 @@ def file_object(row: Row) -> dict[str, Any]:
 
 
 def file_routes(files: FileStore) -> APIRouter:
-    """Return the routes to upload, list, retrieve, read and delete files."""
     router = APIRouter(prefix="/v1/files", tags=["files"])
 
     @router.post("", summary="Upload a training file")
@@ -247,7 +244,6 @@ def file_routes(files: FileStore) -> APIRouter:
 
     @router.get("/{file_id}", summary="Retrieve a file's description")
     def retrieve_file(file_id: str) -> dict[str, Any]:
-        """Return a file's name, size and purpose."""
         return file_object(files.get(file_id))
 
     @router.get("/{file_id}/content", summary="Read a file", response_class=FileResponse)

@@ -25,7 +25,15 @@ from etude.core.json_text import read_json
 from etude.core.threads import call_off_loop
 from etude.server.settings import ServerSettings
 from etude.wire.gateway import choose_code
-from etude.wire.http_server import ApiError, RequestChecks, in_one_line, is_key, require_own_name, shown_key
+from etude.wire.http_server import (
+    USUAL_BODY,
+    ApiError,
+    RequestChecks,
+    in_one_line,
+    is_key,
+    require_own_name,
+    shown_key,
+)
 from etude.wire.sampling import describe_problems
 
 _LOG = logging.getLogger("etude.server")
@@ -34,12 +42,10 @@ _RETRY_SECONDS = 5
 
 
 def not_found(kind: str, name: str, *, param: str, code: str) -> ApiError:
-    """Return the error for a missing object."""
     return ApiError(404, f"there is no {kind} {name!r}", param=param, code=code)
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer every error with an error object."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return api_error(request, error).response(request.url.path)
@@ -98,7 +104,6 @@ class JsonRoute(APIRoute):
     """A route with a `JsonRequest`. Pass it to a router as its `route_class`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, called with a `JsonRequest`."""
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
@@ -147,7 +152,7 @@ class Guard:
 
     def _max_body(self, path: str) -> int:
         is_large = path.rstrip("/") in self._large
-        return self._settings.max_file + _MULTIPART_BYTES if is_large else self._settings.max_body
+        return self._settings.max_file + _MULTIPART_BYTES if is_large else USUAL_BODY
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Raise ApiError if the request is not allowed."""
@@ -198,12 +203,10 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def count_tokens(self, prompt: int, sampled: int) -> None:
-        """Count the tokens of a completion."""
         self._prompt.inc(prompt)
         self._sampled.inc(sampled)
 
     def text(self) -> bytes:
-        """Return the metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 

@@ -83,8 +83,6 @@ class MethodBody(BaseModel, extra="allow"):
 
 
 class JobBody(BaseModel, extra="forbid"):
-    """The body of a job request: model, data and method."""
-
     model: str = Field(min_length=1)
     training_file: str = Field(min_length=1)
     validation_file: str | None = None
@@ -105,7 +103,6 @@ class JobBody(BaseModel, extra="forbid"):
 
     @property
     def asked(self) -> Hyperparameters:
-        """The hyperparameters that the request gives."""
         return self.hyperparameters or self.method._asked
 
     @field_validator("suffix")
@@ -147,7 +144,6 @@ _JOB_FIELDS = (
 
 
 def job_object(row: Row) -> dict[str, Any]:
-    """Return the `fine_tuning.job` object."""
     method, values = row["method"], row["hyperparameters"]
     return {
         **{name: row[name] for name in _JOB_FIELDS},
@@ -165,7 +161,6 @@ def job_object(row: Row) -> dict[str, Any]:
 
 
 def event_object(row: Row) -> dict[str, Any]:
-    """Return the `fine_tuning.job.event` object."""
     return {
         **{name: row[name] for name in ("id", "level", "type", "message")},
         "object": "fine_tuning.job.event",
@@ -192,7 +187,6 @@ def _seconds(time: float | None) -> int | None:
 
 
 def job_routes(parts: ServerParts) -> APIRouter:
-    """Return the routes for jobs and algorithms."""
     jobs = parts.jobs
     router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"], route_class=JsonRoute)
 
@@ -223,7 +217,6 @@ def job_routes(parts: ServerParts) -> APIRouter:
 
     @router.get("/jobs/{job_id}", summary="Retrieve a job")
     def retrieve_job(job_id: str) -> dict[str, Any]:
-        """Return the job with its current status."""
         return job_object(jobs.get(job_id))
 
     _add_changes(router, jobs, parts.wake)

@@ -175,7 +175,6 @@ _BLOCK = tarfile.BLOCKSIZE
 
 
 def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
-    """Return the route that exports a model."""
     router = APIRouter(tags=["models"])
     one_at_a_time = asyncio.Lock()
     """Each export holds one more model in memory until it is written."""

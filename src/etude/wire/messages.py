@@ -127,7 +127,6 @@ class _Tool(BaseModel, extra="forbid"):
     eager_input_streaming: Any = None
 
     def as_chat(self) -> Tool:
-        """Return the tool in OpenAI's format."""
         described = {"description": self.description} if self.description else {}
         strict = {"strict": True} if self.strict else {}
         function = {"name": self.name, "parameters": self.input_schema or {}, **described, **strict}
@@ -161,8 +160,6 @@ class _Output(BaseModel, extra="forbid"):
 
 
 class MessagesBody(RequestBody):
-    """The body of `POST /messages`."""
-
     free = frozenset(
         {
             *("metadata", "cache_control", "user_profile_id", "workspace_id"),
@@ -194,7 +191,6 @@ class MessagesBody(RequestBody):
         return self
 
     def given(self) -> dict[str, Any]:
-        """Return the sampling parameters, with the answer's constraint."""
         output = self.output_config or _Output()
         return super().given() | only_one([read_format(output.format, "output_config.format")])
 
@@ -230,7 +226,6 @@ class MessagesDialect(Dialect):
         return replace(asked, messages=messages, tools=tools, tool_choice=tool_choice)
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
-        """Return the `message` object."""
         [answer] = answers
         completion = answer.completion
         self._memory.add(completion.message)
@@ -245,7 +240,6 @@ class MessagesDialect(Dialect):
         }
 
     def stream(self, asked: ChatBody) -> Stream:
-        """Return a stream of the message's blocks."""
         return _MessageStream(asked)
 
     @staticmethod
@@ -260,7 +254,6 @@ class MessagesDialect(Dialect):
 
 
 def _message(heading: AnswerHeader) -> dict[str, Any]:
-    """Return a message without content."""
     return {
         "id": heading.id_as("msg_"),
         "type": "message",
