@@ -138,6 +138,7 @@ class EnginePool:
                 await self._unload(name)
 
     async def close(self) -> None:
+        """Free everything."""
         for name in list(self._loaded):
             await self._unload(name)
         await self._backend.free_device()
@@ -282,6 +283,7 @@ class Inference:
 
     @asynccontextmanager
     async def reader(self, model: str) -> AsyncIterator[TextCodec]:
+        """Yield a model's tokenizer and template."""
         async with self._pool.using(model or self._base, 0) as engine:
             yield engine.speech
 

@@ -175,6 +175,7 @@ class FileStore:
             return False
 
     def page(self, purpose: str | None, after: str | None, limit: int, order: Order) -> Page:
+        """Return a page of files."""
         conditions = [] if purpose is None else [FILES.c.purpose == purpose]
         return fetch_page(self._engine, FILES, *conditions, after=after, limit=limit, order=order)
 
@@ -203,6 +204,7 @@ class FileStore:
 
 
 def file_object(row: Row) -> dict[str, Any]:
+    """Return the `file` object."""
     return {
         **{name: row[name] for name in ("id", "bytes", "filename", "purpose")},
         "object": "file",
@@ -214,6 +216,7 @@ def file_object(row: Row) -> dict[str, Any]:
 
 
 def file_routes(files: FileStore) -> APIRouter:
+    """Return the routes to upload, list, retrieve, read and delete files."""
     router = APIRouter(prefix="/v1/files", tags=["files"])
 
     @router.post("", summary="Upload a training file")

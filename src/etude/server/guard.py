@@ -42,10 +42,12 @@ _RETRY_SECONDS = 5
 
 
 def not_found(kind: str, name: str, *, param: str, code: str) -> ApiError:
+    """Return the error for a missing object."""
     return ApiError(404, f"there is no {kind} {name!r}", param=param, code=code)
 
 
 def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error with an error object."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return api_error(request, error).response(request.url.path)
@@ -104,6 +106,7 @@ class JsonRoute(APIRoute):
     """A route with a `JsonRequest`. Pass it to a router as its `route_class`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return FastAPI's handler, called with a `JsonRequest`."""
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
@@ -203,10 +206,12 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def count_tokens(self, prompt: int, sampled: int) -> None:
+        """Count the tokens of a completion."""
         self._prompt.inc(prompt)
         self._sampled.inc(sampled)
 
     def text(self) -> bytes:
+        """Return the metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 

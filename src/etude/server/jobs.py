@@ -130,6 +130,7 @@ class JobStore:
                 raise ApiError(409, message, param="model", code="model_in_use")
 
     def counts(self) -> Mapping[str, int]:
+        """Return the number of jobs by status."""
         with self._engine.connect() as connection:
             return Counter(connection.execute(sa.select(JOBS.c.status)).scalars())
 
@@ -161,6 +162,7 @@ class JobStore:
         return row
 
     def fail(self, job: str, message: str, code: str, param: str | None = None) -> None:
+        """Fail a job that cannot be done."""
         facts = {"error": {"code": code, "message": message, "param": param}, "finished": time.time()}
         event = f"The job failed: {message}"
         self._move(job, LIVE, "failed", event=event, level="error", **facts)

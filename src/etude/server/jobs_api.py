@@ -83,6 +83,8 @@ class MethodBody(BaseModel, extra="allow"):
 
 
 class JobBody(BaseModel, extra="forbid"):
+    """The body of a job request: model, data and method."""
+
     model: str = Field(min_length=1)
     training_file: str = Field(min_length=1)
     validation_file: str | None = None
@@ -103,6 +105,7 @@ class JobBody(BaseModel, extra="forbid"):
 
     @property
     def asked(self) -> Hyperparameters:
+        """The hyperparameters that the request gives."""
         return self.hyperparameters or self.method._asked
 
     @field_validator("suffix")
@@ -144,6 +147,7 @@ _JOB_FIELDS = (
 
 
 def job_object(row: Row) -> dict[str, Any]:
+    """Return the `fine_tuning.job` object."""
     method, values = row["method"], row["hyperparameters"]
     return {
         **{name: row[name] for name in _JOB_FIELDS},
@@ -161,6 +165,7 @@ def job_object(row: Row) -> dict[str, Any]:
 
 
 def event_object(row: Row) -> dict[str, Any]:
+    """Return the `fine_tuning.job.event` object."""
     return {
         **{name: row[name] for name in ("id", "level", "type", "message")},
         "object": "fine_tuning.job.event",
@@ -187,6 +192,7 @@ def _seconds(time: float | None) -> int | None:
 
 
 def job_routes(parts: ServerParts) -> APIRouter:
+    """Return the routes for jobs and algorithms."""
     jobs = parts.jobs
     router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"], route_class=JsonRoute)
 

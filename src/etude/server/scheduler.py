@@ -43,6 +43,8 @@ _GRACE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Worker:
+    """A process that trains a job."""
+
     pid: int
     code: asyncio.Future[int]
     """The exit code of the process after its end, or 255 if nobody saw it."""

@@ -173,6 +173,7 @@ class AnswerHeader:
         return None if known is None else [*known]
 
     def recorded(self, completion: Completion) -> RecordedCompletion:
+        """Return the answer with this heading."""
         return RecordedCompletion(
             self.id, self.model, self.bytes_of, self.tokens_as_ids, completion=completion
         )
@@ -217,6 +218,7 @@ class StreamProgress:
     """Tokens whose text has not been sent yet."""
 
     def take(self, delta: Delta) -> None:
+        """Record a piece."""
         self.content += delta.content
         self.reasoning += delta.reasoning
         self.tokens += len(delta.ids)
@@ -233,6 +235,7 @@ class StreamProgress:
         return Delta(content, reasoning)
 
     def taken(self) -> list[TokenLogprob]:
+        """Remove and return the waiting tokens."""
         tokens, self.waiting = self.waiting, []
         return tokens
 

@@ -91,6 +91,7 @@ class InferenceBody(RequestBody):
         return self
 
     def request(self, **fields: Any) -> ChatBody:
+        """Return the request without its prompts."""
         shared = {
             "prompt_logprobs": self.prompt_logprobs,
             "n": self.n or 1,
@@ -102,6 +103,8 @@ class InferenceBody(RequestBody):
 
 
 class ChatCompletionBody(InferenceBody):
+    """The body of `POST /v1/chat/completions`."""
+
     neutral: ClassVar[Neutral] = {
         **InferenceBody.neutral,
         "add_generation_prompt": (True,),
@@ -135,6 +138,7 @@ class ChatCompletionBody(InferenceBody):
         return super().given() | newer
 
     def request(self, **fields: Any) -> ChatBody:
+        """Return the request with its messages and tools."""
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
         tools, tool_choice = choose_tools(tuple(self.tools or ()), self.tool_choice)
         return super().request(
@@ -150,6 +154,8 @@ class ChatCompletionBody(InferenceBody):
 
 
 class CompletionBody(InferenceBody):
+    """The body of `POST /v1/completions`."""
+
     neutral: ClassVar[Neutral] = {**InferenceBody.neutral, "add_special_tokens": (True,)}
 
     prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)

@@ -28,6 +28,7 @@ class ChatDialect(Dialect):
         return validated(ChatCompletionBody, body, model="").request()
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
+        """Return the `chat.completion` object."""
         first = answers[0].completion
         reply = {
             "id": answers[0].id_as("chatcmpl-"),
@@ -42,6 +43,7 @@ class ChatDialect(Dialect):
         return reply | ({"prompt_token_ids": first.prompt_ids} if asked.return_token_ids else {})
 
     def stream(self, asked: ChatBody) -> Stream:
+        """Return a stream of `chat.completion.chunk` objects."""
         return _ChatStream(asked)
 
 
@@ -78,6 +80,7 @@ class ChunkStream(Stream):
         return None, {**self._head, "choices": [choice], **usage, **more}
 
     def end(self, reply: dict[str, Any]) -> Iterator[Event]:
+        """Yield the usage if requested, and `[DONE]`."""
         if self.asked.include_usage:
             yield None, {**self._head, "choices": [], "usage": reply["usage"]}
         yield None, "[DONE]"
@@ -131,10 +134,12 @@ def total_usage(answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[
 
 
 def known_ids(tokens: Iterable[TokenLogprob]) -> list[int]:
+    """Return the ids of tokens that have one."""
     return [token for token, _, _ in tokens if isinstance(token, int)]
 
 
 def logprobs_object(tokens: Iterable[TokenLogprob], heading: AnswerHeader) -> dict[str, Any]:
+    """Return the `logprobs` of a choice."""
 
     def entry(token: Token, logprob: float) -> dict[str, Any]:
         name, bytes = heading.called(token), heading.bytes(token)
@@ -187,6 +192,7 @@ class CompletionsDialect(Dialect):
         return validated(CompletionBody, body, model="").request()
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
+        """Return the `text_completion` object."""
         choices = []
         for index, answer in enumerate(answers):
             completion = answer.completion
@@ -207,6 +213,7 @@ class CompletionsDialect(Dialect):
         }
 
     def stream(self, asked: ChatBody) -> Stream:
+        """Return a stream of `text_completion` objects."""
         return _TextStream(asked)
 
 

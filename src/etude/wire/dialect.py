@@ -84,6 +84,7 @@ class ChatBody:
     """Called with each piece of the answer, if the engine can stream."""
 
     def each(self) -> list[ChatBody]:
+        """Return one request for each requested answer."""
         if self.n == 1 and not self.prompts:
             return [self]
         prompts = self.prompts or (None,)
@@ -126,6 +127,7 @@ class AnswerMemory:
         """The request and answer of each conversation, by the answer's name."""
 
     def add(self, message: Message) -> None:
+        """Store a message of the model."""
         if not self._shared:
             self._messages[_key(message)] = self._messages[_key(message, thinking=True)] = message
 
@@ -352,11 +354,13 @@ class Reply:
     content: bytes | AsyncIterator[bytes]
 
     def as_httpx(self) -> httpx.Response:
+        """Return the response for an httpx transport."""
         import httpx
 
         return httpx.Response(self.status, headers=self.headers, content=self.content)
 
     def as_starlette(self) -> Response:
+        """Return the response for a Starlette server."""
         from starlette.responses import Response, StreamingResponse
 
         if isinstance(self.content, bytes):
@@ -365,5 +369,6 @@ class Reply:
 
 
 def json_reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    """Return a response with a value as JSON text."""
     # Takes a fifth of the time of httpx's `json=`.
     return Reply(status, {**_JSON, **headers} if headers else _JSON, to_json(value))

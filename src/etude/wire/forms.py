@@ -170,6 +170,7 @@ class FunctionTool(BaseModel, extra="forbid"):
     allowed_callers: list[Literal["direct"]] | None = None
 
     def as_chat(self, namespace: str | None = None) -> Iterator[Tool]:
+        """Yield the tool in the format of chat completions."""
         named = {"name": chat_name(self.name, namespace)}
         shown = {"name", "description", "parameters", "strict"}
         function = self.model_dump(include=shown, exclude_none=True) | named
@@ -209,6 +210,7 @@ ResponseTools: TypeAlias = Annotated[
 
 
 def chat_name(name: str, namespace: str | None) -> str:
+    """Return the name of a function in a chat."""
     return f"{namespace}__{name}" if namespace else name
 
 

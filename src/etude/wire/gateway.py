@@ -310,6 +310,7 @@ class RecordingTransport(httpx.AsyncBaseTransport):
         self._gateway = Gateway(handler, memory)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer an httpx request."""
         body = await request.aread()
         reply = await self._gateway.answer(request.method, request.url.path, request.headers, body)
         return reply.as_httpx()
@@ -323,6 +324,7 @@ class BlockingRecordingTransport(httpx.BaseTransport):
         self._run = run
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer an httpx request."""
         body = request.read()
         reply: Reply = self._run(
             self._gateway.answer(request.method, request.url.path, request.headers, body)

@@ -236,5 +236,6 @@ class BackgroundServer:
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))
 
     async def close(self) -> None:
+        """Stop listening and end the requests in progress."""
         self._server.should_exit = True
         await self._task

@@ -160,6 +160,8 @@ class _Output(BaseModel, extra="forbid"):
 
 
 class MessagesBody(RequestBody):
+    """The body of `POST /messages`."""
+
     free = frozenset(
         {
             *("metadata", "cache_control", "user_profile_id", "workspace_id"),
@@ -191,6 +193,7 @@ class MessagesBody(RequestBody):
         return self
 
     def given(self) -> dict[str, Any]:
+        """Return the sampling parameters, with the answer's constraint."""
         output = self.output_config or _Output()
         return super().given() | only_one([read_format(output.format, "output_config.format")])
 
@@ -226,6 +229,7 @@ class MessagesDialect(Dialect):
         return replace(asked, messages=messages, tools=tools, tool_choice=tool_choice)
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
+        """Return the `message` object."""
         [answer] = answers
         completion = answer.completion
         self._memory.add(completion.message)
@@ -240,6 +244,7 @@ class MessagesDialect(Dialect):
         }
 
     def stream(self, asked: ChatBody) -> Stream:
+        """Return a stream of the message's blocks."""
         return _MessageStream(asked)
 
     @staticmethod

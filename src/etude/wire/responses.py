@@ -99,6 +99,8 @@ class _ReasoningConfig(BaseModel, extra="forbid"):
 
 
 class ResponsesBody(RequestBody):
+    """The body of `POST /responses`."""
+
     free = (BOOKKEEPING - {"store"}) | {"client_metadata"}
     neutral: ClassVar[Neutral] = {
         **RequestBody.neutral,
@@ -124,6 +126,7 @@ class ResponsesBody(RequestBody):
     max_tokens: Integer | None = Field(default=None, alias="max_output_tokens", ge=1)
 
     def given(self) -> dict[str, Any]:
+        """Return the sampling parameters, with the answer's constraint."""
         return super().given() | only_one(
             [read_format(self.text.format if self.text else None, "text.format")]
         )
@@ -200,6 +203,7 @@ class ResponsesDialect(Dialect):
         }
 
     def stream(self, asked: ChatBody) -> Stream:
+        """Return a stream of the response's items, with numbered events."""
         return _ResponseStream(asked)
 
 

@@ -205,6 +205,7 @@ class Imported:
     """The parts of the log that form no chat, by reason: their number, and the place of the first one."""
 
     def as_json(self) -> dict[str, Any]:
+        """Return all fields as JSON."""
         left_out = {reason: {"count": n, "first": first} for reason, (n, first) in self.left_out.items()}
         return {**asdict(self), "left_out": left_out}
 
