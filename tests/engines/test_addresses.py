@@ -14,7 +14,7 @@ from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.job import ModelVersion
 from etude.engines import http_addresses
 from etude.engines.openai_compatible import OpenAiEngine
-from etude.engines.openai_config import PROVIDERS, OpenAiLlmConfig, provider_at
+from etude.engines.openai_config import OpenAiLlmConfig, provider_at
 from etude.wire.retries import counting_retries
 from tests.endpoint_process import EndpointProcess
 from tests.support import pass_time, until
@@ -279,25 +279,9 @@ def test_without_an_address_it_is_openai_unless_the_environment_says_otherwise(m
         ({"base_url": "http://localhost:1/v1", "return_token_ids": True}, True, True),
         ({"model_name": "o4-mini-2025-04-16"}, False, False),
         ({"model_name": "ft:o4-mini-2025-04-16:org::abc"}, False, False),
+        ({"model_name": "gpt-5-chat-latest"}, False, True),
     ],
 )
 def test_what_is_asked_for_is_what_the_provider_tells(settings, token_ids, logprobs):
     found = config(**settings)
     assert (found.asks_for_token_ids, found.asks_for_logprobs) == (token_ids, logprobs)
-
-
-@pytest.mark.parametrize(
-    ("model", "thinks"),
-    [
-        ("o1", True),
-        ("o3-mini", True),
-        ("gpt-5-2025-08-07", True),
-        ("gpt-5-chat-latest", False),
-        ("gpt-4o-mini", False),
-        ("o1000", False),
-        ("ft:gpt-4o:org::o1", False),
-    ],
-)
-def test_models_that_think_are_known_by_their_names(model, thinks):
-    assert PROVIDERS["openai"].thinks(model) is thinks
-    assert not PROVIDERS["vllm"].thinks(model)

@@ -15,7 +15,7 @@ from etude.core.errors import BudgetReached
 from etude.engines.bill import BillEntry
 from etude.preflight.estimate import EpisodeUsage
 from etude.verbs import evaluate, load_run, resume
-from tests.cli.projects import etude, finished, process, succeed
+from tests.cli.projects import etude, finished, process
 from tests.engines.budget_project import (
     CACHED,
     COMPLETION,
@@ -97,25 +97,6 @@ def test_answers_that_are_charged_and_cannot_be_used_count_too(here: Path):
         assert etude("evaluate", config, "--name", "x").exit_code == 0
         assert endpoint.calls > 8
         assert bill_in(here / "runs/x")["total"]["usd"] == pytest.approx(endpoint.usd(*POLICY), rel=1e-9)
-
-
-def test_a_judge_has_a_budget_of_its_own(here: Path):
-    with ChargingEndpoint() as endpoint:
-        config = charged_project(here, endpoint.url, examples=20)
-        stopped = etude("evaluate", config, "--name", "x", "-o", "llms.judge.budget.tokens=2000")
-        assert stopped.exit_code == 3
-        assert "llms.judge.budget.tokens is 2,000 tokens" in stopped.stderr
-        by_model = {line["model"]: line["tokens"] for line in bill_in(here / "runs/x")["lines"]}
-        assert 1000 < by_model["judge"] <= 2000
-        succeed("resume", "runs/x", "-o", "llms.judge.budget.tokens=100000")
-
-
-def test_an_unpriced_model_with_a_limit_in_usd_begins_nothing(here: Path):
-    config = charged_project(here, "https://models.example/v1", budget={"usd": 1}, **alone())
-    refused = etude("evaluate", config, "-o", "llms.policy.prices=null")
-    assert refused.exit_code == 2
-    assert "llms.policy.prices: {prompt: 0.15, completion: 0.60}" in refused.stderr
-    assert not list((here / "runs").iterdir())
 
 
 def test_a_program_gets_an_error_that_says_how_to_go_on(here: Path):

@@ -266,15 +266,6 @@ async def test_a_model_that_breaks_fails_all_who_wait_and_the_engine_goes_on():
     )
 
 
-async def test_damaged_weights_are_named():
-    of = fresh_policy()
-    with torch.no_grad():
-        next(iter(of.trainable().values())).fill_(torch.nan)
-    async with open_engine(of) as engine:
-        with pytest.raises(EngineError, match="logits are not finite"):
-            await engine.complete(asked())
-
-
 async def test_closing_fails_what_is_in_flight_and_what_comes_later():
     of = fresh_policy()
     forward = Forward(of)

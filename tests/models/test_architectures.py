@@ -21,7 +21,6 @@ from etude.core.errors import CapabilityError, RequestError
 from etude.engines.decoder import make_decoder
 from etude.engines.local import LocalLlmConfig
 from etude.learner.objective import Unit
-from etude.models import lora
 from etude.models.architecture import logit_error
 from etude.models.lora import merge_lora
 from etude.models.policy import LoraOptions, Policy
@@ -162,28 +161,10 @@ def test_layers_whose_weights_are_used_without_being_called_get_none_of_them():
                 of.use_lora(LoraOptions(target_modules=[name]), seed=0)
 
 
-CUDA = torch.device("cuda")
-
-
 @pytest.fixture
 def folder(tmp_path):
     fresh_policy().export(tmp_path / "model")
     return tmp_path / "model"
-
-
-def test_a_model_is_loaded_as_nf4_with_scales_that_are_quantised_too():
-    arguments = lora.nf4_options(torch.bfloat16, CUDA)
-    config = arguments["quantization_config"].to_dict()
-    assert arguments["device_map"] == {"": CUDA}
-    assert (config["load_in_4bit"], config["load_in_8bit"]) == (True, False)
-    assert (config["bnb_4bit_quant_type"], config["bnb_4bit_use_double_quant"]) == ("nf4", True)
-    assert config["bnb_4bit_compute_dtype"] == "bfloat16"
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_other_devices_are_refused_by_name(device):
-    with pytest.raises(RequestError, match=f"needs a CUDA device.*'{device}': leave"):
-        lora.require_four_bits(torch.device(device))
 
 
 def checked(folder, lora):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -16,16 +15,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance.hf import from_tokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
-from transformers import PreTrainedTokenizerFast
 
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.models import grammar
 from etude.models.distribution import Adjustment, adjust_logits
 from etude.models.grammar import Grammars
-from etude.models.rendering import token_bytes
 from etude.models.text_codec import constrained_sampling
 from etude.models.tiny import build_tokenizer
 from tests.models.tiny_models import CALCULATOR, chatml_policy, policy, user
@@ -84,49 +79,12 @@ def test_rows_that_cannot_go_on_say_why():
     assert wrong[0].shape().allowed is None and "cannot be held to its form" in wrong[0].fault
 
 
-WORDS = "what is é 1 + 2? naïve 😀 日本"
-END = "<｜end▁of▁turn｜>"
-
-
-def byte_level() -> Any:
-    tokenizer = build_tokenizer([WORDS], vocab_size=300)
-    tokenizer.add_special_tokens({"additional_special_tokens": [END]})
-    return tokenizer
-
-
-def byte_fallback(*more: Any) -> Any:
-    """As Llama 2 and Gemma have it: blanks are signs, and what is in no token is bytes."""
-    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "the", "é", "\ufffd", "h"]
-    model = models.BPE(
-        {name: id for id, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True
-    )
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *more]
-    )
-    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|end|>")
-
-
-TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "bytes": byte_level,
-    "fallback": byte_fallback,
-    "fallback without the first blank": lambda: byte_fallback(decoders.Strip(" ", 1, 0)),
-}
-
-
-@pytest.fixture(scope="module", params=TOKENIZERS.values(), ids=TOKENIZERS.keys())
-def tokenizer(request: pytest.FixtureRequest) -> Any:
-    return request.param()
-
-
-def test_they_are_those_that_llguidance_knows(tokenizer: Any) -> None:
-    known = from_tokenizer(tokenizer)
-    found = {token: token_bytes(tokenizer, token) for token in range(len(tokenizer))}
-    # With this byte, which is in no text, it marks special tokens.
-    [marked] = [token for token, bytes in found.items() if bytes == b"\xff"]
-    assert found == {token: known.decode_bytes([token]) for token in found} | {marked: b"\xff"}
+def test_the_bytes_of_tokens_add_up_to_their_text():
+    text = "what is é 1 + 2? naïve 😀 日本<|end|>"
+    speech = policy().speech
+    ids = speech.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert b"".join(map(speech.grammars.token_bytes, ids)) == text.encode()
+    assert speech.grammars.token_bytes(ids[-1]) == b"<|end|>"
 
 
 FORMS = {

@@ -24,18 +24,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import etude
 from etude.algorithms.episodes import ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.samples import find_branches, make_sample, targeted_calls
-from etude.core.call import Call, ChatRequest, Completion, Sampling
+from etude.algorithms.samples import targeted_calls
+from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.episode import WORKFLOW
 from etude.engines.embedded import EmbeddedEngine
 from etude.learner.objective import Unit
+from etude.models.device import multiplies_bfloat16
 from etude.models.policy import LoraOptions, Policy
 from etude.show.exported_model import Conversion, convert, find_converter
 from etude.store.files import WEIGHTS_FILE
-from tests.algorithms.scripted_episodes import episode
 from tests.cli.projects import events, process
 from tests.learner.gradients import Gradient, get_gradient
-from tests.models.tiny_models import answered, user
+from tests.models.tiny_models import user
 from tests.pretrained import needs_converter, needs_real_model, real_converter, real_model
 from tests.support import one_quick
 
@@ -61,7 +61,6 @@ def varied(example: etude.Example, output: str) -> float:
 """
 TALK = {"id": "cities", "questions": ["Name a city.", "And another one."]}
 
-HAS_BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 IDS = torch.arange(24)[None] * 1999 % 49152
 QUESTIONS = (
     "What is the capital of France?",
@@ -184,14 +183,14 @@ def test_gradients_of_token_trees_are_those_of_padded_rows(runs: dict[str, etude
     """In float32 the cosine was 1 - 1e-11. In bfloat16, to the padded gradient in float32: of trees 0.997 and
     1.06 times its length, of padded rows 0.989 and 0.97 times. 24 trained tokens; here 12."""
     units, gradients = make_units(runs["whole"]), dict[str, Gradient]()
-    for dtype in ("float32", "bfloat16") if HAS_BFLOAT16 else ("float32",):
+    for dtype in ("float32", "bfloat16") if multiplies_bfloat16() else ("float32",):
         policy = version_1(runs["whole"], model, dtype)
         for packing in ("tree", "padded"):
             gradients[f"{packing} {dtype}"] = get_gradient(policy, units, Grpo(), packing=packing)[1]
     truth = gradients["padded float32"]
     cosine, length = likeness(gradients["tree float32"], truth)
     assert 1 - cosine < 1e-8 and abs(length - 1) < 1e-4
-    if not HAS_BFLOAT16:
+    if not multiplies_bfloat16():
         return
     theirs, _ = likeness(gradients["padded bfloat16"], truth)
     cosine, length = likeness(gradients["tree bfloat16"], truth)
@@ -303,7 +302,7 @@ async def test_in_float32_logprobs_are_those_of_a_forward_pass(exact):
     assert engines_logprobs(answers) == pytest.approx(plain_logprobs(plain, answers), abs=2e-4)
 
 
-@pytest.mark.skipif(not HAS_BFLOAT16, reason="this CPU does not multiply bfloat16")
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="this CPU does not multiply bfloat16")
 async def test_in_bfloat16_they_are_as_near_to_float32s_as_those_of_a_forward_pass(exact, rounded):
     """On average of 84 tokens they were 0.033 nats off, and transformers' own 0.052."""
     answers = await sampled(rounded, [asked(text, key) for text in ASKED_OF_IT for key in (1, 2)])
@@ -314,30 +313,3 @@ async def test_in_bfloat16_they_are_as_near_to_float32s_as_those_of_a_forward_pa
 
 def mean_distance(found: Sequence[float], wanted: Sequence[float]) -> float:
     return fmean(abs(one - other) for one, other in zip(found, wanted, strict=True))
-
-
-async def test_prompts_are_those_of_the_chat_template_and_answers_end_where_it_ends_them(exact):
-    words = AutoTokenizer.from_pretrained(real_model())
-    calls: list[Call] = []
-    spoken: list[dict[str, Any]] = []
-    async with open_engine(exact) as engine:
-        for question in ("What is the capital of France?", "And of Italy?\n\n1."):
-            spoken.append(user(question))
-            sampling = Sampling(temperature=0.0, max_tokens=48)
-            request = ChatRequest(tuple(spoken), sampling=sampling, conversation="c", earlier=tuple(calls))
-            found = await engine.complete(request)
-            wanted = words.apply_chat_template(spoken, add_generation_prompt=True, return_dict=False)
-            assert [*found.prompt_ids] == wanted
-            assert found.finish_reason == "stop"
-            assert words.decode(found.completion_ids) == f"{found.message['content']}<|im_end|>"
-            spoken.append({"role": "assistant", "content": found.message["content"]})
-            calls.append(answered(request, found, index=len(calls)))
-    assert len(find_branches(calls)) == 1
-    sample = make_sample(calls, episode(calls), reward=1.0)
-    # The template writes a line break after the end of a turn, which nobody sampled.
-    whole = words.apply_chat_template(spoken, return_dict=False)
-    assert [*sample.ids] == whole[:-1]
-    trained = [id for id, weight in zip(sample.ids, sample.loss_weights, strict=True) if weight]
-    assert words.decode(trained) == "".join(
-        f"{call.completion.message['content']}<|im_end|>" for call in calls
-    )

@@ -49,14 +49,6 @@ def innermost(engine: Engine) -> Engine:
     return engine
 
 
-def end_conversation(engine: Engine, conversation: str) -> None:
-    """Let the engine free anything that it keeps for a conversation, since no further call of it follows."""
-    # Not a protocol, because an `isinstance` check of a protocol is slow.
-    end = getattr(innermost(engine), "end_conversation", None)
-    if end is not None:
-        end(conversation)
-
-
 @runtime_checkable
 class PortableEngine(Protocol):
     """An engine that only talks to an address. Other processes can build it too, and adopt its versions."""

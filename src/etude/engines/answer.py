@@ -125,12 +125,11 @@ def require_room(speech: TextCodec, ids: Sequence[int]) -> None:
             "conversation"
         )
     if (largest := max(ids)) >= speech.vocabulary:
-        what = f"token id {largest} is not in the vocabulary of {speech.vocabulary}"
-        known = largest < len(speech.tokenizer)
-        if known and (token := speech.tokenizer.convert_ids_to_tokens([largest])[0]) is not None:
-            what += f": its tokenizer has '{token}', for which the model has no weights"
-            what += " (resize_token_embeddings)"
-        raise ImpossibleCall(what, param="messages")
+        raise ImpossibleCall(
+            f"token id {largest} is not in the vocabulary of {speech.vocabulary}; a token that was added to "
+            "the tokenizer needs weights (resize_token_embeddings)",
+            param="messages",
+        )
 
 
 def parse_message(

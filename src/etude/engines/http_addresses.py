@@ -160,13 +160,9 @@ class HttpAddresses:
         headers |= {name: value.get_secret_value() for name, value in config.headers.items()}
         keep_secret(*(value.get_secret_value() for value in config.headers.values()))
         self._client = HttpClient(headers, most_megabytes=config.max_answer_mb, setting="`max_answer_mb`")
+        self.has_several = len(config.addresses) > 1
         self.wanted: str | None = None
         """The model that an address must list before it is used again; None for any model."""
-
-    @property
-    def has_several(self) -> bool:
-        """Whether there is more than one address."""
-        return len(self.routes.addresses) > 1
 
     async def post(
         self, address: Address, path: str, content: bytes, headers: Mapping[str, str] | None = None

@@ -52,16 +52,6 @@ class Limit:
         """Return whether the model's usage counts."""
         return self.model in (None, model)
 
-    def hold(self, amount: float) -> None:
-        """Reserve an amount for a call or job that begins."""
-        self.held += amount
-        self.holders += 1
-
-    def release(self, amount: float) -> None:
-        """Release the reserved amount of a call or job that has ended."""
-        self.holders -= 1
-        self.held = self.held - amount if self.holders else 0.0
-
     def reached(self, amount: float = 0.0, what: str = "") -> BudgetReached:
         """Return the error for a reached limit; `what` would take up to `amount` more."""
         more = f", and {what} may take up to {shown(amount, self.unit)}" if what else ""
@@ -225,7 +215,8 @@ class Ledger:
     def release(self, number: int | None) -> None:
         """Release the reservation of a call or job that has ended."""
         for limit, amount in self._holds.pop(number, ()) if number is not None else ():
-            limit.release(amount)
+            limit.holders -= 1
+            limit.held = limit.held - amount if limit.holders else 0.0
         self._wake()
 
     async def begin_job(self, model: str, name: str, tokens: int) -> None:
@@ -287,7 +278,8 @@ class Ledger:
         number = next(self._numbers)
         self._holds[number] = [(limit, amounts[limit.unit]) for limit in own]
         for limit, amount in self._holds[number]:
-            limit.hold(amount)
+            limit.held += amount
+            limit.holders += 1
         return number
 
     def _stop(self, reached: BudgetReached) -> None:

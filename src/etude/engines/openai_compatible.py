@@ -125,10 +125,6 @@ class OpenAiEngine(Engine):
             self._addresses.wanted = version.location
         self._model, self._version, self.adopted = version.location, version.number, version
 
-    def end_conversation(self, conversation: str) -> None:
-        """Forget a conversation."""
-        self._addresses.routes.end(conversation)
-
     async def close(self) -> None:
         self._closed = True
         await self._addresses.close()

@@ -110,10 +110,6 @@ class Routes:
         self._seats.move_to_end(conversation)
         return seat
 
-    def end(self, conversation: str) -> None:
-        """Forget a conversation."""
-        self._seats.pop(conversation, None)
-
     def has_other(self, avoid: Collection[str]) -> bool:
         """Return whether an address outside `avoid` is in use."""
         return any(not address.is_aside and address.url not in avoid for address in self.addresses)

@@ -111,6 +111,11 @@ class Grammars:
                 shaper.allowed = _bits(shaper.matcher, self.vocabulary)
         return shapes
 
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token adds in the middle of a text; a special token adds its name."""
+        # llguidance marks special tokens with the byte 0xff, and decodes it to nothing.
+        return bytes(self._ll_tokenizer.decode_bytes([token])) or b"\xff"
+
     def _spells_token(self, constraint: Constraint) -> bool:
         """Return whether a form's text spells the name of an added token, like `<|im_end|>`."""
         text = constraint.text if constraint.kind == "regex" else "".join(_LITERAL.findall(constraint.text))

@@ -7,6 +7,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from rich.filesize import decimal
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -45,11 +47,7 @@ def give_back_freed() -> None:
 
 def shown_bytes(count: float) -> str:
     """Format a number of bytes, in powers of 1000: `1.5 GB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    return decimal(round(count))
 
 
 def _cgroup_number(name: str) -> int | None:

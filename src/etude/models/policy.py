@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
@@ -42,13 +42,6 @@ class LoraOptions:
     """Names of the modules with LoRA weights; None means all linear layers except the head."""
 
 
-class Sampler(Protocol):
-    """An engine, as a policy knows it."""
-
-    def rest(self) -> None:
-        """Free the memory that only sampling needs, before the policy is trained."""
-
-
 class Policy:
     """One set of weights in memory, shared by the engine that samples and the learner that trains.
 
@@ -64,8 +57,8 @@ class Policy:
         self.version = 0
         self.weights_id = 0
         self.lock = threading.RLock()
-        self.samplers: WeakSet[Sampler] = WeakSet()
-        """The engines that sample from this policy."""
+        self.samplers: WeakSet[Any] = WeakSet()
+        """The engines that sample from this policy. Each can `rest`, before the policy is trained."""
         self.speech = TextCodec.of(tokenizer, model.config, getattr(model, "generation_config", None))
         self.template, self.stop_ids = self.speech.template, self.speech.stop_ids
         self.max_context = self.speech.max_context

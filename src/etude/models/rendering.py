@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -63,8 +63,6 @@ class Rendering:
         self.ids = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self.encode([text])[0])
         # An answer's text is needed for stop texts, for comparison with the sampled ids, and for parsing.
         self._decoded = lru_cache(maxsize=4)(lambda ids: decode_ids(tokenizer, ids))
-        self.token_bytes = lru_cache(maxsize=2**16)(partial(token_bytes, tokenizer))
-        """Returns the bytes of a token. Cached: logprobs need each token, and a call took 8 µs."""
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, ask: bool) -> str:
         """Render messages; with `ask`, also the start of an answer after them.
@@ -83,58 +81,38 @@ class Rendering:
             return None
 
     def _render(self, conversation: str, ask: bool) -> str:
-        messages, tools, options = json.loads(conversation)
-        return self.texts([messages], tools, options, ask=ask)[0]
-
-    def texts(
-        self,
-        conversations: Sequence[Sequence[Message]],
-        tools: Sequence[Tool],
-        options: Options,
-        *,
-        ask: bool,
-    ) -> list[str]:
-        """Render many conversations, which is faster than one at a time. Raises errors as `text` does."""
         from jinja2 import TemplateError
 
+        messages, tools, options = json.loads(conversation)
         options = self.settled(options)
         try:
-            if not all(conversations):
+            if not messages:
                 raise ValueError("there is no message")
-            fitted = [self.roles.fitted([*map(self.for_template, messages)]) for messages in conversations]
-            texts = self._apply(fitted, tools, options, ask=ask)
+            fitted = self.roles.fitted([*map(self.for_template, messages)])
+            text = self._apply(fitted, tools, options, ask=ask)
         except (TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
-            if len(conversations) != 1:
-                # Render them one by one, so that the error names the refused one.
-                return [self.text(messages, tools, options, ask=ask) for messages in conversations]
             raise ImpossibleCall(
                 f"the model's chat template refused the messages ({type(error).__name__}: {error}); "
-                f"roles: {[message.get('role') for message in conversations[0]]}",
+                f"roles: {[message.get('role') for message in messages]}",
                 param="messages",
             ) from error
-        for messages, text in zip(fitted, texts, strict=True):
-            self._refuse_lost(messages, text, tools, options)
-        return texts
+        self._refuse_lost(fitted, text, tools, options)
+        return text
 
     def _apply(
-        self,
-        conversations: Sequence[Sequence[Message]],
-        tools: Sequence[Tool],
-        options: Options,
-        *,
-        ask: bool,
-    ) -> list[str]:
-        """Return the template's own renderings. May raise any error of the template."""
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, ask: bool
+    ) -> str:
+        """Return the template's own rendering. May raise any error of the template."""
         template = self.tokenizer.get_chat_template(tools=list(tools) or None)
-        texts = self.tokenizer.apply_chat_template(
-            conversations,
+        text = self.tokenizer.apply_chat_template(
+            messages,
             tools=list(tools) or None,
             chat_template=_FIXED_DATE + template if "strftime_now" in template else template,
             add_generation_prompt=ask,
             tokenize=False,
             **options,
         )
-        return [str(text) for text in texts]
+        return str(text)
 
     def _refuse_lost(
         self, messages: Sequence[Message], text: str, tools: Sequence[Tool], options: Options
@@ -278,7 +256,7 @@ class Rendering:
         from jinja2 import TemplateError
 
         with contextlib.suppress(TemplateError, TypeError, KeyError, ValueError):
-            return self._apply([messages], tools, options, ask=False)[0]
+            return self._apply(messages, tools, options, ask=False)
         return None
 
     @cached_property
@@ -312,29 +290,3 @@ def _with_objects(message: Message) -> Message:
             arguments = read_json(arguments, unique_keys=False) if isinstance(arguments, str) else arguments
         calls.append({**call, "function": {**call["function"], "arguments": arguments}})
     return {**message, "tool_calls": calls}
-
-
-_REPLACEMENT = "\ufffd"
-_ONE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-"""The name of a single-byte token in vocabularies with byte fallback."""
-
-
-def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """Return the bytes that a token adds in the middle of a text; for a special token, its name's bytes."""
-    alone = decode_ids(tokenizer, [token])
-    if _REPLACEMENT not in alone:
-        # Some tokenizers drop the space before the first word of a text.
-        return decode_ids(tokenizer, [token, token]).removeprefix(alone).encode()
-    name = str(tokenizer.convert_ids_to_tokens(token))
-    if match := _ONE_BYTE.fullmatch(name):
-        return bytes.fromhex(match[1])
-    signs = _byte_signs()
-    return bytes(map(signs.__getitem__, name)) if signs.keys() >= {*name} else alone.encode()
-
-
-@cache
-def _byte_signs() -> dict[str, int]:
-    """Map each character in tokens of a byte-level vocabulary, like GPT-2's, to its byte."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {sign: byte for byte, sign in bytes_to_unicode().items()}

@@ -68,21 +68,18 @@ def split_talks(
             "the conversation begins with an answer of the assistant, which needs a prompt; put a message of "
             "the user before it, or give it the weight 0"
         )
-    asked = rendering.texts([conversations[number][:index] for number, index in turns], tools, {}, ask=True)
-    closed = rendering.texts(
-        [conversations[number][: index + 1] for number, index in turns], tools, {}, ask=False
-    )
     found: list[list[_Piece]] = [[] for _ in conversations]
-    for (number, index), before, after in zip(turns, asked, closed, strict=True):
+    for number, index in turns:
         talk = found[number]
+        asked = rendering.text(conversations[number][:index], tools, {}, ask=True)
         for place, message in enumerate(conversations[number][:index], start=1):
             for call in message.get("tool_calls") or ():
-                if (name := call["function"]["name"]) not in before:
+                if (name := call["function"]["name"]) not in asked:
                     raise RequestError(
                         f"message {place}: the model's chat template does not write the call of {name!r}; "
                         "choose a model whose template writes tool calls"
                     )
-        talk += _turn(rendering, talk, conversations[number], index, tools, before, after)
+        talk += _turn(rendering, talk, conversations[number], index, tools, asked)
     return found
 
 
@@ -93,12 +90,12 @@ def _turn(
     index: int,
     tools: Sequence[Tool],
     asked: str,
-    closed: str,
 ) -> tuple[_Piece, _Piece]:
     """Return the text since the assistant's last turn, and the text of the turn in message `index`.
 
-    `talk` has the earlier pieces; `asked` and `closed` are the renderings before and after the turn.
+    `talk` has the earlier pieces; `asked` is the rendering before the turn.
     """
+    closed = rendering.text(messages[: index + 1], tools, {}, ask=False)
     done = "".join(piece.text for piece in talk)
     ends = [end.span() for end in rendering.end_pattern.finditer(closed, len(asked))]
     end, written = (ends[0] if ends else None), closed

@@ -272,6 +272,8 @@ def write_lora_folder(
 
     Raises StoreError if the tensors are not LoRA weights or the folder cannot be written.
     """
+    from peft import LoraConfig
+
     odd = [name for name in tensors if f"{_ADAPTER}.weight" not in name]
     if odd or not tensors:
         raise StoreError(f"these are not LoRA weights: {odd[0] if odd else 'there are none'}")
@@ -280,20 +282,17 @@ def write_lora_folder(
             f"other engines take no LoRA weights on all experts of a layer together ({fused[0]}): name the "
             "layers of the attention as 'target_modules' of 'lora', or export the merged model"
         )
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "r": r,
-        "lora_alpha": alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted({name.split(".lora_")[0].rpartition(".")[2] for name in tensors}),
-        "inference_mode": True,
-    }
+    config = LoraConfig(
+        r=r,
+        lora_alpha=alpha,
+        target_modules=sorted({name.split(".lora_")[0].rpartition(".")[2] for name in tensors}),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        inference_mode=True,
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        config.save_pretrained(folder)
         plain = {name.replace(f"{_ADAPTER}.weight", ".weight"): value for name, value in tensors.items()}
         with (folder / "adapter_model.safetensors").open("wb") as file:
             digest(plain, file)

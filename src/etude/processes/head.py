@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from etude.core.call import Call, Usage
 from etude.core.errors import EtudeError, RequestError
-from etude.core.interfaces import Engine, PortableEngine, end_conversation, innermost
+from etude.core.interfaces import Engine, PortableEngine, innermost
 from etude.core.job import ModelVersion
 from etude.engines.ledger import Ledger
 from etude.engines.meter import Purpose, use_purpose
@@ -72,8 +72,6 @@ class Head:
     def forget(self, episode_id: str) -> None:
         """Drop the answers of an episode that is over."""
         self.answers.pop(episode_id, None)
-        for name in self.sampled_here:
-            end_conversation(self.engines[name], episode_id)
 
 
 class RunnerDied(EtudeError):

@@ -260,7 +260,7 @@ class Episode:
         def heading(name: str) -> AnswerHeader:
             # The id depends only on the request, for code that puts it into a later request.
             head = AnswerHeader(f"chatcmpl-{name.replace('/', '-')}", model, tokens_as_ids=body.tokens_as_ids)
-            return head if speech is None else replace(head, bytes_of=speech.template.rendering.token_bytes)
+            return head if speech is None else replace(head, bytes_of=speech.grammars.token_bytes)
 
         def on_delta(name: str, delta: Delta) -> None:
             if body.on_delta is not None:

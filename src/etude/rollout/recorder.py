@@ -15,7 +15,7 @@ from typing import Any
 from etude.core.call import Call, ChatRequest, Completion, Delta, Sampling
 from etude.core.episode import SIMULATED_USER
 from etude.core.errors import EpisodeError, EtudeError, ModelOut, RequestError, StoreError, error_words
-from etude.core.interfaces import Engine, end_conversation, innermost
+from etude.core.interfaces import Engine, innermost
 from etude.core.keys import fold
 from etude.engines.meter import Role, asking_for
 from etude.store.encode import encode_call, shared_messages
@@ -143,8 +143,6 @@ class Recorder:
     def close(self) -> None:
         """Refuse further calls, and leave calls under way out of the record."""
         self._closed = True
-        for engine in self.models.engines.values():
-            end_conversation(engine, self.episode_id)
 
     async def ask(
         self,

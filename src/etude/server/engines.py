@@ -266,7 +266,7 @@ class Inference:
             heading = AnswerHeader(
                 f"chatcmpl-{secrets.token_hex(12)}",
                 asked.model,
-                engine.speech.template.rendering.token_bytes,
+                engine.speech.grammars.token_bytes,
                 asked.tokens_as_ids,
             )
             key = fold(seed, "choice", asked.choice) if asked.choice else seed

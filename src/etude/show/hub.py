@@ -42,7 +42,10 @@ _REPLACED = (
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A model repository on the hub, or on HF_ENDPOINT. Raises RequestError for a wrong name."""
+    """A model repository on the hub, or on the server that HF_ENDPOINT names.
+
+    Raises RequestError if the hub does not accept the name.
+    """
 
     name: str
     """`user/name`"""
