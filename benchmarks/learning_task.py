@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import resource
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -275,6 +276,10 @@ def countries() -> list[tuple[Any, ...]]:
     ]
 
 
+ONE_QUERY = threading.Lock()
+"""Held by the thread that queries the database. Answers are scored in several threads."""
+
+
 @cache
 def database() -> sqlite3.Connection:
     """The table, in memory, for reading only."""
@@ -287,11 +292,12 @@ def database() -> sqlite3.Connection:
 
 def query_rows(query: str) -> list[str] | None:
     """The rows that a query finds, sorted; None where it is none, or takes too long."""
-    database().set_progress_handler(lambda: 1, 1_000_000)
-    try:
-        return sorted(map(repr, database().execute(query)))
-    except (sqlite3.Error, sqlite3.Warning):
-        return None
+    with ONE_QUERY:
+        database().set_progress_handler(lambda: 1, 1_000_000)
+        try:
+            return sorted(map(repr, database().execute(query)))
+        except (sqlite3.Error, sqlite3.Warning):
+            return None
 
 
 def queries() -> list[Example]:

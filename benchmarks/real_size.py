@@ -41,7 +41,7 @@ from etude.core.sample import Sample, Turn
 from etude.engines.embedded import EmbeddedEngine
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule
-from etude.models.device import multiplies_bfloat16
+from etude.models.device import multiplies_bfloat16_faster
 from etude.models.policy import Policy
 from etude.models.tiny import build_tokenizer, conversation_texts
 from etude.rollout.evaluation_run import measure as evaluate
@@ -52,7 +52,7 @@ Cost = tuple[float, float]
 """CPU and wall seconds."""
 Note = Callable[[str], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PRECISIONS = tuple(DTYPES) if multiplies_bfloat16() else ("float32",)
+PRECISIONS = tuple(DTYPES) if multiplies_bfloat16_faster() else ("float32",)
 """Those that this CPU multiplies."""
 
 

@@ -126,11 +126,6 @@ def test_whatever_a_trajectory_holds_it_is_rows_or_refused(messages: list[Any], 
     assert all(one.turns for row in made for one in row.trajectories)
 
 
-def test_tokens_that_are_named_by_their_texts_are_refused() -> None:
-    with pytest.raises(ApiError, match="named by its text"):
-        rows(group(trajectory(1.0, choice(("yes", -0.5))), trajectory(0.0, said("no"))))
-
-
 def test_groups_that_teach_nothing_are_left_out() -> None:
     flat = group(trajectory(1.0, said("yes")), trajectory(1.0, said("no")))
     failed = {"trajectories": [], "exceptions": [{"type": "X", "message": "", "traceback": ""}]}

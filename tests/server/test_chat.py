@@ -5,7 +5,6 @@ from __future__ import annotations
 import anthropic
 import openai
 import pytest
-from openai.types.chat import ChatCompletionChunk
 
 from tests.rollout.test_apis import REFUSED
 from tests.server.process import ServerProcess
@@ -36,30 +35,6 @@ def test_token_ids_come_in_vllms_fields(client: openai.OpenAI) -> None:
     assert len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
     told = [token["token"] for token in choice["logprobs"]["content"]]
     assert told == [f"token_id:{token}" for token in choice["token_ids"]]
-
-
-def test_a_stream_says_the_same_piece_by_piece(client: openai.OpenAI) -> None:
-    options = {"model": "tiny", "messages": ASK, "max_tokens": 24, "seed": 1, "n": 2}
-    options |= {"logprobs": True, "extra_body": IDS}
-    whole = client.chat.completions.create(**options)
-    chunks = list(
-        client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
-    )
-    for chunk in chunks:
-        ChatCompletionChunk.model_validate(chunk.model_dump())
-    assert len(chunks) > 8
-    assert chunks[-1].usage == whole.usage and chunks[-1].choices == []
-    for choice in whole.choices:
-        mine = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
-        assert mine[0].delta.role == "assistant"
-        assert "".join(one.delta.content or "" for one in mine) == choice.message.content
-        ids = [token for one in mine for token in one.model_dump()["token_ids"]]
-        assert ids == choice.model_dump()["token_ids"]
-        told = [token for one in mine if one.logprobs for token in one.logprobs.content or ()]
-        assert choice.logprobs is not None and choice.logprobs.content is not None
-        said = [token.logprob for token in choice.logprobs.content]
-        assert [token.logprob for token in told] == pytest.approx(said)
-        assert [one.finish_reason for one in mine if one.finish_reason] == [choice.finish_reason]
 
 
 def test_tokenize_tells_the_ids_that_a_prompt_has(server: ServerProcess, client: openai.OpenAI) -> None:

@@ -59,18 +59,6 @@ def check_whole(client: openai.OpenAI, job: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_goes_on_from_its_checkpoint(server: ServerProcess) -> None:
-    client = server.client()
-    job = create(client, upload(client, supervised(8)), **LONG).id
-    wait_for_step(client, job, 8)
-    os.kill(find_worker(server, job), signal.SIGKILL)
-    check_whole(client, job)
-    told = messages(client, job)
-    assert any("signal 9" in text and "continues from step" in text for text in told)
-    assert any(text.startswith("Fine-tuning job started, from step") for text in told)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("end", [ServerProcess.kill, ServerProcess.stop])
 def test_the_worker_of_a_server_that_ends_makes_way_and_the_next_server_goes_on(
     server: ServerProcess, end: Callable[[ServerProcess], object]

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.testclient import TestClient
 
 from etude.core.errors import RequestError
-from etude.server import extensions
+from etude.server import extensions, guard
 from etude.server.backend import Backend
 from etude.server.extensions import ServerParts, register_server_extension
 from etude.server.models import Alias
@@ -72,9 +72,8 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClie
     monkeypatch.setattr(extensions, "_paths", [])
     for _ in range(2):
         register_server_extension("tests.server.test_extensions:Extension")
-    settings = server_settings(
-        model="m", name="base", data_dir=tmp_path, api_key="secret", max_body=1024, max_file=4096
-    )
+    monkeypatch.setattr(guard, "USUAL_BODY", 1024)
+    settings = server_settings(model="m", name="base", data_dir=tmp_path, api_key="secret", max_file=4096)
     with TestClient(create_app(settings, NoEngine())) as running:
         yield running
 

@@ -177,7 +177,7 @@ class Patient:
     [
         ("/tokenize", {"prompt": LONG}),
         ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}),
-        ("/v1/messages/count_tokens", {"model": "m", "messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/v1/messages/count_tokens", {"model": "m", "messages": [{"role": "user", "content": LONG}]}),
     ],
 )
 async def test_the_loop_turns_while_a_long_prompt_is_tokenised(path: str, body: dict[str, Any]) -> None:

@@ -451,6 +451,24 @@ def test_a_part_of_text_has_a_text(part: dict[str, Any]) -> None:
         seen("/chat/completions", block(type="text", **part))
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/messages", {"messages": [*ASK, {"role": "assistant", "content": "So"}]}, "a partial answer"),
+        ("/responses", {"input": []}, "at least one message"),
+        ("/responses", {"tool_choice": "required"}, "there are no tools to call"),
+        (
+            "/responses",
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "3"}]},
+            "the id of a tool call of an earlier",
+        ),
+    ],
+)
+def test_what_no_model_can_answer_is_refused(path: str, body: dict[str, Any], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        seen(path, body)
+
+
 def test_thoughts_are_sent_back_by_either_name() -> None:
     named = [
         seen("/chat/completions", said(**{name: "1 + 2"})) for name in ("reasoning", "reasoning_content")

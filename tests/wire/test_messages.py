@@ -16,7 +16,6 @@ from etude.wire.gateway import recording_client
 from etude.wire.responses import ResponsesDialect
 from tests.wire.dialects import ASK, CALLING, TOOL_CALL, Scripted, anthropic_client, completion
 
-RESULT = {"type": "tool_result", "tool_use_id": "call_9", "content": "3"}
 ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 
 
@@ -154,35 +153,12 @@ async def test_thoughts_that_are_to_be_omitted_are_no_part_of_the_answer_and_are
     assert handler.asked[-1].messages == (*ASK, thought, *ASK)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"extra_body": {"container": "c"}}, "parameter 'container' is not supported"),
-        ({"tool_choice": {"type": "any"}}, "there are no tools to call"),
-        ({"messages": [{"role": "user", "content": [RESULT]}]}, "the id of a tool call of an earlier"),
-        ({"messages": [*ASK, {"role": "assistant", "content": "So"}]}, "continue a partial answer"),
-    ],
-)
-async def test_what_cannot_be_honoured_is_refused(server, fields, message):
-    handler = Scripted("x")
-    with pytest.raises(anthropic.BadRequestError, match=message):
-        await ask(server, handler, **fields)
-    assert handler.asked == []
-
-
 async def test_a_wrong_key_is_refused_in_anthropics_words(server):
     endpoint = server.open(Scripted("x"))
     with pytest.raises(anthropic.AuthenticationError) as raised:
         async with anthropic_client(endpoint, api_key="sk-ant-wrong") as connected:
             await connected.messages.create(model="m", max_tokens=9, messages=ASK)
     assert raised.value.body["error"]["type"] == "authentication_error"
-
-
-async def test_an_address_with_v1_does_as_well(server):
-    endpoint = server.open(Scripted("hello"))
-    async with anthropic_client(endpoint, base_url=endpoint.base_url) as connected:
-        message = await connected.messages.create(model="m", max_tokens=9, messages=ASK)
-    assert message.content[0].text == "hello"
 
 
 def test_the_environment_is_that_of_both_sdks():
@@ -279,27 +255,6 @@ def test_a_streamed_response_has_the_items_of_a_plain_one(message, reason, piece
     texts = [part for item in output if item["type"] == "message" for part in item["content"]]
     told = [token for delta in deltas for token in delta["logprobs"]]
     assert told == [token for part in texts for token in part["logprobs"]]
-
-
-@pytest.mark.parametrize(
-    ("request_fields", "message"),
-    [
-        ({"input": "hi", "tool_choice": "required"}, "there are no tools to call"),
-        (
-            {"input": [{"type": "function_call_output", "call_id": "c", "output": "3"}]},
-            "the id of a tool call of an earlier",
-        ),
-        ({"input": "hi", "conversation": "conv_1"}, "parameter 'conversation' is not supported"),
-        ({"input": []}, "at least one message"),
-    ],
-)
-async def test_what_a_response_cannot_honour_is_refused(request_fields, message):
-    handler = Scripted("x")
-    with pytest.raises(openai.BadRequestError, match=message):
-        await recording_client(handler).post(
-            "/responses", body={"model": "m", **request_fields}, cast_to=object
-        )
-    assert handler.asked == []
 
 
 async def test_thoughts_come_and_go_back_as_items():

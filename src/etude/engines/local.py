@@ -101,8 +101,8 @@ class LocalLlmConfig(LlmConfig, name="local"):
     device: Annotated[str, CHANGEABLE] = "auto"
     """Set `auto`, `cpu`, `cuda`, `cuda:N` or `mps`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto` is bfloat16 on CUDA. On CPUs that multiply bfloat16 (AVX512-BF16, AMX), it is bfloat16 for
-    models of 10 million parameters or more. Elsewhere it is float32."""
+    """`auto` is bfloat16 on CUDA. On CPUs that multiply bfloat16 faster (AMX, or AMD's AVX512-BF16), it is
+    bfloat16 for models of 10 million parameters or more. Elsewhere it is float32."""
     quantization: Literal["4bit"] | None = None
     """How to store the base under trained LoRA weights. `4bit` stores NF4 numbers, in about a quarter of
     bfloat16's memory; it needs CUDA and the extra `bnb`."""

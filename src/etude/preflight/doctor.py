@@ -149,7 +149,7 @@ def _torch(findings: Findings) -> None:
     except (ImportError, OSError) as error:
         findings.fail("torch", f"is installed and cannot be imported: {error}; install it again")
         return
-    from etude.models.device import choose_device, multiplies_bfloat16, usable_cores
+    from etude.models.device import choose_device, multiplies_bfloat16_faster, usable_cores
 
     device = choose_device()
     name = f" ({torch.cuda.get_device_name()})" if device.type == "cuda" else ""
@@ -157,8 +157,8 @@ def _torch(findings: Findings) -> None:
     taken = f"{threads} (OMP_NUM_THREADS)" if threads else "1 for small models and all for others"
     findings.ok("torch", f"{torch.__version__}, device {device.type}{name}")
     if device.type == "cpu":
-        bfloat16 = "multiplied fast: models of 10 M parameters or more are loaded in it (`dtype`)"
-        findings.ok("bfloat16", bfloat16 if multiplies_bfloat16() else "not multiplied by this CPU")
+        yes, no = "faster here: models of 10 M parameters or more are loaded in it", "not faster here"
+        findings.ok("bfloat16", yes if multiplies_bfloat16_faster() else no)
     if device.type == "mps":
         if os.environ.get(_FALLBACK) == "1":
             findings.ok("MPS", f"operations that it lacks run on the CPU ({_FALLBACK}=1)")

@@ -247,7 +247,6 @@ def file_routes(files: FileStore) -> APIRouter:
 
     @router.get("/{file_id}", summary="Retrieve a file's description")
     def retrieve_file(file_id: str) -> dict[str, Any]:
-        """Return a file's name, size and purpose."""
         return file_object(files.get(file_id))
 
     @router.get("/{file_id}/content", summary="Read a file", response_class=FileResponse)

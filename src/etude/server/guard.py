@@ -25,7 +25,15 @@ from etude.core.json_text import read_json
 from etude.core.threads import call_off_loop
 from etude.server.settings import ServerSettings
 from etude.wire.gateway import choose_code
-from etude.wire.http_server import ApiError, RequestChecks, in_one_line, is_key, require_own_name, shown_key
+from etude.wire.http_server import (
+    USUAL_BODY,
+    ApiError,
+    RequestChecks,
+    in_one_line,
+    is_key,
+    require_own_name,
+    shown_key,
+)
 from etude.wire.sampling import describe_problems
 
 _LOG = logging.getLogger("etude.server")
@@ -147,7 +155,7 @@ class Guard:
 
     def _max_body(self, path: str) -> int:
         is_large = path.rstrip("/") in self._large
-        return self._settings.max_file + _MULTIPART_BYTES if is_large else self._settings.max_body
+        return self._settings.max_file + _MULTIPART_BYTES if is_large else USUAL_BODY
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Raise ApiError if the request is not allowed."""

@@ -223,7 +223,6 @@ def job_routes(parts: ServerParts) -> APIRouter:
 
     @router.get("/jobs/{job_id}", summary="Retrieve a job")
     def retrieve_job(job_id: str) -> dict[str, Any]:
-        """Return the job with its current status."""
         return job_object(jobs.get(job_id))
 
     _add_changes(router, jobs, parts.wake)

@@ -232,15 +232,9 @@ def _archive(folder: TemporaryDirectory[str]) -> Iterator[bytes]:
 def _card(served: ServedModel, base: str, lora: bool) -> str:
     """Return a model card in Markdown, with the front matter that model hubs read."""
     front = {"library_name": "peft" if lora else "transformers", "tags": ["etude"]}
-    rows = {"base model": Path(base).name if Path(base).is_absolute() else base}
-    if served.lora is not None:
-        rows["LoRA weights"] = f"rank {served.lora['r']}, alpha {served.lora['alpha']:g}"
-    if served.digest:
-        rows["digest of the trained weights"] = served.digest
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    named = Path(base).name if Path(base).is_absolute() else base
     return (
         f"---\n{dump(front).strip()}\n---\n\n# {served.name}\n\n"
-        f"{'LoRA weights' if lora else 'Weights'} of a model of `etude serve`.\n\n"
-        f"| | |\n|---|---|\n{table}\n\n"
+        f"{'LoRA weights' if lora else 'Weights'} of a model of `etude serve`, made from {named}.\n\n"
         "No license was stated with this export; the base model's may apply to it.\n\n"
     )

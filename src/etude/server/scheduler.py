@@ -178,7 +178,6 @@ class Scheduler:
             self._add(job["id"], self._work(job["id"]))
 
     async def _make_room(self, job: Row) -> None:
-        """Stop the engine if the job needs the device."""
         if self._settings.stop_engine_for_jobs or job["metadata"].get(FREE_ENGINE) == "true":
             self._engine_away_for.add(job["id"])
             await self._pool.stop(JOBS)
@@ -268,5 +267,5 @@ def launcher_for(settings: ServerSettings) -> TeamLauncher:
 
     # Workers import custom algorithms from the server's current folder.
     code = Path.cwd() if settings.algorithms else None
-    desk, on_gpus = "etude.server.stores:open_stores", settings.device != "cpu"
+    desk, on_gpus = f"{worker.__name__}:open_stores", settings.device != "cpu"
     return RayTeams(config=settings.cluster, desk=desk, on_gpus=on_gpus, code=code)

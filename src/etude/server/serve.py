@@ -206,7 +206,6 @@ def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRo
 
     @router.get("/{model:path}", summary="Retrieve a model")
     def retrieve_model(model: str) -> dict[str, Any]:
-        """Return one model by its name."""
         return model_object(model, models.get(model).created)
 
     @router.delete("/{model:path}", summary="Delete a fine-tuned model")
@@ -256,7 +255,6 @@ def _status_routes(metrics: Metrics, etude: str) -> APIRouter:
 
     @router.get("/version", summary="Which etude this is")
     async def version() -> dict[str, str]:
-        """Return the server's version."""
         return {"version": etude}
 
     @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)

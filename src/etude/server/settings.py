@@ -12,8 +12,6 @@ from etude.processes.ray_teams import RayConfig
 from etude.show.logs import LogLevel
 from etude.wire.http_server import is_loopback
 
-_MEBIBYTE = 2**20
-
 
 class ServerSettings(BaseModel, frozen=True, extra="forbid"):
     """The settings of one server process."""
@@ -46,9 +44,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid"):
     """The limit of running and waiting sequences. The server refuses more with 429."""
     max_models: int = Field(default=3, ge=1)
     """The number of models in memory at once."""
-    max_body: int = Field(default=32 * _MEBIBYTE, ge=1024)
-    """The limit of a request's size in bytes, except for uploads."""
-    max_file: int = Field(default=512 * _MEBIBYTE, ge=1024)
+    max_file: int = Field(default=512 * 2**20, ge=1024)
     """The limit of an uploaded file's size in bytes."""
     running_jobs: int = Field(default=1, ge=1)
     """The number of jobs that train at once."""

@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -41,20 +42,51 @@ from etude.learner.optimiser import Schedule, Step
 from etude.learner.team import Team, join_team
 from etude.models.weights import save_tensors
 from etude.processes.ray_teams import TeamMember
-from etude.server.database import Row
-from etude.server.files import read_rows
+from etude.server.database import Row, open_database
+from etude.server.extensions import load_extensions
+from etude.server.files import FileStore, read_rows
 from etude.server.hyperparameters import job_algorithm
 from etude.server.jobs import FINAL, JobFolder, JobStore, model_name
-from etude.server.models import load_policy_of_job
+from etude.server.models import ModelStore, load_policy_of_job
 from etude.server.settings import ServerSettings, WorkerOrder
-from etude.server.stores import Stores, open_stores, remote_stores
 from etude.show.logs import show_logs
-from etude.store.files import WEIGHTS_FILE, open_draft, open_private
+from etude.store.files import SERVER_DATABASE, WEIGHTS_FILE, open_draft, open_private
 from etude.wire.http_server import ApiError
 
 _LOG = logging.getLogger("etude.server.worker")
 _ALONE_SECONDS = 60.0
 """Seconds for a worker to end with a checkpoint after its server has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The server's database and folders."""
+
+    jobs: JobStore
+    files: FileStore
+    models: ModelStore
+
+
+def open_stores(order: str) -> Stores:
+    """Return the stores for a worker's order, as JSON. They stay open until this process ends.
+
+    Raises StoreError if the database cannot be opened.
+    """
+    settings = WorkerOrder.model_validate_json(order).settings
+    database = open_database(settings.data_dir / SERVER_DATABASE)
+    names = [extension.names for extension in load_extensions()]
+    models = ModelStore(database, settings.data_dir, settings.name, names)
+    return Stores(JobStore(database), FileStore(database, settings.data_dir), models)
+
+
+class _Remote:
+    """A store at the head of a cluster. Its methods raise HeadLost."""
+
+    def __init__(self, seat: TeamMember, store: str) -> None:
+        self._seat, self._store = seat, store
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._seat.call, f"{self._store}.{method}")
 
 
 def work(order: WorkerOrder, seat: TeamMember | None = None) -> bool:
@@ -64,7 +96,10 @@ def work(order: WorkerOrder, seat: TeamMember | None = None) -> bool:
     """
     settings = order.settings
     load_algorithms(settings.algorithms)
-    stores = open_stores(order.model_dump_json()) if seat is None else remote_stores(seat)
+    if seat is None:
+        stores = open_stores(order.model_dump_json())
+    else:
+        stores = Stores(*(cast("Any", _Remote(seat, store)) for store in ("jobs", "files", "models")))
     together: AbstractContextManager[Team] = nullcontext(Team())
     if settings.training_processes != 1 or seat is not None:
         together = join_team(settings.device, PEER_SECONDS, shards=settings.shard_training)

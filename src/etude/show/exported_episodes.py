@@ -130,10 +130,7 @@ def _config(data: dict[str, Any], method: Method | None, target: str | None) -> 
 
 
 class StoredEvaluation(Evaluation):
-    """A run's stored evaluation of one epoch, returned without running anything.
-
-    With it, a trajectory builder rebuilds from a finished run the trajectories that it built during the run.
-    """
+    """A run's stored evaluation of one epoch. Builders rebuild the run's trajectories from it."""
 
     def __init__(
         self, journal: Journal, phases: Sequence[str], evaluators: Sequence[str], epoch: int | None = None
@@ -242,10 +239,7 @@ def require_openai_method(run: Path, method: str | None) -> None:
 
 
 def episode_transcript(run: RunFolder, episode: str) -> str:
-    """Return an episode's transcript as YAML.
-
-    Raises RequestError if the run has no episode with this id.
-    """
+    """Return an episode's transcript as YAML. Raises RequestError if there is no such episode."""
     record = read_episode(run.journal, episode)
     if record is None:
         raise RequestError(

@@ -63,10 +63,7 @@ _LIBRARIES: dict[Kind, str] = {"merged": "transformers", "lora": "peft"}
 
 
 def model_card(wanted: RunVersion, kind: Kind, license: str | None) -> str:
-    """Return a model card: Markdown with the front matter that model hubs read.
-
-    `license` is in the hub's spelling, such as `apache-2.0`, or None if unknown.
-    """
+    """Return a model card in Markdown. `license` is in the hub's spelling, such as `apache-2.0`."""
     from huggingface_hub import ModelCard, ModelCardData
 
     history, data = read_histories(wanted.run)[wanted.target], stored_data(wanted.run)

@@ -42,10 +42,7 @@ _REPLACED = (
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A model repository on the hub, or on the server that HF_ENDPOINT names.
-
-    Raises RequestError if the hub does not accept the name.
-    """
+    """A model repository on the hub, or on HF_ENDPOINT. Raises RequestError for a wrong name."""
 
     name: str
     """`user/name`"""

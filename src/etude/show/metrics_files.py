@@ -57,10 +57,7 @@ class RunReport:
         self._texts: dict[tuple[Path, int], tuple[Entry, str]] = {}
 
     def __call__(self, history: History, folder: Path, final: bool = False) -> None:
-        """Bring the files in `folder` up to date with the history. Each file is always whole.
-
-        Raises StoreError if one cannot be written.
-        """
+        """Bring the files in `folder` up to date. Each is always whole. Raises StoreError."""
         file = folder / "training_metrics.jsonl"
         lines = self._encoded(
             file, history.epochs, lambda each: f"{_json(_epoch_line(history.run_id, each))}\n"

@@ -34,10 +34,7 @@ def shown_epochs(facts: RunFacts) -> str | None:
 
 
 def first_and_last_reward(facts: RunFacts) -> list[str | None]:
-    """Return the first and last reward, from validations or else from epochs, which the text then says.
-
-    An evaluation has only the last.
-    """
+    """Return the first and last reward, of validations if there are any. Evaluations have only the last."""
     if facts.kind == "evaluate":
         result = facts.result or {}
         score = Score.model_validate((result.get("scores") or {}).get(result.get("reward")) or {})

@@ -242,10 +242,7 @@ class FunctionTracker(Tracker):
 
 
 def as_tracker(value: Any) -> Tracker:
-    """Return a tracker for a function, an object with a tracker's methods, or a class of such objects.
-
-    Raises RequestError for anything else.
-    """
+    """Return a tracker for a function, a tracker, or a class of trackers. Raises RequestError."""
     if isinstance(value, type):
         value = value()
     if all(callable(getattr(value, name, None)) for name in ("open", "send", "close")):

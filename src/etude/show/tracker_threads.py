@@ -175,10 +175,7 @@ class TrackerReader:
 
 
 class Reporting:
-    """The trackers of an open run, as a context manager around the work.
-
-    Nothing is sent, and no thread begins, before `wake`.
-    """
+    """The trackers of an open run, as a context manager. Nothing is sent before `wake`."""
 
     def __init__(
         self, config: Config, run: RunFolder, progress: Progress, *, patience: float | None = None
@@ -271,10 +268,7 @@ def with_trackers(config: Config, report: Any) -> Config:
 
 
 def report_config(run: RunFolder, overrides: Sequence[str]) -> Config:
-    """Return only the `report` block of a stored run, with these overrides: it needs no agent or model.
-
-    Raises ConfigError, and StoreError if the run's config was changed or damaged.
-    """
+    """Return only the `report` block of a stored run, with overrides. Raises ConfigError, StoreError."""
     stored = stored_data(run.path)
     settings = (stored.get("finetuning") or {}).get("run_configuration") or {}
     kept: dict[str, Any] = {"report": stored.get("report") or []}

@@ -91,11 +91,7 @@ class Copies:
         raise TakenOver(f"another folder has continued this run: process {head['process']} on {head['host']}")
 
     def copy(self) -> None:
-        """Copy everything that is new, if anything is.
-
-        Raises TakenOver, StoreError or an error of the driver if the copy fails. The previous copy then stays
-        valid.
-        """
+        """Copy everything that is new. Raises an error if that fails; the previous copy then stays valid."""
         with self._turn:
             self.require_own()
             for _ in range(_TRIES):

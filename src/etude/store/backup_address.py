@@ -109,10 +109,7 @@ async def call_storage(config: StorageConfig, call: Callable[[], T]) -> T:
 
 
 async def probe(config: StorageConfig) -> str:
-    """Write, read and delete a small object at the address, and return a sentence that says so.
-
-    Raises MissingExtraError, or RequestError saying what failed.
-    """
+    """Write, read and delete an object at the address; return a sentence. Raises RequestError."""
     name, data = f"etude-check-{secrets.token_hex(8)}", secrets.token_bytes(64)
 
     def round_trip() -> bytes:

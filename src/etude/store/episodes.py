@@ -86,10 +86,7 @@ def read_episode(journal: Steps, episode_id: str, example: Example | None = None
 
 
 async def write_episode(journal: Steps, record: EpisodeRecord) -> None:
-    """Store an episode that was not played here, each call as its difference to the one before.
-
-    Raises StoreError.
-    """
+    """Store an episode that was not played here, each call as its difference to the one before."""
     names: dict[int, str] = {}
     before: tuple[str, Call] | None = None
     for call in record.calls:

@@ -88,10 +88,7 @@ class RunFacts:
 
 
 def read_histories(path: Path) -> dict[str | None, History]:
-    """Return the epochs and validations of a run by target. The key is None if it trains one model.
-
-    Raises StoreError when its database cannot be read.
-    """
+    """Return a run's history by target; the key is None if it trains one model. Raises StoreError."""
     with RunFolder.read(path) as run:
         return histories(run.journal, run.name)
 
@@ -183,10 +180,7 @@ def find_run(text: str, root: Path) -> Path:
 
 
 def latest_unfinished(root: Path) -> Path:
-    """Return the run in `root` with the latest change that is neither finished nor in use.
-
-    Raises RequestError when there is none.
-    """
+    """Return the last changed run that is neither finished nor in use. Raises RequestError."""
     for run in list_runs(root):
         if read_facts(run).state == "unfinished":
             return run.absolute()
@@ -227,10 +221,7 @@ def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
 
 
 def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
-    """Return how much higher the second run's scores are, for each common evaluator except the rewards.
-
-    Each is computed as in `paired_difference`.
-    """
+    """Return the `paired_difference` of each common evaluator, except the rewards."""
     configs = [stored_data(run, required=False) for run in (first, second)]
     rewards = [reward_names(data).get(None) for data in configs]
     before, after = map(list_evaluators, configs)
@@ -273,10 +264,7 @@ def means(scores: Iterable[tuple[MeasuredExample, Mapping[str, Any]]]) -> dict[M
 
 
 def stored_scores(run: Path, evaluator: str | None = None) -> list[tuple[MeasuredExample, Mapping[str, Any]]]:
-    """Return the scores in a run's evaluation, or else in its last validation, each with its example.
-
-    By default, `evaluator` is the reward.
-    """
+    """Return the scores in a run's evaluation, or else in its last validation; by default the rewards."""
     scores = []
     evaluator = evaluator or reward_names(stored_data(run, required=False)).get(None)
     with RunFolder.read(run) as folder:

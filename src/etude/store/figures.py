@@ -271,10 +271,7 @@ def summary_in(by_target: Mapping[str | None, History], run_id: str, num_epochs:
 
 
 def alarm_sentences(history: History) -> list[str]:
-    """Return a sentence for each alarm of a run: its latest text, and how many other entries it holds for.
-
-    Failures are left out. Their causes are counted and shown separately.
-    """
+    """Return for each alarm its latest text, and how many other entries it holds for; without failures."""
     kinds: tuple[Sequence[Entry], ...] = (history.epochs, history.validations)
     texts = []
     for entries in kinds:

@@ -81,10 +81,7 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 
 
 def append_json_line(path: Path, facts: Mapping[str, Any]) -> None:
-    """Append facts to a file, as a line of JSON (`json_facts`). An incomplete last line is ended first.
-
-    Secrets are masked. Missing folders are made. Raises StoreError.
-    """
+    """Append facts as a line of JSON, with secrets masked. Raises StoreError."""
     line = masked(json.dumps(json_facts(facts), ensure_ascii=False))
     try:
         private_folder(path.parent)
@@ -208,10 +205,7 @@ def _sync(path: Path) -> None:
 
 
 def write_new_files(folder: Path, contents: Mapping[str, str]) -> list[Path]:
-    """Write new files, given as texts by name, into `folder`. Makes the folder and returns the paths.
-
-    Raises RequestError when a file exists already, StoreError when the files cannot be written.
-    """
+    """Write new texts by name into `folder`. Raises RequestError if a file exists, or StoreError."""
     existing = [name for name in contents if (folder / name).exists()]
     if existing:
         raise RequestError(

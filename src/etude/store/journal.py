@@ -185,10 +185,7 @@ class Journal:
         return default if text is None else json.loads(text)
 
     async def put(self, key: str, value: Json) -> None:
-        """Store `value` under `key`, replacing the old value. Returns when it is committed.
-
-        Raises TypeError for a value that is not JSON, StoreError when it cannot be stored.
-        """
+        """Store `value` under `key`, and wait until it is committed. Raises TypeError, StoreError."""
         await self._commit(self._put(key, _dumps(key, value)))
 
     def put_soon(self, key: str, value: Json) -> None:
@@ -217,10 +214,7 @@ class Journal:
             self._beginnings = tuple(each for each in self._beginnings if each is not own)
 
     def scan(self, prefix: str = "", *, start: str | None = None) -> Iterator[tuple[str, Json]]:
-        """Yield all keys that start with `prefix` and their values, in the order of keys, a page at a time.
-
-        With `start`, begin at that key.
-        """
+        """Yield keys that start with `prefix` and their values, in order, from the key `start` on."""
         first, end = _range(prefix)
         first = start or first
         while True:
@@ -246,10 +240,7 @@ class Journal:
         return dict(rows)
 
     async def delete(self, prefix: str, *, start: str | None = None) -> None:
-        """Delete all keys that start with `prefix`, or those from `start` on. Returns when that is committed.
-
-        Raises ValueError for an empty prefix, StoreError when the deletion fails.
-        """
+        """Delete the keys that start with `prefix`, from `start` on, and wait for that. Raises StoreError."""
         if not prefix:
             raise ValueError("delete needs a prefix; to delete everything, delete the run folder")
         first, end = _range(prefix)

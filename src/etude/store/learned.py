@@ -1,4 +1,4 @@
-"""The token sequences of episodes, and the record of the samples that learners trained on.
+"""The record of the samples that learners trained on.
 
 checkpoints/**/learned/v3.jsonl   the samples that version 3 was made from, as its learner took them
 submitted/4/run-epoch-4.jsonl     the data of a job of the fourth epoch, as its backend got them, or as its
@@ -16,14 +16,12 @@ import json
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from etude.core.call import TopLogprobs
-from etude.core.episode import EpisodeRecord
-from etude.core.errors import RequestError, StoreError
+from etude.core.errors import StoreError
 from etude.core.sample import Sample
 from etude.store.episodes import phase_epoch
 from etude.store.files import write_atomically
@@ -107,10 +105,7 @@ def learned_lines(
 
 
 def write_learned(versions: Path, number: int, lines: str) -> None:
-    """Write the record of the samples that a version was made from, to the folder of a model's versions.
-
-    Raises StoreError.
-    """
+    """Write the record of the samples that a version was made from. Raises StoreError."""
     write_atomically(versions / FOLDER / f"v{number}.jsonl", lines, exact=True)
 
 
@@ -222,97 +217,8 @@ def _short(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One answer within a sequence. Its tokens are `ids[start:stop]`."""
-
-    start: int
-    stop: int
-    call: int
-    """The index of the call within the episode."""
-    function: str
-    version: int
-    """The version of the weights that sampled it."""
-    logprobs: tuple[float, ...] | None
-    """The logprobs of its tokens, under the distributions that they were sampled from."""
-    top: tuple[TopLogprobs, ...]
-    """The likeliest tokens at each position, if they were asked for."""
-    finish_reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSequence:
-    """All tokens of one branch of an episode: prompts and answers in turn."""
-
-    model: str
-    ids: tuple[int, ...]
-    spans: tuple[Span, ...]
-    begins: str = ""
-    """Why a branch began here, if a changed template or a fault kept it from extending earlier tokens."""
-    learned: tuple[LearnedSample, ...] = ()
-    """The samples of these tokens that were trained on. Preference pairs may make several."""
-
-
-def token_sequences(record: EpisodeRecord) -> list[TokenSequence]:
-    """Return the branches of an episode, in the order of their last calls.
-
-    A call extends the latest earlier call whose prompt and answer its own prompt begins with. Calls without
-    token ids are left out.
-    """
-    ended: list[TokenSequence] = []  # One per call, as if no other call extended it.
-    gone_on: set[int] = set()
-    for call in record.calls:
-        answer = call.completion
-        if answer is None or answer.prompt_ids is None or answer.completion_ids is None:
-            continue
-        prompt, begins, spans = answer.prompt_ids, "", tuple[Span, ...]()
-        own = (each for each in reversed(ended) if each.model == call.model)
-        earlier = next((each for each in own if prompt[: len(each.ids)] == each.ids), None)
-        if earlier is not None:
-            gone_on.add(id(earlier))
-            begins, spans = earlier.begins, earlier.spans
-        elif answer.drifted or answer.fault:
-            why = answer.fault or "its template rendered the conversation differently than before"
-            begins = f"call {call.index} began anew: {why}"
-        span = Span(
-            start=len(prompt),
-            stop=len(prompt) + len(answer.completion_ids),
-            call=call.index,
-            function=call.function,
-            version=answer.model_version,
-            logprobs=answer.logprobs,
-            top=answer.top_logprobs,
-            finish_reason=answer.finish_reason,
-        )
-        ended.append(TokenSequence(call.model, prompt + answer.completion_ids, (*spans, span), begins))
-    return [sequence for sequence in ended if id(sequence) not in gone_on]
-
-
-def trained_sequences(run: Path, journal: Journal, record: EpisodeRecord, phase: str) -> list[TokenSequence]:
-    """Return the branches of an episode, each with its samples that were trained on.
-
-    Raises StoreError if their record cannot be read.
-    """
-    sequences = token_sequences(record)
-    samples = trained_samples(run, journal, record.id, phase)
-    by_digest: dict[str, list[LearnedSample]] = {}
-    for sample in samples:
-        by_digest.setdefault(sample.digest, []).append(sample)
-    lengths = sorted({sample.length for sample in samples})
-    trained = []
-    for sequence in sequences:
-        # A sample may end before the last answer, for example if that is another agent's.
-        digests = [ids_digest(sequence.ids[:length]) for length in lengths if length <= len(sequence.ids)]
-        own = tuple(sample for digest in digests for sample in by_digest.get(digest, ()))
-        trained.append(replace(sequence, learned=own))
-    return trained
-
-
 def trained_samples(run: Path, journal: Journal, episode: str, phase: str) -> list[LearnedSample]:
-    """Return the samples of an episode that were trained on, as far as their token ids are known.
-
-    Raises StoreError if their record cannot be read.
-    """
+    """Return the trained samples of an episode that have token ids. Raises StoreError."""
     epoch = phase_epoch(phase)
     if epoch is None:
         return []
@@ -320,15 +226,3 @@ def trained_samples(run: Path, journal: Journal, episode: str, phase: str) -> li
     versions = (entry.version for entry in entries if entry.epoch == epoch + 1)
     number = next((version.number for version in versions if version is not None), None)
     return read_learned(run, episode, version=number, epoch=epoch + 1)
-
-
-def chosen_sequence(sequences: Sequence[TokenSequence], number: int) -> TokenSequence:
-    """Return the sequence with a number, from 0. Raises RequestError if there is none."""
-    if not sequences:
-        raise RequestError(
-            "this episode has no token ids, because its engine returned none (for an endpoint, set "
-            "return_token_ids: true)"
-        )
-    if not 0 <= number < len(sequences):
-        raise RequestError(f"the episode has {len(sequences)} sequences of tokens, but no number {number}")
-    return sequences[number]

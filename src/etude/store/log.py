@@ -147,10 +147,7 @@ class EpochLog:
     async def sampled_from(
         self, epoch: int, now: ModelVersion | None, *, again: bool = False
     ) -> ModelVersion | None:
-        """Return the weights that the epoch's episodes are sampled from. The first call stores `now`.
-
-        `again` asks for the weights of episodes that replace earlier ones.
-        """
+        """Return the weights that sample the epoch, or sample it `again`. The first call stores `now`."""
 
         async def first() -> Any:
             return None if now is None else now.model_dump(mode="json")

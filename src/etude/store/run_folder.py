@@ -105,10 +105,7 @@ class RunFolder:
 
     @classmethod
     def read(cls, path: Path | str) -> RunFolder:
-        """Open an existing run folder read-only, even while another process writes it.
-
-        Raises RequestError when there is no run, StoreError when it cannot be read.
-        """
+        """Open an existing run folder read-only, while it may be written. Raises RequestError, StoreError."""
         path = _existing(path)
         return cls(path, Journal(path / DATABASE, read_only=True), None)
 
@@ -145,10 +142,7 @@ class RunFolder:
         write_atomically(self.path / name, _json(data))
 
     def read_json(self, name: str) -> Any:
-        """Return the content of a JSON file of the run, or None if there is no such file.
-
-        Raises StoreError when it is not JSON.
-        """
+        """Return the content of a JSON file of the run, or None without the file. Raises StoreError."""
         path = self.path / name
         try:
             return json.loads(path.read_text(encoding="utf-8"))
@@ -194,10 +188,7 @@ def new_run_name(root: Path, prefix: str = "") -> str:
 
 
 def describe_environment(*, seed: int | None = None) -> dict[str, Any]:
-    """Return Python, packages, machine, and the git commit of the current folder.
-
-    Environment variables are left out on purpose: they hold keys.
-    """
+    """Return Python, packages, machine and git commit, but no environment variables: they hold keys."""
     packages = dict(map(_name_and_version, importlib.metadata.distributions()))
     return {
         "etude": importlib.metadata.version("etude"),

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from etude.config.document import dig
 from etude.core.episode import cut_off_share
-from etude.core.history import Entry, EpochEntry, History, Score, ValidationEntry
+from etude.core.history import Entry, EpochEntry, History, Score
 from etude.engines.bill import load_bill
 from etude.show.run_text import figure_lines, first_and_last_reward, imported_lines, shown_epochs, shown_state
 from etude.store.episodes import list_phases, phase_epoch
@@ -109,18 +109,6 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
     return known if facts.summary.targets else [*known, *figure_lines(facts.summary)]
 
 
-def _start(entry: ValidationEntry, note: str) -> dict[str, Any]:
-    nothing = ("phase", "rewards", "episodes", "cut_off", "trained", "version")
-    return {
-        **dict.fromkeys(nothing),
-        "epoch": 0,
-        "reward": "–",
-        "failed": 0,
-        "validation": str(entry.reward),
-        "note": note,
-    }
-
-
 def _rows(history: History, phases: Mapping[int, str]) -> list[dict[str, Any]]:
     """Return rows of the epochs, the latest first, with the validation after each."""
     validations = {entry.epoch: entry for entry in history.validations}
@@ -142,12 +130,13 @@ def _rows(history: History, phases: Mapping[int, str]) -> list[dict[str, Any]]:
             "note": entry.skipped or entry.resting or new,
         }
         rows.append(row)
-    if 0 in validations:
-        rows.append(
-            _start(validations[0], "before training" if history.base is None else "after the warm-up")
-        )
-    if history.base is not None:
-        rows.append(_start(history.base, "the base model, before the warm-up"))
+    starts = {"before training" if history.base is None else "after the warm-up": validations.get(0)}
+    starts["the base model, before the warm-up"] = history.base
+    nothing = dict.fromkeys(("phase", "rewards", "episodes", "cut_off", "trained", "version"))
+    for note, start in starts.items():
+        if start is not None:
+            measured = {"epoch": 0, "reward": "–", "failed": 0, "validation": str(start.reward), "note": note}
+            rows.append(nothing | measured)
     return rows
 
 
@@ -268,10 +257,7 @@ def _metric(history: History, title: str, source: Source, note: str) -> Chart:
 
 
 def _score_chart(history: History, evaluator: str | None) -> Chart:
-    """Chart the scores of an evaluator, or the rewards if it is None.
-
-    Training episodes stand at the epochs that their weights had trained for, like validations.
-    """
+    """Chart an evaluator's scores, or the rewards. Episodes stand at the epochs their weights had trained."""
 
     def bounds(entry: Entry) -> Bounds:
         score = entry.reward if evaluator is None else entry.evaluators.get(evaluator, Score())

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from etude.algorithms.samples import find_branches
+from etude.core.call import Call, Completion
 from etude.core.data_model import finite
+from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.engines.local import base_folder
 from etude.store.episodes import phase_epoch
-from etude.store.learned import TokenSequence, chosen_sequence, records_state, trained_sequences
+from etude.store.learned import LearnedSample, ids_digest, records_state, trained_samples
 from etude.store.run_folder import RunFolder
 from etude.view.episodes import find_siblings, read_record, split_id
 from etude.view.pages import library_and_run, page, whole_number
@@ -34,6 +40,50 @@ _KEPT = 6
 _DIGITS = 5
 
 
+class Span(NamedTuple):
+    """One answer within a sequence. Its tokens are `ids[start:stop]`."""
+
+    start: int
+    stop: int
+    call: Call
+    answer: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """The tokens of one branch of an episode: prompts and answers in turn."""
+
+    model: str
+    ids: tuple[int, ...]
+    spans: list[Span]
+    fault: str
+    """Why the branch began, if a prompt repeated a conversation in other tokens."""
+    learned: list[LearnedSample]
+    """The samples of these tokens that were trained on. Preference pairs may make several."""
+
+
+def token_sequences(record: EpisodeRecord, samples: Sequence[LearnedSample]) -> list[TokenSequence]:
+    """Return an episode's branches that have token ids, by model, each with its trained samples."""
+    by_model: defaultdict[str, list[Call]] = defaultdict(list)
+    for call in record.calls:
+        if call.completion and call.completion.prompt_ids and call.completion.completion_ids is not None:
+            by_model[call.model].append(call)
+    sequences = []
+    for calls, fault in chain.from_iterable(map(find_branches, by_model.values())):
+        ids, spans = tuple[int, ...](), list[Span]()
+        for call in calls:
+            if (answer := call.completion) is not None:
+                prompt = answer.prompt_ids or ()
+                ids = prompt + (answer.completion_ids or ())
+                spans.append(Span(len(prompt), len(ids), call, answer))
+        # A sample may end before the last answer, for example if that is another agent's.
+        lengths = {sample.length for sample in samples if sample.length <= len(ids)}
+        digests = {ids_digest(ids[:length]) for length in lengths}
+        own = [sample for sample in samples if sample.digest in digests]
+        sequences.append(TokenSequence(calls[0].model, ids, spans, fault, own))
+    return sequences
+
+
 def _sequences(run: RunFolder, id: str) -> list[TokenSequence]:
     """Return the sequences of an episode, read once for all its chunks. Raises RequestError."""
     created = run.journal.select("SELECT created FROM steps WHERE key = ?", (id,))
@@ -43,8 +93,20 @@ def _sequences(run: RunFolder, id: str) -> list[TokenSequence]:
 @lru_cache(maxsize=_KEPT)
 def _read_sequences(path: Path, id: str, created: float, recorded: float) -> list[TokenSequence]:
     with RunFolder.read(path) as run:
-        phase, _ = split_id(run.journal, id)
-        return trained_sequences(path, run.journal, read_record(run, id), phase)
+        record, (phase, _) = read_record(run, id), split_id(run.journal, id)
+        return token_sequences(record, trained_samples(path, run.journal, id, phase))
+
+
+def _choose(sequences: Sequence[TokenSequence], number: int) -> TokenSequence:
+    """Return the sequence with a number, from 0. Raises RequestError if there is none."""
+    if not sequences:
+        raise RequestError(
+            "this episode has no token ids, because its engine returned none (for an endpoint, set "
+            "return_token_ids: true)"
+        )
+    if number >= len(sequences):
+        raise RequestError(f"the episode has {len(sequences)} sequences of tokens, but no number {number}")
+    return sequences[number]
 
 
 def tokens_page(request: Request) -> Response:
@@ -57,7 +119,7 @@ def tokens_page(request: Request) -> Response:
         phase, rest = split_id(run.journal, id)
         siblings = find_siblings(run.journal, phase, rest.rpartition("/")[0], library.reward(path))
     number = number if call is None else _with_call(sequences, whole_number(request, "call"))
-    sequence = chosen_sequence(sequences, number)
+    sequence = _choose(sequences, number)
     context: dict[str, Any] = {
         **sequence_context(sequence, TokenTexts(path, library.settings(path), sequence.model)),
         "chosen": chosen,
@@ -79,7 +141,7 @@ def chunk_page(request: Request) -> Response:
     (library, path), id = library_and_run(request), request.path_params["id"]
     start, sample = whole_number(request, "from"), whole_number(request, "sample")
     with RunFolder.read(path) as run:
-        sequence = chosen_sequence(_sequences(run, id), whole_number(request, "sequence"))
+        sequence = _choose(_sequences(run, id), whole_number(request, "sequence"))
     texts = TokenTexts(path, library.settings(path), sequence.model)
     return JSONResponse(token_chunk(sequence, texts, start, start + CHUNK, sample))
 
@@ -87,7 +149,7 @@ def chunk_page(request: Request) -> Response:
 def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, Any]:
     """Return what stands above a sequence's tokens, with notes on the source of its training data."""
     samples = sequence.learned
-    known = ["logprobs"] if any(span.logprobs for span in sequence.spans) else []
+    known = ["logprobs"] if any(span.answer.logprobs for span in sequence.spans) else []
     known += [name for name in COLOURS if any(getattr(sample, name, None) for sample in samples)]
     sources = list(dict.fromkeys(sample.source for sample in samples if sample.source.backend))
     # Advantages that the loss does not take are not unknown.
@@ -126,10 +188,12 @@ def token_chunk(
     learned = sequence.learned[sample] if sample < len(sequence.learned) else None
     columns: dict[str, Any] = {"from": start, "ids": list(ids), "texts": texts.of(ids)}
     spans = [span for span in sequence.spans if span.start < stop and span.stop > start]
-    columns["spans"] = [[span.start, span.stop, span.call, span.function, span.version] for span in spans]
-    known = {span.start + at: value for span in spans for at, value in enumerate(span.logprobs or ())}
+    columns["spans"] = [
+        [start, end, call.index, call.function, answer.model_version] for start, end, call, answer in spans
+    ]
+    known = {span.start + at: value for span in spans for at, value in enumerate(span.answer.logprobs or ())}
     columns["logprobs"] = [_short(known.get(at)) for at in range(start, stop)]
-    likeliest = {span.start + at: tokens for span in spans for at, tokens in enumerate(span.top)}
+    likeliest = {span.start + at: top for span in spans for at, top in enumerate(span.answer.top_logprobs)}
     if learned is not None:
         own = slice(start, min(stop, learned.length))
         columns["weights"] = [_short(value) for value in learned.weights[own]]
@@ -153,7 +217,7 @@ def token_chunk(
 def _with_call(sequences: Sequence[TokenSequence], call: int) -> int:
     """Return the number of the first sequence that answers a call. Raises RequestError without one."""
     for number, sequence in enumerate(sequences):
-        if any(span.call == call for span in sequence.spans):
+        if any(span.call.index == call for span in sequence.spans):
             return number
     raise RequestError(f"no token ids were recorded for an answer to call {call}")
 

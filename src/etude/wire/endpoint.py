@@ -100,7 +100,6 @@ class EndpointServer:
             self._server = self._socket = None
 
     async def _record(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as an ASGI application."""
         from starlette.requests import Request
 
         from etude.wire.http_server import ApiError, shown_key

@@ -57,6 +57,8 @@ class ApiError(HTTPException):
 
 _LOG = logging.getLogger("etude.http")
 
+USUAL_BODY = 32 * 2**20
+"""Bytes that a request body may have."""
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 Check = Callable[[Scope, Headers], None]
@@ -74,7 +76,7 @@ class RequestChecks:
         app: ASGIApp,
         check: Check | None = None,
         *,
-        max_body: Callable[[str], int] = lambda path: 32 * 2**20,
+        max_body: Callable[[str], int] = lambda path: USUAL_BODY,
     ) -> None:
         """`max_body` returns the maximum size in bytes of a request body, by path."""
         self._app = app
@@ -82,7 +84,6 @@ class RequestChecks:
         self._max_body = max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

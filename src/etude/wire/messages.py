@@ -127,7 +127,6 @@ class _Tool(BaseModel, extra="forbid"):
     eager_input_streaming: Any = None
 
     def as_chat(self) -> Tool:
-        """Return the tool in OpenAI's format."""
         described = {"description": self.description} if self.description else {}
         strict = {"strict": True} if self.strict else {}
         function = {"name": self.name, "parameters": self.input_schema or {}, **described, **strict}
@@ -260,7 +259,6 @@ class MessagesDialect(Dialect):
 
 
 def _message(heading: AnswerHeader) -> dict[str, Any]:
-    """Return a message without content."""
     return {
         "id": heading.id_as("msg_"),
         "type": "message",

@@ -68,19 +68,16 @@ def _json(path: Path) -> Iterator[Row]:
     """Yield one row per line, or the rows of one value over many lines: a list of rows, or a row."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip(_BLANK))
-        begin = [*islice(lines, 2)]
-        rows = [_row(path, *line) for line in begin]
-        broken = [isinstance(value, RowError) for _, value in rows]
-        if broken[:1] == [True] and (begin[0][1].strip() in (b"[", b"{") or broken[1:] != [False]):
-            file.seek(0)
-            try:
-                yield from _items(str(path), json_value(file.read(), path))
-            except DatasetError as error:
-                raise DatasetError(f"{error}; fix it, or write one row per line") from error
-            return
-        # The first line may be a list of all rows.
-        yield from (row for where, value in rows[:1] for row in _items(where, value))
-        yield from rows[1:]
+        for number, line in islice(lines, 1):
+            if line.rstrip().endswith((b"[", b"{", b",")):
+                file.seek(0)
+                try:
+                    yield from _items(str(path), json_value(file.read(), path))
+                except DatasetError as error:
+                    raise DatasetError(f"{error}; fix it, or write one row per line") from error
+                return
+            # The first line may be a list of all rows.
+            yield from _items(*_row(path, number, line))
         yield from (_row(path, *line) for line in lines)
 
 
