@@ -59,7 +59,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 67_486,
     "modules": 328,
-    "lines of tests": 55_714,
+    "lines of tests": 55_642,
     "benchmark files": 15,
     "config keys": 402,
 }

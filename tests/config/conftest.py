@@ -14,6 +14,7 @@ from tests.config.parts import register_parts
 
 # A module that is first imported while the registry is isolated would be missing from it afterwards.
 registry.load_entry_points()
+SHIPPED = registry._registrations
 
 AGENT = """\
 def play(example, episode):
@@ -46,6 +47,8 @@ def empty_registry() -> Iterator[None]:
 
 @pytest.fixture
 def parts(empty_registry: None) -> None:
+    """All types that ship, but for models of this room's own."""
+    registry._registrations |= {key: value for key, value in SHIPPED.items() if key[0] != "llms"}
     register_parts()
 
 

@@ -17,7 +17,7 @@ from etude.config.references import ReferenceTo
 from etude.config.registry import register_evaluator
 from etude.config.schema import Config
 from etude.core.errors import ConfigError, EtudeError, RequestError
-from tests.config.parts import JsonConfig, JsonLinesConfig
+from etude.rollout.datasets import JsonDatasetConfig, JsonlDatasetConfig
 
 
 class TracedConfig(EvaluatorConfig, name="traced"):
@@ -121,10 +121,10 @@ async def test_another_dataset_may_be_a_config_or_a_file(folder: Path):
     )
     async with Builder(load_config("project/config.yml")) as builder:
         file: Any = await builder.get_dataset("val.jsonl")
-        assert file[0] == JsonLinesConfig(file_path=folder / "project/val.jsonl", id_key="n")
+        assert file == JsonlDatasetConfig(file_path=folder / "project/val.jsonl", id_key="n")
         assert await builder.get_dataset(Path("val.jsonl")) is file
-        other: Any = await builder.get_dataset(JsonConfig(file_path=Path("y.json")))
-        assert other[0] == JsonConfig(file_path=Path("y.json"))
+        other: Any = await builder.get_dataset(JsonDatasetConfig(file_path=Path("y.json")))
+        assert other == JsonDatasetConfig(file_path=Path("y.json"))
         assert await builder.get_dataset() is await builder.get_dataset()
         with pytest.raises(ConfigError, match=r"the suffix of 'val.txt' does not tell its format"):
             await builder.get_dataset("val.txt")

@@ -59,7 +59,7 @@ MISTAKES = [
     ("finetuning:", "finetuning:\n  reward_function: correct", "11:3", "a mapping with the keys name, found"),
     ("llms:\n  policy:\n    _type: local", "llms:\n  - _type: local", "1:1", "a mapping, found a list"),
     ("llms:\n", "llms:\n  7: local\n", "2:3", "key '7' is not text; put it in quotes"),
-    ("my_agent:play", "my_agent", "4:1", "did you mean 'my_agent_workflow'? Allowed: function, my_"),
+    ("my_agent:play", "my_agent", "4:1", "did you mean 'agent'? Allowed: agent, function, "),
     ("    _type: local", "    type: local", "2:3", "'type' is written '_type'. Allowed: local, openai"),
     ("    _type: local", "    _type: opnai", "3:5", "no model type 'opnai'; did you mean 'openai'?"),
     ("    _type: local", "    _type: grpo", "3:5", "'grpo' is registered as trajectory builder, not as"),

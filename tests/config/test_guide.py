@@ -14,7 +14,8 @@ from etude.config.builder import Builder
 from etude.config.load import load_config, resolved_yaml
 from etude.config.registry import register_dataset, register_llm
 from etude.core.errors import ConfigError
-from tests.config.parts import JsonConfig, RemoteConfig
+from etude.rollout.datasets import JsonDatasetConfig
+from tests.config.parts import RemoteConfig
 
 COMPLETE = (Path(__file__).parents[1] / "seed_guide.yml").read_text(encoding="utf-8")
 
@@ -27,7 +28,7 @@ def guide(tmp_path: Path, empty_registry: None, monkeypatch: pytest.MonkeyPatch)
         yield config
 
     register_llm(config_type=RemoteConfig)(build)
-    register_dataset(config_type=JsonConfig)(build)
+    register_dataset(config_type=JsonDatasetConfig)(build)
     monkeypatch.delitem(sys.modules, "tests.seed_guide", raising=False)
     importlib.import_module("tests.seed_guide")
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -8,25 +8,19 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
+from etude.algorithms.grpo import Grpo
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.config.component import EvaluatorConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.config.references import LlmRef, ReferenceTo
 from etude.config.registry import register_evaluator, register_trainer
 from etude.core.errors import ConfigError
-from tests.config.parts import (
-    AgentConfig,
-    EpochsConfig,
-    FunctionConfig,
-    FunctionEvaluatorConfig,
-    GrpoConfig,
-    JsonConfig,
-    JsonLinesConfig,
-    LocalAdapterConfig,
-    LocalConfig,
-    PythonConfig,
-    WeightedConfig,
-)
+from etude.loop.trainer import EpochTrainerConfig
+from etude.rollout.datasets import JsonDatasetConfig, JsonlDatasetConfig, PythonDatasetConfig
+from etude.rollout.evaluator import FunctionEvaluatorConfig, WeightedEvaluatorConfig
+from etude.rollout.workflow import FunctionWorkflowConfig
+from tests.config.parts import AgentConfig, LocalConfig
 
 SMALL = """\
 llms: {policy: local}
@@ -47,13 +41,13 @@ def write(folder: Path, text: str, name: str = "config.yml") -> str:
 def test_most_of_a_config_may_be_left_out(folder: Path):
     config = load_config(write(folder, SMALL))
     assert config.llms == {"policy": LocalConfig()}
-    assert config.workflow == FunctionConfig(function="my_agent:play")
-    assert config.eval.general.dataset == JsonLinesConfig(file_path=Path("train.jsonl"))
+    assert config.workflow == FunctionWorkflowConfig(function="my_agent:play")
+    assert config.eval.general.dataset == JsonlDatasetConfig(file_path=Path("train.jsonl"))
     assert config.eval.general.max_concurrency == 8
     assert config.eval.evaluators == {"correct": FunctionEvaluatorConfig(function="my_agent:correct")}
-    assert config.trajectory_builders == {"grpo": GrpoConfig()}
+    assert config.trajectory_builders == {"grpo": Grpo()}
     assert config.trainer_adapters == {"local": LocalAdapterConfig()}
-    assert config.trainers == {"epochs": EpochsConfig()}
+    assert config.trainers == {"epochs": EpochTrainerConfig()}
     finetuning = config.finetuning
     assert finetuning.trainer == "epochs"
     assert finetuning.trajectory_builder == "grpo"
@@ -79,10 +73,13 @@ def test_with_two_local_models_the_one_to_train_must_be_named(folder: Path):
 @pytest.mark.parametrize(
     ("written", "workflow"),
     [
-        ("my_agent:play", FunctionConfig(function="my_agent:play")),
-        ("{_type: 'my_agent:play', timeout: 30}", FunctionConfig(function="my_agent:play", timeout=30)),
-        ("{_type: function, function: 'my_agent:play'}", FunctionConfig(function="my_agent:play")),
-        ("{function: 'my_agent:play'}", FunctionConfig(function="my_agent:play")),
+        ("my_agent:play", FunctionWorkflowConfig(function="my_agent:play")),
+        (
+            "{_type: 'my_agent:play', timeout: 30}",
+            FunctionWorkflowConfig(function="my_agent:play", timeout=30),
+        ),
+        ("{_type: function, function: 'my_agent:play'}", FunctionWorkflowConfig(function="my_agent:play")),
+        ("{function: 'my_agent:play'}", FunctionWorkflowConfig(function="my_agent:play")),
         ("{_type: my_agent_workflow, llm: policy}", AgentConfig(llm="policy")),
     ],
 )
@@ -93,12 +90,12 @@ def test_the_ways_to_write_a_workflow(folder: Path, written: str, workflow: obje
 @pytest.mark.parametrize(
     ("written", "dataset"),
     [
-        ("train.jsonl", JsonLinesConfig(file_path=Path("train.jsonl"))),
-        ("data/train.JSON", JsonConfig(file_path=Path("data/train.JSON"))),
-        ("{_type: train.jsonl, limit: 5}", JsonLinesConfig(file_path=Path("train.jsonl"), limit=5)),
-        ("{file_path: train.jsonl, limit: 5}", JsonLinesConfig(file_path=Path("train.jsonl"), limit=5)),
-        ("{_type: json, file_path: train}", JsonConfig(file_path=Path("train"))),
-        ("my_agent:examples", PythonConfig(function="my_agent:examples")),
+        ("train.jsonl", JsonlDatasetConfig(file_path=Path("train.jsonl"))),
+        ("data/train.JSON", JsonDatasetConfig(file_path=Path("data/train.JSON"))),
+        ("{_type: train.jsonl, limit: 5}", JsonlDatasetConfig(file_path=Path("train.jsonl"), limit=5)),
+        ("{file_path: train.jsonl, limit: 5}", JsonlDatasetConfig(file_path=Path("train.jsonl"), limit=5)),
+        ("{_type: json, file_path: train}", JsonDatasetConfig(file_path=Path("train"))),
+        ("my_agent:examples", PythonDatasetConfig(function="my_agent:examples")),
     ],
 )
 def test_the_ways_to_write_a_dataset(folder: Path, written: str, dataset: object):
@@ -111,10 +108,10 @@ def test_a_second_file_of_examples_has_the_columns_of_the_first(folder: Path):
         "dataset: train.jsonl", "dataset: {_type: train.jsonl, id_key: n, limit: 5}"
     ).replace("enabled: true", "enabled: true, run_configuration: {validation_dataset: val.json}")
     validation = load_config(write(folder, text)).finetuning.run_configuration.validation_dataset
-    assert validation == JsonConfig(file_path=Path("val.json"), id_key="n")
+    assert validation == JsonDatasetConfig(file_path=Path("val.json"), id_key="n")
     alone = "finetuning: {run_configuration: {validation_dataset: val.json}}"
     validation = load_config(write(folder, alone)).finetuning.run_configuration.validation_dataset
-    assert validation == JsonConfig(file_path=Path("val.json"))
+    assert validation == JsonDatasetConfig(file_path=Path("val.json"))
 
 
 def test_a_registered_component_may_be_named_by_its_import_path(folder: Path):
@@ -141,7 +138,7 @@ def test_files_are_looked_for_beside_the_config_then_in_the_current_folder(folde
         text = SMALL.replace("train.jsonl", dataset).replace("local", f"{{_type: local, model: {model}}}")
         config = load_config(write(folder, text, "project/config.yml"))
         data, llm = config.eval.general.dataset, config.llms["policy"]
-        assert isinstance(data, JsonLinesConfig) and isinstance(llm, LocalConfig)
+        assert isinstance(data, JsonlDatasetConfig) and isinstance(llm, LocalConfig)
         return data.file_path, llm.model
 
     assert found("train.jsonl", "tiny") == (folder / "project/train.jsonl", str(folder / "tiny"))
@@ -164,11 +161,11 @@ def test_overrides_reach_everything_that_may_be_left_out(folder: Path):
     )
     assert config.finetuning.num_epochs == 5
     assert config.trainer_adapters["local"] == LocalAdapterConfig(learning_rate=1e-3)
-    assert config.workflow == FunctionConfig(function="my_agent:play", timeout=7)
-    assert config.eval.general.dataset == JsonLinesConfig(file_path=Path("train.jsonl"), limit=3)
+    assert config.workflow == FunctionWorkflowConfig(function="my_agent:play", timeout=7)
+    assert config.eval.general.dataset == JsonlDatasetConfig(file_path=Path("train.jsonl"), limit=3)
     assert config.llms["policy"] == LocalConfig(model="other")
     validation = config.finetuning.run_configuration.validation_dataset
-    assert validation == JsonLinesConfig(file_path=Path("val.jsonl"))
+    assert validation == JsonlDatasetConfig(file_path=Path("val.jsonl"))
 
 
 def test_an_override_may_repair_what_the_file_has_wrong(folder: Path):
@@ -191,7 +188,7 @@ def test_the_environment_is_read_where_a_value_stands(folder: Path, monkeypatch:
     config = load_config(write(folder, text))
     assert config.finetuning.enabled
     assert config.finetuning.num_epochs == 4
-    assert config.workflow == FunctionConfig(function="my_agent:play")
+    assert config.workflow == FunctionWorkflowConfig(function="my_agent:play")
     written = resolved_yaml(config)
     assert "function: ${ETUDE_TEST_AGENT}" in written
     assert "file_path: ${ETUDE_TEST_DATA}" in written
@@ -203,8 +200,11 @@ def test_the_same_config_from_a_mapping(folder: Path):
         "llms": {"policy": LocalConfig(model="other")},
         "workflow": {"_type": "my_agent_workflow", "llm": "policy"},
         "eval": {
-            "general": {"dataset": JsonConfig(file_path=Path("x.json"))},
-            "evaluators": {"correct": "my_agent:correct", "both": WeightedConfig(weights={"correct": 1.0})},
+            "general": {"dataset": JsonDatasetConfig(file_path=Path("x.json"))},
+            "evaluators": {
+                "correct": "my_agent:correct",
+                "both": WeightedEvaluatorConfig(weights={"correct": 1.0}),
+            },
         },
         "finetuning": {"enabled": True, "reward_function": {"name": "both"}},
     }
@@ -278,7 +278,7 @@ def test_components_that_are_not_needed_do_not_stop_a_config(empty_registry: obj
 
     with pytest.raises(ConfigError, match="there is no trajectory builder type 'grpo'"):
         parse_config({})
-    register_trainer(config_type=EpochsConfig)(build)
+    register_trainer(config_type=EpochTrainerConfig)(build)
     with pytest.raises(ConfigError) as raised:
         parse_config({})
     assert "trainers" not in str(raised.value)
