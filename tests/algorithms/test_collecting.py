@@ -185,12 +185,12 @@ def test_answers_that_are_compared_within_an_episode_pay_too_and_can_be_left_out
     scored = open_builder("dpo", compare="turns", cut_off_penalty=5.0).scored(record, 3.0, None, Tally())
     assert scored is not None and scored.reward == -2.0
     [choice] = find_choices(scored)
-    assert [candidate.value for candidate in choice.candidates] == [0.0, 1.0, -3.0]
+    assert [sample.reward for sample in choice.samples] == [0.0, 1.0, -3.0]
     tally = Tally()
     pairs = Dpo(compare="turns").to_compare([[scored]], tally)
     assert Dpo(compare="turns").compared(pairs) == [True] and not tally.left_out
     [choice] = find_choices(scored, complete=True)
-    assert [candidate.value for candidate in choice.candidates] == [0.0, 1.0]
+    assert [sample.reward for sample in choice.samples] == [0.0, 1.0]
 
 
 @pytest.fixture

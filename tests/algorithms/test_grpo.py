@@ -112,6 +112,7 @@ def test_divergences_are_from_the_base_model_by_turn(packing, token_budget):
         replace(one, turns=(replace(one.turns[0], stop=4), replace(one.turns[0], start=4)))
         for one in forest(1, 20, temperatures=(1.0, 0.7))
     ]
+    samples[0] = replace(samples[0], mask=(True, *samples[0].mask[1:]))  # As where there is no prompt.
     expected = []
     for one in samples:
         base = [0.0, *true_logprobs(of, one.ids[:1], one.ids[1:], one.turns[0].sampling.temperature)]

@@ -222,10 +222,10 @@ async def test_values_are_those_of_listing_every_way_to_the_end(tmp_path_factory
     for agent in tree.agents:
         for part in agent_part(agent, record):
             for turn in find_choices(part):
-                for candidate in turn.candidates:
-                    places = [node for node in tree.nodes if node.call == candidate.call.index]
+                for answer in turn.samples:
+                    places = [node for node in tree.nodes if node.call == answer.turns[0].call]
                     values = [expected_value(tree, node, agent) for node in places]
-                    assert candidate.value == pytest.approx(sum(values) / len(values))
+                    assert answer.reward == pytest.approx(sum(values) / len(values))
 
 
 @settings(max_examples=drawn(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

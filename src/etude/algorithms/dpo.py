@@ -19,6 +19,7 @@ from etude.algorithms.episodes import (
     by_agent,
     find_choices,
     is_play,
+    pair_answers,
 )
 from etude.algorithms.samples import make_pair, same_prompt
 from etude.core.errors import RequestError
@@ -139,7 +140,7 @@ class Dpo(Preferences, name="dpo"):
         if self.compare == "episodes":
             return super().groups(episodes, tally)
         parts = [part for group in episodes for part in self.parts(group, tally)]
-        return [UnitGroup.of_pairs(self.turn_pairs(part, tally)) for part in parts]
+        return [UnitGroup.of_pairs(self.samples(part, tally)) for part in parts]
 
     def parts(self, group: Group, tally: Tally) -> list[Group]:
         """Return a group for each agent if turns of plays are compared, since payoffs are per agent."""
@@ -148,17 +149,13 @@ class Dpo(Preferences, name="dpo"):
 
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
         """Return the pairs of a group, largest reward difference first; pairs of answers by turn."""
-        if self.compare == "turns":
-            return self.turn_pairs(group, tally)
-        ranked = self._rank_pairs(group, lambda scored: scored.reward, tally)
-        return self._limit_pairs([pair for both in ranked for pair in _branch_pairs(*both, tally)], tally)
-
-    def turn_pairs(self, group: Group, tally: Tally) -> list[Pair]:
-        """Return the pairs of answers to one prompt in a group's episodes."""
+        if self.compare == "episodes":
+            ranked = self._rank_pairs(group, lambda scored: scored.reward, tally)
+            return self._limit_pairs([pair for both in ranked for pair in _branch_pairs(*both, tally)], tally)
         pairs: list[Pair] = []
         for choice in (choice for scored in group for choice in self.choices(scored)):
-            ranked = self._rank_pairs(choice.candidates, lambda candidate: candidate.value, tally)
-            pairs += self._limit_pairs([choice.pair(better, worse) for better, worse in ranked], tally)
+            answers = self._rank_pairs(choice.samples, lambda sample: sample.reward, tally)
+            pairs += self._limit_pairs([pair_answers(*both) for both in answers], tally)
         return pairs
 
     def _rank_pairs(self, items: Sequence[T], value: Callable[[T], float], tally: Tally) -> list[tuple[T, T]]:

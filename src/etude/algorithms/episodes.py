@@ -252,38 +252,13 @@ def turn_returns(
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One of several answers to a prompt."""
-
-    call: Call
-    value: float
-    """Its worth to the agent that gave it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
-    """One prompt of an episode, and the answers to it."""
+    """Several answers to one prompt of an episode."""
 
-    scored: ScoredEpisode
-    index: int
-    """Position within the episode and its agent, from 0."""
-    candidates: tuple[Candidate, ...]
-    bounds: tuple[float, float] | None = None
+    samples: list[Sample]
+    """The answers. The reward of each is its worth to the agent that gave it."""
+    bounds: tuple[float, float] | None
     """The least and most that the agent can earn in the play; None if the protocol does not say."""
-
-    def sample(self, candidate: Candidate, *, alone: bool = False) -> Sample:
-        """Return the sample of an answer. With `alone`, it counts as a separate episode in a group."""
-        scored = self.scored
-        made = make_sample([candidate.call], scored.episode, candidate.value, agent=scored.agent)
-        name = f"{scored.episode.id}#{candidate.call.index}" if alone else scored.episode.id
-        return replace(made, episode=name, notes={"turn": self.index})
-
-    def pair(self, better: Candidate, worse: Candidate) -> Pair | None:
-        """Return the preference for `better` over `worse`, or None without a difference to learn from."""
-        agent = {} if self.scored.agent is None else {"agent": self.scored.agent}
-        notes = {"episode": self.scored.episode.id, "turn": self.index} | agent
-        values = {"chosen_reward": better.value, "rejected_reward": worse.value}
-        return make_pair(self.sample(better), self.sample(worse), **notes, **values)
 
 
 def find_choices(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[Choice]:
@@ -291,16 +266,26 @@ def find_choices(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[C
 
     In a protocol these are the choices of the episode's agent, and an answer's value is its nodes' value.
     Elsewhere they are calls with equal prompts, valued by the step reward after the call. A call without a
-    step reward is no candidate.
+    step reward is no answer to compare.
     """
-    for choice in _play_choices(scored) if is_play(scored.episode) else _call_choices(scored):
-        candidates = tuple(
-            replace(each, value=each.value - scored.penalty * count_cut_off([each.call]))
-            for each in choice.candidates
-            if not (complete and count_cut_off([each.call]))
-        )
-        if len(candidates) > 1:
-            yield replace(choice, candidates=candidates)
+    choices = _play_choices(scored) if is_play(scored.episode) else _call_choices(scored)
+    for turn, (answers, bounds) in enumerate(choices):
+        samples = []
+        for call, value in answers:
+            is_cut = count_cut_off([call])
+            if not (complete and is_cut):
+                reward = value - scored.penalty * is_cut
+                sample = make_sample([call], scored.episode, reward, agent=scored.agent)
+                samples.append(replace(sample, notes={"turn": turn}))
+        if len(samples) > 1:
+            yield Choice(samples, bounds)
+
+
+def pair_answers(better: Sample, worse: Sample) -> Pair | None:
+    """Return the preference between answers to one prompt, or None without a difference to learn from."""
+    agent = {} if better.agent is None else {"agent": better.agent}
+    values = {"chosen_reward": better.reward, "rejected_reward": worse.reward}
+    return make_pair(better, worse, episode=better.episode, **better.notes, **agent, **values)
 
 
 def answer_groups(group: Group, discount: float, tally: Tally) -> list[list[Sample]]:
@@ -313,8 +298,10 @@ def answer_groups(group: Group, discount: float, tally: Tally) -> list[list[Samp
         return [[sample for scored in group for sample in scored.samples(discount)]]
     groups, whole = list[list[Sample]](), list[Sample]()
     for scored in group:
+        # Each counts as a separate episode in its group.
         choices = [
-            [choice.sample(each, alone=True) for each in choice.candidates] for choice in find_choices(scored)
+            [replace(one, episode=f"{one.episode}#{one.turns[0].call}") for one in choice.samples]
+            for choice in find_choices(scored)
         ]
         groups += choices
         tree, agent = read_tree(scored.episode), str(scored.agent)
@@ -326,31 +313,34 @@ def answer_groups(group: Group, discount: float, tally: Tally) -> list[list[Samp
     return [samples for samples in (*groups, whole) if samples]
 
 
-def _play_choices(scored: ScoredEpisode) -> Iterator[Choice]:
+_Choice: TypeAlias = tuple[list[tuple[Call, float]], tuple[float, float] | None]
+"""The answers to a prompt with their values, and the bounds of the values."""
+
+
+def _play_choices(scored: ScoredEpisode) -> Iterator[_Choice]:
     tree = read_tree(scored.episode)
     calls = {call.index: call for call in scored.calls}
-    for index, (agent, answers) in enumerate(tree.answers(scored.agent)):
+    for agent, answers in tree.answers(scored.agent):
         values = tree.values(agent)
-        candidates = tuple(
-            Candidate(calls[call], math.fsum(values[node.id] for node in copies) / len(copies))
+        valued = [
+            (calls[call], math.fsum(values[node.id] for node in copies) / len(copies))
             for call, copies in answers.items()
             if call in calls
-        )
-        yield Choice(scored, index, candidates, tree.bounds.get(agent))
+        ]
+        yield valued, tree.bounds.get(agent)
 
 
-def _call_choices(scored: ScoredEpisode) -> Iterator[Choice]:
+def _call_choices(scored: ScoredEpisode) -> Iterator[_Choice]:
     calls, values = scored.calls, defaultdict[int, list[float]](list)
     for event in scored.episode.events:
         before = (call for call in reversed(calls) if call.index <= event.after_call)
         own = next((call for call in before if event.agent in (None, call.function)), None)
         if event.kind == "step_reward" and event.value is not None and own is not None:
             values[own.index].append(event.value)
-    prompts: dict[Any, list[Candidate]] = defaultdict(list)
+    prompts = defaultdict[Any, list[tuple[Call, float]]](list)
     for call in calls:
         if call.index in values:
             tokens = None if call.completion is None else call.completion.prompt_ids
             prompt = tuple(map(message_key, call.request.messages)) if tokens is None else tokens
-            prompts[prompt].append(Candidate(call, math.fsum(values[call.index])))
-    for index, candidates in enumerate(prompts.values()):
-        yield Choice(scored, index, tuple(candidates))
+            prompts[prompt].append((call, math.fsum(values[call.index])))
+    return ((answers, None) for answers in prompts.values())

@@ -14,12 +14,12 @@ from pydantic import AliasChoices, Field
 
 from etude.algorithms.collecting import played_by, require_branching
 from etude.algorithms.dpo import Dpo, Preferences
-from etude.algorithms.episodes import Candidate, Choice, Group, Tally, UnitGroup, by_agent
+from etude.algorithms.episodes import Choice, Group, Tally, UnitGroup, by_agent, pair_answers
 from etude.algorithms.imitation import SelectionConfig, Supervised, imitations
 from etude.config.builder import Builder
 from etude.config.references import ReferenceTo
 from etude.core.errors import RequestError
-from etude.core.sample import Pair
+from etude.core.sample import Pair, Sample
 from etude.core.trajectory import Method
 from etude.protocols.branching import Widths
 
@@ -90,22 +90,22 @@ class Malt(Preferences, name="malt"):
         """Return the pairs of one agent in the plays of a group: the clearest of each prompt."""
         pairs: list[Pair] = []
         for choice in (choice for scored in group for choice in self.choices(scored)):
-            ranked = sorted(self._rank_candidates(choice), key=lambda pair: pair[1].value - pair[0].value)
+            ranked = sorted(self._rank_answers(choice), key=lambda pair: pair[1].reward - pair[0].reward)
             if not ranked:
                 tally.left_out[NO_PAIR] += 1
             for better, worse in ranked:
-                if (pair := choice.pair(better, worse)) is not None:
+                if (pair := pair_answers(better, worse)) is not None:
                     pairs.append(pair)
                     break
                 tally.left_out[SAME_ANSWER] += 1
         return pairs
 
-    def _rank_candidates(self, choice: Choice) -> Iterator[tuple[Candidate, Candidate]]:
+    def _rank_answers(self, choice: Choice) -> Iterator[tuple[Sample, Sample]]:
         """Yield the pairs that the rule allows, the better answer first."""
         low, high = choice.bounds or (0.0, 0.0)
-        for first, second in combinations(choice.candidates, 2):
-            better, worse = (first, second) if first.value >= second.value else (second, first)
+        for first, second in combinations(choice.samples, 2):
+            better, worse = (first, second) if first.reward >= second.reward else (second, first)
             middle = (low + high) / 2 - _TOLERANCE
-            apart = better.value - worse.value > self.interval * (high - low) + _TOLERANCE
-            if better.value >= middle > worse.value if self.pairs == "sign" else apart:
+            apart = better.reward - worse.reward > self.interval * (high - low) + _TOLERANCE
+            if better.reward >= middle > worse.reward if self.pairs == "sign" else apart:
                 yield better, worse

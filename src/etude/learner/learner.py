@@ -223,9 +223,10 @@ class Learner:
             references = self._logprobs(trained)
         divergences = list[list[float]]()
         for sample, own in zip(trained, references, strict=True):
-            gaps = map(sub, compress(sample.logprobs or (), sample.mask), own)
+            # Nothing precedes the first token, so it has no choice.
+            gaps = map(sub, compress((sample.logprobs or ())[1:], sample.mask[1:]), own)
             divergences.append(
-                [math.fsum(islice(gaps, sum(sample.mask[t.start : t.stop]))) for t in sample.turns]
+                [math.fsum(islice(gaps, sum(sample.mask[max(t.start, 1) : t.stop]))) for t in sample.turns]
             )
         return divergences
 

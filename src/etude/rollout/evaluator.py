@@ -10,7 +10,7 @@ import asyncio
 import copy
 import inspect
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, TypeVar, overload
 
@@ -228,19 +228,9 @@ class WeightedEvaluator(Evaluator):
         self.parts = dict(parts)
         self.weights = dict(weights)
 
-    @property
-    def is_relative(self) -> bool:
-        return any(part.is_relative for part in self.parts.values())
-
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        return (await self.evaluate_group([item]))[0]
-
-    async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
-        by_part = await asyncio.gather(*(part.evaluate_group(items) for part in self.parts.values()))
-        return [
-            self.combine(item, dict(zip(self.parts, scores, strict=True)))
-            for item, scores in zip(items, zip(*by_part, strict=True), strict=True)
-        ]
+        scores = await asyncio.gather(*(part.evaluate_item(item) for part in self.parts.values()))
+        return self.combine(item, dict(zip(self.parts, scores, strict=True)))
 
     def combine(self, item: EvalInputItem, scores: Mapping[str, EvalOutputItem]) -> EvalOutputItem:
         """Return the sum of the parts' scores, given by name. Its reasoning is these scores."""
