@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_486,
-    "modules": 328,
-    "lines of tests": 55_642,
+    "lines of source": 67_428,
+    "modules": 327,
+    "lines of tests": 55_619,
     "benchmark files": 15,
     "config keys": 402,
 }

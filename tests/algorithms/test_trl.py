@@ -53,6 +53,13 @@ def make_trainer(kind, of, folder, rows, *, ref_model=None, **options):
     return trainer
 
 
+def grpo_trainer(of, folder, kind="GRPO", **options):
+    """A trainer with DAPO's bounds, and no KL."""
+    bounds = {"epsilon": 0.2, "epsilon_high": 0.28} if kind == "GRPO" else {}
+    options = bounds | {"beta": 0.0, "num_generations": 8, "max_completion_length": 9} | options
+    return make_trainer(kind, of, folder, {"prompt": ["a"] * 8}, **options)
+
+
 def tensors(units):
     ids, real = padded([one.ids for one in units]), padded([[1] * len(one.ids) for one in units])
     return ids, real, padded([[int(weight) for weight in one.loss_weights] for one in units])
@@ -79,10 +86,7 @@ def grpo_inputs(units):
 def test_grpo(aggregation, loss_type, temperature, tmp_path):
     of = fresh_policy()
     units = sequences(of, 6, temperature=temperature)
-    trainer = make_trainer(
-        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type=loss_type, epsilon=0.2, epsilon_high=0.28,
-        beta=0.0, num_generations=8, max_completion_length=9, temperature=temperature,
-    )  # fmt: skip
+    trainer = grpo_trainer(of, tmp_path, loss_type=loss_type, temperature=temperature)
     inputs = grpo_inputs(units)
     # TRL averages a sequence's loss over all tokens of its completion that it trains on.
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
@@ -116,10 +120,7 @@ def test_a_named_variant_of_grpo_is_that_of_trl(variant, tmp_path):
     with torch.no_grad():
         for parameter in of.trainable().values():
             parameter.mul_(1.001 if variant == "gspo" else 1.02)
-    trainer = make_trainer(
-        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, beta=0.0, num_generations=8, max_completion_length=9,
-        use_bias_correction_kl=False, **VARIANTS[variant],
-    )  # fmt: skip
+    trainer = grpo_trainer(of, tmp_path, use_bias_correction_kl=False, **VARIANTS[variant])
     # It would load a reference by the model's name; its logprobs are among the inputs.
     trainer.beta = 0.04 if variant == "grpo" else 0.0
     inputs = grpo_inputs(units) | {"ref_per_token_logps": padded(base, 0.0)[:, 1:]}
@@ -133,10 +134,7 @@ def test_a_named_variant_of_grpo_is_that_of_trl(variant, tmp_path):
 def test_the_correction_for_another_sampler_is_that_of_trl(kind, tmp_path):
     of = fresh_policy()
     units = sequences(of, 8, seed=2, shift=0.9)
-    trainer = make_trainer(
-        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", beta=0.0, num_generations=8,
-        max_completion_length=9, vllm_importance_sampling_mode=f"token_{kind}",
-    )  # fmt: skip
+    trainer = grpo_trainer(of, tmp_path, loss_type="dapo", vllm_importance_sampling_mode=f"token_{kind}")
     # As if vLLM had sampled; TRL weighs by this before it computes the loss.
     trainer.use_vllm = True
     inputs = grpo_inputs(units)
@@ -157,10 +155,7 @@ def test_the_correction_for_another_sampler_is_that_of_trl(kind, tmp_path):
 def test_a_later_step_of_a_corrected_job_is_clipped_from_the_jobs_start_as_in_trl(tmp_path):
     of = fresh_policy()
     units = sequences(of, 8, seed=2, shift=0.9)
-    trainer = make_trainer(
-        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
-        beta=0.0, num_generations=8, max_completion_length=9, vllm_importance_sampling_mode="token_truncate",
-    )  # fmt: skip
+    trainer = grpo_trainer(of, tmp_path, loss_type="dapo", vllm_importance_sampling_mode="token_truncate")
     trainer.use_vllm = True
     start = padded([[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units], 0.0)[:, 1:]
     learner, batch, objective = Learner(of, LearnerOptions()), to_batch(units), Grpo(correction="truncate")
@@ -181,10 +176,7 @@ def test_a_later_step_of_a_corrected_job_is_clipped_from_the_jobs_start_as_in_tr
 def test_the_entropy_bonus_is_that_of_trl(tmp_path):
     of = fresh_policy()
     units = sequences(of, 6)
-    trainer = make_trainer(
-        "GRPO", of, tmp_path, {"prompt": ["a"] * 8}, loss_type="dapo", epsilon=0.2, epsilon_high=0.28,
-        beta=0.0, num_generations=8, max_completion_length=9, entropy_coef=0.3,
-    )  # fmt: skip
+    trainer = grpo_trainer(of, tmp_path, loss_type="dapo", entropy_coef=0.3)
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
     assert_same(get_gradient(of, to_batch(units), Grpo(correction="none", entropy_bonus=0.3)), theirs)
 
@@ -228,9 +220,7 @@ def test_rloo_on_policy(tmp_path):
         logprobs = (0.0, *true_logprobs(of, one.ids[:1], one.ids[1:]))
         advantages = (0.0,) + (max(one.advantages, key=abs),) * length
         units.append(Sample(one.ids, (False,) + (True,) * length, logprobs, advantages))
-    trainer = make_trainer(
-        "RLOO", of, tmp_path, {"prompt": ["a"] * 8}, beta=0.0, num_generations=8, max_completion_length=9
-    )
+    trainer = grpo_trainer(of, tmp_path, "RLOO")
     inputs = grpo_inputs(units) | {"old_logps": torch.tensor([sum(one.logprobs) for one in units])}
     _, theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
     # Of the loss only the gradient is the same: a ratio for the sequence, and one for each of its tokens.

@@ -36,30 +36,37 @@ def jobs(count):
 
 def everything(learner):
     """All that the next step depends on."""
-    state = learner.optimiser.adam.state_dict()["state"]
-    moments = {(key, name): value.tolist() for key, parts in state.items() for name, value in parts.items()}
-    return learner.step, learner.trained, learner.policy.digest(), moments
+    tensors = {name: tensor.tolist() for name, tensor in learner.optimiser.tensors().items()}
+    return learner.step, learner.trained, learner.policy.digest(), tensors
 
 
-def learn(learner, job):
-    train(learner, job, Grpo(), **STEPS)
+def learn(learner, job, objective=None):
+    train(learner, job, objective or Grpo(), **STEPS)
     learner.policy.mark_changed(learner.policy.version + 1)
 
 
-def test_a_learner_taken_up_from_the_disk_goes_on_bit_for_bit(tmp_path):
-    first, second = jobs(2)
-    whole, before = Learner(fresh_policy(), OPTIONS), Learner(fresh_policy(), OPTIONS)
-    for job in (first, second):
-        learn(whole, job)
-    learn(before, first)
-    version = ModelVersion(number=1, location=str(tmp_path), digest=before.snapshot().save(tmp_path))
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bfloat16 lora"])
+def test_a_learner_taken_up_from_the_disk_goes_on_bit_for_bit(tmp_path, kind):
+    def fresh():
+        of = fresh_policy()
+        of.model.to(torch.bfloat16 if "bfloat16" in kind else torch.float32)
+        if "lora" in kind:
+            of.use_lora(LoraOptions(r=4), seed=0)
+        of.keep_base()
+        return Learner(of, OPTIONS)
 
-    resumed = Learner(fresh_policy(), OPTIONS)
+    (first, second), objective = jobs(2), Grpo(beta=0.1)
+    whole, before, resumed = fresh(), fresh(), fresh()
+    for job in (first, second):
+        learn(whole, job, objective)
+    learn(before, first, objective)
+    version = ModelVersion(number=1, location=str(tmp_path), digest=before.snapshot().save(tmp_path))
     resumed.policy.adopt(version)
     resumed.restore(tmp_path)
     assert everything(resumed) == everything(before)
-    learn(resumed, second)
+    learn(resumed, second, objective)
     assert everything(resumed) == everything(whole)
+    assert {tensor.dtype for tensor in whole.optimiser.tensors().values()} == {torch.float32}
 
 
 def test_passes_and_batches_are_steps_in_an_order_that_the_seed_decides():

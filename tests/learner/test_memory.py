@@ -148,27 +148,6 @@ def test_steps_far_below_the_resolution_move_the_model_as_in_float32():
     assert float((half.trainable()[name] != start[name])[large].float().mean()) > 0.5
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, lora):
-    def learn(learner, seed):
-        train(learner, job(seed), Grpo(beta=0.1), **STEPS)
-        learner.policy.mark_changed(learner.policy.version + 1)
-
-    whole, before, after = (Learner(half_policy(lora), OPTIONS) for _ in range(3))
-    learn(whole, 1)
-    learn(before, 1)
-    version = ModelVersion(number=1, location=str(tmp_path), digest=before.snapshot().save(tmp_path))
-    after.policy.adopt(version)
-    after.restore(tmp_path)
-    learn(whole, 2)
-    learn(after, 2)
-    assert after.policy.digest() == whole.policy.digest()
-    mine, theirs = (learner.optimiser.tensors() for learner in (after, whole))
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    assert all(tensor.dtype == torch.float32 for tensor in mine.values())
-
-
 @pytest.mark.parametrize("packing", ["tree", "padded"])
 def test_gradients_of_many_passes_are_summed_up_in_float32(packing):
     of, parts = half_policy(), defaultdict(list)

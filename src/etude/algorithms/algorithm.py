@@ -123,7 +123,7 @@ class Algorithm(Collecting):
         """Return for each group of a collection whether it has something to compare. For samples, that means
         advantages. For pairs and imitation, it means rewards that are not all equal."""
         if self.kind != "samples":
-            return super().compared(groups)
+            return [len({*(group.rewards or ())}) > 1 for group in groups]
         samples = [group.samples for group in groups]
         if type(self).assigned is Algorithm.assigned or not all(map(_has_tokens, samples)):
             return [bool(group) and self.has_advantage(group) for group in samples]

@@ -130,9 +130,9 @@ class Collecting(TrajectoryBuilderConfig):
         """Add what others must provide to the samples, such as the logprobs of a teacher engine."""
         return groups
 
+    @abstractmethod
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
-        """Return for each group whether it has something to compare. Here: rewards that are not all equal."""
-        return [len({*(group.rewards or ())}) > 1 for group in groups]
+        """Return for each group of a collection whether it has something to compare."""
 
     def to_compare(self, episodes: Sequence[Group], tally: Tally) -> Sequence[UnitGroup]:
         """Return the groups within which the algorithm compares: the groups that it makes, or for imitation
@@ -141,9 +141,9 @@ class Collecting(TrajectoryBuilderConfig):
             return [UnitGroup([], list_rewards(group)) for group in episodes]
         return self.groups(episodes, tally)
 
+    @abstractmethod
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
-        """Return whether a job on the groups would change nothing. `at_base`: the policy is the base."""
-        return False
+        """Return whether a job on the groups would change nothing."""
 
     def parts(self, group: Group, tally: Tally) -> list[Group]:
         """Return the group itself, or a group for each agent if `credit` is not `episode`."""

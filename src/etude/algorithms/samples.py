@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
-from etude.core.call import Call, Sampling, continues
+from etude.core.call import Call, continues
 from etude.core.conversion import thinking_key
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Event
 from etude.core.errors import TrainingError
@@ -163,7 +163,7 @@ def make_sample(
     messages: list[Message] = []
     known = all(_call_tokens(call) is not None for call in calls)
     for call in calls:
-        completion = call.completion
+        completion, shape = call.completion, call.request.sampling.shape()
         assert completion is not None, "a branch has answered calls"
         prompt, sampled = completion.prompt_ids or (), completion.completion_ids or ()
         if not known:
@@ -176,7 +176,7 @@ def make_sample(
                 start=len(prompt),
                 stop=len(ids),
                 message=len(messages),
-                sampling=effective_sampling(call),
+                sampling=replace(shape, constraint=completion.constraint or shape.constraint),
                 model_version=None if call.logged else completion.model_version,
                 call=call.index,
                 function=call.function,
@@ -203,14 +203,6 @@ def make_sample(
         tools=tuple(calls[-1].request.tools),
         notes={"drifted": False, **notes},
     )
-
-
-def effective_sampling(call: Call) -> Sampling:
-    """Return the sampling settings that the distributions of an answer's tokens depend on."""
-    sampling = call.request.sampling.shape()
-    if call.completion is None or call.completion.constraint is None:
-        return sampling
-    return replace(sampling, constraint=call.completion.constraint)
 
 
 def _logprobs(

@@ -21,7 +21,7 @@ from etude.store.files import SET_ASIDE, WEIGHTS_FILE, damage_in, note_sum, put_
 
 if TYPE_CHECKING:
     from etude.learner.learner import Learner
-    from etude.learner.snapshot import Snapshot
+    from etude.learner.optimiser import Snapshot
 
 
 class JobNameTakenError(RequestError):

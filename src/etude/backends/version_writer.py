@@ -16,7 +16,7 @@ from typing import Any
 from etude.backends.state_folders import StateFolders
 from etude.core.errors import StoreError
 from etude.core.job import ModelVersion
-from etude.learner.snapshot import Snapshot
+from etude.learner.optimiser import Snapshot
 from etude.models.memory import available_memory, shown_bytes
 from etude.store.learned import write_learned
 

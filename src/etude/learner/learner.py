@@ -31,9 +31,8 @@ from etude.learner.objective import (
     trained_tokens,
     with_start_logprobs,
 )
-from etude.learner.optimiser import Optimiser, Schedule
+from etude.learner.optimiser import OPTIMISER_FILE, STATE_FILE, Optimiser, Schedule, Snapshot
 from etude.learner.padding import Shares, padded_passes, padded_row, trained_units
-from etude.learner.snapshot import OPTIMISER_FILE, STATE_FILE, Snapshot
 from etude.learner.team import Team, idle
 from etude.learner.tree_llama import checkpointable_layers, checkpointing_layers, is_lean
 from etude.learner.tree_passes import PackedStep, tree_refusal

@@ -1,4 +1,4 @@
-"""The steps of a training: their rows, their learning rate, and AdamW's update of float32 master weights.
+"""The steps of a training: rows, learning rate, AdamW's update of float32 master weights, and checkpoints.
 
 The optimiser saves and restores all of its state. bfloat16 has eight significant bits, so rounding would lose
 every step of less than a 500th of a weight (Micikevicius et al., 2018). Each number trained in half precision
@@ -7,12 +7,15 @@ takes 18 bytes: weight (2), master (4), gradient (4) and AdamW's moments (8). In
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,7 +23,8 @@ from torch.nn import Parameter
 
 from etude.core.errors import StoreError
 from etude.core.keys import generator
-from etude.models.weights import gather_tensor, part_like
+from etude.models.weights import gather_tensor, part_like, save_tensors
+from etude.store.files import WEIGHTS_FILE, note_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,3 +244,48 @@ def _hand_over(master: Parameter, parameter: torch.Tensor) -> None:
 def _local(tensor: Any) -> torch.Tensor:
     """Return the part that this process holds."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+
+
+OPTIMISER_FILE = "optimiser.safetensors"
+STATE_FILE = "learner.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Whole weights and optimiser state by name, even if processes hold shards; and the step count.
+
+    The next step changes these tensors.
+    """
+
+    weights: Mapping[str, torch.Tensor]
+    optimiser: Mapping[str, torch.Tensor]
+    step: int
+    trained: int
+
+    @property
+    def size(self) -> int:
+        """Total bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in (*self.weights.values(), *self.optimiser.values()))
+
+    def copied(self) -> Snapshot:
+        """Return a copy on the CPU, which further training does not change."""
+        weights, optimiser = (
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            for tensors in (self.weights, self.optimiser)
+        )
+        return replace(self, weights=weights, optimiser=optimiser)
+
+    def save(self, folder: Path) -> str:
+        """Write everything into `folder`; return the digest of the weights. Raises StoreError."""
+        # Digests and the disk take most of the time, and release the interpreter's lock.
+        with ThreadPoolExecutor(1, thread_name_prefix="save") as beside:
+            optimiser = beside.submit(save_tensors, self.optimiser, folder / OPTIMISER_FILE)
+            digest = save_tensors(self.weights, folder / WEIGHTS_FILE)
+        optimiser.result()
+        try:
+            position = {"step": self.step, "trained": self.trained}
+            (folder / STATE_FILE).write_text(json.dumps(position), encoding="utf-8")
+            note_sum(folder / STATE_FILE)
+        except OSError as error:
+            raise StoreError(f"cannot write {folder / STATE_FILE}: {error}") from error
+        return digest

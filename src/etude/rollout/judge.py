@@ -20,12 +20,12 @@ from etude.config.component import EvaluatorConfig
 from etude.config.references import LlmRef
 from etude.config.registry import register_evaluator
 from etude.core.call import ChatRequest, Sampling
-from etude.core.episode import EpisodeRecord
+from etude.core.episode import AddedCall, EpisodeRecord, in_order
 from etude.core.errors import EtudeError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
-from etude.core.message import Message, message_key
+from etude.core.message import Message
 from etude.rollout.evaluator import scored
 
 T = TypeVar("T")
@@ -267,24 +267,12 @@ def common_prefix(transcripts: Sequence[Sequence[Message]]) -> int:
 
 def _conversations(episode: EpisodeRecord) -> list[Message]:
     messages: list[Message] = []
-    threads: list[list[str]] = []
-    """The message keys of each conversation, since agents do not always repeat all fields of a message."""
-    current: list[str] | None = None
-    for call in episode.calls:
-        prompt = [message_key(message) for message in call.request.messages]
-        continued = [thread for thread in threads if prompt[: len(thread)] == thread]
-        thread = max(continued, key=len, default=None)
-        if thread is None:
-            thread = []
-            threads.append(thread)
-        if current is not None and thread is not current:
+    for added in (step for step in in_order(episode) if isinstance(step, AddedCall)):
+        call = added.call
+        is_new = len(added.messages) == len(call.request.messages)
+        if messages and (is_new or added.continues is not None):
             messages.append({"role": "conversation", "content": f"{call.function}, {call.model}"})
-        messages += call.request.messages[len(thread) :]
-        thread[:] = prompt
-        if call.completion is None:
-            messages.append({"role": "error", "content": call.error})
-        else:
-            messages.append(call.completion.message)
-            thread.append(message_key(call.completion.message))
-        current = thread
+        messages += added.messages
+        failed: Message = {"role": "error", "content": call.error}
+        messages.append(failed if call.completion is None else call.completion.message)
     return messages

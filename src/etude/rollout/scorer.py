@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,14 +84,14 @@ class Scorer:
 
     async def score_single(self, item: EvalInputItem) -> Scores:
         """Return the scores of the evaluators that judge each episode alone."""
-        scores = await _gather_results([self._score([item], *named) for named in self._single.items()])
+        scores = await asyncio.gather(*(self._score([item], *named) for named in self._single.items()))
         return {name: outputs[0] for name, outputs in zip(self._single, scores, strict=True)}
 
     async def score_group(self, items: Sequence[EvalInputItem]) -> list[Scores]:
         """Return the scores of comparing evaluators; `items` are one example's episodes with an output."""
         if not items:
             return []
-        scores = await _gather_results([self._score(items, *named) for named in self._relative.items()])
+        scores = await asyncio.gather(*(self._score(items, *named) for named in self._relative.items()))
         return [dict(zip(self._relative, of_one, strict=True)) for of_one in zip(*scores, strict=True)]
 
     async def combine(self, item: EvalInputItem, scores: Scores) -> Scores:
@@ -134,7 +134,7 @@ class Scorer:
                 outputs = await evaluate(evaluator, items, self._timeout)
             times = {"began": began, "seconds": time.perf_counter() - clock}
         pairs = zip(items, outputs, strict=True)
-        await _gather_results([self._keep(item, name, out, **times) for item, out in pairs])
+        await asyncio.gather(*(self._keep(item, name, out, **times) for item, out in pairs))
         return outputs
 
     async def _keep(self, item: EvalInputItem, name: str, output: EvalOutputItem, **times: float) -> None:
@@ -143,11 +143,6 @@ class Scorer:
         data |= {"bounds": output.bounds} if output.bounds else {}
         data |= times
         await self._journal.put(_score_key(_episode(item).id, self._label, name), data)
-
-
-async def _gather_results(work: Sequence[Awaitable[Any]]) -> list[Any]:
-    """Return the results of concurrent work. A single item gets no task, which would cost time."""
-    return [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
 
 
 def read_score(
