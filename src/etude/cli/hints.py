@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from etude.cli.console import shown_path, unused_folder
 from etude.core.errors import EtudeError, MissingExtraError
@@ -16,9 +16,6 @@ from etude.core.errors import EtudeError, MissingExtraError
 if TYPE_CHECKING:
     from etude.core.history import History
     from etude.store.facts import RunFacts
-
-Histories: TypeAlias = "Mapping[str | None, History]"
-"""The histories of a run by target."""
 
 
 def command(*words: str | Path) -> str:
@@ -47,14 +44,11 @@ def evaluate_version(run: Path, version: str | None = None) -> str:
     return command("evaluate", run / "config.yml", "--model", model)
 
 
-def after_run(run: Path, facts: RunFacts | None = None, histories: Histories | None = None) -> str:
-    """Return the next command for a stored run in any state. Raises StoreError if it cannot be read.
-
-    Give `facts` and `histories` if you have read them already.
-    """
+def after_run(run: Path, facts: RunFacts | None = None) -> str:
+    """Return the next command for a stored run in any state, with its `facts` if they were read already."""
     from etude.store.facts import read_facts
 
-    facts = facts or read_facts(run, histories)
+    facts = facts or read_facts(run)
     if facts.in_use_by is not None:
         return show(run)
     if facts.state == "unreadable":
@@ -65,7 +59,7 @@ def after_run(run: Path, facts: RunFacts | None = None, histories: Histories | N
         return command("episodes", run)
     if facts.kind == "evaluate":
         return command("evaluate", "--rescore", run)
-    return after_training(run, histories)
+    return after_training(run, facts.histories)
 
 
 def after_stop(run: Path) -> str:
@@ -78,7 +72,7 @@ def after_stop(run: Path) -> str:
         return resume(run)
 
 
-def after_training(run: Path, histories: Histories | None = None) -> str:
+def after_training(run: Path, histories: Mapping[str | None, History] | None = None) -> str:
     """Return the next command for a finished run, whether its model is here, at a backend, or missing.
 
     Raises StoreError if the run cannot be read.

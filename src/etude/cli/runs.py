@@ -67,21 +67,20 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
 def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Show a run: its facts, epochs and validations, and its bill."""
     from etude.engines.bill import read_bill
-    from etude.store.facts import find_run, read_facts, read_histories
+    from etude.store.facts import find_run, read_facts
 
     path = find_run(run, output_dir)
-    histories = read_histories(path)
-    facts, bill = read_facts(path, histories), read_bill(path)
+    facts, bill = read_facts(path, required=True), read_bill(path)
     if as_json:
-        stored = {name: history.model_dump(mode="json") for name, history in histories.items()}
+        stored = {name: history.model_dump(mode="json") for name, history in facts.histories.items()}
         epochs = {"history": stored[None]} if None in stored else {"histories": stored}
         emit({**facts.as_json(), **epochs, "bill": bill.as_json()})
         return
     _show_facts(facts)
-    for name, history in histories.items():
+    for name, history in facts.histories.items():
         _show_history(name, history, path)
     show_bill(bill)
-    next_step(hints.after_run(path, facts, histories))
+    next_step(hints.after_run(path, facts))
 
 
 @app.command()
@@ -126,14 +125,12 @@ def compare(
         paired_difference,
         paired_differences,
         read_facts,
-        read_histories,
     )
 
     if len(runs) < 2:
         raise RequestError("name two runs or more: etude runs compare RUN RUN")
     paths = [find_run(run, output_dir) for run in runs]
-    # Reading the histories raises an error for a run that cannot be read.
-    facts = [read_facts(path, read_histories(path)) for path in paths]
+    facts = [read_facts(path, required=True) for path in paths]
     settings = differing_settings(paths)
     differences = [paired_difference(paths[0], path) for path in paths[1:]]
     by_evaluators = [paired_differences(paths[0], path) for path in paths[1:]]
@@ -218,8 +215,6 @@ def _show_facts(facts: RunFacts) -> None:
         text += f"; failures: {failures}" if failures else ""
         text += f"; it fails now: {fault}" if fault else ""
         say_wrapped(f"storage         {text}")
-    if facts.state == "unreadable":
-        return
     if facts.kind == "train":
         show_outcome(facts.summary, str(shown_epochs(facts)), facts.path)
         return

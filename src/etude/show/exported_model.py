@@ -24,7 +24,7 @@ from etude.core.history import Entry, History, Score
 from etude.core.secrets import masked
 from etude.loop.stored_models import load_version
 from etude.show.run_text import evaluators_in
-from etude.store.facts import read_facts, read_histories
+from etude.store.facts import RunFacts, read_facts
 from etude.store.figures import collapse_in
 from etude.store.files import open_draft
 from etude.store.stored_config import stored_data, trained_parts
@@ -66,9 +66,10 @@ def model_card(wanted: RunVersion, kind: Kind, license: str | None) -> str:
     """Return a model card in Markdown. `license` is in the hub's spelling, such as `apache-2.0`."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    history, data = read_histories(wanted.run)[wanted.target], stored_data(wanted.run)
+    facts, data = read_facts(wanted.run, required=True), stored_data(wanted.run)
     parts = trained_parts(data, wanted.target)
-    lines = [*_introduction(wanted, parts, history, kind, license), *_results(history, wanted)]
+    lines = [*_introduction(wanted, parts, facts, kind, license)]
+    lines += _results(facts.histories[wanted.target], wanted)
     if kind == "gguf":
         lines.append("All of this was measured before the weights were converted to GGUF.\n")
     lines += [usage(model_name(wanted), kind), *_making(wanted)]
@@ -110,9 +111,9 @@ def _is_on_hub(name: str | None) -> bool:
 
 
 def _introduction(
-    wanted: RunVersion, parts: Mapping[str, Any], history: History, kind: Kind, license: str | None
+    wanted: RunVersion, parts: Mapping[str, Any], facts: RunFacts, kind: Kind, license: str | None
 ) -> Iterator[str]:
-    facts, base = read_facts(wanted.run), parts["base"]
+    history, base = facts.histories[wanted.target], parts["base"]
     version = f"version {wanted.number}" if wanted.number else "the base model"
     target = "" if wanted.target is None else f", {wanted.target}"
     yield f"# {facts.name}{target}, {version}\n"

@@ -9,7 +9,7 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -75,11 +75,15 @@ class RunFacts:
     """The result of a finished evaluation (`etude.loop.evaluation.Evaluation`) or import (`Imported`)."""
     storage: Mapping[str, Any] | None = None
     """The state of the run's backup, if there is one: `address`, `copied_at`, `failures`, `last_error`."""
+    histories: Mapping[str | None, History] = field(default_factory=dict, repr=False)
+    """The epochs and validations by target; the key is None if the run trains one model."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts as JSON."""
+        """Return the facts as JSON, without the histories."""
+        facts = asdict(replace(self, histories={}))
+        del facts["histories"]
         summary = {} if self.state == "unreadable" else self.summary.as_json()
-        return {**asdict(self), "path": str(self.path), "summary": summary}
+        return {**facts, "path": str(self.path), "summary": summary}
 
     @property
     def epochs_done(self) -> int:
@@ -93,17 +97,14 @@ def read_histories(path: Path) -> dict[str | None, History]:
         return histories(run.journal, run.name)
 
 
-def read_facts(path: Path, known: Mapping[str | None, History] | None = None) -> RunFacts:
-    """Return the facts of the run in a folder. If it cannot be read, they say why.
-
-    `known` has its histories, if they were read already: a run may have thousands of epochs.
-    """
+def read_facts(path: Path, *, required: bool = False) -> RunFacts:
+    """Return the facts of the run in a folder. If it cannot be read, they say why, or raise if `required`."""
     path = path.absolute()
     changed = _last_changed(path)
     try:
         request = read_request(path)
         with RunFolder.read(path) as run:
-            known = histories(run.journal, run.name) if known is None else known
+            known = histories(run.journal, run.name)
             result = run.read_json(RESULT)
             storage = run.read_json(STORAGE)
             imported = run.journal.get(IMPORT)
@@ -113,6 +114,8 @@ def read_facts(path: Path, known: Mapping[str | None, History] | None = None) ->
         finetuning = settings.get("finetuning") or {}
         summary = summary_in(known, run.name, finetuning.get("num_epochs"))
     except EtudeError as error:
+        if required:
+            raise
         return RunFacts(path.name, path, "train", "unreadable", changed, problem=str(error))
     parts = trained_parts(settings)
     for key in ("method", "backend") if finetuning.get("targets") else ():
@@ -133,6 +136,7 @@ def read_facts(path: Path, known: Mapping[str | None, History] | None = None) ->
         summary=summary,
         result=result,
         storage=storage,
+        histories=known,
     )
 
 

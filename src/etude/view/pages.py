@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -83,7 +83,7 @@ def _settings(path: Path, state: _State) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _facts(path: Path, state: _State, pid: int | None) -> RunFacts:
-    return read_facts(path)
+    return replace(read_facts(path), histories={})  # They may be large, and pages read the ones they show.
 
 
 def library_and_run(request: Request) -> tuple[Library, Path]:
