@@ -57,7 +57,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_428,
+    "lines of source": 67_362,
     "modules": 327,
     "lines of tests": 55_619,
     "benchmark files": 15,

@@ -206,11 +206,7 @@ class Conversion:
 
 
 def find_converter(llama_cpp: Path | None = None) -> tuple[str, ...]:
-    """Return the converter's command, from a llama.cpp folder or an installed package.
-
-    The default folder is LLAMA_CPP. A script is run by this Python, which has the torch and transformers that
-    it needs. Raises RequestError that says what to install.
-    """
+    """Return the converter's command, from llama.cpp's folder or a package. Raises RequestError."""
     named = "--llama-cpp"
     if llama_cpp is None and (folder := os.environ.get("LLAMA_CPP")):
         llama_cpp, named = Path(folder), "LLAMA_CPP is"

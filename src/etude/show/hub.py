@@ -66,11 +66,7 @@ class Repository:
         return "public" if self.public else "private"
 
     def require(self) -> None:
-        """Check that the hub is available and the repository has the wanted visibility. Nothing is written.
-
-        Raises RequestError without a token, or if its visibility is not the wanted one. Raises EtudeError if
-        the hub cannot be reached or refuses.
-        """
+        """Check the hub and the repository's visibility; write nothing. Raises RequestError, EtudeError."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
         api = _api()

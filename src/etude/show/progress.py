@@ -252,11 +252,7 @@ class LiveProgress(ProgressSums):
 def progress_for(
     *, json: bool = False, stream: TextIO | None = None
 ) -> LiveProgress | LineProgress | JsonProgress:
-    """Return a progress display, to be used as a context manager.
-
-    It writes JSON lines if `json` is set, a live panel on a terminal, and lines with the time elsewhere.
-    `stream` is standard output by default.
-    """
+    """Return a display: JSON lines if `json` is set, a live panel on a terminal, and lines elsewhere."""
     stream = stream or sys.stdout
     if json:
         return JsonProgress(stream)

@@ -247,10 +247,7 @@ class Reporting:
 
 
 def with_trackers(config: Config, report: Any) -> Config:
-    """Return the config with trackers that a program gives: functions, trackers, or entries of a config.
-
-    They replace the trackers that a program gave when the run began. Raises ConfigError.
-    """
+    """Return the config with the trackers that a program gives now. Raises ConfigError."""
     if report is None:
         return config
     given = report if isinstance(report, list | tuple) else [report]

@@ -210,10 +210,7 @@ _LONGEST_SECONDS = 3600.0
 
 @asynccontextmanager
 async def back_up(config: StorageConfig | None, run: RunFolder, progress: Progress) -> AsyncIterator[None]:
-    """Copy the run every `interval` seconds during the block, and at its end. Does nothing without a config.
-
-    Raises RequestError if a new run cannot be copied, TakenOver if another folder has taken the run over.
-    """
+    """Copy the run every `interval` seconds, and at its end. Raises RequestError, TakenOver."""
     if config is None:
         yield
         return

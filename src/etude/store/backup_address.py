@@ -86,10 +86,7 @@ class Address:
 
 
 async def call_storage(config: StorageConfig, call: Callable[[], T]) -> T:
-    """Run a call that needs the storage in a thread. The thread is abandoned after `config.patience` seconds.
-
-    Raises RequestError for a timeout and for the driver's errors. Etude's own errors pass through.
-    """
+    """Run a call in a thread, which is abandoned after `config.patience` seconds. Raises RequestError."""
     try:
         async with asyncio.timeout(config.patience):
             return await call_in_thread(call)

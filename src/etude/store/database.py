@@ -64,11 +64,7 @@ _ADVICE = {
 
 
 def open_database(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """Open the database at `path`. A new one is created with its table.
-
-    Every statement is its own transaction. Raises StoreError when the file cannot be opened, is damaged, or
-    has another schema version.
-    """
+    """Open or create the database. Every statement is its own transaction. Raises StoreError."""
     if read_only and not path.is_file():
         raise StoreError(f"{path} does not exist: there is nothing to read here")
     if not read_only and not path.exists():
@@ -146,10 +142,7 @@ TO_MEND = (
 
 
 def journal_damage(connection: sqlite3.Connection) -> list[str]:
-    """Return a clause for each way in which a journal is damaged.
-
-    SQLite has no checksums for its pages, so it does not notice a flipped byte in a value.
-    """
+    """Return a clause for each way in which a journal is damaged; SQLite has no checksums for its pages."""
     altered: list[str] = []
     try:
         problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]

@@ -76,11 +76,7 @@ class CallReader:
 
 
 def read_episode(journal: Steps, episode_id: str, example: Example | None = None) -> EpisodeRecord | None:
-    """Return the finished episode with this id, or None if there is none.
-
-    `example` replaces the stored example, which has only descriptions of values that JSON cannot hold. Raises
-    StoreError when the journal cannot be read.
-    """
+    """Return the finished episode with this id, or None. `example` replaces the one that was stored."""
     data = journal.get(episode_id)
     return _decoded(journal, data, example) if is_episode(data) else None
 
@@ -119,10 +115,7 @@ def stored_episodes(journal: Journal, prefix: str = "") -> Iterator[tuple[str, J
 
 
 def iter_episodes(journal: Journal, prefix: str = "", *, phase: str | None = None) -> Iterator[EpisodeRecord]:
-    """Yield the finished episodes whose id starts with `prefix`, or all of a `phase`, in the order of ids.
-
-    The prefix `train/3/` also matches the episodes of a phase `train/3/…`.
-    """
+    """Yield the finished episodes whose id starts with `prefix`, or those of a `phase`, in order."""
     for _, data in stored_episodes(journal, prefix if phase is None else f"{phase}/"):
         if phase is None or episode_phase(data) == phase:
             yield _decoded(journal, data)

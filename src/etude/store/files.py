@@ -56,10 +56,7 @@ def write_atomically(path: Path, text: str, *, exact: bool = False) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder and its missing parents, for this user alone, and return its path.
-
-    Their names are on the disk when this returns. Existing folders stay as they are. Raises OSError.
-    """
+    """Make a folder and its missing parents, for this user alone, synced to the disk. Raises OSError."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(FOLDER_MODE, exist_ok=True)
@@ -240,11 +237,7 @@ class DamagedError(StoreError):
 
 
 def note_sum(path: Path, digest: str | None = None) -> None:
-    """Add the digest of a file that was just written to the sums of its folder. Raises OSError.
-
-    `digest` is its SHA-256, if the caller knows it. The folder is a draft, renamed with its sums when it is
-    complete. Several threads may write to it.
-    """
+    """Add a new file's SHA-256 to the sums of its folder, which threads may share. Raises OSError."""
     digest, sums = digest or _digest(path), path.with_name(SUMS)
     with _noting:
         known = _parse_digests(sums.read_text(encoding="utf-8")) if sums.exists() else {}

@@ -98,10 +98,7 @@ class Journal:
     """
 
     def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
-        """Open or create the journal at `path`. A journal opened for writing is verified first.
-
-        Raises StoreError when it cannot be opened, is damaged, or has another schema version.
-        """
+        """Open or create the journal. One opened for writing is verified first. Raises StoreError."""
         self.path = Path(path)
         self._reader = open_database(self.path, read_only=read_only)
         if not read_only:

@@ -96,11 +96,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """Open an existing run folder to continue the run, and lock it.
-
-        Raises RequestError when there is no run. Raises StoreError when another process uses it, or its
-        database is damaged or has another schema version.
-        """
+        """Open an existing run folder to continue the run, and lock it. Raises RequestError, StoreError."""
         return cls._locked(_existing(path))
 
     @classmethod

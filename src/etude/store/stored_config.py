@@ -71,10 +71,7 @@ def bring_back_config(run: Path) -> None:
 
 
 def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
-    """Return the content of the run's `config.yml`, or else of the copy in its journal.
-
-    Without both, it is empty, or RequestError is raised if `required`. Raises StoreError for a damaged file.
-    """
+    """Return the run's config, or its copy in the journal. Without both it is empty, unless `required`."""
     if (damage := config_damage(run)) is not None:
         raise StoreError(
             f"{run / CONFIG} is damaged: {damage}. Delete it: the journal has a copy. Settings are changed "
@@ -119,11 +116,7 @@ def target_names(data: Mapping[str, Any]) -> list[str | None]:
 
 
 def model_config(run: Path, target_name: str | None = None) -> Config:
-    """Return a config with only the trained model and the adapter that trained it.
-
-    `target_name` selects the model in a run that trains several. The agent's code and data are not loaded.
-    Raises ConfigError when the model's type is not known here.
-    """
+    """Return a config with only a run's trained model and its adapter. Raises ConfigError."""
     data = stored_data(run)
     finetuning = data.get("finetuning") or {}
     names = _names(finetuning, target_name)

@@ -132,11 +132,7 @@ PORT = 7331
 def serve_view(
     root: Path, on_ready: Callable[[str, str], None], *, run: str | None = None, port: int | None = None
 ) -> None:
-    """Show the runs in a folder on this machine until SIGINT or SIGTERM.
-
-    `on_ready` gets the address (of a `run` if one is named) and the key. Raises RequestError for a port in
-    use.
-    """
+    """Show the runs in a folder until a signal. `on_ready` gets address and key. Raises RequestError."""
     import uvicorn
 
     try:
