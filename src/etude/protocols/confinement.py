@@ -2,18 +2,16 @@
 
 Nothing here imports the rest of Etude: the process has only the standard library. The job comes first on
 standard input, followed by the program's own input. Reports go to the former standard error, one JSON object
-per line: first that this process is confined, then results of calls, last the end. If the program tampers
+per line: first that this process is confined, then results of calls, last a failure. If the program tampers
 with the reports, only its own result gets worse. Everything not listed here is refused, including system
 calls that the kernel has gained since.
 """
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import ctypes
 import errno
-import io
 import json
 import linecache
 import os
@@ -64,8 +62,9 @@ getresgid getpriority getrlimit getrusage uname sysinfo getrandom exit exit_grou
 
 _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_FCNTL = (*range(8), 36, 37, 38, 1030, 1031, 1032)
-"""Copies of descriptors, their flags, locks and pipe sizes, but not the receivers of their signals."""
+_FCNTL = (*range(8), 36, 37, 38, 1030)
+"""Copies of descriptors, their flags and locks, but not the receivers of their signals. The size of a pipe is
+no choice either, because no limit counts what it holds."""
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """Whether it is a terminal, its size, unread bytes, and flags of descriptors, but not attributes of files."""
 _INT = 0xFFFFFFFF
@@ -134,11 +133,10 @@ def _permit(calls: pyseccomp.SyscallFilter, name: str, *when: Arg, action: int =
 FILE = "program.py"
 
 _HEADER_BYTES = 12
-_ENDED = 0
 
 
 def main() -> None:
-    """Run the job from standard input and report its end. Never returns."""
+    """Run the job from standard input, and report how it failed, if it does."""
     # Standard input is a file, which is read at once. The rest is the program's.
     job: dict[str, Any] = json.loads(os.read(0, int(os.read(0, _HEADER_BYTES))))
     descriptor = os.dup(2)
@@ -157,19 +155,20 @@ def main() -> None:
         confine(job["limits"], job["libraries"])
     except OSError as error:
         report({"unconfined": str(error)})
-        os._exit(_ENDED)
+        return
     report({"unconfined": None})
-    # Exceptions of threads, in their order.
-    failed: list[BaseException] = []
 
-    def note(arguments: threading.ExceptHookArgs) -> None:
-        if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
-            failed.append(arguments.exc_value)
+    def fail(error: BaseException | None) -> None:
+        if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            report(_describe_end(error))
 
-    threading.excepthook = note
-    end = _run_step(lambda: _run(job, report))
-    report(_run_step(lambda: _finish(failed)) if end["end"] == "ok" else end)
-    os._exit(_ENDED)
+    # A thread that exits ends nothing else.
+    threading.excepthook = lambda given: None if given.exc_type is SystemExit else fail(given.exc_value)
+    try:
+        _run(job, report)
+    except BaseException as error:  # noqa: BLE001 - it is untrusted code
+        fail(error)
+    # The interpreter waits for threads, runs hooks and flushes, as it does at the end of every program.
 
 
 def _run(job: Mapping[str, Any], report: Callable[[Mapping[str, Any]], None]) -> None:
@@ -211,30 +210,12 @@ def _find(module: types.ModuleType, name: str) -> Callable[..., Any]:
     return function
 
 
-def _finish(failed: list[BaseException]) -> None:
-    """End like the interpreter: wait for threads, run hooks, flush."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    if isinstance(sys.stdout, io.TextIOBase):
-        sys.stdout.flush()
-    if failed:
-        raise failed[0]
-
-
-def _run_step(step: Callable[[], None]) -> dict[str, str]:
-    try:
-        step()
-    except MemoryError:
+def _describe_end(error: BaseException) -> dict[str, str]:
+    if isinstance(error, MemoryError):
         return {"end": "memory", "reason": "it asked for more memory than its limit"}
-    except PermissionError as error:
-        return {"end": "refused", "reason": _describe(error)}
-    except SystemExit as error:
-        if error.code in (None, 0):
-            return {"end": "ok", "reason": ""}
+    if isinstance(error, SystemExit):
         return {"end": "error", "reason": f"it exited with status {error.code!r}"}
-    except BaseException as error:  # noqa: BLE001 - it is untrusted code
-        return {"end": "error", "reason": _describe(error)}
-    return {"end": "ok", "reason": ""}
+    return {"end": "refused" if isinstance(error, PermissionError) else "error", "reason": _describe(error)}
 
 
 def _describe(error: BaseException) -> str:

@@ -152,13 +152,12 @@ def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[St
         return "timeout", f"it did not finish within {limits.cpu_seconds} s of CPU time"
     if killed:
         return "memory", "it was killed, most likely because it ran out of memory"
+    for report in reports:
+        if report.end is not None:
+            return report.end, report.reason
     if ended.code is None or ended.code < 0:
         return "error", f"it crashed with signal {-(ended.code or 0)}"
-    if ended.code > 0:
-        return "error", f"it exited with status {ended.code}"
-    last = next((report for report in reversed(reports) if report.end is not None), None)
-    # Without a last report, it left through `os._exit(0)`.
-    return ("ok", "") if last is None or last.end is None else (last.end, last.reason)
+    return ("error", f"it exited with status {ended.code}") if ended.code else ("ok", "")
 
 
 _START = "import sys; sys.path[:0] = sys.argv[1:]; from etude.protocols.confinement import main; main()"
