@@ -20,8 +20,7 @@ from etude.core.call import ChatRequest
 from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.core.keys import generator
-from etude.core.message import Message
-from etude.protocols import SCALES, Move, Protocol, Role, Turn, Verdict, play
+from etude.protocols import SCALES, Move, Protocol, Role, Turn, Verdict
 from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.code_validation import PROMPTS, CodeValidation, choose_stance, how_to_decide
 from etude.protocols.decision import VERDICTS
@@ -52,7 +51,6 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "solo_verifier": [{}],
 }
 PROTOCOL_CASES = [(name, arguments) for name, several in CASES.items() for arguments in several]
-AT_ONCE = ("adp", "merlin_arthur", "solo_verifier")
 ALL = pytest.mark.parametrize(("name", "arguments"), PROTOCOL_CASES, ids=lambda value: str(value))
 
 
@@ -162,48 +160,6 @@ def test_numbers_of_turns_are_those_of_the_schedule():
     assert "You have one turn, and decide in it." in system_prompt(PROTOCOLS["adp"](), "verifier")
 
 
-# Whole plays.
-
-
-@ALL
-async def test_prompts_show_all_that_was_said_and_go_on_from_each_other(
-    name: str, arguments: Mapping[str, Any]
-):
-    protocol = PROTOCOLS[name](**arguments)
-    prompts: dict[str, list[tuple[Message, ...]]] = {}
-
-    def answer(request: ChatRequest) -> str:
-        random = generator(request.key, "answer")
-        said = str(request.messages[0]["content"])
-        agent = next(one for one in protocol.agents if said.startswith(f"You are {_name(protocol, one)}."))
-        prompts.setdefault(agent, []).append(request.messages)
-        number = random.randrange(10**6)
-        if agent != "verifier":
-            return f"claim {number}. Decision: accept"
-        if "decide now" in str(request.messages[-1]["content"]) or name in AT_ONCE:
-            return "Decision: reject"
-        if len(set(protocol.channels)) < 2:
-            return f"question {number}"
-        return f"Question for Expert_1: first {number}\nQuestion for Expert_2: second {number}"
-
-    engine = ScriptedEngine(answer)
-    tree = await play(protocol, SCENARIO, dict.fromkeys(protocol.agents, engine), EXAMPLE)
-    (leaf,) = tree.leaves()
-    assert (leaf.ending, leaf.verdict, tree.truth) == ("decided", -1.0, 0)
-    for agent, several in prompts.items():
-        for before, after in itertools.pairwise(several):
-            assert after[: len(before)] == before
-        shown = "\n".join(str(message["content"]) for message in several[-1])
-        last = max(node.round for node in tree.nodes if node.agent == agent)
-        others = [node for node in tree.nodes if node.agent != agent and node.round < last]
-        for channel, text in (said for node in others for said in node.messages.items()):
-            assert (text in shown) == (agent in protocol.channels[channel])
-
-
-def _name(protocol: Protocol, agent: str) -> str:
-    return "the verifier" if agent == "verifier" else protocol.label(agent)
-
-
 # Truth, stance, and templates of one's own.
 
 
@@ -237,6 +193,13 @@ def test_templates_can_be_replaced_by_agent_by_kind_and_for_new_kinds():
     mine = CodeValidation(prompts={"debate/prover1": "I am $label: $stance", "judge": "$question"})
     assert system_prompt(protocol, "prover1", scenario=mine).startswith("I am Expert_2: You argue that")
     assert system_prompt(protocol, "prover0", scenario=mine) == system_prompt(protocol, "prover0")
+
+
+@pytest.mark.parametrize("name", ["verifer", "nip/provr"])
+def test_a_prompt_that_no_agent_gets_is_refused(name: str):
+    with pytest.raises(RequestError, match=f"prompts.'{name}'.*did you mean"):
+        CodeValidation(prompts={name: "Decide."}).check_protocol(PROTOCOLS["nip"]())
+    CodeValidation(prompts={"debate/prover2": "Plead."}).check_protocol(PROTOCOLS["nip"]())
 
 
 def test_a_protocol_of_ones_own_has_prompts_for_known_kinds_only():

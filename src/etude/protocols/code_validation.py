@@ -162,11 +162,12 @@ class CodeValidation(Scenario):
         """Raise RequestError for an agent without a prompt, and for a prompt without its agent."""
         for agent in protocol.agents:
             self._template(protocol, agent)
-        prefix = f"{protocol.name}/"
-        names = [*protocol.agents, *dict.fromkeys(role.kind for role in protocol.agents.values())]
-        for name in self._prompts:
-            agent = name.removeprefix(prefix)
-            if name.startswith(prefix) and agent not in names:
+        kinds = [*dict.fromkeys(role.kind for role in protocol.agents.values())]
+        for name in sorted(self._prompts.keys() - PROMPTS.keys()):
+            # Prompts of other protocols may be there too.
+            of, _, agent = name.rpartition("/")
+            names = [*protocol.agents, *kinds] if of else kinds
+            if of in ("", protocol.name) and agent not in names:
                 raise RequestError(
                     f"scenario_arguments.prompts['{name}']: the protocol '{protocol.name}' has no agent or "
                     f"kind '{agent}'" + alternatives(agent, names)
