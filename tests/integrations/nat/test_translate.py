@@ -14,7 +14,7 @@ from etude.config.builder import Builder
 from etude.config.load import parse_config, resolved_yaml
 from etude.core.errors import MissingExtraError, RequestError
 from etude.integrations.nat.components import NatWorkflowConfig
-from etude.integrations.nat.run import endpoint, open_run, run_here, trained_model, translate, unfinished_run
+from etude.integrations.nat.run import open_run, trained_model, translate, unfinished_run
 from etude.integrations.nat.transport import Steps
 from etude.store.journal import Journal
 
@@ -155,29 +155,6 @@ def test_the_trained_model_is_named_by_its_entry_or_by_its_model(wanted):
 def test_what_does_not_tell_which_is_trained_is_refused(wanted, told):
     with pytest.raises(RequestError, match=told):
         trained_model(LLMS, wanted)
-
-
-def test_what_an_endpoint_says_of_sampling_is_kept_and_where_it_is_is_not_for_a_model_here():
-    written = {
-        "_type": "nat/openai",
-        "model_name": "base",
-        "temperature": 0.7,
-        "seed": 3,
-        "base_url": "http://x",
-    }
-    assert endpoint("policy", written) == {
-        "_type": "openai",
-        "model_name": "base",
-        "temperature": 0.7,
-        "base_url": "http://x",
-    }
-    assert run_here(endpoint("policy", written)) == {"_type": "local", "model": "base", "temperature": 0.7}
-
-
-def test_nvidias_endpoint_has_its_address_and_key():
-    found = endpoint("policy", {"_type": "nim", "model_name": "meta/llama"})
-    assert found["base_url"].startswith("https://integrate.api.nvidia.com")
-    assert found["api_key"] == "${NVIDIA_API_KEY}"
 
 
 @pytest.mark.skipif(find_spec("nat") is not None, reason="the toolkit is installed")

@@ -29,41 +29,15 @@ logger = logging.getLogger("etude.integrations.nat")
 
 Json = dict[str, Any]
 
-SHARED_LLM_KEYS = (
-    "base_url",
-    "api_key",
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "request_timeout",
-    "max_retries",
-    "logprobs",
-    "top_logprobs",
-)
+_SAMPLING = ("temperature", "top_p", "max_tokens")
+_ENDPOINT = ("base_url", "api_key", "request_timeout", "max_retries", "logprobs", "top_logprobs")
 """Keys of `llms` that have the same meaning in the toolkit and in Etude."""
-
-_NIM = {"base_url": "https://integrate.api.nvidia.com/v1", "api_key": "${NVIDIA_API_KEY}"}
 
 _TRAINING_BLOCKS = {"trainers", "trainer_adapters", "trajectory_builders", "finetuning", "general"}
 """Blocks of the toolkit's config that do not influence an episode."""
 
 _OWN = ("seed", "deterministic", "error_budget", "fine_tune_from_scratch")
 """Keys of Etude's `finetuning` that the toolkit's lacks. They are options of `etude_trainer`."""
-
-
-def endpoint(name: str, llm: Mapping[str, Any]) -> Json:
-    """Convert the toolkit's entry `name` of `llms` to an endpoint that speaks OpenAI's API."""
-    entry: Json = {"_type": "openai", "model_name": llm.get("model_name") or llm.get("model") or name}
-    entry |= {key: llm[key] for key in SHARED_LLM_KEYS if llm.get(key) is not None}
-    # The type may have a package prefix.
-    is_nim = str(llm.get("_type")).rpartition("/")[2] == "nim"
-    return _NIM | entry if is_nim else entry
-
-
-def run_here(llm: Mapping[str, Any]) -> Json:
-    """Convert an endpoint's entry to one for a model in this process."""
-    kept: Json = {name: llm[name] for name in ("temperature", "top_p", "max_tokens") if name in llm}
-    return {"_type": "local", "model": llm["model_name"], **kept}
 
 
 def trained_model(llms: Mapping[str, Any], wanted: str | None) -> str:
@@ -89,7 +63,16 @@ def translate(toolkit_config: Any, run_config: Any) -> Config:
     for an unsupported option, ConfigError for an invalid block.
     """
     options = run_config.run_configuration
-    refuse(options)
+    if options.endpoint is not None:
+        raise RequestError(
+            "--endpoint: calls that an agent makes in another process cannot be told apart by episode; leave "
+            "it out, and the workflow runs here"
+        )
+    if options.validation_config_file is not None:
+        raise RequestError(
+            "--validation_config_file: validation runs the same workflow and evaluators on other examples; "
+            "name those with --validation_dataset"
+        )
     builder = toolkit_config.trajectory_builders[run_config.trajectory_builder]
     adapter = toolkit_config.trainer_adapters[run_config.trainer_adapter]
     trainer = toolkit_config.trainers[run_config.trainer]
@@ -117,30 +100,16 @@ def translate(toolkit_config: Any, run_config: Any) -> Config:
     )
 
 
-def refuse(options: Any) -> None:
-    """Raise RequestError for options of `nat finetune` that a recorded run cannot support."""
-    if options.endpoint is not None:
-        raise RequestError(
-            "--endpoint: calls that an agent makes in another process cannot be told apart by episode; leave "
-            "it out, and the workflow runs here"
-        )
-    if options.validation_config_file is not None:
-        raise RequestError(
-            "--validation_config_file: validation runs the same workflow and evaluators on other examples; "
-            "name those with --validation_dataset"
-        )
-
-
 def model_block(name: str, llm: Any, adapter: Any) -> Json:
     """Build the trained entry of `llms` from the toolkit's entry and the adapter's `model`."""
-    written = {"_type": llm.type, **llm.model_dump(exclude_none=True)}
-    # Set the field by its Python name, because the dump may use an alias.
-    written["model_name"] = getattr(llm, "model_name", None) or name
-    block, kind = endpoint(name, written), adapter.adapter.get("_type", "local")
-    if kind == "local":
-        block = run_here(block)
-    elif kind == "lm_server":
-        block |= {"provider": "etude"}
+    # The field by its Python name, because a dump may use an alias.
+    written, model = llm.model_dump(exclude_none=True), getattr(llm, "model_name", None) or name
+    kind = adapter.adapter.get("_type", "local")
+    is_here = kind == "local"
+    block: Json = {"_type": "local", "model": model} if is_here else {"_type": "openai", "model_name": model}
+    block |= {key: written[key] for key in _SAMPLING + (() if is_here else _ENDPOINT) if key in written}
+    if kind == "lm_server":
+        block["provider"] = "etude"
     return block | adapter.model
 
 
