@@ -101,7 +101,7 @@ class ARTTrainerAdapter(TrainerAdapter):
                 )
         for name, job in list(jobs.jobs.items()):
             if not job.status.is_final:
-                await self._recover(name, job)
+                await self._recover(name, job, self.adapter_config.recover_wait)
         try:
             base = jobs.base or await self._served(await self.remote_backend.step(), "the beginning")
             if self._inference is not None:
@@ -242,8 +242,8 @@ class ARTTrainerAdapter(TrainerAdapter):
                 self.job_log.add(name, {key: value for key, value in line.items() if math.isfinite(value)})
         except ArtError as failure:
             error = failure
-        refused = error is not None and error.status is not None
-        wait = self.adapter_config.recover_wait if error is not None and not refused else 0
+        # A job that the server refused makes no step. After a lost connection, it may still make one.
+        wait = 0.0 if error is not None and error.status is not None else self.adapter_config.recover_wait
         try:
             step = await self._step_after(job.before, wait)
             problem = _problem(job, step, progress, error)
@@ -255,18 +255,16 @@ class ARTTrainerAdapter(TrainerAdapter):
         except ArtError as failure:
             self._end(name, TrainingStatusEnum.FAILED, str(error or failure))
 
-    async def _recover(self, name: str, job: ArtJob, wait: float | None = None) -> None:
-        """Mark an earlier process's job as completed, if the model's step shows it."""
-        seconds = self.adapter_config.recover_wait if wait is None else wait
-        step = await self._step_after(job.before, seconds)
+    async def _recover(self, name: str, job: ArtJob, wait: float) -> None:
+        """Mark an earlier process's job as completed, if the model's step shows it within `wait` seconds."""
+        step = await self._step_after(job.before, wait)
         if step == job.before + 1:
             message = "the connection was lost; the model's step says that the job was done"
             await self._complete(name, step, {}, message)
 
     async def _step_after(self, before: int, seconds: float) -> int:
         """Wait up to `seconds` until the model's step is higher than `before`, and return the step."""
-        patience = self.adapter_config.recover_wait
-        return await _poll_until(seconds, patience, self.remote_backend.step, lambda step: step > before)
+        return await _poll_until(seconds, self.remote_backend.step, lambda step: step > before)
 
     async def _complete(self, name: str, step: int, metrics: dict[str, float], message: str | None) -> None:
         version = await self._served(step, name)
@@ -293,9 +291,10 @@ class ARTTrainerAdapter(TrainerAdapter):
         names = (f"{name}@{step}", name)
         if self._inference is None:
             return names[0]
-        patience = self.adapter_config.recover_wait
         served = await _poll_until(
-            patience, patience, self._inference.models, lambda served: bool({*served} & {*names})
+            self.adapter_config.recover_wait,
+            self._inference.models,
+            lambda served: bool({*served} & {*names}),
         )
         for candidate in names:
             if candidate in served:
@@ -311,23 +310,20 @@ class ARTTrainerAdapter(TrainerAdapter):
         return self._jobs
 
 
-async def _poll_until(
-    seconds: float, patience: float, ask: Callable[[], Awaitable[T]], is_there: Callable[[T], bool]
-) -> T:
+async def _poll_until(seconds: float, ask: Callable[[], Awaitable[T]], is_there: Callable[[T], bool]) -> T:
     """Poll `ask` until `is_there` accepts the answer or `seconds` have passed, and return the answer.
 
-    Missing answers and server errors are retried for `patience` seconds. Raises ArtError.
+    Missing answers and server errors are retried for as long. Raises ArtError.
     """
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+    end = asyncio.get_running_loop().time() + seconds
     while True:
+        is_late = asyncio.get_running_loop().time() >= end
         try:
             answer = await ask()
-            if is_there(answer) or loop.time() >= began + seconds:
+            if is_late or is_there(answer):
                 return answer
         except ArtError as error:
-            refused = error.status is not None and error.status < 500
-            if refused or loop.time() >= began + patience:
+            if is_late or (error.status is not None and error.status < 500):
                 raise
         await asyncio.sleep(_POLL)
 
