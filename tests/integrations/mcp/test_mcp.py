@@ -146,6 +146,17 @@ async def test_a_broken_server_is_a_failure_with_its_cause(journal: Journal, fau
     assert reason in record.failure.reason
 
 
+async def test_episodes_that_wait_for_a_shared_server_share_its_failure(
+    journal: Journal, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    command = f"echo x >> {starts}; exec {sys.executable} {PLAIN} 'hangs at once'"
+    keys = {"command": "sh", "args": ["-c", command], "scope": "shared", "start_timeout": 1}
+    records = await play(journal, calling(asked("odd")), episodes=4, **keys)
+    assert [record.failure.kind for record in records if record.failure] == ["tool_failed"] * 4
+    assert starts.read_text() == "x\n"
+
+
 async def test_a_server_over_http_has_the_headers_and_may_be_gone(journal: Journal) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

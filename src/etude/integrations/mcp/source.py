@@ -79,8 +79,8 @@ class Connection:
         except MCPError as error:
             if error.code in _AT_FAULT:
                 return ToolResult(f"error: {error.message}", is_error=True)
-            self.is_usable &= error.code != types.CONNECTION_CLOSED
-            if not self.is_usable:
+            if error.code == types.CONNECTION_CLOSED:
+                self.close()
                 raise self._error(f"died while it had to call '{name}'") from error
             raise self._error(f"answered '{name}' with the error {error.code}: {error.message}") from error
         except (ValidationError, RuntimeError, httpx2.HTTPError, OSError) as error:
@@ -224,8 +224,7 @@ class McpTools:
         """Create the source. `path` is the place of the config, such as `tools.search`."""
         self._config, self._path, self._folder = config, path, folder
         self._connections: set[Connection] = set()
-        self._shared: Connection | None = None
-        self._starting = asyncio.Lock()
+        self._shared: asyncio.Task[Connection] | None = None
 
     @property
     def forgets(self) -> bool:
@@ -235,13 +234,7 @@ class McpTools:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[McpSession]:
         """Open a session. Raises ToolError if the server does not start or does not list its tools."""
-        if self.forgets:
-            connection = await self._connect()
-        else:
-            async with self._starting:
-                if self._shared is None or not self._shared.is_usable:
-                    self._shared = await self._connect()
-                connection = self._shared
+        connection = await (self._connect() if self.forgets else self._share())
         try:
             yield McpSession(connection, connection.log_size if not self.forgets else 0)
         finally:
@@ -256,6 +249,13 @@ class McpTools:
         if connections:
             # The client kills the servers before this timeout.
             await asyncio.wait([connection.task for connection in connections], timeout=10.0)
+
+    async def _share(self) -> Connection:
+        """Return the shared connection. Episodes that wait for its start share a failure of it."""
+        task = self._shared
+        if task is None or (task.done() and (task.exception() or not task.result().is_usable)):
+            task = self._shared = asyncio.create_task(self._connect())
+        return await asyncio.shield(task)
 
     async def _connect(self) -> Connection:
         connection = Connection(self._config, self._path, self._folder)
