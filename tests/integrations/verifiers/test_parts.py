@@ -77,9 +77,9 @@ def config(**fields: Any) -> VerifiersWorkflowConfig:
 
 def test_dataset_and_rewards_follow_from_one_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("etude.integrations.verifiers.components.find_spec", lambda name: None)
-    supplies = config(size=5, seed=3).supplies()
-    assert supplies.dataset == {"_type": "verifiers", "size": 5, "seed": 3, "split": "train"}
-    assert supplies.validation == {"_type": "verifiers", "size": 5, "seed": 3, "split": "validation"}
+    supplies = config(size=5).supplies()
+    assert supplies.dataset == {"_type": "verifiers", "size": 5, "split": "train"}
+    assert supplies.validation == {"_type": "verifiers", "size": 5, "split": "validation"}
     assert supplies.evaluators == {"reward": {"_type": "measured", "name": "reward"}}
     assert supplies.reward == "reward"
     assert config(held_out=0).supplies().validation is None
@@ -113,7 +113,7 @@ def test_a_quarter_is_held_out_and_endless_tasks_are_not_all_made():
                 number += 1
 
     tasks = Tasks(Endless())
-    train, held_out = (tasks.examples(split, 12, 4, 0) for split in ("train", "validation"))
+    train, held_out = (tasks.examples(split, 12, 4) for split in ("train", "validation"))
     assert (len(train), len(held_out)) == (12, 4)
     assert len({each.id for each in (*train, *held_out)}) == 16
     assert train[0].inputs == {} and train[0].expected == "a"

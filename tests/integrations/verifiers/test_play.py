@@ -73,7 +73,7 @@ def scores_in(record: EpisodeRecord) -> dict[tuple[str, str | None], float | Non
 async def test_an_episode_is_played_recorded_and_scored(tmp_path: Path):
     engine = ScriptedEngine(["1", "wrong"])
     async with playing("sums_env", {"policy": engine}, tmp_path) as (player, play):
-        examples = player.tasks.examples("all", None, None, 0)
+        examples = player.tasks.examples("all", None, None)
         assert [example.id for example in examples] == [f"sum-{number}" for number in range(8)]
         assert examples[0] == Example("sum-0", {"name": "sum-0", "prompt": "0 + 1 ="}, "1")
         right, wrong = await play(examples[0]), await play(examples[1])
@@ -96,7 +96,7 @@ async def test_roles_sample_from_their_own_models_and_have_their_own_rewards(tmp
     models = {"proposer": "alice", "checker": "bob"}
     engines = {"alice": alice, "bob": bob}
     async with playing("two_roles_env", engines, tmp_path, models=models) as (player, play):
-        record = await play(player.tasks.examples("all", 1, None, 0)[0])
+        record = await play(player.tasks.examples("all", 1, None)[0])
     assert record.failure is None, record.failure
     assert [(call.function, call.model) for call in record.calls] == [
         ("proposer", "alice"),
@@ -131,7 +131,7 @@ FAILING = {
 async def test_its_failures_are_failures_with_their_cause(fault: str, tmp_path: Path):
     block = {"taskset": {"id": "careless_env", "fault": fault}}
     async with playing(block, {"policy": ScriptedEngine(["so"])}, tmp_path) as (player, play):
-        record = await play(player.tasks.examples("all", 1, None, 0)[0])
+        record = await play(player.tasks.examples("all", 1, None)[0])
     origin, reason = FAILING[fault]
     assert record.failure is not None and record.failure.origin == origin
     assert reason in record.failure.reason
@@ -141,18 +141,18 @@ async def test_its_failures_are_failures_with_their_cause(fault: str, tmp_path: 
 async def test_a_model_that_does_not_answer_is_the_models_failure(tmp_path: Path):
     engine = ScriptedEngine([EngineAway("the engine has no memory left")])
     async with playing("sums_env", {"policy": engine}, tmp_path) as (player, play):
-        record = await play(player.tasks.examples("all", 1, None, 0)[0])
+        record = await play(player.tasks.examples("all", 1, None)[0])
     assert (record.failure.kind, record.failure.origin) == ("call_failed", "model")
     assert "the engine has no memory left" in record.failure.reason
 
 
 async def test_splits_share_no_task_and_are_the_same_every_time(tmp_path: Path):
     async with playing("sums_env", {"policy": ScriptedEngine([""])}, tmp_path) as (player, _):
-        train = player.tasks.examples("train", None, 3, 0)
-        held_out = player.tasks.examples("validation", None, 3, 0)
-        again = player.tasks.examples("train", None, 3, 0)
+        train = player.tasks.examples("train", None, 3)
+        held_out = player.tasks.examples("validation", None, 3)
+        again = player.tasks.examples("train", None, 3)
         with pytest.raises(DatasetError, match="8 tasks, of which 8 are to be held out"):
-            player.tasks.examples("train", None, 8, 0)
+            player.tasks.examples("train", None, 8)
     assert len(train) == 5 and len(held_out) == 3 and train == again
     assert not {each.id for each in train} & {each.id for each in held_out}
 
@@ -172,7 +172,7 @@ async def test_a_limit_of_turns_ends_the_run_and_it_is_scored(tmp_path: Path):
     block = {"taskset": {"id": "sums_env"}, "agent": {"max_turns": 1}}
     engine = ScriptedEngine([tool_call("search", {})])
     async with playing(block, {"policy": engine}, tmp_path) as (player, play):
-        record = await play(player.tasks.examples("all", 1, None, 0)[0])
+        record = await play(player.tasks.examples("all", 1, None)[0])
     assert record.failure is None, record.failure
     assert len(record.calls) == 1
     assert [event.text for event in record.events if event.kind == "note"] == ["agent was stopped: max_turns"]

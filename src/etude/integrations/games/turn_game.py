@@ -39,8 +39,6 @@ class SizesConfig(WorkflowConfig):
     """The number of training examples to generate."""
     validation_size: int = Field(default=128, ge=1)
     """The number of held-out examples to generate."""
-    seed: int = Field(default=0, ge=0)
-    """The seed of the examples. Another seed gives other examples."""
     call_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
     """The time limit in seconds of each call into the environment."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
@@ -54,10 +52,9 @@ class SizesConfig(WorkflowConfig):
 
     def datasets(self, kind: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """Return the two datasets for `Supplies`, from the config of a dataset component."""
-        shared = {**kind, "seed": self.seed}
         return {
-            "dataset": {**shared, "size": self.size},
-            "validation": {**shared, "size": self.validation_size, "split": "validation"},
+            "dataset": {**kind, "size": self.size},
+            "validation": {**kind, "size": self.validation_size, "split": "validation"},
         }
 
 

@@ -39,7 +39,7 @@ async def _open_tools(config: McpToolsConfig, path: str, builder: Builder) -> As
     except ImportError as error:
         raise MissingExtraError("tools of MCP servers", "mcp") from error
     file = builder.config.finetuning.run_configuration.config_file
-    folder = config.cwd or (file.parent if file else Path.cwd())
+    folder = file.parent if file else Path.cwd()
     if config.command is not None:
         config.program(folder)
     tools = McpTools(config, path, folder)

@@ -18,13 +18,12 @@ class McpToolsConfig(ToolsConfig, name="mcp"):
     """Tools of an MCP server, which has a command to start or an address. Needs the extra `mcp`."""
 
     command: str | None = None
-    """The program that serves over its standard streams. `python` is the Python that runs Etude."""
+    """The program that serves over its standard streams, and works in the folder of the config file. `python`
+    is the Python that runs Etude."""
     args: list[str] = Field(default_factory=list)
     """The program's arguments."""
     env: dict[str, SecretStr] = Field(default_factory=dict)
     """Environment variables, such as `{KEY: "${KEY}"}`. The program gets these, PATH, HOME and few more."""
-    cwd: Path | None = None
-    """The program's working folder. Default: the folder of the config file."""
     url: str | None = Field(default=None, pattern=r"^https?://")
     """The address of a server that speaks streamable HTTP. Replaces `command`."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
@@ -39,8 +38,8 @@ class McpToolsConfig(ToolsConfig, name="mcp"):
     def _check_address(self) -> Self:
         if (self.command is None) == (self.url is None):
             raise ValueError("give either a 'command' to start, or the 'url' of a server")
-        if self.url is not None and (self.args or self.env or self.cwd):
-            raise ValueError("'args', 'env' and 'cwd' go with a 'command', not with a 'url'")
+        if self.url is not None and (self.args or self.env):
+            raise ValueError("'args' and 'env' go with a 'command', not with a 'url'")
         if self.command is not None and self.headers:
             raise ValueError("'headers' go with a 'url', not with a 'command'")
         return self

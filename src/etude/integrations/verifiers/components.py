@@ -54,8 +54,6 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
     """The maximum number of training tasks. Default: all tasks, or 256 of an endless taskset."""
     held_out: int | None = Field(default=None, ge=0)
     """The number of validation tasks. Default: a quarter of the tasks, at most 64."""
-    seed: int = Field(default=0, ge=0)
-    """The seed of the shuffle before tasks are held out."""
     timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
     """The time limit of an episode in seconds."""
 
@@ -70,7 +68,7 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
 
     def supplies(self) -> Supplies:
         """Return the tasks, and evaluators for the rewards and metrics that every episode has."""
-        chosen = {"size": self.size, "held_out": self.held_out, "seed": self.seed}
+        chosen = {"size": self.size, "held_out": self.held_out}
         shared: Entries = {"_type": "verifiers", **{k: v for k, v in chosen.items() if v is not None}}
         names = [REWARD, *self.scores]
         if find_spec("verifiers") is not None:
@@ -123,8 +121,6 @@ class VerifiersDatasetConfig(DatasetConfig, name="verifiers"):
     """The maximum number of training tasks, or of tasks in `all`. Default: all, or 256 if endless."""
     held_out: int | None = Field(default=None, ge=0)
     """The number of validation tasks, the same for both splits. Default: a quarter, at most 64."""
-    seed: int = Field(default=0, ge=0)
-    """The seed of the shuffle before tasks are held out."""
     taskset: dict[str, Any] = Field(default_factory=dict)
     """Other taskset options for these tasks, such as `{split: test}`."""
 
@@ -139,7 +135,7 @@ class VerifiersDataset:
     def examples(self) -> list[Example]:
         """Return the examples of the split. Raises DatasetError as `Tasks.examples` does."""
         config = self.config
-        return self.tasks.examples(config.split, config.size, config.held_out, config.seed)
+        return self.tasks.examples(config.split, config.size, config.held_out)
 
 
 @register_dataset(config_type=VerifiersDatasetConfig)

@@ -201,10 +201,10 @@ class Tasks:
             changed = type(config).model_validate({**config.model_dump(), **options})
             return Tasks(vf.load_taskset(changed), self._by_key)
 
-    def examples(self, split: Split, size: int | None, held_out: int | None, seed: int) -> list[Example]:
+    def examples(self, split: Split, size: int | None, held_out: int | None) -> list[Example]:
         """Return the examples of a split. Training and validation never share a task.
 
-        The tasks are shuffled with `seed`. The first `held_out` are for validation and the next `size` for
+        The tasks are shuffled, always alike. The first `held_out` are for validation and the next `size` for
         training; `all` keeps the original order. An endless taskset makes only the tasks that it needs.
         Raises DatasetError if tasks cannot be made, if none are left, or if two have the same key.
         """
@@ -214,12 +214,12 @@ class Tasks:
             more = 0 if split == "validation" else size or ENDLESS
             chosen = self._read(islice(self._taskset, first + more))[first if more else 0 :]
             if split != "all":
-                random.Random(seed).shuffle(chosen)
+                random.Random(0).shuffle(chosen)
             return [self._example(task) for task in chosen]
         tasks = self._read(self._taskset)
         if split == "all":
             return [self._example(task) for task in tasks[:size]]
-        random.Random(seed).shuffle(tasks)
+        random.Random(0).shuffle(tasks)
         first = _held_out(held_out, len(tasks))
         if first >= len(tasks):
             raise DatasetError(
