@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from pydantic import Field
 
 from etude.config.builder import Builder
-from etude.config.component import CHANGEABLE, EvaluatorConfig, WorkflowConfig
+from etude.config.component import EvaluatorConfig, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, user_code
 from etude.config.references import AgentRef, LlmRef, ReferenceTo
 from etude.config.registry import config_factory, register_evaluator, register_workflow
@@ -280,8 +280,6 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
     """How often to ask again after a malformed answer."""
     sampling: Annotated[dict[str, dict[str, Any]], ReferenceTo("agents")] = Field(default_factory=dict)
     """Sampling parameters by agent, such as `{prover: {max_tokens: 200}}`."""
-    timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """The time limit of a play in seconds."""
 
     def agents(self) -> Mapping[str, str | None]:
         """Return the protocol's agents with their models. Raises RequestError when it cannot be made."""
@@ -310,7 +308,7 @@ async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) ->
         sampling=config.sampling,
         seed=builder.config.finetuning.seed,
     )
-    yield Workflow(protocol.name, workflow, config.timeout)
+    yield Workflow(protocol.name, workflow)
 
 
 class ProtocolRewardConfig(EvaluatorConfig, name="protocol_reward"):

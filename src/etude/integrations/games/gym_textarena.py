@@ -82,7 +82,7 @@ async def gym(config: GymConfig, builder: Builder) -> AsyncIterator[Workflow]:
         # Gymnasium's checker only prints warnings. Etude checks what an episode needs, and raises.
         make = partial(gymnasium.make, config.id, disable_env_checker=True, **config.arguments)
     observation = None if config.observation is None else named_function(config.observation, "observation")
-    yield Workflow(config.id, GymGame(config, make, observation), config.timeout)
+    yield Workflow(config.id, GymGame(config, make, observation))
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ async def textarena(config: TextArenaConfig, builder: Builder) -> AsyncIterator[
             env = wrapper(env)
         return env
 
-    yield Workflow(config.id, TextArenaGame(config, make), config.timeout)
+    yield Workflow(config.id, TextArenaGame(config, make))
 
 
 @dataclass(frozen=True)

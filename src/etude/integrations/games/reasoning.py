@@ -115,7 +115,7 @@ async def reasoning_gym(config: ReasoningGymConfig, builder: Builder) -> AsyncIt
     """Build the workflow. Raises MissingExtraError without reasoning-gym, RequestError as `make_dataset`."""
     name = f"reasoning-gym's {config.task}"
     await call_with_timeout(name, lambda: make_dataset(config.task, config.config, 0), config.call_timeout)
-    yield Workflow(config.task, ReasoningTask(config), config.timeout)
+    yield Workflow(config.task, ReasoningTask(config))
 
 
 @dataclass(frozen=True)

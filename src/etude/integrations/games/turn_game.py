@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class SizesConfig(WorkflowConfig):
-    """The number of examples that an environment supplies, and its time limits."""
+    """The number of examples that an environment supplies, and the time limit of its calls."""
 
     package: ClassVar[str]
     """The import name of the library."""
@@ -41,8 +41,6 @@ class SizesConfig(WorkflowConfig):
     """The number of held-out examples to generate."""
     call_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
     """The time limit in seconds of each call into the environment."""
-    timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """The time limit of an episode in seconds."""
 
     @classmethod
     def library(cls, module: str | None = None) -> Any:

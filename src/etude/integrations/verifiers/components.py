@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.config.component import CHANGEABLE, DatasetConfig, Entries, Supplies, WorkflowConfig
+from etude.config.component import DatasetConfig, Entries, Supplies, WorkflowConfig
 from etude.config.references import LlmRef, ReferenceTo
 from etude.config.registry import register_dataset, register_workflow
 from etude.core.episode import Example
@@ -54,8 +54,6 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
     """The maximum number of training tasks. Default: all tasks, or 256 of an endless taskset."""
     held_out: int | None = Field(default=None, ge=0)
     """The number of validation tasks. Default: a quarter of the tasks, at most 64."""
-    timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """The time limit of an episode in seconds."""
 
     def agents(self) -> Mapping[str, str | None] | None:
         """Return the roles without a separate endpoint. Raises RequestError for an invalid block."""
@@ -107,7 +105,7 @@ async def verifiers_workflow(config: VerifiersWorkflowConfig, builder: Builder) 
             raise RequestError(f"the role '{name}' has the model '{spec.model}', and `llms` has {known}")
     player = VerifiersWorkflow(env, Tasks(env.taskset))
     try:
-        yield Workflow(player.name, player, config.timeout)
+        yield Workflow(player.name, player)
     finally:
         await player.close()
 
