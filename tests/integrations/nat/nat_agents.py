@@ -125,6 +125,11 @@ class Same(BaseEvaluator):
         return EvalOutputItem(id=item.id, score=0.5, reasoning="all alike")
 
 
+class Zero(BaseEvaluator):
+    async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
+        return EvalOutputItem(id=item.id, score=0.0, reasoning={"error": "a letter is out of place"})
+
+
 class Steps(BaseEvaluator):
     """Scores what happened: how many calls of models there were, a little less for what is out of place."""
 
@@ -135,5 +140,5 @@ class Steps(BaseEvaluator):
         return EvalOutputItem(id=item.id, score=len(calls) + right / 100, reasoning=functions)
 
 
-for _name, _type in (("test_broken", Broken), ("test_same", Same), ("test_steps", Steps)):
-    register_scorer(_name, _type)
+for _type in (Broken, Same, Zero, Steps):
+    register_scorer(f"test_{_type.__name__.lower()}", _type)

@@ -91,6 +91,7 @@ def _wait_for_calls(project, process):
     ("changes", "told"),
     [
         ({"eval__evaluators": {"in_place": {"_type": "test_same"}}}, "trained on nothing"),
+        ({"eval__evaluators": {"in_place": {"_type": "test_zero"}}}, "trained on nothing"),
         ({"eval__evaluators": {"in_place": {"_type": "test_broken"}}}, "the judge is asleep"),
         ({"workflow": {"_type": "test_failing"}}, "the agent is out of order"),
         ({"workflow": {"_type": "test_foreign", "llm": "sorter"}}, "for 'langchain'"),

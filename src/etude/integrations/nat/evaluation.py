@@ -128,9 +128,10 @@ class NatEvaluator(Evaluator):
         """Score one episode. A failed evaluator gives an error instead of the toolkit's score 0.0."""
         output = await self._evaluate(self._prepared(item))
         error = output.error
-        if error is None and isinstance(output.reasoning, dict) and output.score == 0.0:
-            # This is the toolkit's output for an evaluator that raised.
-            error = output.reasoning.get("error")
+        if error is None and isinstance(output.reasoning, dict):
+            # The toolkit says so of an evaluator that raised. Others have an `error` of their own.
+            said = str(output.reasoning.get("error"))
+            error = said if said.startswith("Evaluator error: ") else None
         return EvalOutputItem.model_construct(
             id=item.id,
             generation=item.generation,
