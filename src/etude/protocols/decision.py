@@ -80,20 +80,20 @@ class Scale:
         """Return the value of the option that the text starts with, or None.
 
         Case, quotes and emphasis do not matter. `7/10` is 7. An echo such as `accept or reject?` is not a
-        decision.
+        decision, nor is a range such as `7-8`, or `8%` where the scale does not end at 100.
         """
         answer = text.lstrip(_MARKS).lower()
         for option, value in sorted(self.options, key=lambda option: -len(option[0])):
             rest = answer[len(option) :]
             if answer.startswith(option) and not _GOES_ON.match(rest):
                 out_of = _OUT_OF.match(rest)
-                return value if out_of is None or out_of[1] == self.texts[-1] else None
+                return value if out_of is None or (out_of[1] or "100") == self.texts[-1] else None
         return None
 
 
 _MARKS = " \t\r\n*_`\"'“”:"
-_GOES_ON = re.compile(r"\w|[.,]\d|\s*[/|]\s*[a-z]|\s+or\b")
-_OUT_OF = re.compile(r"\s*(?:/|out of)\s*(\d+)")
+_GOES_ON = re.compile(r"\w|[.,]\d|\s*[/|]\s*[a-z]|\s*[-–]\s*\d|\s+or\b")
+_OUT_OF = re.compile(r"\s*(?:(?:/|out of)\s*(\d+)|%)")
 
 _DISAGREE = (("strongly disagree", -1.0),)
 _AGREE = (("strongly agree", 1.0),)
