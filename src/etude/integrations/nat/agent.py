@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -87,41 +88,26 @@ _USER = "nat_eval_user"
 """The user name in the toolkit's own evaluations."""
 
 
+@dataclass(frozen=True)
 class NatAgent:
     """A built workflow of the toolkit, with its config, builder and session manager."""
 
-    def __init__(
-        self,
-        config: Config,
-        model: EtudeModelConfig,
-        builder: WorkflowEvalBuilder,
-        sessions: SessionManager,
-        result_json_path: str,
-    ) -> None:
-        """Create the agent. Raises RequestError if `result_json_path` is not a JSON path."""
-        self.config = config
-        self.builder = builder
-        self._model = model
-        self._sessions = sessions
-        from jsonpath_ng import parse
-        from jsonpath_ng.exceptions import JSONPathError
-
-        try:
-            self._result = parse(result_json_path)
-        except JSONPathError as error:
-            problem = f"--result_json_path {result_json_path} is not a JSON path: {error}"
-            raise RequestError(problem) from error
-        self._result_json_path = result_json_path
-        self.steps: Steps | None = None
-        """The store for the steps of episodes, which evaluators read. None stores no steps."""
+    config: Config
+    builder: WorkflowEvalBuilder
+    model: EtudeModelConfig
+    sessions: SessionManager
+    result: Any
+    """The parsed JSON path of the answer in an output."""
+    steps: Steps | None
+    """The store for the steps of episodes, which evaluators read. None stores no steps."""
 
     async def run(self, example: Example, episode: Episode) -> Any:
         """Run the workflow on an example, and return its output as in the toolkit's evaluations."""
         name = f"{_USER}-{uuid4()}" if self.config.eval.general.per_input_user_id else _USER
         user = str(UserInfo(basic_user=BasicUserInfo(username=name, password=SecretStr(_USER))).get_user_id())
-        with self._model.answering(episode) as conversation:
+        with self.model.answering(episode) as conversation:
             async with (
-                self._sessions.session(user_id=user, conversation_id=conversation) as session,
+                self.sessions.session(user_id=user, conversation_id=conversation) as session,
                 session.run(example.inputs["question"]) as runner,
             ):
                 if not session.workflow.has_single_output:
@@ -134,26 +120,34 @@ class NatAgent:
             await self.steps.keep(episode.id, steps)
         if isinstance(output, BaseModel):
             return output.model_dump_json(indent=2)
-        matches = self._result.find(output)
+        matches = self.result.find(output)
         if not matches:
-            raise EpisodeError(
-                f"the output has nothing at --result_json_path {self._result_json_path}: {output!r:.200}"
-            )
+            raise EpisodeError(f"the output has nothing at --result_json_path {self.result}: {output!r:.200}")
         return to_jsonable_python(matches[0].value, fallback=str)
 
 
 @asynccontextmanager
-async def open_agent(config: Config, model: str, result_json_path: str = "$") -> AsyncIterator[NatAgent]:
+async def open_agent(
+    config: Config, model: str, result_json_path: str = "$", steps: Steps | None = None
+) -> AsyncIterator[NatAgent]:
     """Build the workflow and the evaluators of a config, and record the calls to `model`.
 
     Raises RequestError for an unknown model or a wrong path. Passes on the toolkit's errors.
     """
+    from jsonpath_ng import parse
+    from jsonpath_ng.exceptions import JSONPathError
+
+    try:
+        result = parse(result_json_path)
+    except JSONPathError as error:
+        problem = f"--result_json_path {result_json_path} is not a JSON path: {error}"
+        raise RequestError(problem) from error
     config = rollout_config(config, model)
     async with WorkflowEvalBuilder.from_config(config=config) as builder:
         # The collector limits the concurrency.
         sessions = await SessionManager.create(config=config, shared_builder=builder, max_concurrency=0)
         try:
-            yield NatAgent(config, config.llms[model], builder, sessions, result_json_path)
+            yield NatAgent(config, builder, config.llms[model], sessions, result, steps)
         finally:
             await sessions.shutdown()
 

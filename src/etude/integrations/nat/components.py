@@ -79,8 +79,8 @@ async def nat_workflow(config: NatWorkflowConfig, builder: Builder) -> AsyncIter
 
     toolkit_config = config.toolkit_config()
     model = config.model or only_model(toolkit_config.llms)
-    async with open_agent(toolkit_config, model, config.result_json_path) as agent:
-        agent.steps = None if builder.run is None else Steps(builder.run.journal)
+    steps = None if builder.run is None else Steps(builder.run.journal)
+    async with open_agent(toolkit_config, model, config.result_json_path, steps) as agent:
         yield NatWorkflow("nat", agent.run, agent=agent)
 
 
