@@ -30,7 +30,8 @@ async def test_an_answer_is_scored_by_the_task(journal):
     )
     assert [scores(record) for record in right] == [{"reward": 1.0}] * 2
     assert right[0].calls[0].request.messages[0]["content"].startswith("Think! Find the Greatest")
-    wrong = await played(GCD, journal, ["no idea"])
+    others = examples(config={"max_value": 40}, size=1, seed=1)
+    wrong = await played(GCD, journal, ["no idea"], examples=others)
     assert scores(wrong[0]) == {"reward": 0.0}
 
 
