@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_362,
+    "lines of source": 67_288,
     "modules": 327,
-    "lines of tests": 55_619,
+    "lines of tests": 55_597,
     "benchmark files": 15,
-    "config keys": 402,
+    "config keys": 395,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

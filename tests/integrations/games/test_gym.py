@@ -92,6 +92,14 @@ def test_a_number_within_another_is_no_action(text):
         chosen_action(text, {"0": 0, "1": 1, "2": 2})
 
 
+def test_a_longer_action_is_not_the_shorter_ones_in_it():
+    moves = {"up": 0, "left": 1, "up left": 2}
+    assert [chosen_action(text, moves) for text in ("I go Up Left.", "up", "go left!")] == [2, 0, 1]
+    for text in ("up or up left", "up, left", "upleft"):
+        with pytest.raises(ValueError, match="of the actions"):
+            chosen_action(text, moves)
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

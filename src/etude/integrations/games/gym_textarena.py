@@ -194,12 +194,11 @@ def chosen_action(text: str, actions: Mapping[str, Any]) -> Any:
     answer = text.strip().casefold()
     if answer in words:
         return words[answer]
-    # The 1 of -1 and of 1.5 is not the action 1.
-    mentioned = [
-        word for word in words if re.search(rf"(?<![\w-])(?<!\d[.,]){re.escape(word)}(?!\w|[.,]\d)", answer)
-    ]
+    # The 1 of -1 and of 1.5 is not the action 1, and `up left` is neither `up` nor `left`.
+    any_word = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    mentioned = {*re.findall(rf"(?<![\w-])(?<!\d[.,])(?:{any_word})(?!\w|[.,]\d)", answer)}
     if len(mentioned) == 1:
-        return words[mentioned[0]]
+        return words[mentioned.pop()]
     reason = "several of the actions are in it" if mentioned else "it is none of the actions"
     raise ValueError(f"{reason}. Answer with one of: {', '.join(actions)}")
 
