@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.config.builder import Builder
-from etude.config.load import load_config, parse_config
+from etude.config.load import load_config
 from etude.core.call import ChatRequest
 from etude.core.episode import Example
 from etude.core.errors import RequestError
@@ -249,25 +248,6 @@ def answer(request: ChatRequest) -> str:
     return f"Decision: {generator(request.key, 'coin').choice(['accept', 'reject'])}"
 
 
-async def evaluate(folder: Path, **workflow: Any) -> Mapping[str, float | None]:
-    """The average scores of the example's config on a few programs, with changes to its workflow."""
-    data = yaml.safe_load((FOLDER / "config.yml").read_text())
-    data["workflow"] |= workflow
-    data["eval"]["general"]["dataset"]["limit"] = 6
-    if workflow:
-        del data["eval"]["evaluators"]["prover"]
-    config = parse_config(data)
-    with RunFolder.create(folder, "run") as run:
-        async with Builder(config) as builder:
-            examples = (await builder.get_dataset(config.eval.general.dataset)).examples()
-            evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
-            engines = {name: ScriptedEngine(answer) for name in config.llms}
-            collector = Collector(await builder.get_workflow(), engines, run.journal)
-            scores = EvaluationRun(collector, evaluators, run.journal)
-            output = await scores.run(examples, phase="eval")
-    return {name: result.average_score for name, result in output.evaluation_results}
-
-
 async def test_the_shipped_programs_are_right_and_wrong_as_they_say():
     rows = [json.loads(line) for line in (FOLDER / "programs.jsonl").read_text().splitlines()]
     assert [row["apps_problem_id"] for row in rows] == list(range(180))
@@ -284,7 +264,14 @@ async def test_the_shipped_programs_are_right_and_wrong_as_they_say():
 
 async def test_the_config_plays_on_the_shipped_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    assert load_config(FOLDER / "config.yml").eval.general.dataset is not None
-    scores = await evaluate(tmp_path)
-    accuracy, verifier = scores["accuracy"], scores["verifier"]
-    assert accuracy is not None and verifier == pytest.approx(2 * accuracy - 1)
+    config = load_config(FOLDER / "config.yml", [("eval.general.dataset.limit", "6")])
+    with RunFolder.create(tmp_path, "run") as run:
+        async with Builder(config) as builder:
+            examples = (await builder.get_dataset(config.eval.general.dataset)).examples()
+            evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
+            engines = {name: ScriptedEngine(answer) for name in config.llms}
+            collector = Collector(await builder.get_workflow(), engines, run.journal)
+            output = await EvaluationRun(collector, evaluators, run.journal).run(examples, phase="eval")
+    scores = {name: result.average_score for name, result in output.evaluation_results}
+    assert len(examples) == 6 and scores["accuracy"] is not None
+    assert scores["verifier"] == pytest.approx(2 * scores["accuracy"] - 1)
