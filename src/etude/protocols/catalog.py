@@ -254,13 +254,11 @@ def _stance(randomized: bool) -> Stance:
 
 
 def _cycle(provers: Cycle, verifier_first: bool) -> Cycle:
-    """Return the provers' rounds with one round of the verifier before or after them."""
     verifier: Cycle = ((VERIFIER,),)
     return verifier + provers if verifier_first else provers + verifier
 
 
 def _two_provers(sequential: bool, prover0_first: bool) -> Cycle:
-    """Return the two provers in one round, or in two rounds."""
     if not sequential:
         return (("prover0", "prover1"),)
     return (("prover0",), ("prover1",)) if prover0_first else (("prover1",), ("prover0",))

@@ -314,7 +314,6 @@ def _experts(protocol: Protocol) -> str:
 
 
 def _describe_side(stance: object, labels: list[str]) -> str:
-    """Describe the side of some provers."""
     names, many = _list(labels), len(labels) > 1
     if stance not in (REJECT, ACCEPT):
         given = "have been given the same side" if many else "has been given one side"
@@ -324,7 +323,6 @@ def _describe_side(stance: object, labels: list[str]) -> str:
 
 
 def _describe_choices(log: Log, agent: str, length: str) -> str:
-    """Describe the choices of a deciding agent in its turns."""
     if log.own_turns == 1:
         return "You have one turn, and decide in it."
     turns = [turn for turn in log.protocol.turns if turn.agent == agent]

@@ -189,7 +189,6 @@ def parse_answer(text: str, turn: Turn) -> Move | Malformed:
 
 
 def _texts(turn: Turn) -> str:
-    """Return the decisions that a turn allows, as text for a person."""
     texts = turn.scale.texts
     return " | ".join(texts) if len(texts) <= 7 else f"{texts[0]} … {texts[-1]}"
 

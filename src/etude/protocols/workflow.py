@@ -65,7 +65,6 @@ class ProtocolWorkflow:
     """The seed for a play's draws: the schedule, the stance and the order of channels."""
 
     def __post_init__(self) -> None:
-        """Check the settings before the first call."""
         agents = self.protocol.agents
         widths = Widths.of(self.widths)
         widths.check_agents(agents)
@@ -173,7 +172,6 @@ class _Asker:
         return [answers[index] for index in range(len(questions))]
 
     async def _chat(self, question: Question) -> tuple[int, Reply]:
-        """Ask one question, and return the call's index and its reply."""
         agent = question.turn.agent
         sampling = self._workflow.sampling.get(agent, {})
         # Nothing is awaited before the recorder counts this call, so both counts stay equal.

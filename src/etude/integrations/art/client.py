@@ -98,7 +98,6 @@ class _JsonClient:
         return ArtError(f"{self._name} did not answer {request} ({describe(error)}){self._hint}", again=again)
 
     def _refused(self, request: str, status: int, content: bytes, headers: Mapping[str, str]) -> ArtError:
-        """Return a one-line error for an answer with a status other than 200."""
         failure = to_failure(status, headers, content)
         later = failure.again if isinstance(failure, Retryable) else None
         return ArtError(f"{self._name} answered {request} with {failure}", status, later)

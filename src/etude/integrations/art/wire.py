@@ -189,7 +189,6 @@ def to_art_trajectory(trajectory: Trajectory, *, needs_tokens: bool = True) -> A
 
 
 def _choice(item: EpisodeItem, needs_tokens: bool) -> Json:
-    """Return an answer as OpenAI's `Choice`."""
     try:
         logprobs: Json | None = _logprobs(item)
     except ValueError:

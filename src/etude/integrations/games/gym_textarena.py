@@ -332,5 +332,4 @@ class TextArenaGame:
 
 
 def _stepped(action: str, env: Any) -> bool:
-    """Play an answer, and return whether the game is over."""
     return bool(env.step(action=action)[0])

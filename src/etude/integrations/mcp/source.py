@@ -162,7 +162,6 @@ class Connection:
 
 
 def _to_openai_tool(tool: types.Tool) -> Tool:
-    """Return a tool in OpenAI's format."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {
         "type": "function",
