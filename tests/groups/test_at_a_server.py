@@ -21,18 +21,10 @@ from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
 from etude.backends.state_folders import JobNameTakenError
-from etude.core.errors import BackendError, RequestError
+from etude.core.errors import RequestError
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
-from etude.groups import (
-    DryRun,
-    Frozen,
-    ModelJobs,
-    ModelSettings,
-    OpenAiSharedModelGroup,
-    Step,
-    agents_of_model,
-)
+from etude.groups import ModelJobs, ModelSettings, OpenAiSharedModelGroup, Step, agents_of_model
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal
@@ -147,10 +139,6 @@ class Setting:
                 with contextlib.suppress(BadRequestError):  # It has just ended.
                     self.server.client().fine_tuning.jobs.cancel(job.id)
 
-    def engine(self):
-        with self.server.http() as http:
-            return http.get("/engine/status").json()
-
 
 @pytest.fixture
 def setting(server, tmp_path) -> Iterator[Setting]:
@@ -215,27 +203,6 @@ async def test_after_going_back_the_next_job_starts_from_there(setting, plays, f
     assert later.model_name == third.location
 
 
-@pytest.mark.slow
-async def test_no_number_is_given_twice_whatever_is_gone_back_to(setting, plays):
-    group = setting.group(name="numbers")
-    await group.wait_for_ready()
-    begin = group.get_state_dict()
-    await trained(group, plays[0])
-    await group.create_supervised_fine_tune_job({"prover": [plays[1]]}, job_name="left")
-    left = group.get_state_dict()
-    # It is not waited for: another process goes back to the base model, and from there once more.
-    group = setting.group(name="numbers")
-    group.set_state(begin)
-    assert (await trained(group, plays[2])).number == 3
-    assert group.lineage()[-1].data.parent == 0
-    group.set_state(left)
-    await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
-    assert (await group.switch_to_next_model()).number == 2
-    assert [entry.version.number for entry in group.lineage()] == [1, 2, 3]
-    # It begins where the job that was left did, and that version's number is known to be taken.
-    assert (await trained(group, plays[2])).number == 4
-
-
 async def test_a_name_belongs_to_one_job(setting, plays, pair):
     group = setting.group(name="names")
     await group.wait_for_ready()
@@ -287,31 +254,6 @@ async def test_the_settings_reach_the_job(setting, pair, plays):
 
 
 @pytest.mark.slow
-async def test_what_submits_nothing_leaves_the_engine_alone(setting, plays):
-    async def refused(awaited, error):
-        with pytest.raises(error):
-            await awaited
-
-    play = {"prover": [plays[0]]}
-    frozen = setting.group(name="frozen", free_engine=True, freeze_agent=True)
-    assert isinstance(await frozen.create_supervised_fine_tune_job(play), Frozen)
-    await frozen.train()
-    dry = setting.group(name="dry", free_engine=True, dry_run=True)
-    assert isinstance(await dry.create_supervised_fine_tune_job(play), DryRun)
-    await dry.train()
-    group = setting.group(name="refused", free_engine=True)
-    await refused(group.create_supervised_fine_tune_job({"judge": []}), RequestError)
-    await group.create_supervised_fine_tune_job(play, job_name="engine")
-    await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
-    await refused(
-        group.create_supervised_fine_tune_job({"prover": [plays[1]]}, job_name="engine"), RequestError
-    )
-    skipped = setting.group(name="skipped", free_engine=True, adapter={"min_rows": 5})
-    await skipped.create_supervised_fine_tune_job(play)
-    assert setting.engine()["status"] == "running"
-
-
-@pytest.mark.slow
 async def test_a_group_goes_on_from_a_state_of_neural_interactive_proofs(setting, plays, fine_tuned):
     name = fine_tuned.fine_tuned_model
     state = {"fine_tune_job_id": fine_tuned.id, "fine_tuned_model_name": name}
@@ -356,11 +298,3 @@ async def test_a_line_of_another_model_is_an_error_that_names_both(setting, play
     ):
         with pytest.raises(RequestError, match=r"of the model 'polcy', and agent '.*' answered with"):
             await create
-
-
-@pytest.mark.slow
-async def test_a_fine_tuned_model_goes_on_with_the_rank_that_it_has(setting, plays, fine_tuned):
-    group = setting.group(name="rank", lora_rank=3, num_epochs=1)
-    group.set_state({"fine_tune_job_id": fine_tuned.id, "fine_tuned_model_name": fine_tuned.fine_tuned_model})
-    with pytest.raises(BackendError, match="lora_rank 2"):
-        await group.create_supervised_fine_tune_job({"prover": [plays[1]]})

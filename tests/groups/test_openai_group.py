@@ -340,6 +340,18 @@ async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
         await group._get_openai_fine_tune_job()
 
 
+@pytest.mark.parametrize("settings", [{"freeze_agent": True}, {"dry_run": True}, {"min_rows": 9}])
+async def test_what_submits_nothing_leaves_the_servers_engine_alone(tmp_path, journal, plays, settings):
+    server = LmStandIn()
+    adapter = server.adapter(free_engine=True)
+    group = Made(tmp_path, journal, protocol=adp(), adapter=adapter, **settings).group
+    await group.wait_for_ready(timeout=60)
+    await group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    if "min_rows" not in settings:
+        await group.train()
+    assert "away" not in server.engine
+
+
 async def test_a_group_refuses_a_server_of_another_major_version(tmp_path, journal):
     adapter = LmStandIn(version="9.0").adapter()
     group = Made(tmp_path, journal, adapter=adapter).group

@@ -88,8 +88,8 @@ class Bookkeeper:
         """For each epoch: the builder's finished collection, and its facts about that."""
         self.jobs: dict[int, int] = {}
         """How many jobs this process has submitted for an epoch, or found submitted."""
-        self.begun: dict[str, tuple[int, float]] = {}
-        """For each of these jobs by name: the epoch, and when the trainer submitted it."""
+        self.begun: dict[str, tuple[int, float, TrainingJobRef]] = {}
+        """These jobs by name, each with its epoch, and when the trainer submitted it."""
         self.over: set[int] = set()
         """The epochs that a followed trainer has finished."""
         self.reasons: dict[int, str] = {}
@@ -120,7 +120,7 @@ class Bookkeeper:
     def submitted(self, epoch: int, job: int, ref: TrainingJobRef) -> None:
         """Note the `job`-th job of an epoch, which was submitted now or is known from before."""
         self._latest, self.jobs[epoch] = epoch, job
-        self.begun.setdefault(ref.run_id, (epoch, time.monotonic()))
+        self.begun.setdefault(ref.run_id, (epoch, time.monotonic(), ref))
         if self.follows and self.record.ended(ref) is None:
             self._progress.phase("training")
 

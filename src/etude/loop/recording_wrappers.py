@@ -134,10 +134,11 @@ class RecordedAdapter(RecordedPart):
         books, log = self._books, self._books.record.log
         if not books.follows:
             return await ask()
-        recorded, (epoch, _) = books.record.ended(ref), books.begun.get(ref.run_id, (None, 0.0))
+        recorded, begun = books.record.ended(ref), books.begun.get(ref.run_id)
         status = books.model.status_after_loss(ref, await ask()) if recorded is None else recorded
-        if epoch is None or not status.status.is_final or status.status is TrainingStatusEnum.NOT_FOUND:
+        if begun is None or not status.status.is_final or status.status is TrainingStatusEnum.NOT_FOUND:
             return status
+        epoch, *_ = begun
         books.over.add(epoch)
         if recorded is None:
             if status.status is TrainingStatusEnum.COMPLETED:
@@ -229,20 +230,16 @@ class RecordedTrainer:
             progress.message(
                 f"stopped after epoch {len(books.record.history.epochs)}: {books.stopped_because}"
             )
-        for name in books.begun:
-            submission = books.record.log.find_submission(name)
-            if submission is not None and books.record.ended(submission.ref) is None:
-                status = await RecordedAdapter(self.adapter, books).status(submission.ref)
-                if not status.status.is_final:
-                    raise TrainingError(
-                        f"the trainer returned while job {name} is '{status.status}'. Await "
-                        "`trainer_adapter.wait_until_complete(ref)` before `run` returns; resume the run to "
-                        "go on"
-                    )
-        if books.failure is None:
-            await pause_if_due([books.record])
+        for _, _, ref in [*books.begun.values()]:
+            status = await RecordedAdapter(self.adapter, books).status(ref)
+            if not status.status.is_final:
+                raise TrainingError(
+                    f"the trainer returned while job {ref.run_id} is '{status.status}'. Await "
+                    "`trainer_adapter.wait_until_complete(ref)` before `run` returns; resume the run to go on"
+                )
         if books.failure is not None:
             raise books.failure
+        await pause_if_due([books.record])
         if not statuses and books.begun and books.stopped_because is None:
             raise WrongReturnError(
                 f"{type(trainer).__name__}.run returned no status, and {len(books.begun)} jobs were "

@@ -233,7 +233,7 @@ class EpochTrainer(Trainer):
         if submitted is not None and await books.model.is_known(submitted.ref):
             self._take_curriculum_state(submitted.curriculum_state)
             self._prepared[epoch] = submitted.ref
-            books.begun[submitted.ref.run_id] = (epoch, time.monotonic())
+            books.submitted(epoch, 1, submitted.ref)
             return
         await books.sampled_from(epoch)
         name, started = books.job_name(epoch), time.monotonic()

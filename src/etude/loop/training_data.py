@@ -222,28 +222,26 @@ async def record_samples(
 
 
 def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Source) -> str:
-    given, assigned = _units(collection), _assign_advantages(collection)
-    # The builder may have put advantages into the data.
-    has_advantages = any(sample.advantages is not None for unit in given for sample in unit)
+    """Return the records of the samples, with the algorithm's advantages if it can tell them here."""
+    given = _units(collection)
+    units: Sequence[Sequence[Sample]] = ()
+    if data_kind(collection.method) == "samples":
+        # Some algorithms need a learner for their advantages, and some data has no token ids.
+        with contextlib.suppress(EtudeError):
+            algorithm = make_algorithm(collection.method, collection.options)
+            units, _ = algorithm.units(read_groups(collection, algorithm))
+    is_assigned = _has_advantages(units)
     source = replace(
         job,
         backend=adapter.adapter_config.type_name or type(adapter).__name__,
-        makes_advantages=assigned is not None and not has_advantages,
+        # The builder may have put advantages into the data.
+        makes_advantages=is_assigned and not _has_advantages(given),
     )
-    return learned_lines(source, given if assigned is None else assigned)
+    return learned_lines(source, units if is_assigned else given)
 
 
-def _assign_advantages(collection: TrajectoryCollection) -> Sequence[Sequence[Sample]] | None:
-    """Return the samples with the algorithm's advantages. None if it uses none or needs a learner for them,
-    or if the data has no token ids."""
-    if data_kind(collection.method) != "samples":
-        return None
-    try:
-        algorithm = make_algorithm(collection.method, collection.options)
-        units, _ = algorithm.units(read_groups(collection, algorithm))
-    except EtudeError:
-        return None
-    return units if any(sample.advantages is not None for unit in units for sample in unit) else None
+def _has_advantages(units: Sequence[Sequence[Sample]]) -> bool:
+    return any(sample.advantages is not None for unit in units for sample in unit)
 
 
 def _units(collection: TrajectoryCollection) -> list[Sequence[Sample]]:
