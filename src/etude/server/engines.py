@@ -60,8 +60,6 @@ class EnginePool:
         self._loaded: dict[str, _Loaded] = {}
         self._loading = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[None]] = {}
-        self._arriving = False
-        """Whether the backend is loading a model."""
         self._inside = 0
         """The number of admitted requests, whether or not their model is in memory yet."""
         self._changed = asyncio.Condition()
@@ -146,17 +144,12 @@ class EnginePool:
     @asynccontextmanager
     async def _admit_request(self, model: ServedModel) -> AsyncIterator[_Loaded]:
         """Wait for the engine, and keep it loaded until the block ends."""
-        if self._state != "running":
-            try:
-                async with asyncio.timeout(self._settings.engine_wait), self._changed:
-                    await self._changed.wait_for(lambda: self._state == "running")
-            except TimeoutError as error:
-                raise self._unavailable_error() from error
+        await self._wait_until(lambda: self._state == "running")
         self._inside += 1
         try:
             # The pool may evict the model again before this request could use it.
             while (loaded := self._loaded.get(model.name)) is None:
-                await self._wait_for(model)
+                await asyncio.shield(self._loading_task(model))
             loaded.users += 1
             try:
                 yield loaded
@@ -168,16 +161,15 @@ class EnginePool:
             async with self._changed:
                 self._changed.notify_all()
 
-    async def _wait_for(self, model: ServedModel) -> None:
-        """Wait until the model is in memory, however long loads take. Raises ApiError 503 if other models in
-        use block it for longer than `engine_wait`."""
-        loading = self._loading_task(model)
-        while not loading.done():
-            await asyncio.wait({loading}, timeout=max(self._settings.engine_wait, 0.05))
-            # A finished load's task is done only one turn of the event loop later.
-            if not (loading.done() or self._arriving or model.name in self._loaded):
-                raise self._unavailable_error()
-        loading.result()
+    async def _wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition holds. Raises ApiError 503 after `engine_wait` seconds."""
+        if holds():
+            return
+        try:
+            async with asyncio.timeout(self._settings.engine_wait), self._changed:
+                await self._changed.wait_for(holds)
+        except TimeoutError as error:
+            raise self._unavailable_error() from error
 
     def _unavailable_error(self) -> ApiError:
         message = "the engine is away, or busy loading or answering for other models; try again later"
@@ -196,7 +188,6 @@ class EnginePool:
             if self._state != "running":
                 raise self._unavailable_error()
             await self._make_room(model)
-            self._arriving = True
             try:
                 engine = await self._backend.load(model)
             except DamagedError as error:
@@ -207,21 +198,16 @@ class EnginePool:
                 _LOG.error("model %s cannot be loaded: %s", model.name, error)
                 message = f"the model {model.name} cannot be loaded; the server's log has the reason"
                 raise ApiError(503, message, code="model_unavailable", retry_after=60) from error
-            finally:
-                self._arriving = False
             self._loaded[model.name] = _Loaded(model, engine, used=time.monotonic())
 
     async def _make_room(self, model: ServedModel) -> None:
-        """Evict models that cannot share memory with `model`. Wait while they are in use."""
+        """Evict models that cannot share memory with `model`. Raises ApiError 503 if they stay in use."""
         while in_the_way := self._blocking_models(model):
             idle = [loaded for loaded in in_the_way if not loaded.users]
             if idle:
                 await self._unload(min(idle, key=lambda loaded: loaded.used).model.name)
                 continue
-            async with self._changed:
-                await self._changed.wait_for(
-                    lambda: any(not loaded.users for loaded in self._blocking_models(model))
-                )
+            await self._wait_until(lambda: any(not loaded.users for loaded in self._blocking_models(model)))
 
     def _blocking_models(self, model: ServedModel) -> list[_Loaded]:
         """Return the models that cannot share memory with `model`, or all if the pool is full."""
