@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_272,
+    "lines of source": 67_258,
     "modules": 327,
-    "lines of tests": 55_530,
+    "lines of tests": 55_474,
     "benchmark files": 15,
     "config keys": 395,
 }

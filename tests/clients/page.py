@@ -20,39 +20,13 @@ from tests.clients.matrix import INSPECT, NODE, ROOT, SIDES, Outcome, Outcomes, 
 
 PAGE = ROOT / "docs" / "compatibility.md"
 
-HEAD = """\
-# Clients
-
-Which client libraries work unchanged with the models of Etude: at `episode.endpoint`, where every call is
-recorded with its token ids and logprobs, and at [`etude serve`](backends.md#the-server). The tests drive each
-of them, in its own process and with its default settings, and this page is made of what passed.
-
-Give a client the address and the key:
-
-| client | endpoint | server |
-|---|---|---|
-| of OpenAI's API | `endpoint.base_url`, `endpoint.api_key` | `http://127.0.0.1:8000/v1`, its key |
-| of Anthropic's API | `endpoint.anthropic_base_url`, `endpoint.api_key` | `http://127.0.0.1:8000`, its key |
-
-An endpoint takes any name of a model for the episode's own. A server wants the name that it serves; where
-agents of the OpenAI Agents SDK name no model, its variable `OPENAI_DEFAULT_MODEL` says it.
-
-*Recorded* means that each call has its token ids and logprobs, *extended* that the later turns continued from
-the tokens of the earlier ones, without drift. Clients of npm are driven where `npm install --prefix
-tests/clients/node` has put them, by `pytest -m node`; Inspect AI, which wants another `fsspec` than
-`datasets`, where `ETUDE_TEST_INSPECT` names the Python of a virtual environment with `inspect-ai` and
-`openai`, by `pytest -m inspect`. Of all others the SDKs of OpenAI and Anthropic are driven by every run of
-the tests, and the rest by `make test-all`.
-[Coding agents](agents.md) says how a model is trained inside Claude Code or Codex.
-
-"""
-
 
 def render(outcomes: Outcomes) -> str:
-    """The page. Of clients that did not run it has the section that is written."""
+    """The page. Its beginning, and the sections of clients that did not run, are those that are written."""
     ran = {module for module, _, _ in outcomes}
-    written = {part.partition(" (")[0]: part for part in PAGE.read_text(encoding="utf-8").split("\n## ")}
-    parts = [HEAD]
+    head, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
+    written = {part.partition(" (")[0]: part for part in sections}
+    parts = [head]
     for module in (*MODULES, *OPTIONAL):
         parts.append(section(module, outcomes) if module in ran else written[load_client(module).name])
     return "\n## ".join(part.rstrip("\n") + "\n" for part in parts)

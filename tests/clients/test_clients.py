@@ -15,7 +15,7 @@ import pytest
 
 from tests.clients.drive import MODULES, OPTIONAL, Feature, load_client
 from tests.clients.matrix import SIDES, USUAL, Outcomes, features, is_installed, run_matrix
-from tests.clients.page import HEAD, PAGE, is_extended, is_recorded, section
+from tests.clients.page import PAGE, is_extended, is_recorded, section
 
 OTHERS = tuple(module for module in MODULES if module not in USUAL)
 TOGETHER = {module: group for group in (USUAL, OTHERS) for module in group}
@@ -70,5 +70,4 @@ def test_every_call_is_recorded_and_a_conversation_extended(
 @pytest.mark.parametrize("module", ALL)
 def test_the_page_is_up_to_date(get_outcomes: Any, module: str) -> None:
     outcomes: Outcomes = get_outcomes(module)
-    written = PAGE.read_text(encoding="utf-8")
-    assert written.startswith(HEAD.rstrip()) and section(module, outcomes) in written, "type: make docs"
+    assert section(module, outcomes) in PAGE.read_text(encoding="utf-8"), "type: make docs"

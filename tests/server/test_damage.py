@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import openai
@@ -14,12 +13,6 @@ from tests import canaries
 from tests.server.data import ASK, create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole, find_worker
-
-
-@pytest.fixture
-def own_server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(model, tmp_path, "--checkpoint-steps", "5") as running:
-        yield running
 
 
 @pytest.mark.slow

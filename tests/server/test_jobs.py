@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,10 +11,10 @@ import pytest
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 
-from etude.store.run_folder import lock_holder
 from tests.server.data import ASK, YES, create, dpo, grpo, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
-from tests.support import one_quick
+from tests.server.test_crash import find_worker
+from tests.support import is_alive, one_quick
 
 
 def logprob(client: openai.OpenAI, model: str, text: str = "y") -> float:
@@ -237,21 +234,6 @@ def test_a_fine_tuned_model_can_be_deleted(client: openai.OpenAI) -> None:
 OPTIONS = {"n_epochs": 2, "batch_size": 1, "learning_rate": 0.001, "lora_rank": 4, "request": {"seed": 5}}
 
 
-@pytest.fixture
-def own_server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(model, tmp_path, "--checkpoint-steps", "10") as running:
-        yield running
-
-
-def wait_until_free(own_server: ServerProcess, job: str) -> None:
-    """Until no process trains the job."""
-    for _ in range(600):
-        if lock_holder(own_server.data_dir / "jobs" / job / "lock") is None:
-            return
-        time.sleep(0.05)
-    raise AssertionError("the worker goes on")
-
-
 def read_weights(own_server: ServerProcess, job: str) -> bytes:
     return (own_server.data_dir / "models" / job / "trained.safetensors").read_bytes()
 
@@ -265,15 +247,11 @@ def test_a_paused_job_survives_kill_9_and_ends_with_the_weights_of_one_that_was_
     straight = wait(client, create(client, file, **OPTIONS).id)
     job = create(client, file, **OPTIONS).id
     wait_for_step(client, job, 3)
-    worker = lock_holder(own_server.data_dir / "jobs" / job / "lock")
+    worker = find_worker(own_server, job)
     assert client.fine_tuning.jobs.pause(job).status == "paused"
     assert client.fine_tuning.jobs.pause(job).status == "paused"
-    wait_until_free(own_server, job)
-    assert worker is not None
-    with pytest.raises(ProcessLookupError):
-        for _ in range(600):
-            os.kill(worker, 0)
-            time.sleep(0.05)
+    while is_alive(worker):
+        time.sleep(0.05)
     # The device is free: another job trains, and ends before it.
     other = create(client, file, n_epochs=1, batch_size=8)
     assert wait(client, other.id).status == "succeeded"

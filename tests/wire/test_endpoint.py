@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from hypothesis import given
@@ -57,22 +56,16 @@ def test_a_key_is_not_shown_when_an_endpoint_is_printed() -> None:
     assert "secret" not in repr(Endpoint("http://127.0.0.1:1/v1", "secret"))
 
 
-async def test_only_the_chat_path_is_served(server: EndpointServer) -> None:
+async def test_only_the_paths_of_the_apis_are_served(server: EndpointServer) -> None:
     endpoint = server.open(Scripted("x"))
-
-    def get(path: str, key: str) -> tuple[int, dict[str, dict[str, str]]]:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        request = urllib.request.Request(endpoint.base_url + path, headers=headers)
-        try:
-            urllib.request.urlopen(request)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-        raise AssertionError("expected an error")
-
-    status, body = await asyncio.to_thread(get, "/models", endpoint.api_key)
-    assert (status, body["error"]["code"]) == (404, "unknown_url")
-    status, body = await asyncio.to_thread(get, "/docs", "")
-    assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+    key = {"authorization": f"Bearer {endpoint.api_key}"}
+    async with httpx.AsyncClient(base_url=endpoint.base_url) as http:
+        for path, headers, expected in (
+            ("/models", key, (404, "unknown_url")),
+            ("/docs", {}, (401, "invalid_api_key")),
+        ):
+            reply = await http.get(path, headers=headers)
+            assert (reply.status_code, reply.json()["error"]["code"]) == expected
 
 
 async def test_after_closing_nobody_listens_and_it_can_start_again(server: EndpointServer) -> None:
