@@ -163,7 +163,7 @@ def test_numbers_of_turns_are_those_of_the_schedule():
 
 
 def test_the_truth_is_what_the_example_expects():
-    for expected, verdict in ((1, 1), (0, 0), (True, 1), ("accept", 1), ("reject", 0)):
+    for expected, verdict in ((1, 1), (0, 0), (True, 1), ("1", 1), ("0", 0), ("accept", 1), ("reject", 0)):
         assert SCENARIO.truth(Example("x", {}, expected)) == verdict
     for expected in (None, "maybe", 2, [1]):
         with pytest.raises(RequestError, match=r"example 'x': expected is .*; it must be 1"):

@@ -146,9 +146,9 @@ class CodeValidation(Scenario):
     def truth(self, example: Example) -> Verdict:
         """Return 1 if the program is right, 0 if it is wrong. Raises RequestError if the example lacks it."""
         expected = example.expected
-        if expected in ("accept", 1):
+        if expected in ("accept", "1", 1):  # All values of a CSV file are text.
             return ACCEPT
-        if expected in ("reject", 0):
+        if expected in ("reject", "0", 0):
             return REJECT
         raise RequestError(
             f"example '{example.id}': expected is {expected!r}; it must be 1 (right) or 0 (wrong)"
