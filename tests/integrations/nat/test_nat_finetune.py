@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integrations.nat.toolkit import SECONDS, calls, journal, serving, summary
+from tests.integrations.nat.toolkit import SECONDS, calls, journal, summary
 
 pytestmark = pytest.mark.nat
 
@@ -162,24 +162,3 @@ def test_a_config_of_etude_runs_the_toolkits_agent(project):
     done = project.run([str(etude), "train", "etude.yml"])
     assert done.returncode == 0, done.stdout
     assert len(calls(journal(project.runs[0]))) == 4 * 8
-
-
-def test_training_at_a_language_model_server(project):
-    host = "127.0.0.3"
-    project.configure(
-        llms__sorter={
-            "_type": "openai", "model_name": "base", "base_url": f"http://{host}:8000/v1", "api_key": "none",
-            "max_tokens": 12,
-        },
-        trainer_adapters__here={
-            "_type": "etude_trainer_adapter",
-            "adapter": {"_type": "lm_server", "hyperparameters": {"learning_rate": 5e-4, "lora_rank": 0}},
-        },
-        finetuning__num_epochs=2,
-    )  # fmt: skip
-    with serving(project, host, 8000):
-        done = project.finetune()
-    assert done.returncode == 0, done.stdout
-    [run] = project.runs
-    assert summary(run)["epochs_trained"] == 2
-    assert {call["completion"].get("model_version", 0) for call in calls(journal(run)).values()} == {0, 1}

@@ -9,13 +9,10 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -135,30 +132,3 @@ def journal(run: Path) -> dict[str, str]:
 def calls(steps: dict[str, str]) -> dict[str, Any]:
     """The model calls among journalled steps."""
     return {key: json.loads(value) for key, value in steps.items() if "/call/" in key}
-
-
-@contextlib.contextmanager
-def serving(project: Project, host: str, port: int) -> Iterator[None]:
-    """`etude serve` with the base model, which it calls `base`."""
-    command = [sys.executable, "-m", "etude", "serve", str(project.base / "model"), "--name", "base"]
-    options = ["--host", host, "--port", str(port), "--data-dir", str(project.folder / "server")]
-    with (project.folder / "server.log").open("w") as log:
-        process = subprocess.Popen([*command, *options], env=project.environment(), stdout=log, stderr=log)
-    try:
-        _wait_until_served(process, f"http://{host}:{port}/v1/models")
-        yield
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-
-
-def _wait_until_served(process: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the server ended"
-        try:
-            if httpx.get(url).is_success:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.2)
-    raise AssertionError("the server did not come up")
