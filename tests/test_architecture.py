@@ -59,7 +59,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 67_258,
     "modules": 327,
-    "lines of tests": 55_474,
+    "lines of tests": 55_410,
     "benchmark files": 15,
     "config keys": 395,
 }

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import openai
 import pytest
 import yaml
 
@@ -185,19 +184,18 @@ async def test_in_words_an_animal_that_is_not_there_convinces_nobody(load, name)
 
 
 def copied(example: str, folder: Path, *options: str) -> Path:
-    """A copy of an example; with options a base is made for it."""
+    """A copy of an example, with a base that is made for it."""
     there = folder / example
     shutil.copy(EXAMPLES / "warm_up.py", folder)
     shutil.copytree(EXAMPLES / example, there, ignore=shutil.ignore_patterns("base", "runs", "__pycache__"))
-    if options:
-        subprocess.run([sys.executable, "base.py", *options], cwd=there, check=True, timeout=600)
+    subprocess.run([sys.executable, "base.py", *options], cwd=there, check=True, timeout=600)
     return there
 
 
 def trained_at_servers(
     project: Path, learning_rate: float, batch_size: int, **changes: Any
-) -> tuple[dict[str, Any], set[str]]:
-    """The summary of a run whose models are each on a server of its own and trained there, and what one has.
+) -> dict[str, Any]:
+    """The summary of a run whose models are each on a server of its own and trained there.
 
     The agents are unchanged. `changes` are those of the config.
     """
@@ -221,9 +219,7 @@ def trained_at_servers(
         started = process("train", "config.yml", "--name", "run", folder=project)
         _, errors = started.communicate(timeout=1200)
         assert started.returncode == 0, errors
-        models = openai.OpenAI(base_url=at["base_url"], api_key="none").models.list()
-        summary = json.loads((project / "runs" / "run" / "summary.json").read_text())
-        return summary, {model.id for model in models}
+        return dict(json.loads((project / "runs" / "run" / "summary.json").read_text()))
 
 
 def epochs(number: int, examples: int) -> dict[str, Any]:
@@ -238,7 +234,7 @@ def epochs(number: int, examples: int) -> dict[str, Any]:
 @pytest.mark.parametrize("ahead", [False, True], ids=["now", "ahead"])
 def test_the_demo_learns_at_a_server(tmp_path, ahead):
     project = copied("calculator", tmp_path, "--seed", "0", "--out", "base")
-    summary, _ = trained_at_servers(project, 5e-4, 128, **epochs(12, 48), finetuning__collect_ahead=ahead)
+    summary = trained_at_servers(project, 5e-4, 128, **epochs(12, 48), finetuning__collect_ahead=ahead)
     assert summary["before"]["avg_reward"] < 0.45
     assert summary["after"]["avg_reward"] > 0.7
 
@@ -246,16 +242,7 @@ def test_the_demo_learns_at_a_server(tmp_path, ahead):
 @pytest.mark.slow
 def test_a_prover_and_a_verifier_learn_at_a_server_each(tmp_path):
     project = copied("prover_verifier", tmp_path, "--out", "base")
-    summary, _ = trained_at_servers(project, 1e-3, 512, **epochs(14, 32))
+    summary = trained_at_servers(project, 1e-3, 512, **epochs(14, 32))
     verifier = summary["targets"]["verifier"]
     assert verifier["after"]["reward_low"] > verifier["before"]["reward_high"] + 0.3
     assert summary["targets"]["prover"]["last_version"]["number"] > 0
-
-
-@pytest.mark.slow
-def test_a_script_that_knows_nothing_of_etude_is_trained_at_a_server(tmp_path):
-    copied("sort", tmp_path, "--seed", "0", "--out", "base")
-    summary, models = trained_at_servers(copied("script", tmp_path), 5e-4, 32, finetuning__num_epochs=2)
-    version = summary["last_version"]
-    assert version["number"] == summary["epochs_trained"] == 2
-    assert version["location"] in models
