@@ -57,7 +57,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_258,
+    "lines of source": 67_255,
     "modules": 327,
     "lines of tests": 55_410,
     "benchmark files": 15,

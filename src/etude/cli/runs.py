@@ -215,6 +215,8 @@ def _show_facts(facts: RunFacts) -> None:
         text += f"; failures: {failures}" if failures else ""
         text += f"; it fails now: {fault}" if fault else ""
         say_wrapped(f"storage         {text}")
+    if facts.state == "unreadable":
+        return
     if facts.kind == "train":
         show_outcome(facts.summary, str(shown_epochs(facts)), facts.path)
         return

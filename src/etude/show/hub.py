@@ -168,11 +168,7 @@ def export_served(
     lora_only: bool = False,
     gguf: Conversion | None = None,
 ) -> list[str]:
-    """Write a model of the server at `address` into `folder`, with a card. Return the names of the files.
-
-    Raises RequestError if `folder` holds something else, BackendError for a refusal or no answer. Raises
-    StoreError if the folder cannot be written, EtudeError if llama.cpp does not accept the model.
-    """
+    """Write a model of the server at `address` into `folder`. Return the files' names. Raises EtudeError."""
     require_replaceable(folder)
     kind: Kind = "gguf" if gguf is not None else "lora" if lora_only else "merged"
     url = f"{address.rstrip('/').removesuffix('/v1')}/export/{quote(model, safe='')}"

@@ -98,9 +98,12 @@ def read_histories(path: Path) -> dict[str | None, History]:
 
 
 def read_facts(path: Path, *, required: bool = False) -> RunFacts:
-    """Return the facts of the run in a folder. If it cannot be read, they say why, or raise if `required`."""
+    """Return the facts of the run in a folder. If it cannot be read, they say why.
+
+    Raises StoreError if the histories are `required`, and the journal cannot be read.
+    """
     path = path.absolute()
-    changed = _last_changed(path)
+    changed, known = _last_changed(path), dict[str | None, History]()
     try:
         request = read_request(path)
         with RunFolder.read(path) as run:
@@ -114,9 +117,9 @@ def read_facts(path: Path, *, required: bool = False) -> RunFacts:
         finetuning = settings.get("finetuning") or {}
         summary = summary_in(known, run.name, finetuning.get("num_epochs"))
     except EtudeError as error:
-        if required:
+        if required and not known:
             raise
-        return RunFacts(path.name, path, "train", "unreadable", changed, problem=str(error))
+        return RunFacts(path.name, path, "train", "unreadable", changed, problem=str(error), histories=known)
     parts = trained_parts(settings)
     for key in ("method", "backend") if finetuning.get("targets") else ():
         own = (trained_parts(settings, target)[key] for target in finetuning["targets"])

@@ -117,11 +117,7 @@ def write_submitted(run: Path, epoch: int, job: str, lines: str) -> None:
 def read_learned(
     run: Path, episode: str, *, version: int | None = None, epoch: int | None = None
 ) -> list[LearnedSample]:
-    """Return the samples of an episode that were trained on, as the learner took them if it recorded them.
-
-    The files of `version` and of `epoch` (from 1) are searched first. In a run with several targets, each is
-    searched. Raises StoreError for a file that cannot be read.
-    """
+    """Return an episode's trained samples; files of `version` and `epoch` come first. Raises StoreError."""
     wanted = f'{{"episode":{json.dumps(episode)},'
     learned = sorted(
         run.glob(f"checkpoints/**/{FOLDER}/v*.jsonl"), key=lambda file: file.stem != f"v{version}"
