@@ -88,7 +88,7 @@ async def open_runtime(
         settings = config.finetuning.run_configuration
         cluster: Cluster | None = await builder.get_cluster()
         collector = await build_collector(builder, models, run.journal, runner)
-        parts = Parts(run, counts, collector, runner, models, None if cluster is None else cluster.dashboard)
+        parts = Parts(run, counts, collector, runner, models, cluster)
         await exits.enter_async_context(publish_status(parts, config.metrics))
         watchdog = Watchdog(parts, config.stall)
         await exits.enter_async_context(watchdog.watching())

@@ -116,8 +116,9 @@ async def test_a_server_of_0_4_serves_the_bare_name(server, backend, tmp_path, a
         server.url = old.url
         adapter = await backend()
         status = await trained(adapter)
-        assert status.version.location == "agent"
-        assert status.version.number == 1
+        assert (status.version.location, status.version.number) == ("agent", 1)
+        old.training = "nothing"  # It says nothing of a batch that it skips.
+        assert "without training" in (await trained(adapter, "next")).message
 
 
 async def test_a_server_that_was_trained_before_goes_on_from_its_step(server, backend):
@@ -199,20 +200,15 @@ async def test_a_job_whose_work_was_lost_is_not_there_and_is_trained_anew(server
         ("no_step", "after 2 of 2 gradient steps, and the model is still at step 0"),
         ("doubled", "from step 0 to 2: something else trains it as well"),
         ("nothing", "without training: it found nothing in the batch to train on"),
+        ("silent", "ReadTimeout"),
+        ("refused", "Out of memory, Bearer ***"),
     ],
 )
 async def test_a_job_that_was_not_done_has_failed_and_says_why(server, backend, training, told):
     server.training = training
-    status = await trained(await backend())
+    status = await trained(await backend(**({"silence_timeout": 0.2} if training == "silent" else {})))
     assert status.status is TrainingStatusEnum.FAILED
-    assert told in status.message
-
-
-async def test_a_server_that_tells_nothing_for_too_long_has_failed(server, backend):
-    server.training = "silent"
-    status = await trained(await backend(silence_timeout=0.2))
-    assert status.status is TrainingStatusEnum.FAILED
-    assert "ReadTimeout" in status.message
+    assert told in status.message and KEY not in status.message
 
 
 async def test_a_lost_connection_is_no_failure_when_the_step_was_made(server, backend):
@@ -228,13 +224,6 @@ async def test_a_server_that_is_busy_after_a_job_is_asked_again(server, backend)
     assert status.status is TrainingStatusEnum.COMPLETED
 
 
-async def test_a_key_that_the_server_repeats_is_not_passed_on(server, backend):
-    server.training = "refused"
-    status = await trained(await backend())
-    assert "Out of memory, Bearer ***" in status.message
-    assert KEY not in status.message
-
-
 async def test_a_job_that_counted_as_canceled_and_was_done_is_told_with_the_next(server, backend):
     server.pause = 30
     adapter = await backend()
@@ -246,12 +235,6 @@ async def test_a_job_that_counted_as_canceled_and_was_done_is_told_with_the_next
     status = await trained(adapter, "run-epoch-1-retry-1")
     assert status.version.number == 2
     assert status.message == "sampled at step 0, trained from step 1: an earlier job had ended after all"
-
-
-async def test_a_server_of_0_4_that_skips_a_batch_says_nothing_and_is_found_out(server, backend):
-    with running(StandIn(release="0.4")) as old:
-        server.url, old.training = old.url, "nothing"
-        assert "without training" in (await trained(await backend())).message
 
 
 async def test_a_job_can_be_cancelled_and_one_that_is_over_stays_so(server, backend):
@@ -276,23 +259,18 @@ async def test_health_is_that_of_the_server_and_of_the_endpoint(server, backend)
     assert not await adapter.is_healthy()
 
 
-async def test_nothing_starts_on_a_server_that_is_not_well(server, backend):
-    server.well = False
-    with pytest.raises(ArtError, match=r"GET /healthcheck with HTTP 500: CUDA is gone"):
-        await backend()
-    assert set(server.requests) == {"GET /healthcheck"}
-
-
-async def test_nothing_starts_where_the_model_is_not_served(server, backend):
-    server.serves = False
-    with pytest.raises(ArtError, match=r"serves neither 'agent@0' nor 'agent'; it serves: Qwen/"):
-        await backend()
-
-
-@pytest.mark.parametrize(("names", "missing"), [("texts", "token ids"), ("none", "logprobs")])
-async def test_nothing_starts_where_the_sampled_tokens_are_not_told(server, backend, names, missing):
-    server.token_names = names
-    with pytest.raises(ArtError, match=f"answers without {missing}"):
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"well": False}, "GET /healthcheck with HTTP 500: CUDA is gone"),
+        ({"serves": False}, "serves neither 'agent@0' nor 'agent'; it serves: Qwen/"),
+        ({"token_names": "texts"}, "answers without token ids"),
+        ({"token_names": "none"}, "answers without logprobs"),
+    ],
+)
+async def test_nothing_starts_on_a_server_with_a_fault(server, backend, fault, told):
+    vars(server).update(fault)
+    with pytest.raises(ArtError, match=told):
         await backend()
 
 
@@ -358,17 +336,11 @@ async def test_it_has_the_pages_attributes_before_anything_is_asked(alone, serve
 
 async def test_it_trains_without_a_run_around_it(alone, server):
     await alone.initialize(etude.FinetuneConfig())
-    assert await alone.is_healthy()
-    server.pause = 0.2
     ref = await alone.submit(batch("mine"))
-    assert (ref.run_id, ref.backend) == ("mine", "openpipe_art")
     assert isinstance(alone.training_jobs["mine"], asyncio.Task)
-    assert (await alone.status(ref)).status == "running"
     done = await alone.wait_until_complete(ref, poll_interval=0.1)
     assert done.status == (await alone.status(ref)).status == "completed"
     assert alone.training_jobs["mine"].done()
-    unknown = etude.TrainingJobRef(run_id="nobody", backend="openpipe_art")
-    assert (await alone.status(unknown)).status == "not_found"
 
 
 async def test_it_says_where_its_job_failed_and_what_is_not_healthy(alone, server, tmp_path):

@@ -16,10 +16,8 @@ from etude.backends.capabilities import (
     check_method,
 )
 from etude.backends.local_adapter import LocalAdapter, learner_options
-from etude.backends.trainer_adapter import TrainerAdapter
-from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
+from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.learner.optimiser import Schedule
 from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolve_hyperparameters
 from tests.backends.lm_stand_in import LmStandIn
@@ -88,18 +86,12 @@ async def test_lora_weights_are_put_on_the_model_when_it_is_initialized(tmp_path
     ranks = {value.shape[0] for name, value in adapter._policy.trainable().items() if "lora_A" in name}
     assert ranks == {4}
     adapter.use_hyperparameters(JobHyperparameters(lora_rank=4, lora_alpha=8.0, num_epochs=2))
+    as_configured = await adapter_on(tmp_path / "same", lora=LoraConfig(r=4, alpha=6))
+    as_configured.use_hyperparameters(JobHyperparameters(lora_rank=4, lora_alpha=6.0))
     with pytest.raises(CapabilityError, match=r"trains LoRA weights of rank 4 and alpha 8 since.*rank 5"):
         adapter.use_hyperparameters(JobHyperparameters(lora_rank=5, lora_alpha=8.0))
     with pytest.raises(CapabilityError, match="cannot train all weights"):
         adapter.use_hyperparameters(JobHyperparameters(lora_rank=0))
-
-
-async def test_what_the_config_says_already_is_nothing_new(tmp_path):
-    adapter = LocalAdapter(
-        LocalAdapterConfig(**CONFIG, lora=LoraConfig(r=4, alpha=6)), fresh_policy(), tmp_path, seed=5
-    )
-    await adapter.initialize(FinetuneConfig())
-    adapter.use_hyperparameters(JobHyperparameters(lora_rank=4, lora_alpha=6.0))
 
 
 def test_an_adapter_that_does_not_say_takes_none(tmp_path):
@@ -148,43 +140,7 @@ def test_a_job_of_the_server_has_the_same_loss(algorithm):
     assert job_algorithm(method, values) == algorithm
 
 
-class Smallest(TrainerAdapter):
-    async def is_healthy(self):
-        return True
-
-    async def submit(self, trajectories):
-        return TrainingJobRef(run_id=trajectories.run_id, backend="smallest")
-
-    async def status(self, ref):
-        return TrainingJobStatus(run_id=ref.run_id, backend="smallest", status=TrainingStatusEnum.COMPLETED)
-
-    async def wait_until_complete(self, ref, poll_interval=10.0):
-        return await self.status(ref)
-
-    def log_progress(self, ref, metrics, output_dir=None):
-        """Nothing to record."""
-
-
-async def test_the_hooks_have_defaults_that_do_no_harm():
-    adapter = Smallest(TrainerAdapterConfig())
-    await adapter.initialize(FinetuneConfig(reward_function=RewardFunctionConfig(name="correct")))
-    ref = TrainingJobRef(run_id="job", backend="smallest")
-    version = ModelVersion(number=1, location="here", digest="d")
-    assert adapter.adapter_config.reward.name == "correct"
-    assert adapter.capabilities() == Capabilities()
-    assert await adapter.current_version() is None
-    await adapter.restore(version)
-    await adapter.prune([version])
-    await adapter.cancel(ref)
-    await adapter.cleanup()
-    assert (await adapter.wait_until_complete(ref)).status is TrainingStatusEnum.COMPLETED
-
-
-def test_an_adapter_that_does_not_say_can_do_every_method():
-    for method in ("grpo", "dpo", "supervised"):
-        check_method("'mine'", Capabilities(), method, "'builder'")
-
-
 def test_a_method_that_is_missing_is_an_error_with_those_that_are_there():
+    check_method("'a'", Capabilities(), "grpo", "'b'")  # An adapter that declares nothing can do all.
     with pytest.raises(CapabilityError, match=r"'b' makes data .* 'grpo', .* 'a' can do: dpo, supervised"):
         check_method("'a'", Capabilities(methods=frozenset({"supervised", "dpo"})), "grpo", "'b'")

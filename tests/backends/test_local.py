@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,13 @@ from etude.core.job import TrainingStatusEnum
 from etude.engines import local as local_model
 from etude.engines.decoder import make_decoder
 from etude.engines.embedded import EmbeddedEngine
+from etude.engines.programs import Command, Launcher, LocalChild, LocalLauncher, Program
 from etude.loop.targets import assemble_trainer
 from etude.models.policy import Policy
-from etude.processes.ray_teams import SHARED_FILE
+from etude.processes.pool import Cluster
 from etude.runtime import open_runtime
 from etude.store.facts import read_histories
-from etude.store.run_folder import RunFolder, RunLock
+from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.test_local_adapter import CONFIG, collection, done, not_finite
 from tests.models.tiny_models import fresh_policy
@@ -273,38 +275,6 @@ def test_a_large_base_that_is_shared_has_no_copies_that_are_faster(monkeypatch):
     assert make_decoder(fresh_policy(), slots=2, deterministic=False)._fused is not None
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-from etude.backends import cluster_training
-from etude.processes.ray_teams import TeamMember
-from etude.backends.local_job import JobReports
-
-desk = JobReports(sys.argv[1])
-
-def call(name, *args, **news):
-    return False if name == "stopping" else getattr(desk, args[0])(**news)
-
-sys.exit(cluster_training.main(TeamMember(0, "here", Path(sys.argv[1]).parent, "mark", call), sys.argv[1]))
-"""
-"""A team of one, whose desk is in its own process."""
-
-
-class OneProcess:
-    """Starts a team of one on this machine."""
-
-    def __init__(self, program: str) -> None:
-        self.program = program
-        self.started = 0
-
-    def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
-        self.started += 1
-        return [sys.executable, "-c", self.program, *arguments]
-
-    def first_failure(self, log: str) -> str | None:
-        return None
-
-
 @pytest.fixture(scope="module")
 def shared_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tiny"
@@ -312,16 +282,36 @@ def shared_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def adapter_on(shared_model: Path, folder: Path, launcher: OneProcess | None = None) -> LocalAdapter:
+class Counted(LocalLauncher):
+    """Starts processes on this machine; what `change` makes of them."""
+
+    def __init__(self, change: Callable[[Command], Command]) -> None:
+        super().__init__()
+        self.change, self.started = change, 0
+
+    async def launch(self, program: Program, log: Path) -> LocalChild:
+        self.started += 1
+        return await super().launch(self.change(program.command("127.0.0.1")), log)
+
+
+async def adapter_on(
+    shared_model: Path, folder: Path, change: Callable[[Command], Command] | None = None
+) -> tuple[LocalAdapter, Counted]:
+    """An adapter, with a team of one if its process is changed."""
+    launcher = Counted(change or (lambda command: command))
+
+    @asynccontextmanager
+    async def places(count: int, *, on_gpus: bool) -> AsyncIterator[list[Launcher]]:
+        yield [launcher] * count
+
     learners = None
-    if launcher is not None:
+    if change is not None:
         (folder / "learners").mkdir(parents=True)
-        (folder / "learners" / SHARED_FILE).write_text("mark")
-        learners = Learners(launcher, 1, folder / "learners", "cpu", asyncio.Lock())
+        learners = Learners(Cluster(None, learners=places), 1, folder / "learners", "cpu")
     policy = Policy.load(shared_model, device="cpu")
     adapter = LocalAdapter(LocalAdapterConfig(**CONFIG), policy, folder, 5, learners)
     await adapter.initialize(FinetuneConfig())
-    return adapter
+    return adapter, launcher
 
 
 @pytest.mark.slow
@@ -329,25 +319,26 @@ async def test_a_process_elsewhere_makes_the_same_version_and_says_how_it_went(
     shared_model: Path, tmp_path: Path
 ):
     """Bit for bit: one process there does what one here does."""
-    here = await adapter_on(shared_model, tmp_path / "here")
-    there = await adapter_on(shared_model, tmp_path / "there", launcher := OneProcess(PROGRAM))
-    team = RunLock(tmp_path / "there" / "learners" / "lock")  # As the team's command would hold it.
+    here, _ = await adapter_on(shared_model, tmp_path / "here")
+    there, launcher = await adapter_on(shared_model, tmp_path / "there", lambda command: command)
     wanted, version = await done(here, collection("a")), await done(there, collection("a"))
     assert (version.number, version.digest) == (wanted.number, wanted.digest)
     facts = [json.loads((tmp_path / at / "v1" / "job.json").read_text()) for at in ("here", "there")]
     assert facts[0]["content"] == facts[1]["content"]
-    team.release()
     assert (await there.current_version()).digest == wanted.digest
     assert launcher.started == 1 and not list((tmp_path / "there" / "learners").glob("job-*"))
 
 
 @pytest.mark.slow
 async def test_a_folder_that_is_not_shared_fails_the_job_with_that_reason(shared_model: Path, tmp_path: Path):
-    adapter = await adapter_on(shared_model, tmp_path, launcher := OneProcess(PROGRAM))
-    (tmp_path / "learners" / SHARED_FILE).write_text("another")
+    def elsewhere(command: Command) -> Command:
+        (tmp_path / "learners" / "shared").write_text("another")
+        return command
+
+    adapter, launcher = await adapter_on(shared_model, tmp_path, elsewhere)
     status = await adapter.wait_until_complete(await adapter.submit(collection("one")))
     assert status.status is TrainingStatusEnum.FAILED and launcher.started == 1
-    assert "on node here is not the folder that the head has there" in str(status.message)
+    assert "on node 127.0.0.1 is not the folder that the head has there" in str(status.message)
     assert (await adapter.current_version()).number == 0
 
 
@@ -355,10 +346,14 @@ async def test_learners_that_end_three_times_without_a_checkpoint_fail_the_job(
     shared_model: Path, tmp_path: Path
 ):
     """The first one makes a checkpoint, so that its end does not count."""
-    program = "import pathlib, sys; pathlib.Path(sys.argv[1], 'step-1').mkdir(exist_ok=True)"
-    launcher = OneProcess(f"{program}; print('no room'); raise SystemExit(3)")
-    adapter = await adapter_on(shared_model, tmp_path, launcher)
+    program = "import json, pathlib; _, _, (job,) = json.loads(input())"
+    program += "; pathlib.Path(job, 'step-1').mkdir(exist_ok=True); print('no room'); raise SystemExit(3)"
+
+    def replaced(command: Command) -> Command:
+        return replace(command, words=(sys.executable, "-c", program))
+
+    adapter, launcher = await adapter_on(shared_model, tmp_path, replaced)
     status = await adapter.wait_until_complete(await adapter.submit(collection("one")))
     assert status.status is TrainingStatusEnum.FAILED and launcher.started == 4
-    assert "ended 3 times without a checkpoint (exit code 3)" in str(status.message)
+    assert "ended 3 times without a checkpoint (process 0 ended with exit code 3)" in str(status.message)
     assert "no room" in str(status.message)

@@ -18,7 +18,7 @@ from etude.backends.local_adapter import LocalAdapter
 from etude.backends.state_folders import StateFolders
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
-from etude.core.errors import EngineError, RequestError, StoreError, TrainingError
+from etude.core.errors import EngineError, StoreError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 from etude.engines.embedded import EmbeddedEngine
@@ -369,11 +369,6 @@ async def test_lora_weights_are_versions_too(tmp_path):
         await full.restore(version)
 
 
-async def test_lora_modules_that_the_model_does_not_have_are_a_wrong_request(tmp_path):
-    with pytest.raises(RequestError, match="LoRA weights do not fit this model"):
-        await adapter_on(tmp_path, lora=LoraConfig(target_modules=["nothing"]))
-
-
 @pytest.mark.parametrize("reference", ["sampler", "base"])
 async def test_preferences_are_trained_on(tmp_path, reference):
     adapter = await adapter_on(tmp_path)
@@ -398,12 +393,6 @@ async def test_preferences_in_words_need_the_base_for_reference(tmp_path):
         await (await adapter_on(tmp_path)).submit(job)
     against_the_base = job.model_copy(update={"options": {"reference": "base"}})
     assert (await done(await adapter_on(tmp_path), against_the_base)).number == 1
-
-
-async def test_grpo_with_a_pull_to_the_base_and_supervised_training_work_too(tmp_path):
-    adapter = await adapter_on(tmp_path)
-    assert (await done(adapter, collection("one", beta=0.1, aggregation="sequence"))).number == 1
-    assert (await done(adapter, collection("two", method="supervised"))).number == 2
 
 
 async def test_what_an_episode_is_off_the_base_model_can_be_a_part_of_its_reward(tmp_path):

@@ -102,17 +102,6 @@ async def test_what_is_sent_is_what_the_api_documents():
     ]
 
 
-def test_a_supervised_row_is_the_conversation():
-    assert supervised_row(imitated("hi", "hello", "bye", "so long")) == {
-        "messages": [
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": "hello"},
-            {"role": "user", "content": "bye"},
-            {"role": "assistant", "content": "so long"},
-        ]
-    }
-
-
 def test_what_the_model_did_not_say_has_no_weight_and_tool_calls_stay_what_they_are():
     wire = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [
@@ -149,24 +138,17 @@ async def test_another_process_finds_a_job_by_its_name_alone():
     assert (await backend(server).status(ref)).status is TrainingStatusEnum.PENDING
 
 
-async def test_the_next_job_starts_from_the_model_that_the_last_one_made():
+async def test_the_next_job_starts_from_the_last_model_or_from_the_base_and_versions_count_on():
     server = StandIn()
     adapter = backend(server)
-    await adapter.wait_until_complete(await adapter.submit(supervised("a")), poll_interval=0)
-    status = await adapter.wait_until_complete(await adapter.submit(supervised("b")), poll_interval=0)
-    assert server.jobs["ftjob-1"]["model"] == f"ft:{BASE}:org::ftjob-0"
-    assert status.version.number == 2
-
-
-async def test_a_job_may_start_from_the_base_again_and_versions_count_on():
-    server = StandIn()
-    adapter = backend(server)
-    base = await adapter.current_version()
-    await adapter.wait_until_complete(await adapter.submit(supervised("a")), poll_interval=0)
-    await adapter.restore(base)
-    status = await adapter.wait_until_complete(await adapter.submit(supervised("b")), poll_interval=0)
-    assert server.jobs["ftjob-1"]["model"] == BASE
-    assert status.version.number == 2
+    base, numbers = await adapter.current_version(), []
+    for name in "abc":
+        if name == "c":
+            await adapter.restore(base)
+        status = await adapter.wait_until_complete(await adapter.submit(supervised(name)), poll_interval=0)
+        numbers.append(status.version.number)
+    assert [job["model"] for job in server.jobs.values()] == [BASE, f"ft:{BASE}:org::ftjob-0", BASE]
+    assert numbers == [1, 2, 3]
 
 
 async def test_too_few_rows_are_told_before_anything_is_uploaded():
@@ -294,15 +276,6 @@ async def test_what_was_made_is_found_and_not_made_again_where_answers_get_lost(
         if name == "POST /fine_tuning/jobs"
     ]
     assert {head["idempotency-key"] for head in posted} == {"run-epoch-1"}
-
-
-async def test_an_upload_of_a_killed_process_is_taken_again():
-    server = StandIn()
-    server.faults["POST /fine_tuning/jobs"] = [403]
-    with pytest.raises(BackendError):
-        await backend(server).submit(supervised())
-    await backend(server).submit(supervised())
-    assert (len(server.jobs), len(server.files)) == (1, 1)
 
 
 async def test_an_api_that_is_away_for_a_while_is_waited_for():

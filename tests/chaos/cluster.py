@@ -27,7 +27,6 @@ from typing import Any
 
 import psutil
 
-from etude.processes.ray_teams import TeamProcess
 from tests.chaos.cluster_endpoint import PaidEndpoint
 from tests.chaos.nodes import add_node, start_cluster
 from tests.chaos.project import NAME, contents, differences, run_path, write_project
@@ -71,7 +70,7 @@ class _Kind:
 
 _KINDS = (
     _Kind("trained by the head", 10, None, ("raylet", "runner", "actor", "sampler", "head"), 0.7),
-    _Kind("trained by two learners", 2, 2, ("learner", "learner", "launcher", "raylet", "head"), 0.3),
+    _Kind("trained by two learners", 2, 2, ("learner", "learner", "raylet", "head"), 0.3),
 )
 
 
@@ -169,11 +168,8 @@ class _Operator:
         return lambda: None  # The run itself replaces it.
 
     def _parts(self, part: str) -> list[Any]:
-        """The processes of a kind; the launcher is the head's child that starts a job's learners."""
-        if part == "launcher":
-            children = psutil.Process(self._head.pid).children() if self._head and self.is_running else []
-            return [each for each in children if "etude.processes.ray_team" in _command(each)]
-        word = f"ray::{TeamProcess.__name__}" if part == "learner" else "etude.processes.runner"
+        """The processes of a kind on the nodes."""
+        word = "etude.processes.team" if part == "learner" else "etude.processes.runner"
         found = [each for each in self._on_nodes() if word in _command(each)]
         return [each.parent() for each in found] if part == "actor" else found
 

@@ -1,4 +1,4 @@
-"""One process of a team, as the tests start it: `python -m tests.learner.team_process JOB FOLDER`."""
+"""The jobs of teams that the tests start."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ def _until(team: Team, end) -> None:
     train(learner, batch("grpo", 1), Grpo(), passes=200, batch_size=STEP)
 
 
-def main(seat: object, jobs: str, folder: str) -> int:
-    """Do the jobs that are named, in a process of this machine or of a cluster, which has a seat."""
+def main(member: object, jobs: str, folder: str) -> int:
+    """Do the jobs that are named, in a process of this machine or of a cluster."""
     try:
         with join_team("cpu", float(os.environ.get("TEAM_TIMEOUT", "400"))) as team:
             for job in jobs.split(","):
@@ -184,7 +184,3 @@ def main(seat: object, jobs: str, folder: str) -> int:
         sys.stderr.write(f"lost: {error}\n")
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(None, *sys.argv[1:]))

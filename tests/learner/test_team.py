@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import asyncio
 from pathlib import Path
 
 import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
-from etude.engines.child_process import LocalTeams
 from etude.models.weights import load_tensors
+from etude.processes.team import MemberProgram, Places, TeamRun, local_places
 from tests.learner.gradients import train
 from tests.learner.team_process import CASES, SHARDED, STEP, batch, make_learner, trained, trained_on_few
 
@@ -25,17 +24,18 @@ HALF_TOLERANCE = 0.15
 """In bfloat16 activations have eight bits, and come out otherwise in other company."""
 
 
-def launched(job: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Two processes that have ended: had they waited for ever, the time would be up."""
-    path = os.pathsep.join([str(SOURCE), str(SOURCE / "src")])
-    return subprocess.run(
-        LocalTeams().command("tests.learner.team_process", [job, str(folder)], 2, folder),
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+def launched(
+    job: str, folder: Path, places: Places = local_places, size: int = 2, **environment: str
+) -> tuple[str | None, str]:
+    """Why a team ended early, and its log. Had it waited for ever, the time would be up."""
+
+    async def run() -> str | None:
+        arguments = (job, str(folder))
+        program = MemberProgram("tests.learner.team_process", arguments, folder, environment)
+        async with asyncio.timeout(900):
+            return await TeamRun(places, program, size, folder / "log").ended()
+
+    return asyncio.run(run()), (folder / "log").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(before, batch("grpo", 1), Grpo(), batch_size=STEP)
     (folder / "before").mkdir()
     before.snapshot().save(folder / "before")
-    done = launched("equal,few,resume,sharded,half", folder)
-    assert done.returncode == 0, done.stderr
+    cause, log = launched("equal,few,resume,sharded,half", folder)
+    assert cause is None, log
     return folder
 
 
@@ -127,13 +127,12 @@ def test_what_is_finer_than_bfloat16_is_in_the_checkpoint(two, name):
 
 
 def test_a_killed_process_ends_the_others(tmp_path):
-    done = launched("dies", tmp_path)
-    assert done.returncode != 0
-    assert "lost: another process of this training has ended, or does not answer" in done.stderr
-    assert LocalTeams().first_failure(done.stderr) == "process 1: signal 9"
+    cause, log = launched("dies", tmp_path)
+    assert "lost: another process of this training has ended, or does not answer" in log
+    assert cause == "process 1 was killed by SIGKILL"
 
 
 def test_a_process_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path):
-    done = launched("hangs", tmp_path, TEAM_TIMEOUT="5")
-    assert done.returncode != 0
-    assert "lost: another process of this training has ended, or does not answer" in done.stderr
+    cause, log = launched("hangs", tmp_path, TEAM_TIMEOUT="5")
+    assert cause == "process 0 ended with exit code 1"
+    assert "lost: another process of this training has ended, or does not answer" in log

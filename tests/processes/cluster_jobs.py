@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from etude.core.conversion import TrajectoryCollection
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
 from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.weights import load_tensors
-from etude.processes.ray_teams import RayConfig, RayTeams
+from etude.processes.pool import Cluster
+from etude.processes.ray_cluster import RayConfig, ray_places
 from etude.store.run_folder import lock_holder
 from tests.backends.test_local_adapter import collection
 from tests.learner.test_team import assert_near
@@ -33,10 +35,9 @@ def jobs(names: str, **options: Any) -> list[TrajectoryCollection]:
 def learners(address: str, folder: Path, count: int, **block: Any) -> Learners:
     """Those of a `cluster` block."""
     config = RayConfig(address=address, runners=0, learners=count, **block)
-    desk = "etude.backends.local_job:JobReports"
     (folder / "learners").mkdir(parents=True, exist_ok=True)
-    launcher = RayTeams(config=config, desk=desk, on_gpus=False)
-    return Learners(launcher, count, folder / "learners", "cpu", asyncio.Lock())
+    places = partial(ray_places, config=config)
+    return Learners(Cluster(None, learners=places), count, folder / "learners", "cpu")
 
 
 async def adapter_on(
@@ -88,7 +89,7 @@ def members(folder: Path, count: int) -> list[int]:
     """The processes that train, the one that writes first."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        names = ["leader", *(f"member-{rank}" for rank in range(1, count))]
+        names = ["lock", *(f"lock-{rank}" for rank in range(1, count))]
         pids = [lock_holder(folder / name) for name in names]
         if all(pids):
             return [pid for pid in pids if pid]

@@ -16,7 +16,7 @@ from etude.config.schema import Config
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.interfaces import Engine
-from etude.processes import link
+from etude.engines import programs
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
@@ -51,7 +51,7 @@ def config_with(llm: dict[str, Any] | None = None, workflow: str = "play", **gen
 
 def fork_runners(set: Callable[..., None] = setattr) -> None:
     """Have the runners of this process forked from one that has imported all that they need."""
-    set(link, "sys", SimpleNamespace(executable=str(program() / "python"), path=sys.path))
+    set(programs, "sys", SimpleNamespace(executable=str(program() / "python"), path=sys.path))
 
 
 def rows() -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ async def test_the_job_goes_on_when_a_learner_is_killed_and_ends_with_the_same_w
         if status.message is not None:
             break
         await asyncio.sleep(0.05)
-    assert "process 1: it was killed" in str(status.message) and "continues from step" in str(status.message)
+    assert "process 1 was killed" in str(status.message) and "continues from step" in str(status.message)
     status = await there.wait_until_complete(ref("a"))
     assert status.status is TrainingStatusEnum.COMPLETED, status.message
     await assert_same(model, tmp_path / "there", of_one_process)

@@ -19,8 +19,8 @@ from etude.core.errors import EngineError
 from etude.engines.vllm_process import VllmProcess
 from etude.engines.vllm_processes import VllmProcesses
 from etude.engines.vllm_program import VllmOptions
-from etude.processes.ray_nodes import RayChild, SamplerLauncher
-from etude.processes.ray_teams import connect_ray
+from etude.processes.ray_cluster import connect_ray
+from etude.processes.ray_nodes import RayChild, WaitingLauncher
 from tests.engines.test_vllm import (
     PROMPT,
     lora_folder,
@@ -68,7 +68,7 @@ async def two(
 
 def placed(folder: Path, *, cpus: float = 1.0, **changes: Any) -> VllmProcess:
     options: VllmOptions = replace(make_options(folder), arguments=("--echo",), **changes)
-    return VllmProcess(options, SamplerLauncher(cpus, 0.0, options.start_seconds))
+    return VllmProcess(options, WaitingLauncher(cpus, 0.0, options.start_seconds))
 
 
 def list_nodes(processes: VllmProcesses) -> list[str]:
@@ -143,7 +143,7 @@ async def test_one_whose_node_is_killed_comes_back_elsewhere_with_its_weights(tw
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_cannot_be_placed_or_found_is_said(two, tmp_path):
     crowded = placed(tmp_path / "crowded", cpus=64.0, start_seconds=1.0)
-    with pytest.raises(EngineError, match=r"no room for a vLLM of \{CPU: 64\} within 1 s"):
+    with pytest.raises(EngineError, match=r"no room for a process of \{CPU: 64\} within 1 s"):
         await crowded.start("some/model")
     missing = placed(tmp_path / "missing", cpus=0.0)
     with pytest.raises(EngineError, match="has no folder /nowhere/at/all: put models"):

@@ -22,6 +22,7 @@ from etude.server.database import open_database
 from etude.server.jobs import JobFolder, JobStore
 from etude.server.scheduler import Scheduler
 from etude.server.settings import server_settings, training_processes
+from etude.server.worker import Stores
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole, find_worker
@@ -145,7 +146,8 @@ async def test_a_database_that_cannot_be_read_at_the_start_is_read_later(
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(jobs, "with_status", with_status)
     pool: Any = None  # Asked only where the engine is put away for jobs.
-    scheduler = Scheduler(server_settings(model="m", name="m", data_dir=tmp_path), jobs, pool)
+    stores = Stores(jobs, pool, pool)
+    scheduler = Scheduler(server_settings(model="m", name="m", data_dir=tmp_path), stores, pool)
     scheduler.start()
     async with asyncio.timeout(60):
         await looked.wait()
@@ -269,7 +271,7 @@ def test_two_processes_train_what_one_does_and_survive_kill_9(
             os.kill(list_ranks(two, job)[1], signal.SIGKILL)
             check_whole(client, job)
             told = messages(client, job)
-            assert any("process 1: signal 9" in text and "continues from step" in text for text in told)
+            assert any("process 1 was killed" in text and "continues from step" in text for text in told)
             assert any(text.startswith("Fine-tuning job started, from step") for text in told)
         assert wait(client, job).status == "succeeded"
         found.append(losses(client, job))
@@ -287,10 +289,10 @@ def test_a_cancelled_job_ends_all_its_processes(two: ServerProcess) -> None:
     assert client.fine_tuning.jobs.retrieve(job).status == "cancelled"
 
 
-def the_launcher(server: ServerProcess, ranks: list[int]) -> None:
-    status = Path(f"/proc/{ranks[0]}/status").read_text()
-    launcher = int(status.split("PPid:")[1].split()[0])
-    os.kill(launcher, signal.SIGKILL)
+def the_server(server: ServerProcess, ranks: list[int]) -> None:
+    server.kill()
+    wait_for_end(ranks)
+    server.start()
 
 
 def nothing_but_stop_the_server(server: ServerProcess, ranks: list[int]) -> None:
@@ -299,7 +301,7 @@ def nothing_but_stop_the_server(server: ServerProcess, ranks: list[int]) -> None
     server.start()
 
 
-@pytest.mark.parametrize("kill", [the_launcher, nothing_but_stop_the_server])
+@pytest.mark.parametrize("kill", [the_server, nothing_but_stop_the_server])
 @pytest.mark.slow
 def test_whatever_is_killed_nothing_is_lost(
     two: ServerProcess, kill: Callable[[ServerProcess, list[int]], None]

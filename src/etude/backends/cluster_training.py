@@ -1,6 +1,6 @@
 """Training on a cluster: the run's process starts a team of processes per job, and adopts its version.
 
-The run writes an order into the job's folder. Each process of the team reports the job's progress to the run.
+The run writes an order into the job's folder, where the team's leader writes the job's progress.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from etude.backends.local_job import (
     Job,
     JobProgress,
     JobSpec,
+    forget_progress,
     learner_options,
+    note_failure,
+    read_failure,
     training_error,
 )
 from etude.backends.state_folders import StateFolders
@@ -39,15 +42,15 @@ from etude.core.errors import EtudeError, TrainingError, error_words
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
 from etude.core.process import set_up_process
-from etude.engines.child_process import TeamLauncher, exit_words, last_lines, read_tail
-from etude.engines.programs import Command, LocalLauncher
+from etude.engines.child_process import last_lines
 from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.optimiser import Step
 from etude.learner.team import Team, join_team
 from etude.models.device import dtype_name
 from etude.models.policy import LoraOptions, Policy
 from etude.models.source import local_path
-from etude.processes.ray_teams import TeamMember
+from etude.processes.pool import Cluster
+from etude.processes.team import MemberProgram, TeamMember, TeamRun
 from etude.store.files import private_folder, write_atomically
 
 _LOG = logging.getLogger("etude.learners")
@@ -63,14 +66,12 @@ _GRACE_SECONDS = 20.0
 class Learners:
     """The processes of a cluster that train for a run."""
 
-    launcher: TeamLauncher
+    cluster: Cluster
     count: int
     folder: Path
     """The run's folder for unfinished jobs and the log."""
     device: str
     """The device that the config names for the model."""
-    turn: asyncio.Lock
-    """Held by the training job, so that only one trains at a time."""
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class ClusterLearners:
     """A trainer of jobs on other machines, which see the run folder at the same path.
 
     If a team ends early, for any reason, the next one resumes from the job's last checkpoint. This also holds
-    after the run's own process was killed: a guard ends its team.
+    after the run's own process was killed, because its team ends with it.
     """
 
     learners: Learners
@@ -107,7 +108,7 @@ class ClusterLearners:
         """Start teams for the job, one after another, until one has made its version."""
         name = content_hash([job.name, asdict(job.content), start.digest])
         folder = self.learners.folder / f"job-{name}"
-        async with self.learners.turn:
+        async with self.learners.cluster.turn:
             await asyncio.to_thread(self._prepare, folder, job, start)
             finished = await self._attempts(job, folder)
         await asyncio.to_thread(self.policy.adopt, finished.version)
@@ -124,8 +125,8 @@ class ClusterLearners:
             if (made := self._find_finished_job(job)) is not None:
                 self.note = news.note
                 return made
-            if news.failure is not None:
-                raise TrainingError(news.failure)
+            if (failure := read_failure(folder)) is not None:
+                raise TrainingError(failure)
             if job.canceled.is_set():
                 raise TrainingCanceled(f"canceled after {news.step} steps")
             step = checkpoints.newest()
@@ -142,9 +143,12 @@ class ClusterLearners:
 
     async def _work(self, job: Job, folder: Path) -> str:
         """Start a team and wait for its end. Return why it ended. Ask it to end if its job is canceled."""
-        learners = self.learners
-        words = learners.launcher.command(_MODULE, [str(folder)], learners.count, learners.folder)
-        team = await LocalLauncher().launch(Command(tuple(words)), self._log)
+        learners, cluster = self.learners, self.learners.cluster
+        assert cluster.learners is not None
+        places = partial(cluster.learners, on_gpus=learners.device != "cpu")
+        program = MemberProgram(_MODULE, (str(folder),), learners.folder)
+        team = TeamRun(places, program, learners.count, self._log)
+        cluster.teams.add(team)
         ending = asyncio.ensure_future(team.ended())
         asked: asyncio.Future[None] | None = None
         try:
@@ -156,8 +160,8 @@ class ClusterLearners:
                     asked = asyncio.ensure_future(team.end(_GRACE_SECONDS))
         finally:
             await team.end(0.0)
-        failure = learners.launcher.first_failure(read_tail(self._log, 2**24, team.begin))
-        return failure or exit_words(ending.result().code or 0)
+            cluster.teams.discard(team)
+        return ending.result() or "all of them are done"
 
     @property
     def _log(self) -> Path:
@@ -169,7 +173,7 @@ class ClusterLearners:
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
         private_folder(folder)
-        JobProgress().write(folder)  # Clears the news of earlier attempts.
+        forget_progress(folder)
         source, algorithm = local_path(self.policy.source), type(job.algorithm)
         order = JobSpec(
             job=job.name,
@@ -206,41 +210,43 @@ def _with_absolute_location(version: ModelVersion) -> ModelVersion:
 
 
 class _Reporter(JobListener):
-    """A listener that reports the job's progress to the run."""
+    """A listener that writes the job's progress for the run."""
 
-    def __init__(self, seat: TeamMember) -> None:
-        self._seat = seat
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.progress = JobProgress()
 
     def went_back(self, step: int, damage: Sequence[str]) -> None:
         on = f"it continued from step {step}" if step else "it began anew"
-        self._seat.call("tell", note=f"a checkpoint of the job was damaged: {'; '.join(damage)}; {on}")
+        self.progress.note = f"a checkpoint of the job was damaged: {'; '.join(damage)}; {on}"
 
     def started(self, done: int) -> None:
         _LOG.info("begins after %d steps", done)
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-        self._seat.call("tell", step=step.number, of=step.of, metrics=dict(metrics))
+        self.progress.step, self.progress.of, self.progress.metrics = step.number, step.of, dict(metrics)
+        self.progress.write(self._folder)
 
 
-def _learn(folder: Path, seat: TeamMember) -> None:
-    seat.require_shared()
+def _learn(folder: Path, member: TeamMember) -> None:
+    member.require_shared()
     order = JobSpec.model_validate_json((folder / ORDER).read_text(encoding="utf-8"))
     with join_team(order.device, PEER_SECONDS, shards=order.config.shard_training) as team:
-        lock = seat.lock(team)
+        lock = member.lock(team)
         try:
-            _train(order, folder, team, seat)
+            _train(order, folder, team)
         finally:
             lock.release()
 
 
-def _fail(seat: TeamMember, error: Exception) -> None:
+def _fail(folder: Path, error: Exception) -> None:
     if isinstance(error, RuntimeError):
         error = training_error(error)
     words = str(error) if isinstance(error, EtudeError) else f"training failed: {error_words(error)}"
-    seat.call("tell", failure=words)
+    note_failure(folder, words)
 
 
-def _train(order: JobSpec, folder: Path, team: Team, seat: TeamMember) -> None:
+def _train(order: JobSpec, folder: Path, team: Team) -> None:
     """Train from the newest checkpoint, and write the version."""
     # The algorithm's module may be a user's file in the current folder.
     load_entry_points()
@@ -255,12 +261,13 @@ def _train(order: JobSpec, folder: Path, team: Team, seat: TeamMember) -> None:
     if order.start.number > begins_from:
         learner.restore(versions.folder(order.start.number))
     checkpoints = StateFolders(folder, "step-", "checkpoint")
-    with stop_events(seat) as (canceled, stopping):
-        made = job.train(learner, _Reporter(seat), canceled, stopping, checkpoints)
+    reporter = _Reporter(folder)
+    with stop_events() as (canceled, stopping):
+        made = job.train(learner, reporter, canceled, stopping, checkpoints)
         if team.leads:
+            reporter.progress.note = learner.note or reporter.progress.note
+            reporter.progress.write(folder)
             made.write(versions)
-    if team.leads and learner.note is not None:
-        seat.call("tell", note=learner.note)
 
 
 def _policy(order: JobSpec, team: Team) -> Policy:
@@ -279,8 +286,9 @@ def _policy(order: JobSpec, team: Team) -> Policy:
     return policy
 
 
-def main(seat: TeamMember, folder: str) -> int:
-    """Run the part of the process at `seat`. Return the exit code."""
+def main(member: TeamMember, name: str) -> int:
+    """Do this process's part of the job in the folder `name`. Return the exit code."""
     set_up_process()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return 0 if do_part(folder, partial(_learn, Path(folder), seat), partial(_fail, seat)) else 1
+    folder = Path(name)
+    return 0 if do_part(name, partial(_learn, folder, member), partial(_fail, folder)) else 1

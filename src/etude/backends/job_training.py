@@ -33,7 +33,7 @@ from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 from etude.models.weights import digest
-from etude.processes.ray_teams import HeadLost, TeamMember
+from etude.processes.team import HeadLost
 
 _LOG = logging.getLogger("etude.backends")
 
@@ -346,10 +346,10 @@ def do_part(job: str, work: Callable[[], None], fail: Callable[[Exception], None
 
 @contextmanager
 def stop_events(
-    seat: TeamMember | None, look: Callable[[Event, Event], None] = lambda canceled, stopping: None
+    look: Callable[[Event, Event], None] = lambda canceled, stopping: None,
 ) -> Iterator[tuple[Event, Event]]:
     """Yield two events: `canceled`, the job must end, and `stopping`, this process must stop for now. SIGTERM
-    and the cluster's head set `stopping`.
+    sets `stopping`.
 
     A thread calls `look(canceled, stopping)` repeatedly, which may set them. If the head is lost, `canceled`
     is set.
@@ -360,8 +360,6 @@ def stop_events(
         while not over.wait(_LOOK_SECONDS) and not canceled.is_set():
             try:
                 look(canceled, stopping)
-                if seat is not None and seat.stopping():
-                    stopping.set()
             except HeadLost:
                 canceled.set()
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from etude.backends.local_adapter import LocalAdapter
     from etude.config.builder import Builder
     from etude.config.component import ClusterConfig
-    from etude.processes.pool import Cluster
 
 
 def check_learners(config: LocalAdapterConfig, llm: LocalLlmConfig, cluster: ClusterConfig | None) -> None:
@@ -75,12 +74,8 @@ async def _learners(builder: Builder, llm: LocalLlmConfig) -> Learners | None:
     settings = builder.config.cluster
     if settings is None or settings.learners is None or builder.run is None:
         return None
-    cluster: Cluster = await builder.get_cluster()
-    assert cluster.learners is not None
     # One folder per model, because a run may train several.
     own = builder.checkpoints.relative_to(builder.run.checkpoints)
     folder = builder.run.path.absolute() / LEARNERS / own
     private_folder(folder)
-    desk, on_gpus = "etude.backends.local_job:JobReports", llm.device != "cpu"
-    launcher = cluster.learners(desk=desk, on_gpus=on_gpus)
-    return Learners(launcher, settings.learners, folder, llm.device, cluster.turn)
+    return Learners(await builder.get_cluster(), settings.learners, folder, llm.device)

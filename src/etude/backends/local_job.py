@@ -237,7 +237,7 @@ class LocalLearner:
         self._optimiser_of = number
 
 
-ORDER, _NEWS = "order.json", "news.json"
+ORDER, _NEWS, _FAILURE = "order.json", "news.json", "failure"
 
 
 class JobSpec(BaseModel):
@@ -269,9 +269,9 @@ class JobSpec(BaseModel):
 
 
 class JobProgress(BaseModel):
-    """Everything that a job's processes have reported: a file in its folder."""
+    """The progress of a job: a file in its folder, which the leader of its team writes."""
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     step: int = 0
     """The last step taken."""
@@ -279,31 +279,33 @@ class JobProgress(BaseModel):
     metrics: dict[str, float] = {}
     note: str | None = None
     """A message for the user once the job is done."""
-    failure: str | None = None
-    """Why the job failed, if it did."""
 
     @classmethod
     def read(cls, folder: Path) -> JobProgress:
-        """Return the news of the job in a folder."""
+        """Return the progress of the job in a folder."""
         with suppress(FileNotFoundError):
             return cls.model_validate_json((folder / _NEWS).read_text(encoding="utf-8"))
         return cls()
 
     def write(self, folder: Path) -> None:
-        """Replace the stored news. Raises StoreError."""
+        """Replace the stored progress. Raises StoreError."""
         write_atomically(folder / _NEWS, self.model_dump_json())
 
 
-class JobReports:
-    """The receiver of reports from a job's processes, at the cluster's head."""
+def note_failure(folder: Path, reason: str) -> None:
+    """Record why a job failed. Of several processes, the first is heard."""
+    with suppress(FileExistsError), (folder / _FAILURE).open("x", encoding="utf-8") as file:
+        file.write(reason)
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        self._turn = threading.Lock()
 
-    def tell(self, **news: Any) -> None:
-        """Update fields of the progress. The first failure is kept."""
-        with self._turn:
-            known = JobProgress.read(self._folder)
-            first = {} if known.failure is None else {"failure": known.failure}
-            known.model_copy(update=news | first).write(self._folder)
+def read_failure(folder: Path) -> str | None:
+    """Return why the job in a folder failed, if it did."""
+    with suppress(FileNotFoundError):
+        return (folder / _FAILURE).read_text(encoding="utf-8") or None
+    return None
+
+
+def forget_progress(folder: Path) -> None:
+    """Remove what earlier attempts of a job have told."""
+    for name in (_NEWS, _FAILURE):
+        (folder / name).unlink(missing_ok=True)

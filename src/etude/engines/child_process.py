@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, their masked logs, and launchers for teams of them."""
+"""Child processes that end with their parent, and their masked logs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import shutil
 import sys
 import threading
 from asyncio.subprocess import Process
-from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from etude.core.secrets import masked
 from etude.store.files import open_private
@@ -165,48 +164,6 @@ def _write(file: IO[bytes], data: bytes) -> None:
     with contextlib.suppress(OSError):
         file.write(data)
         file.flush()
-
-
-_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+)", re.DOTALL)
-"""Matches the root cause in the output of torch's launcher."""
-
-
-class TeamLauncher(Protocol):
-    """A way to start the processes of a team: one command, which lives as long as they do.
-
-    The caller watches and ends the command like any process. It exits with 0 once all processes succeed.
-    SIGTERM asks them to make way, and their output is its output. Processes that outlive it on this machine
-    hold locks of their job.
-    """
-
-    def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
-        """Return the command that runs a Python module in several processes at once, to be `joined` there.
-
-        `folder` belongs to the job, and the launcher may write to it.
-        """
-
-    def first_failure(self, log: str) -> str | None:
-        """Return which process failed first and how, from the command's output; None if it does not say."""
-
-
-class LocalTeams:
-    """Processes on this machine, started by `accelerate launch`."""
-
-    def command(self, module: str, arguments: Sequence[str], processes: int, folder: Path) -> list[str]:
-        """Return an `accelerate launch` command with every option that a user's config file could change.
-
-        When one process fails, it ends the others. `--multi_gpu` means several processes on one machine, with
-        or without GPUs.
-        """
-        launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
-        machines = ["--num_machines=1", "--machine_rank=0", "--main_process_port=0", "--gpu_ids=all"]
-        kind = ["--mixed_precision=no", "--dynamo_backend=no", f"--num_processes={processes}"]
-        return [*launch, *machines, *kind, "--module", module, *arguments]
-
-    def first_failure(self, log: str) -> str | None:
-        """Return the last root cause that the launcher printed."""
-        causes = _ROOT_CAUSE.findall(log)
-        return f"process {causes[-1][0]}: {exit_words(int(causes[-1][1]))}" if causes else None
 
 
 def exit_words(code: int) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
+import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,6 +39,20 @@ class Command:
     def command(self, host: str) -> Command:
         """Return the same command for every machine."""
         return self
+
+
+_START = (
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "sys.exit(importlib.import_module(sys.argv[1]).main())"
+)
+
+
+def python_command(module: str, said: str) -> Command:
+    """Return a command that calls a module's `main`, with this process's Python and module path.
+
+    It reads the line `said` from its standard input.
+    """
+    return Command((sys.executable, "-c", _START, module, json.dumps(sys.path)), said=f"{said}\n")
 
 
 class Program(Protocol):

@@ -13,7 +13,6 @@ import hmac
 import itertools
 import json
 import secrets
-import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import astuple, dataclass, field, replace
@@ -23,7 +22,7 @@ from pydantic import TypeAdapter
 
 from etude.core.call import Call, ChatRequest, Completion, Delta
 from etude.core.errors import EtudeError, find_class
-from etude.engines.programs import Command
+from etude.engines.programs import Command, python_command
 from etude.store.encode import decode_call, encode_call, parent_name
 
 _LENGTH_BYTES = 4
@@ -32,11 +31,6 @@ _MOST_BYTES_BEFORE_PROOF = 4096
 _PROOF_SECONDS = 20.0
 _CLOSE_SECONDS = 5.0
 """Seconds for the other end to receive the frames already sent."""
-
-
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from etude.processes.runner import main; main()"
-)
 
 
 @dataclass(frozen=True)
@@ -50,9 +44,8 @@ class RunnerInvitation:
     """In hexadecimal digits."""
 
     def command(self, host: str) -> Command:
-        """Return the command of a runner with the Python and module path of the starting process."""
-        words = (sys.executable, "-c", _START, json.dumps(sys.path))
-        return Command(words, said=f"{json.dumps(astuple(self))}\n")
+        """Return the command of a runner."""
+        return python_command("etude.processes.runner", json.dumps(astuple(self)))
 
 
 class Disconnected(EtudeError):

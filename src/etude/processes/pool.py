@@ -23,12 +23,13 @@ from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import EtudeError, StoreError
 from etude.core.interfaces import Engine, PortableEngine, innermost
 from etude.core.process import allow_open_files
-from etude.engines.child_process import TeamLauncher, last_exception, last_lines
+from etude.engines.child_process import last_exception, last_lines
 from etude.engines.ledger import Ledger
 from etude.engines.programs import Child, Launcher, LocalLauncher
 from etude.processes.head import Head, RemoteRunner, RunnerDied, RunnerSlot, RunnerSlots
 from etude.processes.link import Disconnected, RunnerInvitation, Stream, shake_hands
 from etude.processes.shipping import build_scorer, config_to_json
+from etude.processes.team import TeamRun
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.evaluation import make_item
 from etude.rollout.scorer import Scorer
@@ -289,11 +290,12 @@ class Cluster:
     """None if episodes are played as without a cluster."""
     dashboard: str | None = None
     """The address of the cluster's own web page, if it has one."""
-    learners: Callable[..., TeamLauncher] | None = None
-    """Makes the launcher of training teams: `learners(desk=…, on_gpus=…)`. `desk` is the import path of a
-    constructor for the object that the processes call. None if jobs train in the run's own process."""
+    learners: Callable[..., Any] | None = None
+    """Reserves places for a team, like `ray_places`. None if jobs train in the run's own process."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the job that trains there, because only one has room at a time."""
+    teams: set[TeamRun] = field(default_factory=set)
+    """The teams that train now, or wait for room."""
 
 
 LOGS = "runners"

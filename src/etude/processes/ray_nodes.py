@@ -190,13 +190,19 @@ class RayChild(Child):
 class RayLauncher(Launcher):
     """Places programs on the nodes of the cluster that this process is connected with."""
 
-    def __init__(self, cpus: float, gpus: float, resources: Mapping[str, float] | None = None) -> None:
-        """Set the resources that Ray reserves for each program."""
+    def __init__(
+        self,
+        cpus: float,
+        gpus: float,
+        resources: Mapping[str, float] | None = None,
+        strategy: object = "SPREAD",
+    ) -> None:
+        """Set the resources that Ray reserves for each program, and its strategy to choose a node."""
         import ray
 
         self.address = str(ray.util.get_node_ip_address())
         room = {"num_cpus": cpus, "num_gpus": gpus, "resources": dict(resources or {}) or None}
-        self._options = {**room, "scheduling_strategy": "SPREAD", "max_restarts": 0}
+        self._options = {**room, "scheduling_strategy": strategy, "max_restarts": 0}
 
     async def launch(self, program: Program, log: Path) -> RayChild:
         """Start a program on a node with room. Raises EtudeError for resources that Ray refuses."""
@@ -211,17 +217,17 @@ class RayLauncher(Launcher):
             raise EtudeError(f"Ray cannot start a program: {error}; look at the keys of `cluster`") from error
 
 
-class SamplerLauncher(RayLauncher):
-    """Places vLLM processes on the nodes of the cluster that this process is connected with."""
+class WaitingLauncher(RayLauncher):
+    """Places programs like `RayLauncher`, and returns once each has started."""
 
-    def __init__(self, cpus: float, gpus: float, seconds: float) -> None:
-        """Set the resources of each process, and how many `seconds` it may wait for room."""
-        super().__init__(cpus, gpus)
+    def __init__(self, cpus: float, gpus: float, seconds: float, strategy: object = "SPREAD") -> None:
+        """Set the resources of each program, and how many `seconds` it may wait for room."""
+        super().__init__(cpus, gpus, strategy=strategy)
         self._seconds = seconds
         self._room = f"{{CPU: {cpus:g}" + (f", GPU: {gpus:g}}}" if gpus else "}")
 
     async def launch(self, program: Program, log: Path) -> RayChild:
-        """Start a process on a node, once there is room. Raises EngineError."""
+        """Start a program on a node, once there is room. Raises EngineError."""
         import ray
 
         lost = ""
@@ -243,6 +249,6 @@ class SamplerLauncher(RayLauncher):
                             child.kill()
         except TimeoutError as error:
             raise EngineError(
-                f"Ray had no room for a vLLM of {self._room} within {self._seconds:g} s{lost}; ask for fewer "
-                "--samplers, or add nodes: ray start --address=…"
+                f"Ray had no room for a process of {self._room} within {self._seconds:g} s{lost}; ask for "
+                "fewer, or add nodes: ray start --address=…"
             ) from error

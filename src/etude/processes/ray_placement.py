@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,8 @@ from etude.config.registry import register_cluster
 from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.processes.pool import Cluster
+from etude.processes.ray_cluster import RayConfig, connect_ray, ray_places, require_ray
 from etude.processes.ray_nodes import RayLauncher
-from etude.processes.ray_teams import RayConfig, RayTeams, connect_ray, require_ray
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
@@ -34,16 +33,14 @@ async def ray_cluster(config: RayConfig, builder: Builder) -> AsyncIterator[Clus
     file = builder.config.finetuning.run_configuration.config_file
     # The folder to send: the config file's, or the current one.
     folder = (file.parent if file is not None else Path()).absolute()
-    learners = partial(RayTeams, config=config, code=folder) if config.learners else None
-    async with contextlib.AsyncExitStack() as exits:
-        runners = dashboard = None
-        if config.runners:
-            connection = connect_ray(config.address, config.runtime_env, folder)
-            # In a thread: in the main thread, Ray would take over SIGTERM.
-            dashboard = await asyncio.to_thread(connection.__enter__)
-            exits.push_async_callback(asyncio.to_thread, connection.__exit__, None, None, None)
-            runners = RayLauncher(config.num_cpus, config.num_gpus, config.resources)
-        yield Cluster(runners, dashboard, learners)
+    connection = connect_ray(config.address, config.runtime_env, folder)
+    # In a thread: in the main thread, Ray would take over SIGTERM.
+    dashboard = await asyncio.to_thread(connection.__enter__)
+    try:
+        runners = RayLauncher(config.num_cpus, config.num_gpus, config.resources) if config.runners else None
+        yield Cluster(runners, dashboard, partial(ray_places, config=config) if config.learners else None)
+    finally:
+        await asyncio.to_thread(connection.__exit__, None, None, None)
 
 
 def _require_no_secrets(config: Config) -> None:

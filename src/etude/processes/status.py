@@ -18,20 +18,11 @@ from etude.core.errors import RequestError, StoreError, require_extra
 from etude.core.interfaces import Engine
 from etude.core.secrets import masked
 from etude.processes.counts import RunCounts
-from etude.processes.pool import RunnerPool
+from etude.processes.pool import Cluster, RunnerPool
 from etude.rollout.collector import Collector
 from etude.store.files import open_draft
 from etude.store.run_folder import RunFolder
-from etude.store.status import (
-    STATUS,
-    JournalStatus,
-    ModelStatus,
-    RunnerStatus,
-    RunStatus,
-    Team,
-    Wait,
-    running_teams,
-)
+from etude.store.status import STATUS, JournalStatus, ModelStatus, RunnerStatus, RunStatus, Team, Wait
 
 _SECONDS = 1.0
 _MOST_TIME = 0.02
@@ -50,8 +41,7 @@ class Parts:
     pool: RunnerPool | None
     """The runners; None if the head plays the episodes itself."""
     engines: Mapping[str, Engine]
-    dashboard: str | None = None
-    """The address of the cluster's dashboard, if it has one."""
+    cluster: Cluster | None = None
 
 
 @asynccontextmanager
@@ -72,8 +62,9 @@ async def publish_status(parts: Parts, metrics: MetricsConfig | None) -> AsyncIt
 
 async def _publish(parts: Parts, server: MetricsServer | None) -> None:
     since = time.time()
-    if parts.dashboard is not None:
-        parts.counts.message(f"the cluster's dashboard: {parts.dashboard}")
+    dashboard = None if parts.cluster is None else parts.cluster.dashboard
+    if dashboard is not None:
+        parts.counts.message(f"the cluster's dashboard: {dashboard}")
     while True:
         begun = time.thread_time()
         status = snapshot(parts, since, None if server is None else server.address)
@@ -112,7 +103,11 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
         )
         for place in (() if pool is None else pool.places)
     ]
-    models, learners = _models(parts), running_teams(parts.run.path)
+    models, cluster = _models(parts), parts.cluster
+    learners = [
+        Team(wanted=team.size, nodes=[child.node for child in team.children.values()], since=team.since)
+        for team in (() if cluster is None else cluster.teams)
+    ]
     journal = JournalStatus.model_validate(parts.run.journal, from_attributes=True)
     return RunStatus(
         run=parts.run.name,
@@ -139,7 +134,7 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
         learners=learners,
         models=models,
         journal=journal,
-        dashboard=parts.dashboard,
+        dashboard=None if cluster is None else cluster.dashboard,
         metrics=metrics,
         waits=_waits(counts, begun, runners, learners, models, journal),
     )
@@ -185,7 +180,7 @@ def _waits(
     waits += [
         Wait(what=f"room for {team.wanted} learners on the cluster", seconds=time.time() - team.since)
         for team in learners
-        if not team.nodes
+        if len(team.nodes) < team.wanted
     ]
     for model in models:
         if model.waiting:

@@ -149,19 +149,20 @@ class VllmBackend(Backend):
     def _connect(self) -> None:
         """Connect to the cluster and place the processes there. Do not call this in the main thread: Ray
         would handle SIGTERM there."""
-        from etude.processes.ray_nodes import SamplerLauncher
-        from etude.processes.ray_teams import connect_ray, gpus_each
+        from etude.processes.ray_cluster import connect_ray, gpus_each
+        from etude.processes.ray_nodes import WaitingLauncher
 
         settings = self._settings
         assert settings.cluster is not None
-        self._exits.enter_context(connect_ray(settings.cluster.address, settings.cluster.runtime_env, None))
+        code = Path.cwd() if settings.algorithms else None  # For jobs, which use the same connection.
+        self._exits.enter_context(connect_ray(settings.cluster.address, settings.cluster.runtime_env, code))
         import ray  # Without Ray, `connect_ray` has raised an error that says so.
 
         on_gpus = self._device != "cpu"
         gpus = gpus_each(settings.sampler_gpus, ray.cluster_resources(), on_gpus=on_gpus)
         for process in self._processes.processes:
             seconds = process.options.start_seconds
-            process.launcher = SamplerLauncher(settings.sampler_cpus, gpus, seconds)
+            process.launcher = WaitingLauncher(settings.sampler_cpus, gpus, seconds)
 
     def memory_group(self, model: ServedModel) -> str:
         """LoRA weights share the base model's group. A model with full weights has its own."""

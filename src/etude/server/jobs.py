@@ -5,23 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from etude.backends.state_folders import StateFolders
-from etude.core.errors import StoreError
 from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, fetch_page, fetch_row, new_id
 from etude.server.guard import not_found
-from etude.store.run_folder import RunLock, lock_holder
+from etude.store.run_folder import lock_holder
 from etude.wire.http_server import ApiError
-
-if TYPE_CHECKING:
-    from etude.learner.team import Team
-
 
 LIVE = ("queued", "running", "paused")
 FINAL = ("succeeded", "failed", "cancelled")
@@ -38,21 +32,6 @@ class JobFolder:
         self.log = self.path / "worker.log"
         """The worker's standard output and error."""
         self.checkpoints = StateFolders(self.path, "step-", "checkpoint")
-
-    def locked(self, team: Team) -> RunLock | None:
-        """Return a lock that marks this process as training the job. Return None in all processes of the team
-        if another worker has the job."""
-        lock: RunLock | None = None
-        # The leader comes first: of two workers started at once, one must get all locks.
-        for leads in (True, False):
-            if team.leads is leads:
-                with suppress(StoreError):
-                    lock = RunLock(self.path / (f"lock-{team.rank}" if team.rank else "lock"))
-            if team.any(team.leads is leads and lock is None):
-                if lock is not None:
-                    lock.release()
-                return None
-        return lock
 
     def holders(self) -> list[int]:
         """Return the pids of the processes that train the job."""

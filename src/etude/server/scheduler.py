@@ -10,23 +10,25 @@ import os
 import signal
 import sys
 import time
-from asyncio.subprocess import PIPE
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from etude.backends.lm_client import FREE_ENGINE
-from etude.engines.child_process import LocalTeams, TeamLauncher, exit_words, last_lines, read_tail
+from etude.engines.child_process import exit_words, last_lines
 from etude.models.source import local_path
+from etude.processes.team import MemberProgram, Places, TeamRun, local_places
 from etude.server import worker
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
-from etude.server.jobs import LIVE, JobFolder, JobStore
+from etude.server.jobs import LIVE, JobFolder
 from etude.server.settings import ServerSettings, WorkerOrder, training_processes
-from etude.store.files import open_private, private_folder
+from etude.store.files import private_folder
 
 _LOG = logging.getLogger("etude.server")
+T = TypeVar("T")
 
 _SLOW_IMPORTS = (
     "peft",
@@ -43,43 +45,42 @@ _GRACE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process that trains a job."""
+    """A process that trains a job, or a team of them."""
 
     pid: int
-    code: asyncio.Future[int]
-    """The exit code of the process after its end, or 255 if nobody saw it."""
+    """0 for a team."""
+    end: asyncio.Future[str | None]
+    """How it ended. None for a team that did its part."""
+    team: TeamRun | None = None
 
 
-async def start_worker(order: WorkerOrder, launcher: TeamLauncher) -> Worker:
-    """Start a process that trains the job, or a launcher of several. Raises OSError if it cannot start.
+async def start_worker(order: WorkerOrder, places: Places, stores: worker.Stores) -> Worker:
+    """Start a process that trains the job, or a team of several. Raises OSError if it cannot start.
 
-    Each has its own session, so that Ctrl-C reaches only the server, and notices when the server ends.
+    Each has its own session, so that Ctrl-C reaches only the server. It ends with the server.
     """
     settings, folder = order.settings, JobFolder(order.settings.data_dir, order.job)
     private_folder(folder.path)
-    processes = settings.training_processes or 1
-    if processes > 1 or settings.cluster is not None:
-        command = launcher.command(worker.__name__, [order.model_dump_json()], processes, folder.path)
-        with open_private(folder.log, "ab") as log:
-            team = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=log, stderr=log, start_new_session=True
-            )
-        return Worker(team.pid, asyncio.ensure_future(team.wait()))
+    loop = asyncio.get_running_loop()
+    if settings.training_processes != 1 or settings.cluster is not None:
+        program = MemberProgram(worker.__name__, (order.model_dump_json(),), folder.path)
+        desk = None if settings.cluster is None else stores
+        team = TeamRun(places, program, settings.training_processes or 1, folder.log, desk)
+        return Worker(0, loop.create_task(team.ended()), team)
     # The fork server has done the slow imports. On other systems, libraries may break in a fork.
     forks, spawns = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
     forks.set_forkserver_preload([worker.__name__, *_SLOW_IMPORTS])
     kind = forks.Process if sys.platform == "linux" else spawns.Process
     process = kind(target=worker.train_forked, args=[order.model_dump_json()])
     await asyncio.to_thread(process.start)
-    loop = asyncio.get_running_loop()
-    code: asyncio.Future[int] = loop.create_future()
+    ended: asyncio.Future[str | None] = loop.create_future()
 
     def end() -> None:
         loop.remove_reader(process.sentinel)
-        code.set_result(process.exitcode or 0)
+        ended.set_result(exit_words(process.exitcode or 0))
 
     loop.add_reader(process.sentinel, end)
-    return Worker(process.pid or 0, code)
+    return Worker(process.pid or 0, ended)
 
 
 class Scheduler:
@@ -89,15 +90,16 @@ class Scheduler:
     worker holds its job's lock until it ends, so the next server waits for it instead of starting another.
     """
 
-    def __init__(self, settings: ServerSettings, jobs: JobStore, pool: EnginePool) -> None:
+    def __init__(self, settings: ServerSettings, stores: worker.Stores, pool: EnginePool) -> None:
         self._settings = settings
         own = {"data_dir": settings.data_dir.absolute(), "training_processes": training_processes(settings)}
         if (folder := local_path(settings.model)) is not None:
             own["model"] = str(folder.absolute())
         self._workers_settings = settings.model_copy(update={**own, "api_key": None, "vllm_args": ()})
-        self._jobs = jobs
+        self._stores, self._jobs = stores, stores.jobs
         self._pool = pool
-        self._launcher = launcher_for(settings)
+        self._places = places_for(settings)
+        self._endings: set[asyncio.Future[None]] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._workers_of: dict[str, Worker] = {}
         """The workers that this server has started, by job."""
@@ -133,10 +135,15 @@ class Scheduler:
     def _send(self, job: str, number: signal.Signals) -> None:
         """Send a signal to a job's worker, even if an earlier server started it.
 
-        Other signals go to one process, which tells the rest. SIGKILL goes to all of them and to their
-        launcher.
+        Other signals go to one process, which tells the rest. SIGKILL goes to all of them.
         """
         started = self._workers_of.get(job)
+        if started is not None and started.team is not None:
+            seconds = 0.0 if number == signal.SIGKILL else _GRACE_SECONDS
+            ending = asyncio.ensure_future(started.team.end(seconds))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+            return
         processes = [*([] if started is None else [started.pid]), *self._folder(job).holders()]
         for process in processes if number == signal.SIGKILL else processes[:1]:
             with contextlib.suppress(ProcessLookupError):
@@ -194,41 +201,37 @@ class Scheduler:
             _LOG.error("the scheduler failed on job %s", job, exc_info=task.exception())
 
     async def _work(self, job: str) -> None:
-        log = self._folder(job).log
-        begin = log.stat().st_size if log.is_file() else 0
         order = WorkerOrder(job=job, settings=self._workers_settings)
-        self._workers_of[job] = started = await start_worker(order, self._launcher)
+        self._workers_of[job] = started = await start_worker(order, self._places, self._stores)
         if self._is_stopping:
             self._send(job, signal.SIGTERM)
         try:
-            code = await self._wait(job, started.code)
+            how = await self._wait(job, started.end) or exit_words(0)
         finally:
             self._workers_of.pop(job, None)
-        failure = self._launcher.first_failure(read_tail(log, 2**24, begin))
-        await self._settle(job, failure or exit_words(code), counts=not self._is_stopping)
+        await self._settle(job, how, counts=not self._is_stopping)
 
     async def _wait_for_orphan(self, job: str) -> None:
         """Wait for a job that an earlier server started. Its worker may still run."""
 
-        async def locks_free() -> int:
+        async def locks_free() -> None:
             while await asyncio.to_thread(self._folder(job).holders):  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_SECONDS)  # Children of another server send no events.
-            return 0
 
         await self._wait(job, asyncio.ensure_future(locks_free()))
         # The job is not at fault: frequent restarts of the machine must not fail it.
         await self._settle(job, "the server was stopped", counts=False)
 
-    async def _wait(self, job: str, code: asyncio.Future[int]) -> int:
-        """Return the worker's exit code. Kill a worker that continues too long after its job has ended.
+    async def _wait(self, job: str, end: asyncio.Future[T]) -> T:
+        """Return how the worker ended. Kill a worker that continues too long after its job has ended.
 
         A paused job's worker may take its time, because it ends after its current step.
         """
         deadline: float | None = None
         while True:
-            await asyncio.wait({code}, timeout=_LOOK_SECONDS)
-            if code.done():
-                return code.result()
+            await asyncio.wait({end}, timeout=_LOOK_SECONDS)
+            if end.done():
+                return end.result()
             if (await asyncio.to_thread(self._jobs.get, job))["status"] in LIVE:
                 continue
             deadline = deadline or time.monotonic() + _GRACE_SECONDS
@@ -259,13 +262,13 @@ class Scheduler:
             await asyncio.to_thread(self._jobs.requeue, job, event, attempts)
 
 
-def launcher_for(settings: ServerSettings) -> TeamLauncher:
-    """Return the launcher of training processes, local or Ray. Raises MissingExtraError, RequestError."""
+def places_for(settings: ServerSettings) -> Places:
+    """Return the places of training processes, local or on Ray. Raises MissingExtraError, RequestError."""
     if settings.cluster is None:
-        return LocalTeams()
-    from etude.processes.ray_teams import RayTeams
+        return local_places
+    from etude.processes.ray_cluster import ray_places, require_ray
 
+    require_ray(settings.cluster.address)
     # Workers import custom algorithms from the server's current folder.
     code = Path.cwd() if settings.algorithms else None
-    desk, on_gpus = f"{worker.__name__}:open_stores", settings.device != "cpu"
-    return RayTeams(config=settings.cluster, desk=desk, on_gpus=on_gpus, code=code)
+    return partial(ray_places, config=settings.cluster, on_gpus=settings.device != "cpu", code=code)

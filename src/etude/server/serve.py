@@ -31,6 +31,7 @@ from etude.server.jobs_api import job_routes
 from etude.server.models import ModelStore, weights_routes
 from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings, training_processes
+from etude.server.worker import Stores
 from etude.show.logs import show_logs
 from etude.store.files import SERVER_DATABASE, delete_left_over, private_folder
 from etude.store.run_folder import RunLock
@@ -154,7 +155,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     models = ModelStore(database, settings.data_dir, settings.name, names)
     pool = EnginePool(settings, models, backend)
     files, jobs = FileStore(database, settings.data_dir, lambda: backend.speech), JobStore(database)
-    scheduler = Scheduler(settings, jobs, pool)
+    scheduler = Scheduler(settings, Stores(jobs, files, models), pool)
     parts = ServerParts(settings, database, files, jobs, models, pool, scheduler.wake)
     metrics = Metrics(jobs.counts, lambda: pool.sequences)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from etude.core.errors import RequestError
-from etude.processes.ray_teams import RayConfig
+from etude.processes.ray_cluster import RayConfig
 from etude.show.logs import LogLevel
 from etude.wire.http_server import is_loopback
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from etude.backends.job_training import (
     units_of_rows,
 )
 from etude.backends.job_training import Row as UnitRow
-from etude.core.errors import EtudeError, TrainingError
+from etude.core.errors import EtudeError, StoreError, TrainingError
 from etude.core.job import ModelVersion
 from etude.core.process import set_up_process
 from etude.core.training_rows import ROW_OF
@@ -41,7 +41,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule, Step
 from etude.learner.team import Team, join_team
 from etude.models.weights import save_tensors
-from etude.processes.ray_teams import TeamMember
+from etude.processes.team import TeamMember
 from etude.server.database import Row, open_database
 from etude.server.extensions import load_extensions
 from etude.server.files import FileStore, read_rows
@@ -51,6 +51,7 @@ from etude.server.models import ModelStore, load_policy_of_job
 from etude.server.settings import ServerSettings, WorkerOrder
 from etude.show.logs import show_logs
 from etude.store.files import SERVER_DATABASE, WEIGHTS_FILE, open_draft, open_private
+from etude.store.run_folder import RunLock
 from etude.wire.http_server import ApiError
 
 _LOG = logging.getLogger("etude.server.worker")
@@ -67,12 +68,11 @@ class Stores:
     models: ModelStore
 
 
-def open_stores(order: str) -> Stores:
-    """Return the stores for a worker's order, as JSON. They stay open until this process ends.
+def open_stores(settings: ServerSettings) -> Stores:
+    """Return the stores of a server. They stay open until this process ends.
 
     Raises StoreError if the database cannot be opened.
     """
-    settings = WorkerOrder.model_validate_json(order).settings
     database = open_database(settings.data_dir / SERVER_DATABASE)
     names = [extension.names for extension in load_extensions()]
     models = ModelStore(database, settings.data_dir, settings.name, names)
@@ -82,44 +82,42 @@ def open_stores(order: str) -> Stores:
 class _Remote:
     """A store at the head of a cluster. Its methods raise HeadLost."""
 
-    def __init__(self, seat: TeamMember, store: str) -> None:
-        self._seat, self._store = seat, store
+    def __init__(self, member: TeamMember, store: str) -> None:
+        self._member, self._store = member, store
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        return partial(self._seat.call, f"{self._store}.{method}")
+        return partial(self._member.call, f"{self._store}.{method}")
 
 
-def work(order: WorkerOrder, seat: TeamMember | None = None) -> bool:
-    """Train the job, alone or as one of its processes. Return whether this process did its part.
-
-    `seat` is this process's place in a cluster, if a cluster started it.
-    """
+def work(order: WorkerOrder, member: TeamMember | None = None) -> bool:
+    """Train the job, alone or as a `member` of its team. Return whether this process did its part."""
     settings = order.settings
     load_algorithms(settings.algorithms)
-    if seat is None:
-        stores = open_stores(order.model_dump_json())
+    if member is not None and member.has_desk:
+        stores = Stores(*(cast("Any", _Remote(member, store)) for store in ("jobs", "files", "models")))
     else:
-        stores = Stores(*(cast("Any", _Remote(seat, store)) for store in ("jobs", "files", "models")))
+        stores = open_stores(settings)
     together: AbstractContextManager[Team] = nullcontext(Team())
-    if settings.training_processes != 1 or seat is not None:
+    if member is not None:
         together = join_team(settings.device, PEER_SECONDS, shards=settings.shard_training)
 
     def train() -> None:
         with together as team:
-            run_order(order, team, stores, seat)
+            run_order(order, team, stores, member)
 
     return do_part(order.job, train, partial(_fail, stores.jobs, order.job))
 
 
-def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: TeamMember | None) -> None:
+def run_order(order: WorkerOrder, team: Team, stores: Stores, member: TeamMember | None) -> None:
     """Train the job, unless another worker does. The result is in the database. Raises as `train_job`."""
     settings, jobs = order.settings, stores.jobs
-    if seat is None:
-        lock = JobFolder(settings.data_dir, order.job).locked(team)
+    lock: RunLock | None = None
+    if member is None:
+        with suppress(StoreError):
+            lock = RunLock(JobFolder(settings.data_dir, order.job).path / "lock")
     else:
-        # A cluster job's launcher holds the lock of the job. Its processes have other locks.
-        seat.require_shared()
-        lock = seat.lock(team)
+        member.require_shared()
+        lock = member.lock(team)
 
     def look(canceled: Event, stopping: Event) -> None:
         """Check whether the job was cancelled or paused."""
@@ -132,7 +130,7 @@ def run_order(order: WorkerOrder, team: Team, stores: Stores, seat: TeamMember |
     try:
         if lock is not None and team.any(team.leads and jobs.get(order.job)["status"] == "running"):
             settings = settings.model_copy(update=loading_options(team, settings.device, settings.dtype))
-            with stop_events(seat, look) as (canceled, stopping):
+            with stop_events(look) as (canceled, stopping):
                 train_job(settings, jobs.get(order.job), stores, team, canceled, stopping)
     finally:
         if lock is not None:
@@ -152,12 +150,13 @@ def _fail(jobs: JobStore, job: str, error: Exception) -> None:
             jobs.fail(job, f"{type(error).__name__}: {first}", "training_failed")
 
 
-def exit_with_server(wait: Callable[[], object]) -> None:
-    """Send this process SIGTERM when `wait` returns, which is when the server has ended. Send SIGKILL if it
-    then takes too long."""
+def _exit_with_server() -> None:
+    """Send this process SIGTERM when the server has ended. Send SIGKILL if it then takes too long."""
+    server = multiprocessing.parent_process()
+    assert server is not None
 
     def watch() -> None:
-        wait()
+        server.join()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_ALONE_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -168,30 +167,24 @@ def exit_with_server(wait: Callable[[], object]) -> None:
 def train_forked(text: str) -> None:
     """Run an order, as JSON, in this new process of the server. Its output goes to the job's log."""
     os.setsid()
-    order, server = WorkerOrder.model_validate_json(text), multiprocessing.parent_process()
-    assert server is not None
-    exit_with_server(server.join)
+    order = WorkerOrder.model_validate_json(text)
+    _exit_with_server()
     with open_private(JobFolder(order.settings.data_dir, order.job).log, "ab") as log:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
     sys.exit(_run(order, None))
 
 
-def main(seat: TeamMember | None = None, *arguments: str) -> int:
-    """Run the order from the arguments or the command line. Return the exit code.
-
-    A cluster calls this with the seat of the process. Otherwise, standard input ends with the server.
-    """
-    if seat is None:
-        exit_with_server(partial(os.read, 0, 1))
-    return _run(WorkerOrder.model_validate_json((arguments or sys.argv[1:])[0]), seat)
+def main(member: TeamMember, text: str) -> int:
+    """Run an order, as JSON, as a member of its team. Return the exit code."""
+    return _run(WorkerOrder.model_validate_json(text), member)
 
 
-def _run(order: WorkerOrder, seat: TeamMember | None) -> int:
+def _run(order: WorkerOrder, member: TeamMember | None) -> int:
     set_up_process()
     show_logs(order.settings.log_level)
     _LOG.debug("order: %s", order.model_dump_json())
-    return 0 if work(order, seat) else 1
+    return 0 if work(order, member) else 1
 
 
 KEPT_CHECKPOINTS = 3
@@ -334,7 +327,3 @@ class _Reporter(JobListener):
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """Drop numbers that JSON cannot represent."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, Field, ValidationError
 
-from etude.store.files import write_atomically
 from etude.store.run_folder import LOCK, lock_holder
 
 STATUS = "status.json"
@@ -22,7 +21,6 @@ SILENT_SECONDS = 10.0
 
 LEARNERS = "learners"
 """The folder in a run folder where a cluster's nodes train, with their log."""
-TEAM = "team.json"
 
 
 class _Value(BaseModel, frozen=True):
@@ -30,12 +28,12 @@ class _Value(BaseModel, frozen=True):
 
 
 class Team(_Value):
-    """The processes of a job that trains on a cluster now, read from a file in its folder."""
+    """The processes of a job that trains on a cluster now."""
 
     wanted: int
     """How many processes the job was asked for."""
-    nodes: tuple[str, ...]
-    """The address of each process's node. Empty while the cluster has no room for them."""
+    nodes: list[str]
+    """The address of each process's node, as soon as it has been placed."""
     since: float
     """When this state began, in Unix seconds."""
 
@@ -171,19 +169,3 @@ def run_status(run: Path) -> SeenStatus:
     if status is None or age is None or status.pid != pid:
         return SeenStatus("starting", None, pid, None)
     return SeenStatus("live" if age < SILENT_SECONDS else "silent", status, pid, age)
-
-
-def tell_team(folder: Path, wanted: int, nodes: tuple[str, ...] = ()) -> None:
-    """Record the nodes of a job's processes. Raises StoreError."""
-    write_atomically(folder / TEAM, Team(wanted=wanted, nodes=nodes, since=time.time()).model_dump_json())
-
-
-def running_teams(run: Path) -> list[Team]:
-    """Return the teams that train for a run now. Files of ended teams are ignored, however they ended."""
-    teams, folder = list[Team](), run / LEARNERS
-    for path in sorted((*folder.glob(TEAM), *folder.glob(f"*/{TEAM}"))):
-        # The team may have just ended, or another version wrote the file.
-        with contextlib.suppress(OSError, ValidationError):
-            if lock_holder(path.parent / LOCK) is not None:
-                teams.append(Team.model_validate_json(path.read_text(encoding="utf-8")))
-    return teams

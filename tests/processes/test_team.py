@@ -2,79 +2,59 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from etude.core.errors import RequestError, StoreError
 from etude.models.weights import load_tensors
-from etude.processes.ray_teams import SHARED_FILE, RayConfig, RayTeams, TeamMember, find_room, require_ray
+from etude.processes.ray_cluster import RayConfig, find_room, ray_places, require_ray
+from etude.processes.team import HeadLost, TeamMember, open_desk
 from etude.store.run_folder import RunLock
-from etude.store.status import TEAM, Team
 from tests.learner.team_process import trained_on_few
-from tests.learner.test_team import SOURCE, assert_near
+from tests.learner.test_team import assert_near, launched
+
+ray = pytest.importorskip("ray")
 
 
-def launcher(address: str, **config: Any) -> RayTeams:
-    return RayTeams(config=RayConfig(address=address, **config), desk="pathlib:Path", on_gpus=False)
-
-
-def run(
-    cluster: Any, job: str, folder: Path, processes: int = 2, **config: Any
-) -> tuple[int, str, str | None]:
-    """The exit code of a team that does a job of the tests', its log, and why it ended."""
-    launch = launcher(cluster.address, learners=processes, **config)
-    order = folder / "job"
-    order.mkdir()
-    command = launch.command("tests.learner.team_process", [job, str(folder)], processes, order)
-    path = os.pathsep.join([str(SOURCE), str(SOURCE / "src")])
-    environment = os.environ | {"PYTHONPATH": path}
-    ended = subprocess.run(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    return ended.returncode, ended.stdout, launch.first_failure(ended.stdout)
+def run(cluster: Any, job: str, folder: Path, size: int = 2, **config: Any) -> tuple[str | None, str]:
+    """Why a team on a cluster that does a job of the tests' ended early, and its log."""
+    of = RayConfig(address=cluster.address, learners=size, **config)
+    (folder / "log").touch()
+    try:
+        return launched(job, folder, partial(ray_places, config=of, on_gpus=False), size=size)
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.cluster
 def test_two_nodes_learn_what_one_process_does(cluster: Any, tmp_path: Path) -> None:
-    code, log, cause = run(cluster, "few", tmp_path)
-    assert (code, cause) == (0, None), log
-    team = Team.model_validate_json((tmp_path / "job" / TEAM).read_text())
-    assert (team.wanted, len(team.nodes)) == (2, 2)
+    cause, log = run(cluster, "few", tmp_path)
+    assert cause is None, log
     policy = trained_on_few()
     assert_near(load_tensors(tmp_path / "few.safetensors"), policy.copy_tensors(), policy.base_tensors())
 
 
 @pytest.mark.cluster
 def test_a_cluster_without_room_is_told_with_what_it_has(cluster: Any, tmp_path: Path) -> None:
-    code, log, cause = run(cluster, "few", tmp_path, processes=3, learner_wait=1)
-    assert code == 1, log
+    cause, _ = run(cluster, "few", tmp_path, size=3, learner_wait=1)
     assert cause is not None and "no room for 3 processes of 1 CPU within 1 s: it has 3 nodes" in cause
 
 
 @pytest.mark.cluster
 def test_a_killed_process_ends_the_others(cluster: Any, tmp_path: Path) -> None:
-    code, log, cause = run(cluster, "dies", tmp_path)
-    assert code == 1, log
-    assert cause == "process 1: it was killed, or crashed"
+    cause, log = run(cluster, "dies", tmp_path)
+    assert cause == "process 1 was killed by SIGKILL", log
 
 
 @pytest.mark.cluster
 def test_an_address_where_nothing_is(tmp_path: Path) -> None:
-    class Nowhere:
-        address = "127.0.0.1:1"
-
-    code, log, cause = run(Nowhere, "few", tmp_path, learner_wait=3)
-    assert code == 1 and cause is not None, log
+    cause, _ = run(SimpleNamespace(address="127.0.0.1:1"), "few", tmp_path, learner_wait=3)
+    assert cause is not None
     assert "no Ray cluster at 127.0.0.1:1" in cause and "no answer within 3 s" in cause
 
 
@@ -85,16 +65,16 @@ def test_the_address_of_rays_client_is_refused() -> None:
 
 @pytest.mark.parametrize("problem", ["another folder", "no locks", None])
 def test_a_folder_that_is_not_shared_is_told(tmp_path: Path, problem: str | None) -> None:
-    (tmp_path / SHARED_FILE).write_text("other" if problem == "another folder" else "this")
-    lock = RunLock(tmp_path / "lock")
+    (tmp_path / "shared").write_text("other" if problem == "another folder" else "this")
+    lock = RunLock(tmp_path / "head.lock")
     if problem == "no locks":
         lock.release()
-    seat = TeamMember(1, "10.0.0.2", tmp_path, "this", lambda name: None)
+    member = TeamMember(1, "10.0.0.2", tmp_path, "this")
     if problem is None:
-        seat.require_shared()
+        member.require_shared()
         return
     with pytest.raises(StoreError, match=r"on node 10\.0\.0\.2 is .*that all nodes mount at the same path"):
-        seat.require_shared()
+        member.require_shared()
 
 
 @pytest.mark.parametrize(
@@ -118,3 +98,26 @@ def test_a_learner_has_a_gpu_where_there_are_any(
 ):
     room = RayConfig(learners=2, **config).learner_room({"CPU": 8, "GPU": gpus}, on_gpus=on_gpus)
     assert room.get("GPU", 0) == each
+
+
+def test_calls_of_the_head_are_answered_by_who_knows_the_key(tmp_path: Path) -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.inner, self.count = self, 0
+
+        def add(self, number: int, *, times: int) -> int:
+            if number < 0:
+                raise RequestError("only more")
+            self.count += number * times
+            return self.count
+
+    with open_desk(Counter(), "127.0.0.1") as desk:
+        assert desk is not None
+        members = [TeamMember(rank, "here", tmp_path, "", desk) for rank in (0, 1)]
+        assert [member.call("inner.add", 2, times=3) for member in members] == [6, 12]
+        with pytest.raises(RequestError, match="only more"):
+            members[0].call("add", -1, times=1)
+        with pytest.raises(HeadLost):
+            TeamMember(0, "here", tmp_path, "", replace(desk, key=b"x" * 32))
+    with pytest.raises(HeadLost):
+        TeamMember(0, "here", tmp_path, "", desk)
