@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_255,
+    "lines of source": 67_169,
     "modules": 327,
-    "lines of tests": 55_410,
+    "lines of tests": 55_250,
     "benchmark files": 15,
     "config keys": 395,
 }

@@ -141,12 +141,3 @@ async def test_a_node_without_the_variable_is_named(
     config = load_config(config_file, [*changes, "llms.policy.api_key=${OTHER_KEY}"])
     with pytest.raises(RequestError, match=r"lacks OTHER_KEY \(for llms\.policy\.api_key\)"):
         await evaluate(tmp_path / "run", config, None, examples(""))
-
-
-async def test_keys_in_the_runtime_environment_are_refused(
-    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("CANARY_KEY", CANARY)
-    changes = ["cluster._type=ray", "cluster.runtime_env.env_vars.CANARY_KEY=${CANARY_KEY}"]
-    with pytest.raises(RequestError, match=r"cluster\.runtime_env\.env_vars\.CANARY_KEY comes from the env"):
-        await evaluate(tmp_path / "run", load_config(config_file, changes), None, examples(""))

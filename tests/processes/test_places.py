@@ -53,46 +53,27 @@ class Guests:
             await self._leaving[name].wait()
 
 
-async def test_the_place_with_the_fewest_is_next_and_none_has_too_many():
+async def test_the_place_with_the_fewest_is_next_and_who_waits_longest_is_served_first():
     guests = Guests(RunnerSlots(2, 2))
-    await guests.come("a", "b", "c", "d", "e")
+    await guests.come("a", "b", "c", "d", "e", "f", "g")
     assert guests.seated == {"a": 1, "b": 2, "c": 1, "d": 2}
+    await guests.give_up("f")
     await guests.leave("b", "d")
-    assert guests.seated["e"] == 2
-    await guests.come("f", "g")
-    assert "g" not in guests.seated and guests.seated["f"] == 2
-
-
-async def test_who_waits_longest_is_served_first():
-    guests = Guests(RunnerSlots(1, 1))
-    await guests.come("a", "b", "c", "d")
-    await guests.give_up("b")
-    await guests.leave("a")
-    assert [*guests.seated] == ["a", "c"]
-    await guests.leave("c")
-    assert [*guests.seated] == ["a", "c", "d"]
+    assert (guests.seated["e"], guests.seated["g"]) == (2, 2)
 
 
 async def test_one_that_wants_to_be_alone_gets_a_place_that_is_emptied_for_it():
     guests = Guests(RunnerSlots(2, 2))
-    await guests.come("a", "b")
-    await guests.come("alone", alone=True)
-    await guests.leave("b")
-    assert guests.seated["alone"] == 2
-    await guests.come("d", "e")
-    assert guests.seated["d"] == 1 and "e" not in guests.seated, "nobody sits with it"
-    await guests.leave("alone")
-    assert guests.seated["e"] == 2
-
-
-async def test_the_emptiest_place_is_kept_free_only_as_long_as_somebody_wants_it():
-    guests = Guests(RunnerSlots(2, 2))
     await guests.come("a", "b", "c")
     await guests.come("alone", alone=True)
     await guests.come("d")
-    assert "d" not in guests.seated
-    await guests.give_up("alone")
-    await guests.come("e")
+    assert "d" not in guests.seated, "the emptiest place is kept free"
+    await guests.leave("b")
+    assert guests.seated["alone"] == 2
+    assert "d" not in guests.seated, "nobody sits with it"
+    await guests.come("never", alone=True)
+    await guests.give_up("never")
+    await guests.leave("alone")
     assert guests.seated["d"] == 2
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from etude.config.load import load_config
 from etude.core.call import ChatRequest, Completion
-from etude.core.errors import EtudeError, RequestError
 from etude.engines.programs import Program
 from etude.preflight.check import check_config
 from etude.processes.head import RemoteRunner
@@ -121,9 +120,3 @@ async def test_what_would_be_placed_where_is_said_before(config_file: Path, clus
     problem = next(each for each in lacking.findings.items if each.what == "runners")
     assert problem.status == "error"
     assert "room for 0 of 2 runners with {CPU: 1, accelerator: 1}" in problem.detail
-
-
-async def test_an_address_that_cannot_be_called_back_is_refused(tmp_path: Path, config_file: Path):
-    config = load_config(config_file, ["cluster._type=ray", "cluster.address=ray://somewhere:10001"])
-    with pytest.raises((RequestError, EtudeError), match="must be a node of the cluster"):
-        await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))

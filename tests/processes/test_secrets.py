@@ -58,11 +58,6 @@ def test_a_variable_that_a_node_lacks_is_named_with_the_node(monkeypatch: pytest
         config_from_json(data)
 
 
-def test_a_secret_that_is_written_out_is_refused_by_name():
-    with pytest.raises(RequestError, match=r"llms\.policy\.api_key is written out"):
-        config_to_json(config(api_key=SECRET), over_network=True)
-
-
 def test_models_of_the_head_send_nothing(monkeypatch: pytest.MonkeyPatch):
     data = config_to_json(config(api_key=SECRET), over_network=True, at_head=["policy", "judge"])
     assert SECRET not in json.dumps(data)
@@ -94,14 +89,17 @@ def test_a_reference_means_elsewhere_what_it_means_here(text: str, elsewhere: st
     assert required_variables(lenient) == []
 
 
-def test_a_secret_of_ones_own_is_refused_by_its_name():
+def test_a_secret_that_is_written_out_is_refused_by_its_name():
+    with pytest.raises(RequestError, match=r"llms\.policy\.api_key is written out"):
+        config_to_json(config(api_key=SECRET), over_network=True)
     whole = config()
     whole.workflow.arguments = {"service": {"password": SECRET}, "answer_key": "final_answer_v2"}
     with pytest.raises(RequestError, match=r"workflow\.arguments\.service\.password is written out"):
         config_to_json(whole, over_network=True)
 
 
-def test_no_secret_is_written_into_rays_runtime_environment():
-    whole = parse_config({"cluster": {"_type": "ray", "runtime_env": {"env_vars": {"MY_TOKEN": SECRET}}}})
-    with pytest.raises(RequestError, match=r"cluster\.runtime_env\.env_vars\.MY_TOKEN is a secret"):
+@pytest.mark.parametrize(("value", "why"), [(SECRET, "is a secret"), ("${JUDGE_KEY}", "comes from the env")])
+def test_no_secret_is_written_into_rays_runtime_environment(value: str, why: str):
+    whole = parse_config({"cluster": {"_type": "ray", "runtime_env": {"env_vars": {"MY_TOKEN": value}}}})
+    with pytest.raises(RequestError, match=rf"cluster\.runtime_env\.env_vars\.MY_TOKEN {why}"):
         _require_no_secrets(whole)
