@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_169,
+    "lines of source": 67_168,
     "modules": 327,
-    "lines of tests": 55_250,
+    "lines of tests": 55_247,
     "benchmark files": 15,
     "config keys": 395,
 }
@@ -330,7 +330,7 @@ _STEP = re.compile(r"^(\d+)\. `([\w/]+\.py)`: `([\w.]+)`(?: → `\w+`)?\.", re.M
 _SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 MOST_FILES = {
     "An option to the gradient": 6,
-    "A call to the batch": 14,
+    "A call to the batch": 13,
     "A job to its weights": 9,
     "A job at a server": 7,
     "A killed run to its end": 9,

@@ -39,7 +39,10 @@ class PricedOverall(etude.Grpo):
     """The same, as advantages of the whole batch."""
 
     def assigned(self, groups):
-        return [[sample_with(sample, float(len(sample.ids) - 10)) for sample in group] for group in groups]
+        def price(one):
+            return replace(one, advantages=one.by_token([len(one.ids) - 10.0] * len(one.turns)))
+
+        return [[*map(price, group)] for group in groups]
 
 
 class Constant(etude.Grpo):
@@ -47,10 +50,6 @@ class Constant(etude.Grpo):
 
     def compare(self, rewards):
         return list(rewards)
-
-
-def sample_with(sample: Any, value: float) -> Any:
-    return replace(sample, advantages=sample.by_token([value] * len(sample.turns)))
 
 
 def group(*replies: str, reward: float = 0.3) -> list[ScoredEpisode]:
@@ -139,13 +138,10 @@ def run(tmp_path):
     return made
 
 
-def options() -> dict[str, Any]:
-    return {"num_generations": 4, "examples_per_epoch": 3, "replace_flat_groups": 2}
-
-
 async def test_a_term_of_the_loss_is_nothing_to_compare(run):
     """The groups are trained on, and dynamic sampling looks for better ones."""
-    run.builder = CollectingBuilder(Grpo(entropy_bonus=0.1, **options()))
+    options = {"num_generations": 4, "examples_per_epoch": 3, "replace_flat_groups": 2}
+    run.builder = CollectingBuilder(Grpo(entropy_bonus=0.1, **options))
     trainer = await run.start(num_epochs=1)
     metrics = trainer.history.epochs[0].metrics
     assert (metrics["replacements"], metrics["reward_groups"]) == (2, {"compared": 5, "flat": 5})

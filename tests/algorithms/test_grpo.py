@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.algorithm import make_algorithm
+from etude.algorithms.algorithm import make_algorithm, read_groups
 from etude.algorithms.episodes import UNMEASURED, ScoredEpisode, Tally, by_agent
 from etude.algorithms.grpo import Grpo, ReinforcePP, Rloo
 from etude.algorithms.samples import targeted_calls
+from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import Event
 from etude.core.errors import RequestError
 from etude.core.sample import Sample, Turn
@@ -298,3 +299,12 @@ def test_turns_of_interleaved_branches_are_compared_in_the_order_of_their_calls(
     assert [[turn.call for turn in one.turns] for one in long] == [[0, 2], [1]]
     short = [sample(0.0, 1, 1, 1, returns=[0.0, 10.0, 20.0], episode="f")]
     assert PLAIN.advantages([*long, *short]) == [[55.5, 40.0], [50.0], [-55.5, -50.0, -40.0]]
+
+
+def test_turns_read_from_a_file_have_the_advantages_that_they_had():
+    """As in a job of another process: the agents of an episode stay apart."""
+    played = [game(n, step(1, 0.5 + n, "first"), step(3, 8.0 * n, "second")) for n in range(2)]
+    group = [sample for scored in played for sample in scored.samples()]
+    written = TrajectoryCollection(trajectories=[group], run_id="job").model_dump_json()
+    (read,) = read_groups(TrajectoryCollection.model_validate_json(written), PLAIN)
+    assert PLAIN.advantages(read) == PLAIN.advantages(group)

@@ -109,11 +109,9 @@ RESOLUTION = 2.0**-8
 """Of a bfloat16 number: half of the way to the next one, at most."""
 
 
-def half_policy(lora: bool = False):
+def half_policy():
     of = fresh_policy()
     of.model.to(torch.bfloat16)
-    if lora:
-        of.use_lora(LoraOptions(r=4), seed=0)
     of.keep_base()
     return of
 

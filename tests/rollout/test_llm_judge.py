@@ -200,16 +200,15 @@ RESULT = {"role": "tool", "content": "4", "tool_call_id": "1"}
 ANSWER = {"role": "assistant", "content": "4"}
 
 
-def episode_item(*calls: tuple[list[Message], Message | None], output: Any = "4") -> EvalInputItem:
-    """An episode of these calls: prompt and answer of each, None for a call that failed."""
+def episode_item(*calls: tuple[list[Message], Message], output: Any = "4") -> EvalInputItem:
+    """An episode of these calls: prompt and answer of each."""
     made = tuple(
         Call(
             index=index,
             function="solve",
             model="policy",
             request=ChatRequest(tuple(prompt)),
-            completion=None if answer is None else Completion(answer),
-            error="gone" if answer is None else None,
+            completion=Completion(answer),
         )
         for index, (prompt, answer) in enumerate(calls)
     )

@@ -168,6 +168,8 @@ def to_sample(
                         sampling=item.sampling,
                         model_version=item.model_version,
                         finish_reason=item.finish_reason,
+                        call=item.call,
+                        function=item.function,
                         value=value,
                     ),
                     _with_tokens(item, encoder, needs_logprobs),
@@ -227,7 +229,6 @@ def _items(sample: Sample) -> list[EpisodeItem]:
         own["logprobs"] = own["logprobs"] or turn.logprobs or ()
         if turn.replaced:
             own |= {"token_ids": None, "logprobs": ()}
-        facts = {"call": turn.call, "function": turn.function} | _extras(message)
         item = EpisodeItem(
             role=EpisodeItemRole.ASSISTANT,
             content=message_text(message),
@@ -235,7 +236,9 @@ def _items(sample: Sample) -> list[EpisodeItem]:
             sampling=turn.sampling,
             model_version=turn.model_version,
             finish_reason=turn.finish_reason,
-            metadata={key: value for key, value in facts.items() if value is not None} or None,
+            call=turn.call,
+            function=turn.function,
+            metadata=_extras(message) or None,
             **own,
         )
         items.append(item)

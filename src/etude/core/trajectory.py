@@ -56,9 +56,13 @@ class EpisodeItem(DataModel):
     """Assistant items: the version of the weights that sampled it; None if unknown."""
     finish_reason: str = "stop"
     """Assistant items: why the model stopped; `length` if it was cut off."""
+    call: int | None = None
+    """Assistant items: index of the call within the episode."""
+    function: str | None = None
+    """Assistant items: the agent's function that made the call."""
     metadata: dict[str, Any] | None = None
     """The message's `reasoning_content` (the thinking before the answer), `tool_calls`, `tool_call_id` and
-    `name`, and facts of the call for people."""
+    `name`."""
 
     @property
     def is_sampled(self) -> bool:

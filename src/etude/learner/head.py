@@ -176,7 +176,6 @@ class _Tempered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_nE: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of hidden states and weight."""
         hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1, found_En = ctx.saved_tensors
         grad_En = grad_nE.t()
         for rows in _rows(logits_EV):

@@ -176,7 +176,6 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Turn the gradient back."""
         (turn_N1C,) = ctx.saved_tensors
         return _turn_back(grad, torch.view_as_real(turn_N1C)), None
 
@@ -193,7 +192,6 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of `x` and `weight`."""
         x, scale, weight = ctx.saved_tensors
         return *_norm_back(grad, x, scale, weight, ctx.needs_input_grad[1]), None
 
@@ -211,7 +209,6 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, of_normed: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of `x`, `more` and `weight`."""
         x, scale, weight = ctx.saved_tensors
         return *_sum_back(of_normed, x, scale, weight, ctx.needs_input_grad[2], grad, ctx.dtype), None
 
@@ -232,7 +229,6 @@ class _LowRank(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of all arguments but the scale."""
         x, down, up = ctx.saved_tensors
         x_Ni, grad_No = x.to(down.dtype), grad.to(up.dtype) * ctx.scale
         of_low_Nr = grad_No @ up
@@ -250,7 +246,6 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of `gate` and `up`."""
         return _gate_back(grad, *ctx.saved_tensors)
 
 
