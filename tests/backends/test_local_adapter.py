@@ -347,7 +347,7 @@ async def test_the_job_of_a_damaged_version_is_made_again(tmp_path, caplog, name
     version = await done(adapter, collection("one"))
     (tmp_path / "v1" / name).write_text("{")
     (clause,) = await adapter.damage(version)
-    assert clause.startswith(f"v1/{name} is not what was written (its SHA-256 is ")
+    assert clause == f"v1/{name} is not what was written"
     resumed = await adapter_on(tmp_path)
     ref = TrainingJobRef(run_id="one", backend="local")
     assert (await resumed.status(ref)).status is TrainingStatusEnum.NOT_FOUND

@@ -23,7 +23,7 @@ from etude.rollout.collector import Limits
 from etude.rollout.evaluation import make_item
 from etude.rollout.evaluator import MeasuredEvaluator
 from etude.rollout.workflow import as_workflow, function, workflow
-from etude.show.exported_episodes import _event
+from etude.show.turns import list_turns
 from etude.store.episodes import read_episode
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, jobs, timeless
@@ -199,10 +199,10 @@ async def test_a_score_is_in_the_journal_and_the_last_one_counts(journal: Journa
         Event("step_reward", 0, 0.5, agent="bob"),
     )
     assert read_episode(journal, record.id) == record
-    assert [_event(event) for event in record.events[1:]] == [
-        {"score": "reward", "value": 1.0},
-        {"score": "reward", "agent": "bob", "value": -1.0, "reason": "lost"},
-        {"agent": "bob", "step_reward": 0.5},
+    assert [turn.as_json() for turn in list_turns(record)[-3:]] == [
+        {"reward": "1"},
+        {"reward of bob": "-1; lost"},
+        {"step reward of bob": "0.5"},
     ]
     assert (recorded_score(record, "reward"), recorded_score(record, "speed")) == (record.events[1], None)
 
