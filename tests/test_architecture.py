@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_168,
+    "lines of source": 67_122,
     "modules": 327,
-    "lines of tests": 55_247,
+    "lines of tests": 55_186,
     "benchmark files": 15,
     "config keys": 395,
 }

@@ -17,7 +17,7 @@ from etude.engines import decoder as decoders
 from etude.engines import step_inputs as module
 from etude.engines.decoder import make_decoder
 from etude.engines.sampler import LiveRow, uniforms
-from etude.engines.step_inputs import Prefix, make_ragged_inputs, shared_prefixes, tensor
+from etude.engines.step_inputs import Prefix, shared_prefixes
 from etude.learner.learner import Learner, LearnerOptions
 from tests.engines.test_decoder import assert_right, drawn_ids, live, run
 from tests.learner.gradients import to_batch, train
@@ -195,45 +195,6 @@ def in_bfloat16(name):
     exact = of.twin()
     exact.model.float()
     return of, exact
-
-
-def distributions(decoder, rows):
-    """Logprobs [B, V] of the next tokens, of which nothing is kept."""
-    size = decoder._fused.key_size
-    inputs, last = make_ragged_inputs(
-        rows, [1] * len(rows), decoder._inputs, size, decoders.shared_prefixes(rows, 2 * size)
-    )
-    logits = decoder._fused(inputs, decoder._kv, tensor(last))
-    return torch.log_softmax(logits.float(), dim=-1)
-
-
-@pytest.mark.parametrize("name", one_quick("llama", *sorted(MODELS.keys() - {"llama"})))
-@torch.inference_mode()
-def test_in_bfloat16_sharing_is_as_near_to_float32_as_reading_alone(name, cheap, prefixes, monkeypatch):
-    of, exact = in_bfloat16(name)
-    rows = [*grouped(14, prompt=40), *grouped(1, prompt=9)]
-    decoder = make_decoder(of, slots=16, deterministic=False)
-    for _ in range(3):
-        decoder.step(rows)
-    rows.sort(key=lambda row: row.slot)
-    errors = {"shared": 0.0, "alone": 0.0, "between": 0.0}
-    for _ in range(8):
-        decoder.step(rows)
-        monkeypatch.setattr(module, "_PREFIX", 10)
-        shared = distributions(decoder, rows)
-        monkeypatch.setattr(module, "_PREFIX", 2**60)
-        alone = distributions(decoder, rows)
-        assert prefixes[-2] and not prefixes[-1]
-        logits = [exact.model(torch.tensor([row.ids]), use_cache=False).logits[0, -1] for row in rows]
-        expected = torch.stack(logits).log_softmax(dim=-1)
-        for way, (one, other) in {
-            "shared": (shared, expected),
-            "alone": (alone, expected),
-            "between": (shared, alone),
-        }.items():
-            errors[way] += float((one - other).abs().mean()) / 8
-    assert errors["shared"] < 1.2 * errors["alone"] < 0.02
-    assert 0 < errors["between"] < 1.2 * errors["alone"]
 
 
 def off(exact, rows):

@@ -244,16 +244,6 @@ SCHEMAS = st.one_of(
     st.fixed_dictionaries({"type": st.just("integer"), "multipleOf": st.integers(1, 12)}, optional=BOUNDS),
     st.builds(lambda value: {"const": value}, NUMBERS),
     st.builds(lambda values: {"enum": values}, st.lists(NUMBERS, min_size=1, max_size=3)),
-    st.builds(
-        lambda least, most: {"type": "array", "items": integer(), "minItems": least, "maxItems": most},
-        st.integers(0, 3),
-        st.integers(0, 5),
-    ),
-    st.builds(
-        lambda least, most: {"type": "string", "minLength": least, "maxLength": most},
-        st.integers(0, 4),
-        st.integers(0, 6),
-    ),
 )
 
 

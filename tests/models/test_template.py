@@ -183,18 +183,6 @@ def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, e
     assert [token for token, chosen in zip(ids, sampled, strict=True) if chosen] == spoken
 
 
-@STYLES
-@given(talks=st.lists(exchanges, max_size=4))
-@settings(max_examples=drawn(10), deadline=None)
-def test_many_transcripts_at_once_are_those_of_each_by_itself(style, talks):
-    template = make_template(style)
-    conversations = [
-        [message for question, reply in talk for message in (user(question), said(reply))] for talk in talks
-    ]
-    found = template.transcripts(conversations, [CALCULATOR])
-    assert found == [template.transcript(messages, [CALCULATOR]) for messages in conversations]
-
-
 def test_a_transcript_that_the_template_would_rewrite_is_refused():
     thought = said("<think>hm</think>it is 3.")
     with pytest.raises(RequestError, match="cannot extend a conversation at message 4"):

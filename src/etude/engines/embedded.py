@@ -50,8 +50,6 @@ def prompt_scores(policy: Policy, request: ChatRequest) -> tuple[tuple[float, ..
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A request in the engine's thread."""
-
     row: LiveRow
     request: ChatRequest
     limit: int
@@ -270,7 +268,6 @@ def _hand_over(news: Sequence[tuple[_Job, _News]]) -> None:
 
 
 def _receive(news: Sequence[tuple[_Job, _News]]) -> None:
-    """Deliver news to jobs, in their event loop."""
     for job, new in news:
         if job.future.done():
             continue

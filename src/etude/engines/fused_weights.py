@@ -238,7 +238,6 @@ def _pair_rotations(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _is_affine(module: Any) -> bool:
-    """Return whether it is a linear layer, possibly with plain LoRA weights."""
     if hasattr(module, "get_delta_weight"):
         return type(module.base_layer) is nn.Linear and not module.lora_variant
     return type(module) is nn.Linear

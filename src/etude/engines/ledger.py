@@ -61,19 +61,6 @@ class Limit:
         return BudgetReached(text, override=f"{self.key}={override}")
 
 
-def limits_from_config(config: Config) -> list[Limit]:
-    """Return all limits that a config sets."""
-    blocks: list[tuple[str, object, str | None]] = [("budget", config.budget, None)]
-    blocks += [(f"llms.{name}.budget", llm.budget, name) for name, llm in config.llms.items()]
-    units: tuple[Unit, ...] = ("usd", "tokens", "hours")
-    return [
-        Limit(f"{key}.{unit}", unit, float(most), model)
-        for key, budget, model in blocks
-        for unit in units
-        if (most := getattr(budget, unit, None)) is not None
-    ]
-
-
 def find_prices(config: Config) -> dict[str, ModelPrices]:
     """Return the prices of a config's models by name, without models that have none."""
     prices: dict[str, ModelPrices] = {}
@@ -162,7 +149,15 @@ class Ledger:
     ) -> None:
         """Start from the run's earlier spending. Raises RequestError for limits that cannot be enforced."""
         require_bounded(config)
-        self.limits = limits_from_config(config)
+        blocks: list[tuple[str, object, str | None]] = [("budget", config.budget, None)]
+        blocks += [(f"llms.{name}.budget", llm.budget, name) for name, llm in config.llms.items()]
+        units: tuple[Unit, ...] = ("usd", "tokens", "hours")
+        self.limits = [
+            Limit(f"{key}.{unit}", unit, float(most), model)
+            for key, budget, model in blocks
+            for unit in units
+            if (most := getattr(budget, unit, None)) is not None
+        ]
         self.bounds_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
         """Whether calls need a reservation."""
         self.prices = find_prices(config)

@@ -180,7 +180,6 @@ def most_tokens(request: ChatRequest) -> Usage:
 
 
 def _without_parts(message: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    """Return the message without parts that are not text, and the number of removed parts."""
     content = message.get("content")
     if not isinstance(content, list):
         return message, 0

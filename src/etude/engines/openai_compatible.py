@@ -189,7 +189,6 @@ class OpenAiEngine(Engine):
         return answer
 
     def _failed(self, cause: str, message: str) -> EngineError:
-        """Record a call that failed for good, and return its error."""
         if self._closed:
             return EngineError(message)
         out = self._breaker.failed(cause, message)

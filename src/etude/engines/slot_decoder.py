@@ -88,7 +88,6 @@ class SlotDecoder:
             self._graphs.renew(self._policy.model.parameters())
 
     def _make_fused_model(self) -> FusedLlama | None:
-        """Return a faster copy of the model, if there is one."""
         return FusedLlama(self._policy.model) if fuses(self._policy) else None
 
     def _take_in(self, rows: Sequence[LiveRow]) -> None:

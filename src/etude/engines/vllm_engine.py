@@ -210,7 +210,6 @@ class VllmEngine:
 
 
 def _failure(status: int, body: bytes) -> EngineError:
-    """Return the error for an answer other than 200."""
     reason = f"vLLM answered {status}: {body.decode('utf-8', 'replace')[:300]}"
     # After its engine has died, vLLM answers 500 to all requests until it ends.
     if status >= 500:

@@ -260,7 +260,6 @@ class VllmProcess:
         return f"vLLM {how}. {self._log_end()}"
 
     def _log_end(self) -> str:
-        """Return the last lines of the log, with its path."""
         log, on = self.options.log, f", from {self.where}" if self.where else ""
         lines = last_lines(log)
         return f"The last lines of {log}{on}:\n{lines}" if lines else f"{log} is empty"

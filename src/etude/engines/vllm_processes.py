@@ -165,7 +165,6 @@ class VllmProcesses:
         return [address for process, address in pairs if process.state == "running"]
 
     async def _start_behind(self, process: VllmProcess) -> None:
-        """Start a process while others already answer."""
         try:
             await process.start(self._source, self._loras)
         except EngineError as error:
@@ -174,7 +173,6 @@ class VllmProcesses:
             del self._starting[process]
 
     async def _drop_starts(self) -> None:
-        """Cancel all starts that are in progress."""
         tasks = list(self._starting.values())
         for task in tasks:
             task.cancel()

@@ -208,7 +208,6 @@ Reader: TypeAlias = TemplateReader | RendererReader
 
 
 def _read_attempts(attempts: Sequence[Any], tools: Sequence[Tool]) -> tuple[tuple[str, str], ...] | None:
-    """Return names and arguments of calls as `renderers` parsed them, or None if one is broken."""
     calls = []
     for call in attempts:
         try:

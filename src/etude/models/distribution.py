@@ -189,7 +189,6 @@ def _places(tokens: Sequence[Sequence[int]], device: torch.device) -> tuple[Tens
 
 
 def _add_adjustments(logits_BV: Tensor, entries: Sequence[_Entries], device: torch.device) -> Tensor:
-    """Add each row's numbers to the logits of its tokens."""
     if not any(len(tokens) for tokens, _ in entries):
         return logits_BV
     places = _places([tokens for tokens, _ in entries], device)

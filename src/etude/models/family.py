@@ -105,8 +105,6 @@ def find_family(rendering: Rendering, options: Options, names: Sequence[str] = (
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """How well a family of `renderers` fits the template."""
-
     reader: RendererReader
     score: int
     """The number of written answers that it reads correctly."""
@@ -118,7 +116,6 @@ class _Tried:
 def _renderers(
     rendering: Rendering, options: Options, names: Sequence[str], written: Sequence[WrittenAnswer]
 ) -> Iterator[_Tried]:
-    """Yield the families of `renderers` that the tokenizer supports."""
     from renderers import RendererConfig
 
     conversations = list(_conversations(rendering, options))
@@ -197,7 +194,6 @@ def written_turn(
 
 
 def _score(reader: Reader, written: Sequence[WrittenAnswer]) -> int:
-    """Count the answers that the reader reads correctly."""
     return sum(answer.is_read_by(reader) for answer in written)
 
 
@@ -207,7 +203,6 @@ answer's end is found."""
 
 
 def _conversations(rendering: Rendering, options: Options) -> Iterator[_Conversation]:
-    """Yield the probe conversations that the template can write."""
     for *before, answer, more in CONVERSATIONS:
         tools = [TOOL] if any(message.get("tool_calls") for message in (*before, answer)) else []
         messages = [*before, answer, more]

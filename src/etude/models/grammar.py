@@ -181,7 +181,6 @@ def advance(shapers: Sequence[tuple[Adjuster, int]], vocabulary: int) -> None:
 
 
 def _bits(matcher: Any, vocabulary: int) -> Bits:
-    """Return the tokens that a matcher allows next."""
     bits = np.empty(bitset_words(vocabulary), np.uint32)
     matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
     return bits
@@ -282,7 +281,6 @@ def lark_without(text: str) -> str:
 
 
 def _regex(pattern: str) -> str:
-    """Convert a regular expression to a Lark terminal."""
     from llguidance import LLMatcher
 
     body = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]

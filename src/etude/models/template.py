@@ -19,7 +19,7 @@ from etude.models.answer_parsing import RendererReader
 from etude.models.family import Family, find_family, probed_turn, written_turn
 from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL, CallForm, call_form
 from etude.models.rendering import Options, Rendering
-from etude.models.transcript import Transcript, split_talks, transcripts
+from etude.models.transcript import Transcript, split_turns, transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +107,8 @@ class ChatTemplate:
         return Prompt(self.rendering.ids(text), self._fault(request, messages, call))
 
     def transcript(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Transcript:
-        """Return the tokens of one finished conversation."""
-        return self.transcripts([messages], tools)[0]
-
-    def transcripts(
-        self, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool] = ()
-    ) -> list[Transcript]:
-        """Tokenise several conversations, faster than one at a time. Raises errors as `require_written`."""
-        return transcripts(self.rendering, conversations, tools)
+        """Return the tokens of a finished conversation. Raises errors as `require_written` does."""
+        return transcript(self.rendering, messages, tools)
 
     def require_written(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Raise RequestError if a finished conversation cannot be trained on as it is.
@@ -122,7 +116,7 @@ class ChatTemplate:
         The template may render a turn differently once the conversation continues, or write an answer
         incompletely. Raises ImpossibleCall if the template refuses the messages.
         """
-        split_talks(self.rendering, [messages], tools)
+        split_turns(self.rendering, messages, tools)
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
         """Return the token ids of an answer that was written, not sampled, with its end of turn."""
@@ -274,7 +268,6 @@ class ChatTemplate:
 
 
 def _named(messages: Sequence[Message]) -> list[Message]:
-    """Add the tool's name to each message with a tool's result."""
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     names = {call.get("id"): call["function"]["name"] for call in calls}
     return [

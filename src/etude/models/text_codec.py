@@ -157,7 +157,6 @@ def _is_strict(tool: Tool) -> bool:
 
 
 def _answer_grammar(request: ChatRequest, template: ChatTemplate, form: CallForm) -> str:
-    """Return the Lark grammar of answers to a request with tools."""
     added = template.tokenizer.get_added_vocab()
     choice, own = request.tool_choice, request.sampling.constraint
     prefix = _EMPTY_THOUGHT.sub("", form.prefix)

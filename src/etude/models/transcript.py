@@ -32,55 +32,45 @@ class _Piece:
     """The end-of-turn token that ends a sampled text."""
 
 
-def transcripts(
-    rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
-) -> list[Transcript]:
-    """Return the tokens of finished conversations. Raises errors as `split_talks` does.
+def transcript(rendering: Rendering, messages: Sequence[Message], tools: Sequence[Tool]) -> Transcript:
+    """Return the tokens of a finished conversation. Raises errors as `split_turns` does.
 
     A message with `weight` 0 counts as not sampled, as in OpenAI's training files.
     """
-    cut = split_talks(rendering, conversations, tools)
-    texts = list(dict.fromkeys(piece.before + piece.text for talk in cut for piece in talk))
-    ids_by_text = dict(zip(texts, rendering.encode(texts), strict=True))
-    found: list[Transcript] = []
-    for talk in cut:
-        ids, sampled = list[int](), list[bool]()
-        for piece in talk:
-            new = rendering.after(piece.before, piece.text, ids_by_text[piece.before + piece.text])
-            ids += new
-            sampled += [piece.is_sampled] * len(new)
-        found.append((tuple(ids), tuple(sampled)))
-    return found
+    pieces = split_turns(rendering, messages, tools)
+    ids, sampled = list[int](), list[bool]()
+    encoded = rendering.encode([piece.before + piece.text for piece in pieces])
+    for piece, own in zip(pieces, encoded, strict=True):
+        new = rendering.after(piece.before, piece.text, own)
+        ids += new
+        sampled += [piece.is_sampled] * len(new)
+    return tuple(ids), tuple(sampled)
 
 
-def split_talks(
-    rendering: Rendering, conversations: Sequence[Sequence[Message]], tools: Sequence[Tool]
-) -> list[list[_Piece]]:
-    """Cut each conversation into pieces. Raises errors as `ChatTemplate.require_written` does."""
+def split_turns(rendering: Rendering, messages: Sequence[Message], tools: Sequence[Tool]) -> list[_Piece]:
+    """Cut a conversation into pieces. Raises errors as `ChatTemplate.require_written` does."""
     turns = [
-        (number, index)
-        for number, messages in enumerate(conversations)
+        index
         for index, message in enumerate(messages)
         if message.get("role") == "assistant" and message.get("weight") != 0
     ]
-    if any(index == 0 for _, index in turns):
+    if 0 in turns:
         raise RequestError(
             "the conversation begins with an answer of the assistant, which needs a prompt; put a message of "
             "the user before it, or give it the weight 0"
         )
-    found: list[list[_Piece]] = [[] for _ in conversations]
-    for number, index in turns:
-        talk = found[number]
-        asked = rendering.text(conversations[number][:index], tools, {}, ask=True)
-        for place, message in enumerate(conversations[number][:index], start=1):
+    pieces: list[_Piece] = []
+    for index in turns:
+        asked = rendering.text(messages[:index], tools, {}, ask=True)
+        for place, message in enumerate(messages[:index], start=1):
             for call in message.get("tool_calls") or ():
                 if (name := call["function"]["name"]) not in asked:
                     raise RequestError(
                         f"message {place}: the model's chat template does not write the call of {name!r}; "
                         "choose a model whose template writes tool calls"
                     )
-        talk += _turn(rendering, talk, conversations[number], index, tools, asked)
-    return found
+        pieces += _turn(rendering, pieces, messages, index, tools, asked)
+    return pieces
 
 
 def _turn(
@@ -122,10 +112,9 @@ def _turn(
     before = [end.end() for end in rendering.end_pattern.finditer(asked)]
     begun = before[-1] if before else len(asked)
     _require_whole(messages[index], f"message {index + 1}", written[begun : end[0]], rendering)
-    is_sampled = messages[index].get("weight") != 0
     return (
         _Piece(talk[-1].end if talk else "", asked[len(done) :]),
-        _Piece("", written[len(asked) : end[1]], is_sampled, written[slice(*end)]),
+        _Piece("", written[len(asked) : end[1]], is_sampled=True, end=written[slice(*end)]),
     )
 
 
