@@ -57,7 +57,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_122,
+    "lines of source": 67_120,
     "modules": 327,
     "lines of tests": 55_186,
     "benchmark files": 15,

@@ -83,11 +83,13 @@ def test_all_that_is_wrong_is_found_in_one_go(local):
         llms__policy__model="./nowhere",
         eval__general__dataset="trian.jsonl",
         trajectory_builders__grpo__num_generations=1,
+        finetuning__warm_up={"transcripts": "train.jsonl", "steps": 1},
     )
     report, code = checked("config.yml")
     assert code == 2 and not report["ready"] and report["estimate"] is None
     wrong = details(report, "error")
-    assert set(wrong) == {"examples", "model policy", "training"}
+    assert set(wrong) == {"examples", "model policy", "warm-up", "training"}
+    assert "train.jsonl:1: messages: Field required" in wrong["warm-up"]
     assert "the folder does not exist" in wrong["model policy"]
     assert "did you mean" in wrong["examples"]
     assert "num_generations: 1" in wrong["training"]

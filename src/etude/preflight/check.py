@@ -26,7 +26,8 @@ from etude.backends.local import check_learners
 from etude.backends.openai_adapter import OpenAiAdapterConfig
 from etude.backends.openai_api import JobsConfig
 from etude.config.builder import Builder, TargetBuilder
-from etude.config.finetuning import FinetuneConfig
+from etude.config.finetuning import FinetuneConfig, read_transcripts
+from etude.config.import_path import is_import_path
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Completion
 from etude.core.episode import Example, ToolSet
@@ -297,6 +298,11 @@ async def _check_training(
 
     A user's own algorithm is tried on made-up episodes if there are examples.
     """
+    for stage in block.warm_ups:
+        if not is_import_path(stage.transcripts):  # A function may take long, or ask a model.
+            with findings.catch_errors("warm-up"):
+                read = await asyncio.to_thread(read_transcripts, stage.transcripts, examples, block.seed)
+                findings.ok("warm-up", f"{len(read)} transcripts in {stage.transcripts}")
     with findings.catch_errors(what):
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))

@@ -48,8 +48,6 @@ EXTRAS = {
     "plots": "pictures of a run's rewards",
 }
 
-_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
-"""If set to 1, torch computes operations on the CPU that Apple's GPUs lack."""
 _KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
 
 
@@ -159,12 +157,6 @@ def _torch(findings: Findings) -> None:
     if device.type == "cpu":
         yes, no = "faster here: models of 10 M parameters or more are loaded in it", "not faster here"
         findings.ok("bfloat16", yes if multiplies_bfloat16_faster() else no)
-    if device.type == "mps":
-        if os.environ.get(_FALLBACK) == "1":
-            findings.ok("MPS", f"operations that it lacks run on the CPU ({_FALLBACK}=1)")
-        else:
-            advice = f"to run them on the CPU: export {_FALLBACK}=1"
-            findings.warn("MPS", f"operations that it lacks are errors; {advice}")
     findings.ok("threads", f"{cores} cores, of which torch takes {taken}; OMP_NUM_THREADS sets it")
 
 
