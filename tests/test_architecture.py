@@ -59,7 +59,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 67_120,
     "modules": 327,
-    "lines of tests": 55_186,
+    "lines of tests": 55_184,
     "benchmark files": 15,
     "config keys": 395,
 }

@@ -258,10 +258,8 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
         ({"learning_rate": 1e-4}, r'backend=\{"_type": "local", "learning_rate": …\}'),
         ({"group": 4}, r'algorithm=\{"_type": "grpo", "group": …\}'),
         ({"temperature": 0.5}, r'model=\{"model": "…", "temperature": …\}'),
-        (
-            {"backend": {"_type": "local", "learning_rat": 1e-4}},
-            "^key 'backend.learning_rat' is not known; did you mean 'learning_rate'",
-        ),
+        ({"backend": {"_type": "local", "learning_rat": 1}}, "backend.learning_rat' is not.*'learning_rate'"),
+        ({"algorithm": {"_type": "grpo", "group": 10**11}}, r"algorithm\.group: .*1000, found 100000000000"),
         ({"model": {"model": "tiny", "max_tokens": "few"}}, "^model.max_tokens: expected"),
     ],
 )

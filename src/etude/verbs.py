@@ -276,8 +276,8 @@ def request_for(
 
 
 def _request(version: RunVersion | None, repeat: int, greedy: bool) -> EvaluationRequest:
-    if not isinstance(repeat, int) or repeat < 1:
-        raise RequestError(f"repeat is at least 1, found {repeat!r}")
+    if not isinstance(repeat, int) or not 1 <= repeat <= 10_000:
+        raise RequestError(f"repeat is 1 to 10,000, found {repeat!r}")
     which: dict[str, Any] = {}
     if version is not None:
         which = {"run": str(version.run), "version": version.number, "target": version.target}

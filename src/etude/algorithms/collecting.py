@@ -67,7 +67,7 @@ class Collecting(TrajectoryBuilderConfig):
     kind: ClassVar[Kind] = "samples"
     """The data that it learns from, which decides the backends that can train it."""
 
-    num_generations: int = Field(default=8, ge=1, validation_alias=AliasChoices("num_generations", "group"))
+    num_generations: int = Field(8, ge=1, le=1000, validation_alias=AliasChoices("num_generations", "group"))
     """Set the number of episodes for each example of an epoch."""
     examples_per_epoch: int | None = Field(default=None, ge=1)
     """Set the number of examples per epoch, from a shuffle that cycles through the dataset; default: all."""

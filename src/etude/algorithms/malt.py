@@ -32,7 +32,7 @@ _TOLERANCE = 1e-9
 class Malt(Preferences, name="malt"):
     """Pairs of answers to one prompt in a protocol, for DPO."""
 
-    num_generations: int = Field(default=1, ge=1, validation_alias=AliasChoices("num_generations", "group"))
+    num_generations: int = Field(1, ge=1, le=1000, validation_alias=AliasChoices("num_generations", "group"))
     """Set the number of plays for each example of an epoch."""
     credit: Literal["episode", "agent"] = "agent"
     """Always `agent`: an answer is worth what its agent earned."""

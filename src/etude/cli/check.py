@@ -20,7 +20,7 @@ def check(
     config: ConfigFile,
     override: Overrides = None,
     on: OnCluster = None,
-    play: Annotated[int, option("Play this many training episodes, to measure what they cost.", min=0)] = 0,
+    play: Annotated[int, option("Play training episodes, to measure what they cost.", min=0, max=10_000)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Check a config, its agent, data and models, and estimate the run.

@@ -38,7 +38,7 @@ def evaluate(
     model: Annotated[
         str | None, option("In place of the config's model: a folder, a name, or RUN[:v3|:best|:last|:base].")
     ] = None,
-    repeat: Annotated[int, option("Episodes for each example.", min=1)] = 1,
+    repeat: Annotated[int, option("Episodes for each example.", min=1, max=10_000)] = 1,
     greedy: Annotated[bool, option("Sample at temperature 0.", "--greedy")] = False,
     dataset: Annotated[
         Path | None,
