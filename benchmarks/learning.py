@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,7 +144,7 @@ def measure(side: str, course: Course, file: Path, began: float) -> None:
     """Train by one side in this process, measure the models of all parts, and write the file."""
     clock = Clock(course, began)
     with tempfile.TemporaryDirectory() as folder:
-        here = Course(Path(folder), course.task, course.seed, course.steps, course.model)
+        here = replace(course, folder=Path(folder))
         clock.course = here
         if side == ETUDE:
             run = etude.train(here.data, name="run", progress=Ends(clock))
@@ -173,7 +173,8 @@ def load_series(side: str, course: Course, note: Callable[[str], None]) -> Serie
     if not file.is_file():
         note(f"{course.task}, seed {course.seed}, {side}")
         given = ["--side", side, "--tasks", course.task, "--seeds", str(course.seed)]
-        given += ["--steps", str(course.steps), "--model", course.model, "--out", str(course.folder)]
+        given += ["--steps", str(course.steps), "--model", course.model, "--dtype", course.dtype]
+        given += ["--out", str(course.folder)]
         command = [sys.executable, __file__, *given, "--began", str(time.time())]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, stdout=sys.stderr, check=False, env=environment)
@@ -324,6 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="0, 1 and 2 by default")
     parser.add_argument("--trl", action="store_true", help=f"train {REVERSAL} by TRL too")
     parser.add_argument("--model", default=PACKAGED, help=f"{PACKAGED} by default")
+    parser.add_argument("--dtype", default="auto", help="of the policy; Etude's choice by default")
     parser.add_argument("--steps", type=int, help="optimiser steps; the task's by default")
     parser.add_argument("--out", type=Path, help="keep what is measured here, and go on with what is there")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
@@ -340,7 +342,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = (given.out or Path(folder)).resolve()
         courses = {
-            name: [Course(out, name, seed, given.steps or TASKS[name].steps, given.model) for seed in seeds]
+            name: [
+                Course(out, name, seed, given.steps or TASKS[name].steps, given.model, given.dtype)
+                for seed in seeds
+            ]
             for name in names
         }
         if given.side:

@@ -123,6 +123,7 @@ class Course:
     seed: int
     steps: int
     model: str = PACKAGED
+    dtype: str = "auto"
 
     @property
     def given(self) -> Task:
@@ -133,7 +134,8 @@ class Course:
     def data(self) -> dict[str, Any]:
         """The config of the training, which both sides have their settings from."""
         own, run = self.given.config, self.given.config.get("finetuning", {})
-        policy = {"_type": "local", "model": self.model, "max_tokens": self.given.max_tokens}
+        policy = {"_type": "local", "model": self.model, "dtype": self.dtype}
+        policy |= {"max_tokens": self.given.max_tokens}
         grpo = {"_type": "grpo", "num_generations": 8, "examples_per_epoch": self.given.prompts}
         # TRL divides by the tokens of groups without an advantage too.
         grpo |= {"drop_flat_groups": False} if self.task == REVERSAL else {"cut_off_penalty": 1}

@@ -35,8 +35,8 @@ def train(course: Course, clock: Clock) -> list[list[float]]:
     limit_threads()
     base = locate(course.model)
     lora = course.config.trainer_adapters["local"].lora
-    # Etude's choice for a model of this size.
-    dtype = choose_dtype("auto", torch.device("cpu"), PARAMETERS)
+    # With `auto`, Etude's choice for a model of this size.
+    dtype = choose_dtype(course.dtype, torch.device("cpu"), PARAMETERS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     trainer = trl.GRPOTrainer(
         model=transformers.AutoModelForCausalLM.from_pretrained(base, dtype=dtype),
