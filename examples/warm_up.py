@@ -136,10 +136,10 @@ def _samples(
     They are rendered when their turn comes: most stages end before all have had one. Raises RequestError for
     a conversation that the template cannot extend.
     """
-    new = [number for number in dict.fromkeys(numbers) if number not in made]
-    rendered = template.transcripts([stage.transcripts[number] for number in new], stage.tools)
-    for number, (ids, spoken) in zip(new, rendered, strict=True):
-        made[number] = Sample(ids, tuple(map(bool, spoken)))
+    for number in numbers:
+        if number not in made:
+            ids, spoken = template.transcript(stage.transcripts[number], stage.tools)
+            made[number] = Sample(ids, spoken)
     return [made[number] for number in numbers]
 
 
