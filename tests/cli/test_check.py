@@ -68,6 +68,14 @@ def test_all_that_an_environment_lacks_is_said_before_anything_is_built(project)
     assert details(report, "error") == {"needs": "walls are not there; pip install walls"}
 
 
+def test_a_prompt_names_inputs_that_the_examples_have(project):
+    change(project / "config.yml", workflow={"_type": "agent", "prompt": "{question} {qestion}"})
+    report, code = checked("config.yml")
+    assert code == 2
+    told = "workflow.prompt: example 't0' has no input '{qestion}'; inputs: question"
+    assert details(report, "error") == {"workflow": told}
+
+
 def test_a_storage_is_tried(project):
     shown = succeed("check", "config.yml", "-o", f"storage=file://{project}/storage")
     assert "an object was written, read back and deleted" in " ".join(shown.stdout.split())

@@ -44,6 +44,7 @@ from etude.preflight.own_algorithm import is_custom, try_algorithm
 from etude.processes.pool import number_of_runners
 from etude.processes.ray_placement import require_used
 from etude.processes.shipping import config_from_json, config_to_json
+from etude.rollout.agent import AgentConfig
 from etude.store.backup_address import probe
 from etude.store.run_folder import RunFolder
 from etude.wire.forms import FORM_FIELDS
@@ -117,6 +118,10 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
                     await _open_tools(await builder.get_tools(tools), findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
+            if isinstance(config.workflow, AgentConfig):
+                with findings.catch_errors("workflow"):
+                    for example in (*examples, *held_out):
+                        config.workflow.messages(example)
             await _check_evaluators(builder, findings)
             _check_cluster(config, findings)
             if config.storage is not None:

@@ -41,12 +41,15 @@ class AgentConfig(WorkflowConfig, name="agent"):
         """Return the agent as a workflow, with additional tool sets."""
         return Workflow(self.type_name, _answer, self.timeout, {"config": self, "sets": sets}, sets)
 
+    def messages(self, example: Example) -> list[Message]:
+        """Return the messages that an episode begins with. Raises RequestError for an unknown input."""
+        system = _fill_inputs(self.system, example, "system")
+        return [*([{"role": "system", "content": system}] if system else []), *_prompt(example, self.prompt)]
+
 
 async def _answer(example: Example, episode: Episode, config: AgentConfig, sets: tuple[ToolSet, ...]) -> str:
     """Answer the prompt, calling tools until the model needs no more."""
-    system = _fill_inputs(config.system, example, "system")
-    messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    messages += _prompt(example, config.prompt)
+    messages = config.messages(example)
     async with episode.tools(*(config.tools or episode.tool_sets), *sets) as tools:
         for turn in range(1, config.max_turns + 1):
             reply = await episode.chat(messages, model=config.model, tools=tools.schemas)
