@@ -54,6 +54,8 @@ def refused(shown, code, *texts):
         (["train", "nowhere/config.yml"], "there is no folder nowhere"),
         (["train", "config.yml", "-o", "finetuning.num_epoch=3"], "-o finetuning.num_epoch: .*num_epochs"),
         (["train", "config.yml", "--name", "../up"], "cannot name a run"),
+        (["check", "config.yml", "-o", "finetuning.output_dir=agent.py/runs"], "agent.py is a file; name a"),
+        (["evaluate", "config.yml", "-o", "eval.general.output_dir=agent.py"], "agent.py is a file; name a"),
         (["train", "config.yml", "--dataset", "trian.jsonl"], "trian.jsonl does not exist; did you mean"),
         (["resume", "nothing"], "there is no run 'nothing'"),
         (["export", "train.jsonl"], "there is no run 'train.jsonl'"),

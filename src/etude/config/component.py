@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from etude.core.call import Usage
 from etude.core.data_model import DataModel
@@ -24,6 +24,17 @@ limits, timeouts, concurrency and memory, never training settings."""
 Usd: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Amount: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(gt=0)]
+
+
+def _require_no_file(folder: Path) -> Path:
+    existing = next((each for each in (folder, *folder.parents) if each.exists()), None)
+    if existing is not None and not existing.is_dir():
+        raise ValueError(f"{existing} is a file; name a folder")
+    return folder
+
+
+OutputFolder: TypeAlias = Annotated[Path, AfterValidator(_require_no_file)]
+"""A folder to write into, which need not exist."""
 
 
 class TokenPrices(BaseModel, extra="forbid", frozen=True):

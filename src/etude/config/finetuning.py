@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
-from etude.config.component import CHANGEABLE, AlarmConfig, ComponentConfig, DatasetConfig
+from etude.config.component import CHANGEABLE, AlarmConfig, ComponentConfig, DatasetConfig, OutputFolder
 from etude.config.data_files import read_jsonl
 from etude.config.import_path import import_object, is_import_path, user_code
 from etude.core.data_model import DataModel
@@ -259,7 +259,7 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
     update old, never more."""
     num_epochs: Annotated[int, CHANGEABLE] = Field(default=1, ge=1)
     """Number of times to collect and train."""
-    output_dir: Path = Path("runs")
+    output_dir: OutputFolder = Path("runs")
     """The folder in which run folders are made."""
     seed: int = Field(default=0, ge=0)
     """Seed of every random choice of the run."""

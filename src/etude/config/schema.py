@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -23,6 +22,7 @@ from etude.config.component import (
     DatasetConfig,
     EvaluatorConfig,
     LlmConfig,
+    OutputFolder,
     RunBudget,
     ToolsConfig,
     TrackerConfig,
@@ -106,7 +106,7 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):
 
     max_concurrency: Annotated[int, CHANGEABLE] = Field(default=8, ge=1)
     """Episodes that run at the same time."""
-    output_dir: Path | None = None
+    output_dir: OutputFolder | None = None
     """The folder for results of `etude evaluate`; by default the run folder."""
     dataset: SerializeAsAny[DatasetConfig] | None = None
     """The examples: a file, `module:function`, or a dataset component."""
