@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 67_120,
-    "modules": 327,
-    "lines of tests": 55_184,
+    "lines of source": 66_618,
+    "modules": 326,
+    "lines of tests": 54_780,
     "benchmark files": 15,
     "config keys": 395,
 }

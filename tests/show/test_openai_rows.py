@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from etude.algorithms.samples import find_branches, make_pair, make_sample
-from etude.backends.openai_api import supervised_row
+from etude.backends.openai_api import dpo_row, supervised_row
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.conversion import to_trajectory
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.training_rows import DpoRow, SupervisedRow
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
-from etude.show.exported_episodes import episode_transcript, openai_row
+from etude.show.exported_episodes import episode_transcript
 from etude.store.encode import encode_episode
 from etude.store.journal import Journal
 from tests.support import tool_call
@@ -80,18 +80,14 @@ def preference(chosen, rejected):
 @pytest.mark.parametrize("thought", [{}, {"reasoning_content": "One and two is three."}])
 def test_a_pair_of_replies_is_written_as_they_were(thought):
     called, said = CALL | thought, {"role": "assistant", "content": "30"}
-    row = openai_row(preference(episode("a", called), episode("b", said)), "dpo")
+    trajectory = preference(episode("a", called), episode("b", said))
+    row = dpo_row(trajectory.episode[0], trajectory.tools)
     assert row == {
         "input": {"messages": [ASKED], "tools": [TOOL], "parallel_tool_calls": True},
         "preferred_output": [called],
         "non_preferred_output": [said],
     }
     assert DpoRow.model_validate(row).preferred_output[0].to_wire() == called
-
-
-def test_a_pair_over_several_turns_has_no_place_in_the_format():
-    answer = {"role": "assistant", "content": "3"}
-    assert openai_row(preference(episode("a", CALL, answer), episode("b", answer)), "dpo") is None
 
 
 def test_thinking_goes_with_the_answer_and_is_learned_with_it_alone():

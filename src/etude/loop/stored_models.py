@@ -40,7 +40,7 @@ def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
         if wanted.version is not None:
             problem += (
                 f". {wanted} is the model '{wanted.version.location}' of its backend: ask for that name. "
-                "A language-model server's is exported with `etude export --server ADDRESS NAME`"
+                "A language-model server sends it at /export/NAME"
             )
         raise RequestError(problem)
     require_local_extra()

@@ -1,7 +1,7 @@
 """The episodes of a stored run: trajectories rebuilt from them as rows, and readable transcripts.
 
-Rows have Etude's or OpenAI's format. A play is shown as a transcript of its protocol. Other episodes are
-shown as calls and events in order, with their result.
+A play is shown as a transcript of its protocol. Other episodes are shown as calls and events in order, with
+their result.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from etude.algorithms.episodes import is_play
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.backends.openai_api import dpo_row, supervised_row
 from etude.config.builder import Builder
 from etude.config.finetuning import RewardFunctionConfig
 from etude.config.load import parse_config
@@ -24,9 +23,9 @@ from etude.config.schema import Config
 from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import CapabilityError, RequestError
+from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
-from etude.core.trajectory import Method, Trajectory
+from etude.core.trajectory import Method
 from etude.protocols.tree import as_yaml, transcript
 from etude.rollout.collections import collection_phase, phase_name
 from etude.rollout.evaluation import Evaluation, EvaluationRequest, make_item, summarise
@@ -44,7 +43,6 @@ from etude.store.stored_config import (
     reward_names,
     stored_data,
     target_names,
-    trained_parts,
     without_secrets,
 )
 
@@ -182,60 +180,25 @@ class StoredEvaluation(Evaluation):
         return score or unscored(make_item(record), error)
 
 
-SEVERAL_TURNS = "pair whose answers take several turns: OpenAI's format has one reply on each side"
-
-
-@dataclass(slots=True)
-class WriteCounts:
-    """Counts of the written rows, and of trajectories that the format cannot represent."""
-
-    rows: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
-
-
-async def write_jsonl(
-    path: Path, run: RunFolder, phases: AsyncIterator[PhaseTrajectories], *, openai: bool = False
-) -> WriteCounts:
+async def write_jsonl(path: Path, run: RunFolder, phases: AsyncIterator[PhaseTrajectories]) -> int:
     """Write a line per trajectory: `run`, `phase`, `target` (if there are several), `group`, `method` and its
-    own fields. With `openai`, write OpenAI's rows for the methods `supervised` and `dpo` instead.
+    own fields. Return the number of lines.
 
     Raises StoreError. The file appears complete or not at all.
     """
-    written = WriteCounts()
+    written = 0
     with open_draft(path) as draft, open_private(draft, "w") as file:
         async for phase in phases:
-            method, groups = phase.collection.method, enumerate(phase.collection.trajectories)
             whole = {"run": run.name, "phase": phase.phase, "target": phase.target}
-            for number, trajectory in ((number, each) for number, group in groups for each in group):
-                own = whole | {"group": number, "method": method} | trajectory.model_dump(mode="json")
-                row = openai_row(trajectory, method) if openai else own
-                if row is None:
-                    written.left_out[SEVERAL_TURNS] += 1
-                    continue
-                file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=str) + "\n")
-                written.rows += 1
+            whole |= {"method": phase.collection.method}
+            for number, group in enumerate(phase.collection.trajectories):
+                for trajectory in group:
+                    row = whole | {"group": number} | trajectory.model_dump(mode="json")
+                    file.write(
+                        json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+                    )
+                    written += 1
     return written
-
-
-def openai_row(trajectory: Trajectory, method: Method) -> dict[str, Any] | None:
-    """Return a trajectory's row, or None if OpenAI's format cannot represent it."""
-    if method != "dpo":
-        return supervised_row(trajectory)
-    try:
-        return dpo_row(trajectory.episode[0], trajectory.tools)
-    except CapabilityError:
-        return None
-
-
-def require_openai_method(run: Path, method: str | None) -> None:
-    """Raise RequestError if a run's own trajectories are for a method without such rows."""
-    data = stored_data(run)
-    made = [method] if method else [trained_parts(data, name)["method"] for name in target_names(data)]
-    if "grpo" in made:
-        raise RequestError(
-            "OpenAI's rows are for supervised and dpo training, and these trajectories are for grpo; "
-            "add --method supervised (the best episodes) or --method dpo (better against worse)"
-        )
 
 
 def episode_transcript(run: RunFolder, episode: str) -> str:

@@ -27,9 +27,7 @@ WEIGHTS_FILE = "trained.safetensors"
 """The file of the tensors that training changes, by parameter name. Versions are restored from it."""
 SERVER_DATABASE = "server.db"
 """The database of a language-model server, in its data folder."""
-TO_EXPORT = (
-    "export a run's model with `etude export RUN`, and a server's with `etude export --server ADDRESS MODEL`"
-)
+TO_EXPORT = "export a run's model with `etude export RUN`, and take a server's from its route /export/MODEL"
 """The advice for folders that have only the trained tensors."""
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600

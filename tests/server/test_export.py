@@ -1,0 +1,90 @@
+"""A model that a server trained, fetched by its address alone."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import openai
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.server.data import ASK, create, supervised, upload, wait
+from tests.server.process import ServerProcess
+from tests.support import one_quick
+
+KEY = "the-key-of-this-server"
+
+
+@pytest.fixture(scope="module")
+def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """A server with a key, and LoRA weights that it has trained."""
+    with ServerProcess(model, tmp_path_factory.mktemp("server"), key=KEY) as server:
+        client = server.client()
+        yield SimpleNamespace(server=server, client=client, lora=train(client, 4), base=model)
+
+
+def train(client: openai.OpenAI, rank: int) -> str:
+    options = {"n_epochs": 2, "batch_size": 4, "learning_rate": 0.02, "lora_rank": rank}
+    return str(wait(client, create(client, upload(client, supervised(4)), **options).id).fine_tuned_model)
+
+
+def fetch(trained: SimpleNamespace, name: str, **query: str) -> httpx.Response:
+    headers = {"authorization": f"Bearer {KEY}"}
+    url = f"{trained.server.address}/export/{name}"
+    return httpx.get(url, params=query, headers=headers, timeout=60)
+
+
+def unpack(answer: httpx.Response, folder: Path) -> Path:
+    with tarfile.open(fileobj=io.BytesIO(answer.raise_for_status().content)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def logprobs_served(trained: SimpleNamespace, name: str) -> tuple[list[int], list[float]]:
+    """Token ids of a prompt and an answer, and the logprob of each of the answer's."""
+    answer = trained.client.chat.completions.create(
+        model=name, messages=[ASK], max_tokens=6, seed=3, logprobs=True, extra_body={"return_token_ids": True}
+    ).model_dump()
+    choice = answer["choices"][0]
+    ids = [*answer["prompt_token_ids"], *choice["token_ids"]]
+    return ids, [token["logprob"] for token in choice["logprobs"]["content"]]
+
+
+def logprobs_loaded(loaded: torch.nn.Module, ids: list[int], count: int) -> list[float]:
+    with torch.no_grad():
+        logits = loaded(torch.tensor([ids])).logits.float().log_softmax(-1)[0]
+    places = range(len(ids) - count - 1, len(ids) - 1)
+    return [float(logits[place, ids[place + 1]]) for place in places]
+
+
+@pytest.mark.parametrize("rank", one_quick(4, 0))
+def test_it_loads_in_transformers_with_the_logprobs_that_are_served(
+    trained: SimpleNamespace, rank: int, tmp_path: Path
+):
+    name = trained.lora if rank else train(trained.client, 0)
+    folder = unpack(fetch(trained, name), tmp_path)
+    ids, served = logprobs_served(trained, name)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert AutoTokenizer.from_pretrained(folder).decode(ids)
+    assert logprobs_loaded(loaded, ids, len(served)) == pytest.approx(served, abs=1e-4)
+    base = AutoModelForCausalLM.from_pretrained(trained.base, dtype=torch.float32)
+    assert logprobs_loaded(base, ids, len(served)) != pytest.approx(served, abs=1e-2)
+    assert name in (folder / "README.md").read_text()
+
+
+def test_lora_weights_alone(trained: SimpleNamespace, tmp_path: Path):
+    folder = unpack(fetch(trained, trained.lora, lora="true"), tmp_path)
+    ids, served = logprobs_served(trained, trained.lora)
+    base = AutoModelForCausalLM.from_pretrained(trained.base, dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(base, folder)
+    assert logprobs_loaded(loaded, ids, len(served)) == pytest.approx(served, abs=1e-4)
+    refused = fetch(trained, "tiny", lora="true")
+    assert refused.status_code == 400 and "has no LoRA weights" in refused.text
+    assert fetch(trained, "ft:tiny:gone").status_code == 404
