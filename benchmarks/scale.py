@@ -115,7 +115,7 @@ class ShapedRunner:
     async def _answer(self, method: str, parameters: dict[str, Any], note: Notify) -> Any:
         if method == "play":
             await self._play(**parameters)
-        return {"calls": {}, "addresses": {}} if method == "ping" else None
+        return {"calls": {}} if method == "ping" else None
 
     async def _play(
         self, id: str, generation: int, sampling: Any, example: dict[str, Any], steps: Mapping[str, Any]

@@ -98,22 +98,19 @@ class _Operator:
         self._cluster, self._choice = cluster, choice
         # Beside the project, which goes along to the nodes.
         self.paid_log, self._head_log = folder.with_suffix(".paid"), folder.with_suffix(".log")
-        self._endpoints = [PaidEndpoint(run_path(folder) / "run.db", self.paid_log) for _ in range(2)]
-        urls = [each.url for each in self._endpoints]
-        write_project(folder, cluster.address, urls, kind.epochs, kind.learners)
+        self._endpoint = PaidEndpoint(run_path(folder) / "run.db", self.paid_log)
+        write_project(folder, cluster.address, self._endpoint.url, kind.epochs, kind.learners)
         self._head: subprocess.Popen[bytes] | None = None
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """The endpoints and the head run within the block."""
-        for endpoint in self._endpoints:
-            endpoint.start()
+        """The endpoint and the head run within the block."""
+        self._endpoint.start()
         self.start_head()
         try:
             yield
         finally:
-            for endpoint in self._endpoints:
-                endpoint.kill()
+            self._endpoint.kill()
             if self.is_running:
                 self.kill("head")
 
@@ -143,9 +140,8 @@ class _Operator:
     def kill(self, part: str) -> Callable[[], None] | None:
         """Kill a part; what an operator does then. None where there is none of the kind now."""
         if part == "sampler":
-            endpoint = self._choice.choice(self._endpoints)
-            endpoint.kill()
-            return endpoint.start
+            self._endpoint.kill()
+            return self._endpoint.start
         if part == "raylet":
             nodes = sorted(self._cluster.worker_nodes, key=lambda node: str(node.node_id))
             node = self._choice.choice(nodes)

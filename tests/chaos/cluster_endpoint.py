@@ -10,14 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
+import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from email.message import Message
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.acknowledged import is_answered
-from tests.endpoint_process import EndpointProcess
 from tests.json_server import JsonServer
 
 _SECONDS = 0.15
@@ -38,13 +41,35 @@ def completion(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class PaidEndpoint(EndpointProcess):
+class PaidEndpoint:
     """One such process, which keeps its port when it is started again."""
 
     def __init__(self, journal: Path, log: Path) -> None:
-        super().__init__("helper")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = int(free.getsockname()[1])
+        self.url = f"http://127.0.0.1:{port}/v1"
         files = (str(journal), str(log))
-        self.command = [sys.executable, "-m", "tests.chaos.cluster_endpoint", str(self.port), *files]
+        self._command = [sys.executable, "-m", "tests.chaos.cluster_endpoint", str(port), *files]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        self._process = subprocess.Popen(self._command, cwd=Path(__file__).parents[2])
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.url}/models", timeout=60).close()
+                return
+            except urllib.error.URLError:
+                assert time.monotonic() < deadline, "the endpoint does not start"
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """By SIGKILL; nothing if it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
 
 def serve(port: int, journal: Path, log: Path) -> None:

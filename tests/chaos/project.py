@@ -6,7 +6,7 @@ Its weights begin at random, and with the same seeds they end the same, bit for 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,7 @@ def varied(example: etude.Example, output: str) -> float:
 '''
 
 
-def write_project(
-    folder: Path, address: str, endpoints: Sequence[str], epochs: int, learners: int | None
-) -> None:
+def write_project(folder: Path, address: str, endpoint: str, epochs: int, learners: int | None) -> None:
     """Write a project whose runs are on the cluster at `address`, and train there or in the head."""
     tokenizer = build_tokenizer(["t0?", "v0?", "hint", "0123456789"], splits=["[0-9]"])
     build_policy(tokenizer, 0).export(folder / "base")
@@ -47,7 +45,7 @@ def write_project(
     (folder / "agent.py").write_text(AGENT)
     change(
         config,
-        llms__helper={"_type": "openai", "model_name": "helper", "base_url": [*endpoints]},
+        llms__helper={"_type": "openai", "model_name": "helper", "base_url": endpoint},
         eval__general__max_concurrency=8,
         cluster={"_type": "ray", "address": address, "runners": 2, "learners": learners},
         trainer_adapters__local=training | ({"checkpoint_steps": 1} if learners else {}),
@@ -64,8 +62,8 @@ def run_path(folder: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """All that the run's journal holds, without times and without which endpoint answered."""
-    return everything(run_path(folder), "address", "retries", "retried", "waited", "remote")
+    """All that the run's journal holds, without times."""
+    return everything(run_path(folder), "retries", "retried", "waited", "remote")
 
 
 def differences(expected: dict[str, Any], actual: dict[str, Any]) -> list[str]:

@@ -42,7 +42,6 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
                 "_type": "openai",
                 "model_name": BASE,
                 "max_tokens": 8,
-                "retry_wait": 0,
                 "prices": {"prompt": 0.15, "completion": 0.6, "training": 3.0},
             }
         },
@@ -174,7 +173,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: LmStandIn) -
     policy = {"_type": "openai", "model_name": BASE, "base_url": "${SERVER}", "api_key": "${SERVER_KEY}"}
     change(
         config,
-        llms={"policy": {**policy, "provider": "etude", "retry_wait": 0}},
+        llms={"policy": {**policy, "provider": "etude"}},
         trainer_adapters={"server": {"_type": "lm_server"}},
         trainers={"epochs": {"_type": "epochs", "poll_interval": 0.001}},
     )

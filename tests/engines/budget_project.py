@@ -25,7 +25,7 @@ def charged_project(
 
     def model(name: str, factor: float, url: str) -> dict[str, Any]:
         prices = {"prompt": PROMPT * factor, "cached": CACHED * factor, "completion": COMPLETION * factor}
-        settings = {"max_tokens": 50, "max_retries": 2, "retry_wait": 0}
+        settings = {"max_tokens": 50, "max_retries": 2}
         return {"_type": "openai", "model_name": name, "base_url": url, "prices": prices, **settings}
 
     config: dict[str, Any] = {

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from email.message import Message
 from typing import Any
 
@@ -20,10 +21,11 @@ from hypothesis import strategies as st
 from etude.core.call import ChatRequest, Completion, Constraint, Sampling, Usage
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.job import ModelVersion
+from etude.engines import openai_config
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
 from etude.wire.client import parse_completion
-from etude.wire.retries import Refusal, Retryable, counting_retries
+from etude.wire.retries import USUAL, Refusal, Retryable, counting_retries
 from tests.json_server import JsonServer
 
 SECRET = "sk-do-not-show-me"
@@ -94,13 +96,14 @@ class Remote(JsonServer):
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.setattr(openai_config, "USUAL", replace(USUAL, first_wait=0.001))
     with Remote() as remote:
         yield remote
         remote.closing.set()
 
 
 def config_for(remote: Remote, **fields: Any) -> OpenAiLlmConfig:
-    settings = {"model_name": "tiny", "base_url": remote.url, "api_key": SECRET, "retry_wait": 0.001}
+    settings = {"model_name": "tiny", "base_url": remote.url, "api_key": SECRET}
     return OpenAiLlmConfig.model_validate(settings | fields)
 
 
@@ -208,6 +211,15 @@ async def test_extra_body_headers_and_omit_shape_the_request(remote: Remote) -> 
     }
     assert remote.headers[0]["x-team"] == "blue"
     assert "authorization" not in remote.headers[0]
+
+
+async def test_a_router_is_told_which_calls_belong_together_and_nothing_of_the_episode(
+    remote: Remote,
+) -> None:
+    for episode in ("train/0/1", "train/0/2", "train/0/1"):
+        await outcome(remote, asking(conversation=episode), provider="vllm")
+    first, other, again = (headers["x-session-id"] for headers in remote.headers)
+    assert first == again != other and "train" not in first + other
 
 
 async def test_tool_calls_come_back_as_openai_writes_them(remote: Remote) -> None:
@@ -406,8 +418,6 @@ async def test_an_adopted_version_is_what_the_next_request_asks_for(
 
 
 async def test_concurrent_calls_are_all_under_way_at_once(remote: Remote, engine: OpenAiEngine) -> None:
-    await engine.complete(asking())  # Before its first answer, an address gets fewer.
-    remote.requests.clear()
     remote.barrier = threading.Barrier(64)
     async with asyncio.timeout(60):
         completions = await asyncio.gather(*(engine.complete(asking(str(n))) for n in range(64)))

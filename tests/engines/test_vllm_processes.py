@@ -83,11 +83,9 @@ async def ask(engine: VllmEngine, episode: str, **fields: object) -> Completion:
 
 async def answers(engine: VllmEngine, processes: VllmProcesses) -> list[int]:
     """How many of the episodes' calls each process answers."""
-    before = [address.answered for address in processes.routes.addresses]
+    before = [process.answered for process in processes.processes]
     await asyncio.gather(*(ask(engine, f"train/0/{number}") for number in range(12)))
-    return [
-        address.answered - count for address, count in zip(processes.routes.addresses, before, strict=True)
-    ]
+    return [each.answered - count for each, count in zip(processes.processes, before, strict=True)]
 
 
 async def environments(processes: VllmProcesses) -> list[dict[str, str]]:
@@ -121,11 +119,11 @@ async def test_a_killed_process_costs_no_call_and_comes_back_with_its_weights(tw
     await until(lambda: not is_alive(pid))
     assert sum(await answers(engine, two)) == 12  # Some by the killed one, if it is back by then.
     await until(lambda: killed.restarts == 1 and killed.state == "running")
-    assert two.routes.addresses[0].failed <= before[0]
+    assert two.processes[0].failed <= before[0]
     assert [each["DEVICE"] for each in await environments(two)] == ["0", "1"]
-    answered = two.routes.addresses[0].answered
+    answered = two.processes[0].answered
     newcomers = await asyncio.gather(*(ask(engine, f"new {number}") for number in range(8)))
-    assert len(newcomers) == 8 and two.routes.addresses[0].answered == answered + 4
+    assert len(newcomers) == 8 and two.processes[0].answered == answered + 4
     await two.remove_lora("lora-1")
     await engine.close()
 
@@ -141,9 +139,9 @@ async def test_a_process_that_does_not_take_weights_is_started_again_with_them(t
     await until(lambda: refusing.state == "running")
     assert refusing.restarts == restarts + 1
     assert "did not take lora-2" in caplog.text and "out of memory" in caplog.text
-    answered = two.routes.addresses[1].answered
+    answered = two.processes[1].answered
     await asyncio.gather(*(ask(engine, f"later {number}") for number in range(8)))
-    assert two.routes.addresses[1].answered > answered
+    assert two.processes[1].answered > answered
     await two.remove_lora("lora-2")
     with pytest.raises(EngineError, match="404"):
         await ask(engine, "gone")
@@ -166,7 +164,7 @@ async def test_processes_that_do_not_start_are_told_and_the_others_go_on(source,
     await processes.start(str(source))
     await until(lambda: processes.processes[1].state == "running")
     await asyncio.gather(*(ask(engine, f"later {number}") for number in range(8)))
-    assert processes.routes.addresses[1].answered >= 1, "it has loaded what the other has"
+    assert processes.processes[1].answered >= 1, "it has loaded what the other has"
     await processes.stop()
     with pytest.raises(EngineAway, match="does not run"):
         await ask(engine, "stopped")

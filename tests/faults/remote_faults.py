@@ -190,9 +190,9 @@ FAULTS: dict[str, Fault] = {
         "temporary", says(200, completion() | {"usage": {"completion_tokens": 10**30}}), "completion_tokens"
     ),
     "content-number": Fault("temporary", says(200, completion(message={"content": 7})), "content is 7"),
-    "large": Fault("temporary", sends(reply(200, b"", {"content-length": str(2**30)})), "max_answer_mb"),
-    "endless": Fault("temporary", _never_ends, "max_answer_mb"),
-    "gzip-bomb": Fault("temporary", _explodes, "max_answer_mb"),
+    "large": Fault("temporary", sends(reply(200, b"", {"content-length": str(2**30)})), "larger than 32 MB"),
+    "endless": Fault("temporary", _never_ends, "larger than 32 MB"),
+    "gzip-bomb": Fault("temporary", _explodes, "larger than 32 MB"),
     "no-gzip": Fault("temporary", sends(reply(200, _GOOD, {"content-encoding": "gzip"})), "Can not decode"),
     "brotli": Fault("temporary", sends(reply(200, _GOOD, {"content-encoding": "br"})), "Error"),
     "hang": Fault("slow", _hangs, "request_timeout"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ from etude.preflight.doctor import examine_services, try_loop
 from etude.preflight.estimate import episode_counts, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.own_algorithm import is_custom, try_algorithm
-from tests.endpoint_process import EndpointProcess
+from tests.json_server import JsonServer
 
 
 def config(*, enabled=True, replace_flat_groups=0, **finetuning):
@@ -113,17 +111,10 @@ def test_what_is_wrong_is_said_with_the_method_or_the_line(methods, message):
         try_algorithm(own(**methods), [])
 
 
-@pytest.fixture
-def endpoint() -> Iterator[EndpointProcess]:
-    server = EndpointProcess("one")
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()
+GONE = "http://127.0.0.1:9/v1"
 
 
-async def examined(url: str, tmp_path, **more) -> list[tuple[str, str, str]]:
+async def examined(url: str, **more) -> list[tuple[str, str, str]]:
     policy = {"_type": "openai", "model_name": "tiny", "base_url": url, "api_key": "canary-services-1"}
     config = parse_config({"llms": {"policy": policy}, **more})
     findings = Findings()
@@ -131,26 +122,24 @@ async def examined(url: str, tmp_path, **more) -> list[tuple[str, str, str]]:
     return [(each.what, each.status, each.detail) for each in findings.items]
 
 
-async def test_a_model_answers_one_call(endpoint: EndpointProcess, tmp_path):
-    storage = {"storage": f"file://{tmp_path}"}
-    (listed, answered, stored) = await examined(endpoint.url, tmp_path, **storage)
-    assert listed[:2] == (f"model policy at {endpoint.url}", "ok")
+async def test_a_model_answers_one_call(tmp_path):
+    message = {"role": "assistant", "content": "yes"}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    with JsonServer(lambda path, headers, body: (200, {"model": "tiny", "choices": choices})) as server:
+        (answered, stored) = await examined(server.url, storage=f"file://{tmp_path}")
     assert answered[:2] == ("model policy", "ok") and "answered a call in" in answered[2]
     assert stored[:2] == ("storage", "ok")
 
 
-async def test_a_model_that_is_not_there(endpoint: EndpointProcess, tmp_path):
-    endpoint.kill()
-    found = await examined(endpoint.url, tmp_path)
-    assert [status for _, status, _ in found] == ["error", "error"]
-    assert "base_url" in found[1][2] and "canary" not in str(found)
+async def test_a_model_that_is_not_there():
+    [(_, status, detail)] = await examined(GONE)
+    assert status == "error" and "base_url" in detail and "canary" not in detail
 
 
-async def test_a_backend_that_does_not_answer(endpoint: EndpointProcess, tmp_path):
+async def test_a_backend_that_does_not_answer(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"id": "a", "question": "a?"}\n')
     found = await examined(
-        endpoint.url,
-        tmp_path,
+        GONE,
         workflow="tests.processes.fragile:play",
         eval={
             "general": {"dataset": str(tmp_path / "train.jsonl")},

@@ -112,7 +112,7 @@ async def test_one_that_is_killed_comes_back_with_the_version_before_it_is_asked
     newest = make_engine(two, "lora-2", source)
     await until(lambda: killed.restarts == 1 and killed.state == "running", _SECONDS)
     await asyncio.gather(*(ask(each, f"new {number}") for each in (engine, newest) for number in range(8)))
-    assert two.routes.addresses[0].answered >= 2 and two.routes.addresses[0].failed <= 12
+    assert two.processes[0].answered >= 2 and two.processes[0].failed <= 12
     async with httpx.AsyncClient() as http:
         environment = (await http.get(f"{killed.base_url}/environment", headers=killed.headers)).json()
     assert environment["VLLM_API_KEY"] == killed.key.get_secret_value()

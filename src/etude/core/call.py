@@ -214,8 +214,6 @@ class Completion:
     `drifted`: why the model's family starts anew here on purpose."""
     constraint: Constraint | None = None
     """The constraint used in sampling, if the request's tools need another one than its `sampling` has."""
-    address: str = ""
-    """The address that answered, for a model with several addresses; else empty."""
 
     @property
     def thinking(self) -> str:

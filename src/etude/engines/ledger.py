@@ -81,8 +81,7 @@ def _is_remote(llm: LlmConfig, config: Config) -> bool:
     if isinstance(llm, OpponentsConfig):
         return _is_remote(config.llms[llm.of], config)
     if isinstance(llm, OpenAiLlmConfig):
-        own = ("localhost", "127.0.0.1", "::1")
-        return any(urlsplit(address).hostname not in own for address in llm.addresses)
+        return urlsplit(llm.address).hostname not in ("localhost", "127.0.0.1", "::1")
     return not isinstance(llm, LocalLlmConfig)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic_core import from_json
@@ -13,32 +15,92 @@ from pydantic_core import from_json
 from etude.config.builder import Builder
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
-from etude.core.errors import EngineError, ImpossibleCall, ModelOut
+from etude.core.errors import EngineError, ImpossibleCall, ModelOut, RequestError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
-from etude.core.secrets import masked
-from etude.engines.openai_config import NOT_FOR_REASONING, OpenAiLlmConfig
-from etude.engines.routes import Address, Breaker, beginning_digest, conversation_key
+from etude.core.secrets import keep_secret, masked
+from etude.engines.conversation import beginning_digest, conversation_key
+from etude.engines.openai_config import NOT_FOR_REASONING, OPENAI_URL, OpenAiLlmConfig
 from etude.wire.answers import BadAnswer, read_prompt_logprobs, require_asked
 from etude.wire.client import USUAL_FIELDS, charged_for, encode, parse_completion, request_fields
-from etude.wire.retries import Refusal, Retryable, RetryReason, note_charged, note_model_out, with_retries
+from etude.wire.retries import Refusal, Retryable, note_charged, note_model_out, with_retries
 
 _LONG_SECONDS = 30.0
 """Seconds after which a call that its caller cancels counts as unanswered."""
 
 T = TypeVar("T")
 
+_MOST_FAILURES = 5
+"""Calls that may fail for one cause, with no answer between them."""
+_PAUSE_SECONDS = 30.0
+"""Seconds after which an open breaker lets one call through."""
+
+_WHAT_TO_DO = {
+    "http_401": "check its `api_key`, or OPENAI_API_KEY",
+    "http_403": "check its `api_key`, or OPENAI_API_KEY, and what the key may do",
+    "http_402": "check the account's balance",
+    "http_404": "check its `model_name` and `base_url`",
+    "timeout": "look at the server's load and log, or raise `request_timeout`",
+    "connection": "start the server, or check `base_url`",
+    "scheme": "check `base_url`",
+    "too_large": "ask for fewer logprobs",
+}
+
+
+class Breaker:
+    """Counts failed calls by cause since the last answered one; after too many, no more calls are made."""
+
+    def __init__(self) -> None:
+        self._failed: Counter[str] = Counter()
+        self._error: ModelOut | None = None
+        self._until = 0.0
+        self._last_answer = -math.inf
+
+    def require_closed(self) -> None:
+        """Raise ModelOut while no call may be made."""
+        if self._error is None:
+            return
+        if time.monotonic() < self._until:
+            raise ModelOut(str(self._error))
+        self._until = time.monotonic() + _PAUSE_SECONDS
+
+    def answered(self) -> None:
+        """Record an answered call."""
+        self._last_answer = time.monotonic()
+        if self._failed:
+            self._failed.clear()
+        self._error = None
+
+    def has_answered(self, since: float) -> bool:
+        """Return whether a call was answered after `since`: the model works, if not for all calls."""
+        return self._last_answer > since
+
+    def failed(self, cause: str, message: str) -> ModelOut | None:
+        """Record a call that failed for good; return the error to raise instead if it was one too many."""
+        self._failed[cause] += 1
+        count = self._failed[cause]
+        if count < _MOST_FAILURES:
+            return None
+        advice = _WHAT_TO_DO.get(cause, "look at the server's log")
+        self._error = ModelOut(
+            f"{message}. Its last {count} calls failed like this, with no answer between them, so no more "
+            f"are made: {advice}, then resume the run. What was answered is kept"
+        )
+        self._until = time.monotonic() + _PAUSE_SECONDS
+        return self._error
+
 
 class OpenAiEngine(Engine):
     """Samples from a model over HTTP. Concurrent calls are sent at once; the endpoint batches them."""
 
     def __init__(self, config: OpenAiLlmConfig) -> None:
-        from etude.engines.http_addresses import HttpAddresses
+        """Raises RequestError if OpenAI needs an API key and there is none."""
+        from etude.engines.http_client import HttpClient
 
         self._config = config
-        self._addresses = HttpAddresses(config)
-        self._breaker = Breaker(config.stop_after)
+        self._client = HttpClient(_headers(config))
+        self._breaker = Breaker()
         self._provider = config.provider_there
         self._model = config.model_name
         self._version = 0
@@ -78,9 +140,9 @@ class OpenAiEngine(Engine):
             likeliest["logprobs"] = top
         fields = self._fixed_fields | likeliest | fields | self._config.extra_body
 
-        def read(data: bytes, version: int, model: str | None) -> Completion:
+        def read(data: bytes, version: int) -> Completion:
             prompt_top = request.prompt_logprobs
-            completion = parse_completion(data, version, top=top, prompt_top=prompt_top or 0, model=model)
+            completion = parse_completion(data, version, top=top, prompt_top=prompt_top or 0)
             logprobs = bool(self._config.logprobs)
             try:
                 require_asked(completion, logprobs=logprobs, top=top, prompt=prompt_top is not None)
@@ -89,10 +151,7 @@ class OpenAiEngine(Engine):
             return completion
 
         path = "chat/completions" if request.prompt is None else "completions"
-        is_asked_for = self._addresses.has_several or self._provider.session_header
-        conversation = conversation_key(request) if is_asked_for else ""
-        completion, address = await self._answer(path, fields, request.key, conversation, read)
-        return replace(completion, address=address) if self._addresses.has_several else completion
+        return await self._answer(path, fields, request.key, self._session(request), read)
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """Return the logprob of each token given the tokens before it; 0 for the first.
@@ -101,7 +160,7 @@ class OpenAiEngine(Engine):
         """
         fields = {"prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
 
-        def read(data: bytes, version: int, model: str | None) -> tuple[float, ...]:
+        def read(data: bytes, version: int) -> tuple[float, ...]:
             try:
                 rows = [*from_json(data)["choices"][0]["prompt_logprobs"]]
                 values = [own for own, _ in read_prompt_logprobs(rows, ids, 0)]
@@ -114,77 +173,57 @@ class OpenAiEngine(Engine):
                 ) from error
             return (0.0, *values)
 
-        return (await self._answer("completions", fields, len(ids), beginning_digest(tuple(ids)), read))[0]
+        return await self._answer("completions", fields, len(ids), {}, read)
 
     async def adopt(self, version: ModelVersion) -> None:
-        """Use `version.location`, the endpoint's name for the new weights, from the next attempt on.
-
-        Among several addresses, one without these weights is set aside by its first call until it has them.
-        """
-        if self._addresses.has_several and version.location != self._model:
-            self._addresses.wanted = version.location
+        """Use `version.location`, the endpoint's name for the new weights, from the next attempt on."""
         self._model, self._version, self.adopted = version.location, version.number, version
 
     async def close(self) -> None:
         self._closed = True
-        await self._addresses.close()
+        await self._client.close()
 
     async def _answer(
         self,
         path: str,
         fields: dict[str, Any],
         key: int,
-        conversation: str,
-        read: Callable[[bytes, int, str | None], T],
-    ) -> tuple[T, str]:
-        """POST a request with retries; return the answer as parsed by `read`, and the address that sent it.
+        headers: Mapping[str, str],
+        read: Callable[[bytes, int], T],
+    ) -> T:
+        """POST a request with retries, and return the answer as parsed by `read`.
 
-        `read` gets the body, version and expected model. Raises EngineError, or ModelOut if no call succeeds.
+        `read` gets the body and the version. Raises EngineError, or ModelOut if no call succeeds.
         """
-        routes, began = self._addresses.routes, time.monotonic()
-        causes: dict[str, str] = {}
-        tried: set[str] = set()
-        attempts, address = 0, routes.addresses[0]
+        began, attempts, reason = time.monotonic(), 0, ""
 
-        async def attempt() -> tuple[T, str]:
-            nonlocal attempts, address
+        async def attempt() -> T:
+            nonlocal attempts, reason
             attempts += 1
-            with routes.call(conversation, tried) as address:
-                try:
-                    return await self._attempt(address, path, fields, conversation, read), address.url
-                except (Retryable, Refusal) as error:
-                    causes[address.url] = str(error)
-                    tried.add(address.url)
-                    if self._another_may_answer(address, error) and routes.has_other(tried):
-                        raise Retryable(str(error), cause=error.cause) from error
-                    raise
-
-        def again(error: Exception) -> RetryReason | None:
-            if not isinstance(error, Retryable):
-                return None
-            if routes.has_other(tried):
-                return RetryReason(error.cause, is_elsewhere=True)
-            tried.clear()
-            return error.again
+            try:
+                return await self._attempt(path, fields, headers, read)
+            except (Retryable, Refusal) as error:
+                reason = str(error)
+                raise
 
         try:
             self._breaker.require_closed()
         except ModelOut as error:
             raise note_model_out(error) from None
+        policy, spread = self._config.retry_policy, generator(key, "retry")
         try:
-            answer = await with_retries(attempt, again, self._config.retry_policy, generator(key, "retry"))
+            answer = await with_retries(attempt, policy=policy, spread=spread)
         except asyncio.CancelledError:
             # The caller gave up: the episode's time was over, or it was no longer needed.
             waited = time.monotonic() - began
-            if (causes or waited >= _LONG_SECONDS) and not self._breaker.has_answered(began):
-                late = f"no answer within {waited:.3g} s"
-                self._failed("timeout", self._all_told(causes or {address.url: late}))
+            if (reason or waited >= _LONG_SECONDS) and not self._breaker.has_answered(began):
+                self._failed("timeout", self._told(reason or f"no answer within {waited:.3g} s"))
             raise
         except (Retryable, Refusal) as error:
             if isinstance(error, Refusal) and error.impossible:
-                raise error.error(self._told(str(error), address.url)) from None
+                raise error.error(self._told(str(error))) from None
             last = f" (attempt {attempts}, the last)" if isinstance(error, Retryable) else ""
-            raise self._failed(error.cause, self._all_told(causes, last)) from None
+            raise self._failed(error.cause, self._told(f"{error}{last}")) from None
         self._breaker.answered()
         return answer
 
@@ -194,65 +233,45 @@ class OpenAiEngine(Engine):
         out = self._breaker.failed(cause, message)
         return EngineError(message) if out is None else note_model_out(out)
 
-    def _another_may_answer(self, address: Address, error: Retryable | Refusal) -> bool:
-        """Return whether another address may answer a call that this one refused; this one is set aside."""
-        if not self._addresses.has_several or self._closed:
-            return False
-        if isinstance(error, Retryable) or error.impossible:
-            return False
-        # The address refuses every call: a wrong key, no such model, no money.
-        address.failed += 1
-        self._addresses.routes.set_aside(address, str(error))
-        return True
-
     async def _attempt(
-        self,
-        address: Address,
-        path: str,
-        fields: dict[str, Any],
-        conversation: str,
-        read: Callable[[bytes, int, str | None], T],
+        self, path: str, fields: dict[str, Any], headers: Mapping[str, str], read: Callable[[bytes, int], T]
     ) -> T:
-        """Send one attempt to an address, and return the parsed answer. Raises Retryable or Refusal."""
+        """Send one attempt, and return the parsed answer. Raises Retryable or Refusal."""
         if self._closed:
             raise Refusal("the engine is closed")
-        model, version, since = self._model, self._version, time.monotonic()
-        content = encode({"model": model, **fields})
-        # A router gets a digest as the conversation's name, which reveals nothing of the content.
-        header = self._provider.session_header
-        session = {header: beginning_digest(conversation)} if header and conversation else {}
+        version, content = self._version, encode({"model": self._model, **fields})
+        url = f"{self._config.address}/{path}"
+        data = await self._client.post(url, content, headers, self._config.request_timeout)
         try:
-            data = await self._addresses.post(address, path, content, session)
-            try:
-                # Adopted weights are requested by name: no address may substitute others.
-                result = read(data, version, None if self._addresses.wanted is None else model)
-            except (Retryable, Refusal, ImpossibleCall):
-                note_charged(charged_for(data))
-                raise
-        except Retryable as error:
-            self._addresses.routes.failed(address, since, str(error), is_gone=error.is_gone)
+            return read(data, version)
+        except (Retryable, Refusal, ImpossibleCall):
+            note_charged(charged_for(data))
             raise
-        if model == self._model:
-            self._addresses.routes.answered(address)
-        return result
 
-    def _all_told(self, causes: dict[str, str], attempts: str = "") -> str:
-        """Return the error of a call that no address answered, with the cause at each address."""
-        if not self._addresses.has_several:
-            [(url, cause)] = causes.items()
-            return self._told(f"{cause}{attempts}", url)
-        aside = {
-            address.url: f"set aside: {address.reason}"
-            for address in self._addresses.routes.addresses
-            if address.is_aside
-        }
-        each = "; ".join(f"{url}: {cause}" for url, cause in (aside | causes).items())
-        return self._told(f"{each}{attempts}", f"{len(self._addresses.routes.addresses)} addresses")
+    def _session(self, request: ChatRequest) -> dict[str, str]:
+        """Return the header by which a router keeps a conversation at one server: a digest of its name."""
+        header = self._provider.session_header
+        return {header: beginning_digest(conversation_key(request))} if header else {}
 
-    def _told(self, reason: str, where: str | None = None) -> str:
+    def _told(self, reason: str) -> str:
         """Return the reason of an error with model and address, without secrets."""
-        where = where or self._config.address
-        return f"model '{self._model}' at {where}: {masked(reason)}"
+        return f"model '{self._model}' at {self._config.address}: {masked(reason)}"
+
+
+def _headers(config: OpenAiLlmConfig) -> dict[str, str]:
+    key = config.api_key.get_secret_value() if config.api_key else os.environ.get("OPENAI_API_KEY", "")
+    headers = {}
+    if key := key.strip():
+        keep_secret(key)
+        headers["authorization"] = f"Bearer {key}"
+    elif config.address == OPENAI_URL:
+        raise RequestError(
+            f"model '{config.model_name}' is to be sampled from OpenAI, but there is no API key. "
+            "Set OPENAI_API_KEY, or `api_key`, or `base_url` for another endpoint."
+        )
+    own = {name: value.get_secret_value() for name, value in config.headers.items()}
+    keep_secret(*own.values())
+    return headers | own
 
 
 @register_llm(config_type=OpenAiLlmConfig)

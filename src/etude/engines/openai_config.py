@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.core.call import Sampling
 from etude.wire.client import VLLM_FIELDS
-from etude.wire.retries import USUAL, USUAL_MEGABYTES, RetryPolicy
+from etude.wire.retries import USUAL, RetryPolicy
 
 ProviderName = Literal["openai", "openrouter", "vllm", "etude", "other"]
 
@@ -102,6 +102,24 @@ def provider_at(url: str) -> Provider:
 
 OPENAI_URL = "https://api.openai.com/v1"
 
+
+def plain_address(value: str) -> str:
+    """Strip the slash at the end of an address. Raises ValueError if it is invalid or has a password."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected an address like http://localhost:8000/v1")
+    if parts.username or parts.password:
+        raise ValueError("an address with a password in it would be shown in errors; use `api_key`")
+    if parts.query or parts.fragment:
+        raise ValueError("expected an address without `?` and `#`")
+    if "," in value:
+        raise ValueError("expected one address: put a router in front of several servers")
+    return value.rstrip("/")
+
+
+PlainAddress: TypeAlias = Annotated[str, AfterValidator(plain_address)]
+"""An address without a slash at the end."""
+
 _OWN_FIELDS = frozenset({"model", "messages", "tools", "stream", "n"})
 
 
@@ -110,10 +128,8 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
 
     model_name: str = Field(min_length=1)
     """The endpoint's name for the model."""
-    base_url: str | list[str] | None = None
-    """The address without `/chat/completions`. By default `OPENAI_BASE_URL`, or else OpenAI. List several
-    servers of one model, or separate them with commas, to share its conversations between them. Each
-    conversation stays at one address, and moves to another if that one fails."""
+    base_url: PlainAddress | None = None
+    """The address without `/chat/completions`. By default `OPENAI_BASE_URL`, or else OpenAI."""
     api_key: SecretStr | None = None
     """Your API key. By default `OPENAI_API_KEY`; without either, no key is sent. OpenAI itself needs one."""
     temperature: float = Field(default=1.0, ge=0)
@@ -125,18 +141,7 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
     """Seconds for one attempt in total."""
     max_retries: Annotated[int, CHANGEABLE] = Field(default=USUAL.retries, ge=0)
-    """Retries after 408, 409, 425, 429, 5xx, a lost connection or a malformed answer. Each address beyond the
-    first adds one. A retry at another address does not wait."""
-    retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
-    """Longest wait in seconds before the first retry; it doubles with each retry. The wait is random, between
-    0 and this limit. A `Retry-After` header takes precedence."""
-    max_retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.longest_wait, ge=0)
-    """Longest wait in seconds between two attempts."""
-    stop_after: Annotated[int | None, CHANGEABLE] = Field(default=5, ge=1)
-    """Stop the run after this many calls failed for one cause, with no answer between them. Causes are, for
-    example, a wrong key, a dead host or a model that hangs. Set null for no limit."""
-    max_answer_mb: Annotated[float, CHANGEABLE] = Field(default=USUAL_MEGABYTES, gt=0)
-    """Maximum size of one answer in megabytes, after decompression."""
+    """Retries after 408, 409, 425, 429, 5xx, a lost connection or a malformed answer."""
     provider: Literal["auto", "openai", "openrouter", "vllm", "etude", "other"] = "auto"
     """The kind of server; `auto` infers it from the address. Set `vllm`, or `etude` for `etude serve`, to get
     token ids."""
@@ -155,19 +160,6 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     omit: list[Literal["temperature", "top_p", "seed", "max_tokens", "stop"]] = Field(default_factory=list)
     """Fields to leave out of requests because the endpoint does not accept them."""
 
-    @field_validator("base_url")
-    @classmethod
-    def _plain_addresses(cls, value: str | list[str] | None) -> str | list[str] | None:
-        if value is None:
-            return None
-        several = value.split(",") if isinstance(value, str) else value
-        addresses = [plain_address(address.strip()) for address in several]
-        if not addresses:
-            raise ValueError("expected at least one address; leave the key out for OpenAI's")
-        if repeated := {address for address in addresses if addresses.count(address) > 1}:
-            raise ValueError(f"has an address twice: {', '.join(sorted(repeated))}")
-        return addresses[0] if len(addresses) == 1 else addresses
-
     @field_validator("extra_body")
     @classmethod
     def _not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -177,17 +169,9 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
         return value
 
     @property
-    def addresses(self) -> list[str]:
-        """All addresses: from `base_url`, else from the environment, else OpenAI's."""
-        if isinstance(self.base_url, list):
-            return self.base_url
-        given = self.base_url or os.environ.get("OPENAI_BASE_URL", "") or OPENAI_URL
-        return [address.strip().rstrip("/") for address in given.split(",")]
-
-    @property
     def address(self) -> str:
-        """The first address, for everything except model calls."""
-        return self.addresses[0]
+        """The address: from `base_url`, else from the environment, else OpenAI's."""
+        return self.base_url or os.environ.get("OPENAI_BASE_URL", "").strip().rstrip("/") or OPENAI_URL
 
     @property
     def provider_there(self) -> Provider:
@@ -213,27 +197,10 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        """The retry policy of calls; each additional address adds one retry."""
-        more = len(self.addresses) - 1
-        return RetryPolicy(self.max_retries + more, self.retry_wait, self.max_retry_wait)
+        """The retry policy of calls."""
+        return replace(USUAL, retries=self.max_retries)
 
     @property
     def sampling(self) -> Sampling:
         """The sampling options for calls that set none."""
         return Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens)
-
-
-def plain_address(value: str) -> str:
-    """Strip the slash at the end of an address. Raises ValueError if it is invalid or has a password."""
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("expected an address like http://localhost:8000/v1")
-    if parts.username or parts.password:
-        raise ValueError("an address with a password in it would be shown in errors; use `api_key`")
-    if parts.query or parts.fragment:
-        raise ValueError("expected an address without `?` and `#`")
-    return value.rstrip("/")
-
-
-PlainAddress: TypeAlias = Annotated[str, AfterValidator(plain_address)]
-"""An address without a slash at the end."""

@@ -13,8 +13,9 @@ from pydantic_core import from_json, to_json
 from etude.core.call import ChatRequest, Completion, Delta, TopLogprobs, Usage
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.engines.answer import before_stop, sample_message
-from etude.engines.http_addresses import HttpClient
-from etude.engines.routes import FIRST_TOKENS, beginning_digest, conversation_key
+from etude.engines.conversation import FIRST_TOKENS, beginning_digest, conversation_key
+from etude.engines.http_client import HttpClient
+from etude.engines.vllm_process import VllmProcess
 from etude.engines.vllm_processes import VllmProcesses
 from etude.models.text_codec import TextCodec
 from etude.wire.answers import BadAnswer, read_prompt_logprobs, read_tops
@@ -47,18 +48,15 @@ class VllmEngine:
         self._name = name
         self._max_tokens = max_tokens
         self._wait = wait
-        headers = {"content-type": "application/json", **processes.headers}
         # An answer of 100,000 tokens, each with the 20 likeliest, takes fewer megabytes.
-        self._client = HttpClient(
-            headers, read_seconds=600.0, most_megabytes=512.0, setting="a limit of etude"
-        )
+        self._client = HttpClient(processes.headers, read_seconds=600.0, megabytes=512.0)
 
     async def sample(self, request: ChatRequest) -> Completion:
         """Continue a prompt of token ids; wait first if vLLM is restarting.
 
         The logprobs belong to the distribution that was sampled from, with temperature and top_p applied.
         """
-        form, tried = dict[str, Any](), set[str]()
+        form, tried = dict[str, Any](), set[VllmProcess]()
         if (constraint := request.sampling.constraint) is not None:
             # The learner masks the same distribution with the same grammar. Compiling it shows whether it
             # exists, and may take as long as sampling many tokens.
@@ -80,20 +78,20 @@ class VllmEngine:
             request.on_delta(token)
 
         while True:
-            call = self._processes.call(self._name, conversation, self._wait, tried)
-            async with call as (address, url, name):
-                try:
-                    listener = None if request.on_delta is None else hear
-                    completion = await self._sampled(request, url, body | {"model": name}, listener)
-                except EngineAway:
-                    address.failed += 1
-                    tried.add(address.url)
-                    # A listener that has received tokens cannot be sent others.
-                    if heard or not self._processes.has_other(tried):
-                        raise
-                else:
-                    self._processes.routes.answered(address)
-                    return completion
+            process = await self._processes.choose(conversation, self._wait, tried)
+            named = body | {"model": process.served_name(self._name)}
+            try:
+                listener = None if request.on_delta is None else hear
+                completion = await self._sampled(request, process.base_url, named, listener)
+            except EngineAway:
+                process.failed += 1
+                tried.add(process)
+                # A listener that has received tokens cannot be sent others.
+                if heard or not self._processes.has_other(tried):
+                    raise
+            else:
+                process.answered += 1
+                return completion
 
     async def _sampled(
         self,

@@ -51,6 +51,10 @@ class VllmProcess:
     reason: str = ""
     """Why it is restarting or failed, with the log's last lines."""
     restarts: int = 0
+    answered: int = 0
+    """Answered requests."""
+    failed: int = 0
+    """Requests during which it went away."""
     key: SecretStr = field(default_factory=lambda: SecretStr(secrets.token_urlsafe(24)))
     _child: Child | None = None
     _started_with: str = ""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from etude.core.errors import EngineAway, EngineError
-from etude.engines.routes import Address, Routes
 from etude.engines.vllm_process import VllmProcess
 
 _LOG = logging.getLogger("etude.vllm")
+_MOST_CONVERSATIONS = 2**17
+"""Conversations to remember; the least recently used ones may move to another process."""
 
 
 class VllmProcesses:
@@ -27,7 +27,9 @@ class VllmProcesses:
         self.processes = tuple(processes)
         for process in self.processes[1:]:
             process.key, process.changed = self.processes[0].key, self.processes[0].changed
-        self.routes = Routes([str(number) for number in range(len(self.processes))])
+        self._homes: dict[str, VllmProcess] = {}
+        """The process of each conversation, least recently used first."""
+        self._turn = 0
         self._changed = self.processes[0].changed
         self._source = ""
         self._loras: dict[str, Path] = {}
@@ -57,7 +59,7 @@ class VllmProcesses:
         if len(idle) < len(self.processes):
             for process in idle:
                 self._starting[process] = asyncio.create_task(self._start_behind(process))
-            await self._usable(self.processes[0].options.start_seconds)
+            await self._wait_for_ready(self.processes[0].options.start_seconds)
             return
         starts = (each.start(source, self._loras) for each in idle)
         outcomes = await asyncio.gather(*starts, return_exceptions=True)
@@ -100,23 +102,28 @@ class VllmProcesses:
         self._loras.pop(name, None)
         await asyncio.gather(*(process.remove_lora(name) for process in self.processes))
 
-    @asynccontextmanager
-    async def call(
-        self, name: str, conversation: str, seconds: float, avoid: Collection[str] = ()
-    ) -> AsyncIterator[tuple[Address, str, str]]:
-        """Choose a process for a call of a conversation to the model `name`.
+    async def choose(
+        self, conversation: str, seconds: float, avoid: Collection[VllmProcess] = ()
+    ) -> VllmProcess:
+        """Return the process for a call of a conversation: its own if that is ready, else the next in turn.
 
-        Yields its address, its base URL and its own name for the model. Waits until one is ready. Raises
+        Processes in `avoid`, where the same call has failed, are used last. Waits until one is ready. Raises
         EngineAway if none is ready in time, or none is starting.
         """
-        usable = await self._usable(seconds)
-        with self.routes.call(conversation, avoid, among=usable) as address:
-            process = self.processes[int(address.url)]
-            yield address, process.base_url, process.served_name(name)
+        ready = await self._wait_for_ready(seconds)
+        usable = [process for process in ready if process not in avoid] or ready
+        process = self._homes.pop(conversation, None)
+        if process not in usable:
+            process = usable[self._turn % len(usable)]
+            self._turn += 1
+        self._homes[conversation] = process
+        if len(self._homes) > _MOST_CONVERSATIONS:
+            del self._homes[next(iter(self._homes))]
+        return process
 
-    def has_other(self, avoid: Collection[str]) -> bool:
+    def has_other(self, avoid: Collection[VllmProcess]) -> bool:
         """Return whether a process outside `avoid` is ready now."""
-        return any(address.url not in avoid for address in self._ready_addresses())
+        return any(process not in avoid for process in self._ready())
 
     def status(self) -> dict[str, Any]:
         """Return the state of the processes, as fields of `GET /engine/status`."""
@@ -134,35 +141,33 @@ class VllmProcesses:
                     "process": process.state,
                     "restarts": process.restarts,
                     "reason": process.reason or None,
-                    "requests": address.calls,
-                    "answers": address.answered,
-                    "failed": address.failed,
+                    "answers": process.answered,
+                    "failed": process.failed,
                 }
-                for process, address in zip(self.processes, self.routes.addresses, strict=True)
+                for process in self.processes
             ]
         return together
 
-    async def _usable(self, seconds: float) -> list[Address]:
+    async def _wait_for_ready(self, seconds: float) -> list[VllmProcess]:
         """Wait until a process is ready, and return all that are. Raises EngineAway."""
-        if usable := self._ready_addresses():
-            return usable
+        if ready := self._ready():
+            return ready
 
         def is_decided() -> bool:
             coming = any(process.state in ("starting", "restarting") for process in self.processes)
-            return bool(self._ready_addresses()) or not (coming or self._starting)
+            return bool(self._ready()) or not (coming or self._starting)
 
         try:
             async with asyncio.timeout(seconds), self._changed:
                 await self._changed.wait_for(is_decided)
         except TimeoutError as error:
             raise EngineAway(f"vLLM is not back after {seconds:g} s; /engine/status says why") from error
-        if usable := self._ready_addresses():
-            return usable
+        if ready := self._ready():
+            return ready
         raise EngineAway("vLLM does not run; /engine/status says why")
 
-    def _ready_addresses(self) -> list[Address]:
-        pairs = zip(self.processes, self.routes.addresses, strict=True)
-        return [address for process, address in pairs if process.state == "running"]
+    def _ready(self) -> list[VllmProcess]:
+        return [process for process in self.processes if process.state == "running"]
 
     async def _start_behind(self, process: VllmProcess) -> None:
         try:

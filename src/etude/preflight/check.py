@@ -282,14 +282,13 @@ def _check_remote(what: str, llm: Any, findings: Findings) -> None:
     if not isinstance(llm, OpenAiLlmConfig):
         findings.ok(what, f"_type: {llm.type_name}")
         return
-    where = "OpenAI" if llm.address == OPENAI_URL else ", ".join(llm.addresses)
+    where = "OpenAI" if llm.address == OPENAI_URL else llm.address
     details = ["token ids"] * llm.asks_for_token_ids + ["logprobs"] * llm.asks_for_logprobs
     if not llm.api_key and not os.environ.get("OPENAI_API_KEY") and where == "OpenAI":
         findings.warn(what, "no api_key in the config and no OPENAI_API_KEY in the environment")
     else:
         request = f"asked for {' and '.join(details)}" if details else "text only"
-        tried = "" if len(llm.addresses) > 1 else "; it was not asked for an answer"
-        findings.ok(what, f"{llm.model_name} at {where}, {request}{tried}")
+        findings.ok(what, f"{llm.model_name} at {where}, {request}; it was not asked for an answer")
 
 
 def _find_adapter(config: Config, block: FinetuneConfig) -> Any:

@@ -5,7 +5,6 @@ It also tries the whole loop on a tiny model: a run is killed half-way, resumed,
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import json
 import os
@@ -26,7 +25,6 @@ from etude.config.schema import Config
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError, MissingExtraError, install_command
 from etude.core.secrets import masked
-from etude.engines.http_addresses import HttpAddresses
 from etude.engines.local import require_local_extra
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
@@ -184,7 +182,6 @@ async def examine_services(config: Config, findings: Findings) -> None:
     """
     for name, llm in config.llms.items():
         if isinstance(llm, OpenAiLlmConfig):
-            await _ask_addresses(f"model {name}", llm, findings)
             await _try_model(f"model {name}", llm, findings)
     with (
         tempfile.TemporaryDirectory(prefix="etude-doctor-") as folder,
@@ -197,23 +194,6 @@ async def examine_services(config: Config, findings: Findings) -> None:
     if config.storage is not None:
         with findings.catch_errors("storage"):
             findings.ok("storage", await probe(config.storage))
-
-
-async def _ask_addresses(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
-    """Ask each address of a model for the list of its models. Nothing is sampled."""
-    with findings.catch_errors(what):
-        addresses = HttpAddresses(llm)
-        addresses.wanted = llm.model_name
-        every = addresses.routes.addresses
-        try:
-            reasons = await asyncio.gather(*map(addresses.probe_address, every))
-        finally:
-            await addresses.close()
-        for address, reason in zip(every, reasons, strict=True):
-            if reason is None:
-                findings.ok(f"{what} at {address.url}", "answers")
-            else:
-                findings.fail(f"{what} at {address.url}", reason)
 
 
 async def _try_model(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:

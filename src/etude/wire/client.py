@@ -39,13 +39,10 @@ def encode(body: Mapping[str, Any]) -> bytes:
         raise Refusal(f"the request cannot be written as JSON: {error}", impossible=True) from error
 
 
-def parse_completion(
-    data: bytes, model_version: int = 0, *, top: int = 0, prompt_top: int = 0, model: str | None = None
-) -> Completion:
+def parse_completion(data: bytes, model_version: int = 0, *, top: int = 0, prompt_top: int = 0) -> Completion:
     """Parse the completion in the body of a 200 answer.
 
-    `top` and `prompt_top` are the requested numbers of likeliest tokens. If the answer names its model, the
-    name must be `model`, unless that is None.
+    `top` and `prompt_top` are the requested numbers of likeliest tokens.
 
     Raises Retryable if the body is invalid: broken JSON, no choices, fields of the wrong type, different
     numbers of logprobs and tokens, impossible numbers. Raises Refused if a content filter cut the answer.
@@ -56,11 +53,6 @@ def parse_completion(
         raise Retryable(f"malformed JSON in the answer: {error}") from error
     try:
         choice = _only_choice(reply)
-        if model is not None and reply.get("model") not in (None, model):
-            answerer = f"{reply['model']!r:.300}"
-            raise Retryable(
-                f"the model {answerer} answered in place of '{model}'", cause="no_model", is_gone=True
-            )
         if "text" in choice:
             choice = as_chat(choice)
         message = _message(choice["message"])

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from etude.wire.retries import USUAL_MEGABYTES
-
+USUAL_MEGABYTES = 32.0
+"""Size limit of an answer; 16,000 tokens, each with the 20 likeliest ones, take less."""
 UNCOMPRESSED = {"accept-encoding": "identity"}
 """Headers for httpx clients with limited answers, because httpx decompresses without a limit."""
 
@@ -22,14 +22,9 @@ async def limit_stream(
     pieces: AsyncIterator[bytes],
     headers: Mapping[str, str],
     request: Callable[[], httpx.Request],
-    *,
-    megabytes: float,
-    setting: str,
+    megabytes: float = USUAL_MEGABYTES,
 ) -> AsyncIterator[bytes]:
-    """Yield the bytes of an answer. Raises AnswerTooLarge, which names the limit's `setting`.
-
-    `request` creates the request for that error.
-    """
+    """Yield the bytes of an answer. Raises AnswerTooLarge; `request` creates the request for that error."""
     length, most = headers.get("content-length", ""), megabytes * 2**20
     size = int(length[:20]) if length.isdecimal() else 0
     if size <= most:
@@ -40,7 +35,7 @@ async def limit_stream(
                 break
             yield piece
     if size > most:
-        reason = f"the answer is larger than {megabytes:g} MB; {setting} sets the limit"
+        reason = f"the answer is larger than {megabytes:g} MB, which Etude does not accept"
         raise AnswerTooLarge(reason, request=request())
 
 
@@ -54,8 +49,7 @@ async def limit_answer(response: httpx.Response) -> None:
         reason = f"the answer is compressed as {encoding[:40]!r}, but was requested uncompressed"
         raise httpx.DecodingError(reason, request=response.request)
     assert isinstance(stream, httpx.AsyncByteStream)
-    limits: dict[str, Any] = {"megabytes": USUAL_MEGABYTES, "setting": "a limit of etude"}
-    pieces = limit_stream(aiter(stream), response.headers, lambda: response.request, **limits)
+    pieces = limit_stream(aiter(stream), response.headers, lambda: response.request)
     response.stream = _Limited(stream, pieces)
 
 

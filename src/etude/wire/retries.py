@@ -186,8 +186,6 @@ class RetryPolicy:
 
 
 USUAL = RetryPolicy()
-USUAL_MEGABYTES = 32.0
-"""Default size limit of an answer; 16,000 tokens, each with the 20 likeliest ones, take less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +196,6 @@ class RetryReason:
     """One word for metrics: `http_503`, `timeout`, `connection`, …"""
     retry_after: float | None = None
     """Seconds that the server asked to wait."""
-    is_elsewhere: bool = False
-    """Whether the next attempt uses another server, which needs no wait."""
 
 
 async def with_retries(
@@ -215,7 +211,7 @@ async def with_retries(
     error after the policy's last attempt.
     """
     spread, began = spread or random.Random(), time.monotonic()
-    retries = waits = 0
+    retries = 0
     while True:
         try:
             return await attempt()
@@ -223,8 +219,7 @@ async def with_retries(
             reason = again(error)
             if reason is None or retries >= policy.retries:
                 raise
-            waits += not reason.is_elsewhere
-            wait = 0.0 if reason.is_elsewhere else policy.wait(waits, reason.retry_after, spread)
+            wait = policy.wait(retries + 1, reason.retry_after, spread)
             if time.monotonic() - began + wait > policy.deadline:
                 raise
         retries += 1
@@ -309,21 +304,12 @@ class Refusal(Exception):
 class Retryable(Exception):
     """This attempt gave no usable answer; a retry may."""
 
-    def __init__(
-        self,
-        reason: str,
-        retry_after: float | None = None,
-        *,
-        cause: str = "malformed",
-        is_gone: bool = False,
-    ) -> None:
+    def __init__(self, reason: str, retry_after: float | None = None, *, cause: str = "malformed") -> None:
         super().__init__(reason)
         self.cause = cause
         """One word for retry counts: `http_503`, `timeout`, `connection`, `malformed`, …"""
         self.retry_after = retry_after
         """Seconds that the endpoint asked to wait, if it did."""
-        self.is_gone = is_gone
-        """Whether the endpoint is unavailable for now, whatever the request."""
 
     @property
     def again(self) -> RetryReason:

@@ -1,0 +1,154 @@
+"""The HTTP client of engines that sample elsewhere.
+
+Import this module only to sample: commands that sample nothing should not wait for aiohttp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import cache, lru_cache, partial
+
+import aiohttp
+import httpx
+from yarl import URL
+
+from etude.wire.http_answers import USUAL_MEGABYTES, AnswerTooLarge, limit_stream
+from etude.wire.retries import Refusal, Retryable, describe, is_plain_http, to_failure
+
+_KEEPALIVE_SECONDS = 4.0
+"""uvicorn, and so vLLM, closes idle connections after 5 s. Closing them earlier avoids a race on reuse."""
+_CONNECT_SECONDS = 15.0
+"""Seconds for making a connection, including its TLS handshake."""
+
+
+class HttpClient:
+    """Sends requests over pooled connections; each connection serves one request at a time."""
+
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        *,
+        read_seconds: float | None = None,
+        megabytes: float = USUAL_MEGABYTES,
+    ) -> None:
+        """`read_seconds` limits the wait for each piece of an answer, and `megabytes` the answer's size."""
+        self._headers = {"accept-encoding": "gzip, deflate", "content-type": "application/json", **headers}
+        self._read_seconds = read_seconds
+        self._megabytes = megabytes
+        self._session: aiohttp.ClientSession | None = None
+        self._route = lru_cache(maxsize=64)(_route)
+        # Reading the certificates takes milliseconds.
+        self._certificates = cache(httpx.create_ssl_context)
+
+    async def close(self) -> None:
+        """Close all connections. Calling it twice is fine."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    @asynccontextmanager
+    async def asked(
+        self, method: str, url: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncIterator[bytes]]]:
+        """Send a request with additional `headers`; yield the head of its answer, and the body in pieces.
+
+        The body is decompressed. There is no limit on the total time: the caller sets one. Raises
+        httpx.RequestError if there is no answer, or it is too large. Cancelling closes the connection.
+        """
+        own = {**self._headers, **headers} if headers else self._headers
+        asked = partial(httpx.Request, method, url)
+        with _as_httpx(asked):
+            try:
+                response = await self._sent(method, url, content, own)
+            except aiohttp.ClientOSError as error:
+                # The server closed an idle connection before the request was written.
+                if not isinstance(error.__cause__, aiohttp.ClientConnectionResetError):
+                    raise
+                response = await self._sent(method, url, content, own)
+        try:
+            yield response, limit_stream(_pieces(response, asked), response.headers, asked, self._megabytes)
+        finally:
+            response.close()  # This closes the connection too, if the answer was not read to its end.
+
+    async def post(self, url: str, content: bytes, headers: Mapping[str, str], seconds: float) -> bytes:
+        """Send a POST request, and return the body of a good answer, which may take this many `seconds`.
+
+        Raises Retryable or Refusal.
+        """
+        try:
+            # The timeout also ends calls whose endpoint trickles bytes.
+            asked = self.asked("POST", url, content, headers)
+            async with asyncio.timeout(seconds), asked as (response, pieces):
+                body = b"".join([piece async for piece in pieces])
+        except TimeoutError:
+            late = f"no answer within {seconds:g} s; `request_timeout` sets the limit"
+            raise Retryable(late, cause="timeout") from None
+        except httpx.LocalProtocolError as error:
+            raise Refusal(f"the request cannot be sent: {error}") from error
+        except AnswerTooLarge as error:
+            raise Retryable(str(error), cause="too_large") from error
+        except httpx.RequestError as error:
+            if is_plain_http(error):
+                raise Refusal(describe(error), cause="scheme") from error
+            raise Retryable(describe(error), cause="connection") from error
+        if response.status == 200:
+            return body
+        raise to_failure(response.status, response.headers, body)
+
+    async def _sent(
+        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        address, proxy = self._route(url)
+        tls = self._certificates() if address.scheme == "https" else True
+        if self._session is None:
+            seconds = aiohttp.ClientTimeout(
+                total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._read_seconds
+            )
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+                timeout=seconds,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return await self._session.request(
+            method, address, data=content, headers=headers, proxy=proxy, ssl=tls, allow_redirects=False
+        )
+
+
+def _route(url: str) -> tuple[URL, str | None]:
+    """Return an address, and the proxy that the environment sets for it."""
+    address, proxies = URL(url, encoded=True), urllib.request.getproxies()
+    proxy = proxies.get(address.scheme) or proxies.get("all")
+    return address, None if proxy is None or urllib.request.proxy_bypass(address.host or "") else proxy
+
+
+async def _pieces(
+    response: aiohttp.ClientResponse, asked: Callable[[], httpx.Request]
+) -> AsyncIterator[bytes]:
+    with _as_httpx(asked):
+        async for piece in response.content.iter_any():
+            yield piece
+
+
+@contextmanager
+def _as_httpx(asked: Callable[[], httpx.Request]) -> Iterator[None]:
+    """Raise aiohttp's errors as httpx's, which all other clients here raise."""
+    try:
+        yield
+    except aiohttp.ConnectionTimeoutError as error:
+        raise httpx.ConnectTimeout("", request=asked()) from error
+    except TimeoutError as error:
+        raise httpx.ReadTimeout("", request=asked()) from error
+    except aiohttp.ClientConnectorError as error:
+        is_tls = isinstance(error.os_error, ssl.SSLError)
+        words = str(error.os_error) if is_tls else "All connection attempts failed"
+        raise httpx.ConnectError(words, request=asked()) from error
+    except (aiohttp.InvalidURL, ValueError) as error:
+        raise httpx.LocalProtocolError(str(error), request=asked()) from error
+    except (aiohttp.ClientOSError, OSError) as error:
+        raise httpx.ReadError(str(error), request=asked()) from error
+    except aiohttp.ClientError as error:
+        raise httpx.RemoteProtocolError(str(error), request=asked()) from error
