@@ -119,10 +119,10 @@ def test_examples_that_do_not_fit_into_the_model(local):
 
 
 def test_the_doctor_looks_at_the_installation(project):
-    report = json.loads(etude("doctor", "--no-loop", "--json").stdout)
+    report = json.loads(etude("doctor", "--json").stdout)
     found = {finding["what"] for finding in report["findings"]}
     assert {"etude", "python", "packages", "extra 'local'", "extra 'data'", "torch", "disk"} <= found
-    shown = etude("doctor", "--no-loop")
+    shown = etude("doctor")
     assert shown.stdout.rstrip().splitlines()[-1].startswith("next: ")
 
 
@@ -132,7 +132,7 @@ def test_the_doctor_names_versions_that_do_not_fit(project, monkeypatch):
         "importlib.metadata.version", lambda name: "0.1" if name == "pydantic" else real(name)
     )
     assert any("needs pydantic>=2.9, and pydantic 0.1 is installed" in one for one in conflicts("etude"))
-    shown = etude("doctor", "--no-loop")
+    shown = etude("doctor")
     assert shown.exit_code == 1
     assert "pip install 'pydantic>=2.9'" in shown.stdout
 

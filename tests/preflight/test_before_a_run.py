@@ -11,7 +11,7 @@ from etude.algorithms.malt import Malt
 from etude.config.load import parse_config
 from etude.core.episode import Example
 from etude.core.errors import RequestError
-from etude.preflight.doctor import examine_services, try_loop
+from etude.preflight.doctor import examine_services
 from etude.preflight.estimate import episode_counts, estimate_run
 from etude.preflight.finding import Findings
 from etude.preflight.own_algorithm import is_custom, try_algorithm
@@ -149,15 +149,3 @@ async def test_a_backend_that_does_not_answer(tmp_path):
         finetuning={"enabled": True, "trainer_adapter": "lm_server"},
     )
     assert ("backend lm_server", "error") in [each[:2] for each in found]
-
-
-@pytest.mark.slow
-def test_the_loop_works_here():
-    findings = Findings()
-    try_loop(findings)
-    assert [(each.what, each.status) for each in findings.items] == [
-        ("loop: collect", "ok"),
-        ("loop: train", "ok"),
-        ("loop: kill and resume", "ok"),
-        ("loop", "ok"),
-    ]

@@ -1,16 +1,11 @@
-"""The doctor: the state of the installation, the machine and a config's services, to look at first.
-
-It also tries the whole loop on a tiny model: a run is killed half-way, resumed, and checked at the end.
-"""
+"""The doctor: the state of the installation, the machine and a config's services, to look at first."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,18 +18,12 @@ from etude.backends.capabilities import LocalAdapterConfig
 from etude.config.builder import Builder
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Sampling
-from etude.core.errors import EtudeError, MissingExtraError, install_command
-from etude.core.secrets import masked
-from etude.engines.local import require_local_extra
+from etude.core.errors import EtudeError, install_command
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
 from etude.models.memory import available_memory, shown_bytes, total_memory
 from etude.preflight.finding import Findings
-from etude.preflight.starter import write_starter
 from etude.store.backup_address import probe
-from etude.store.database import DATABASE
-from etude.store.facts import read_facts
-from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
 
 _PACKAGE = Path(__file__).parents[1]
@@ -72,16 +61,6 @@ def examine(folder: Path) -> Findings:
     keys = [name for name in _KEYS if os.environ.get(name)]
     findings.ok("keys in the environment", ", ".join(keys) or f"none of {', '.join(_KEYS)}")
     return findings
-
-
-def can_try_loop(findings: Findings) -> bool:
-    """Return whether a model can be trained in this process. If not, add a finding."""
-    try:
-        require_local_extra()
-    except MissingExtraError as error:
-        findings.warn("loop", f"not tried: {error}")
-        return False
-    return True
 
 
 def conflicts(name: str) -> Iterator[str]:
@@ -226,92 +205,3 @@ async def _try_backend(builder: Builder, name: str, findings: Findings) -> None:
             findings.fail(
                 what, f"does not answer, or refuses its key; look at its address and `api_key`{why}"
             )
-
-
-_RUN = "trial"
-_EPOCHS, _EPISODES = 3, 16
-"""All epochs of the project in `starter_files/trial`, and the episodes of each."""
-_SECONDS = 150.0
-"""Time limit for each of the two processes. On two idle cores each takes about ten seconds."""
-
-
-def try_loop(findings: Findings) -> None:
-    """Train a tiny model in a process, kill the process, and resume the run in a second one."""
-    from etude.models.tiny import build_policy, build_tokenizer
-
-    folder, begun = Path(tempfile.mkdtemp(prefix="etude-doctor-")), time.monotonic()
-    try:
-        write_starter(folder, "trial", str(folder / "base"))
-        questions = (folder / "train.jsonl").read_text(encoding="utf-8")
-        build_policy(build_tokenizer([questions], splits=["[0-9]"]), 0).export(folder / "base")
-        _try(folder, findings)
-        findings.ok("loop", f"all of it took {time.monotonic() - begun:.0f} s")
-    except EtudeError as error:
-        told = f"{error}\nIts run is in {folder / 'runs' / _RUN}; fix the error above first"
-        findings.fail("loop", told)
-    finally:
-        if not findings.of("error"):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _try(folder: Path, findings: Findings) -> None:
-    run = folder / "runs" / _RUN
-    process = _start(folder, "train", "config.yml", "--name", _RUN)
-    try:
-        _wait_for_epoch(process, folder, run)
-    finally:
-        process.kill()  # SIGKILL gives no warning, like a power cut.
-        process.wait()
-    before = _steps(run)
-    findings.ok("loop: collect", f"the first epoch's {_EPISODES} episodes are in a journal")
-    made = [path for path in (run / "checkpoints").glob("v*") if path.name != "v0"]
-    findings.ok("loop: train", f"{len(made)} versions of the weights were made before it was killed")
-    process = _start(folder, "resume", _RUN)
-    try:
-        code = process.wait(_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise EtudeError(f"the resumed run did not end within {_SECONDS:g} s\n{_tail(folder)}") from None
-    finally:
-        process.kill()
-        process.wait()
-    if code != 0:
-        raise EtudeError(f"the run was killed, and does not go on: exit code {code}\n{_tail(folder)}")
-    after, facts = _steps(run), read_facts(run)
-    changed = [key for key, text in before.items() if after.get(key) != text]
-    if changed:
-        raise EtudeError(f"resuming changed {len(changed)} steps that the run had taken: {changed[0]}")
-    if facts.state != "finished" or facts.summary.epochs_trained != _EPOCHS:
-        trained = f"{facts.summary.epochs_trained} of {_EPOCHS} epochs were trained"
-        raise EtudeError(f"the run is {facts.state}: {trained}")
-    findings.ok(
-        "loop: kill and resume", f"none of {len(before)} steps was taken twice; {_EPOCHS} epochs trained"
-    )
-
-
-def _wait_for_epoch(process: subprocess.Popen[bytes], folder: Path, run: Path) -> None:
-    """Wait until the metrics of the first epoch are written, which is during the second epoch."""
-    end, epochs = time.monotonic() + _SECONDS, run / "training_metrics.jsonl"
-    while not (epochs.is_file() and epochs.read_text(encoding="utf-8").endswith("\n")):
-        if process.poll() is not None or time.monotonic() > end:
-            how = f"no epoch within {_SECONDS:g} s, exit code {process.returncode}"
-            raise EtudeError(f"a run on a tiny model trained {how}\n{_tail(folder)}")
-        time.sleep(0.05)
-
-
-def _start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    """Start a command in a separate process."""
-    with (folder / "output.txt").open("wb") as output:
-        command = [sys.executable, "-m", "etude", *words]
-        return subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-
-
-def _tail(folder: Path) -> str:
-    """Return the end of the last command's output."""
-    text = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
-    return masked("\n".join(text.splitlines()[-12:]))
-
-
-def _steps(run: Path) -> dict[str, str]:
-    """Return the calls, episodes and scores of training, by their keys."""
-    with Journal(run / DATABASE, read_only=True) as journal:
-        return {key: json.dumps(value) for key, value in journal.scan() if key.startswith("train/")}

@@ -9,7 +9,7 @@ from etude.models.source import PACKAGED
 from etude.store.files import write_new_files
 
 FILES = Path(__file__).parent / "starter_files"
-"""A folder for each task, and for the trial run of `etude doctor`. Each file's name ends in `.txt`."""
+"""A folder for each task. Each file's name ends in `.txt`."""
 
 
 def write_starter(folder: Path, task: str, model: str = PACKAGED) -> list[Path]:
