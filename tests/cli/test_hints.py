@@ -16,6 +16,7 @@ import httpx
 import pytest
 import yaml
 
+from etude.show import tracker
 from tests.cli.projects import change, etude, events, finished, local_project, scripted_project, succeed
 from tests.forked import program
 from tests.support import one_quick
@@ -119,8 +120,9 @@ def test_where_nothing_is(tmp_path, monkeypatch):
     assert last_line(etude("runs", "list")) == "etude demo"
 
 
-def test_after_a_tracker_that_was_away(project):
-    shown = {"_type": "tests.show.tracker_parts:file_tracker", "file": "shown.jsonl", "patience": 0}
+def test_after_a_tracker_that_was_away(project, monkeypatch):
+    monkeypatch.setattr(tracker, "PATIENCE", 0.0)
+    shown = {"_type": "tests.show.tracker_parts:file_tracker", "file": "shown.jsonl"}
     change(project / "config.yml", report=shown)
     Path("shown.away").touch()
     assert etude("train", "config.yml", "--name", "one").exit_code == 0

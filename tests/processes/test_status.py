@@ -147,12 +147,14 @@ async def watched(
     messages: Messages,
     engine: Engine | None = None,
     episode: float = 300.0,
-    **stall: float | None,
+    say_after: float = 120.0,
+    end_after: float = 3600.0,
 ) -> AsyncIterator[Runtime]:
     """A run that is watched so."""
     config = config_with(max_concurrency=4, timeout=episode)
-    config = config.model_copy(update={"stall": StallConfig.model_validate(stall)})
-    with RunFolder.create(folder, "run") as run:
+    config = config.model_copy(update={"stall": StallConfig(end_after=end_after)})
+    with pytest.MonkeyPatch.context() as patch, RunFolder.create(folder, "run") as run:
+        patch.setattr(StallConfig, "say_after", say_after)
         async with open_runtime(
             config, run, progress=messages, engines={"policy": engine or EchoEngine()}
         ) as runtime:

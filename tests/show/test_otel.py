@@ -95,8 +95,9 @@ class Receiver:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     started = Receiver()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", started.url)
     yield started
     started.server.shutdown()
     started.server.server_close()
@@ -108,7 +109,7 @@ def attributes(span: Any) -> dict[str, Any]:
 
 def test_spans_have_their_times_and_parents_and_no_content(project, receiver, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=abcd")
-    change(project / "config.yml", report={"_type": "otel", "endpoint": receiver.url})
+    change(project / "config.yml", report="otel")
     assert etude("train", "config.yml", "--name", "one").exit_code == 0
     episodes, calls = receiver.named("invoke_agent"), receiver.named("chat")
     history = [json.loads(line) for line in Path("runs/one/training_metrics.jsonl").read_text().splitlines()]
@@ -133,9 +134,7 @@ def test_spans_have_their_times_and_parents_and_no_content(project, receiver, mo
 
 
 def test_what_is_sent_again_after_a_kill_is_the_same_span(project, receiver):
-    change(
-        project / "config.yml", report={"_type": "otel", "endpoint": receiver.url}, finetuning__num_epochs=2
-    )
+    change(project / "config.yml", report="otel", finetuning__num_epochs=2)
     training = process("train", "config.yml", "--name", "one", folder=project)
     receiver.wait_for("train/1/")
     training.kill()
@@ -157,7 +156,7 @@ def train_with_content(project: Path, receiver: Receiver) -> None:
     (project / "agent.py").write_text(AGENT)
     change(
         project / "config.yml",
-        report={"_type": "otel", "endpoint": receiver.url, "content": True},
+        report={"_type": "otel", "content": True},
         tools={"sums": {"_type": "functions", "functions": ["agent:add"]}},
         eval__evaluators={"correct": "agent:correct"},
         finetuning__num_epochs=1,

@@ -25,8 +25,8 @@ def only_run(uri: str) -> Any:
 def test_mlflow_has_one_run_with_each_step_once(project, monkeypatch):
     pytest.importorskip("mlflow")
     uri = f"sqlite:///{project}/mlflow.db"
-    report = {"_type": "mlflow", "tracking_uri": uri, "experiment": "test"}
-    change(project / "config.yml", report=report)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    change(project / "config.yml", report={"_type": "mlflow", "experiment": "test"})
     assert etude("train", "config.yml", "--name", "one").exit_code == 0
     assert etude("resume", "one", "-o", "finetuning.num_epochs=3").exit_code == 0
     client, run = only_run(uri)
@@ -42,15 +42,16 @@ def test_mlflow_has_one_run_with_each_step_once(project, monkeypatch):
     assert run.data.tags["code.etude"]
 
 
-def test_a_metric_that_is_sent_twice_is_there_once(project):
+def test_a_metric_that_is_sent_twice_is_there_once(project, monkeypatch):
     pytest.importorskip("mlflow")
     from etude.show.tracker import RunRecord, TrackedRun
     from etude.show.tracker_services import MlflowConfig, MlflowTracker
 
     uri = f"sqlite:///{project}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     record = RunRecord("epoch/00000001", "epoch", 1, 1000.0, {"a": 1.0, "b": 2.0})
     for _ in range(2):
-        tracker = MlflowTracker(MlflowConfig(tracking_uri=uri, experiment="test"))
+        tracker = MlflowTracker(MlflowConfig(experiment="test"))
         tracker.open(TrackedRun("one", Path(), "abc", {"x": 1}, {}))
         tracker.send(record)
     client, run = only_run(uri)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import etude as library
+from etude.show import tracker
 from etude.show.tracker import RunRecord
 from tests.cli.projects import change, etude, finished, succeed
 
@@ -50,8 +51,9 @@ def test_a_run_is_shown_record_by_record_with_its_config_and_goes_on_so(project)
     assert [line["step"] for line in records()] == [0, 1, 2, 2, 2, 3, 3, 3]
 
 
-def test_a_tracker_that_is_away_ends_no_run_and_gets_all_of_it_later(project):
-    change(project / "config.yml", report=[SHOWN | {"patience": 0.1}])
+def test_a_tracker_that_is_away_ends_no_run_and_gets_all_of_it_later(project, monkeypatch):
+    monkeypatch.setattr(tracker, "PATIENCE", 0.1)
+    change(project / "config.yml", report=[SHOWN])
     Path("shown.away").touch()
     trained = succeed("train", "config.yml", "--name", "one")
     assert "ConnectionError: nobody is there" in trained.stdout
@@ -123,7 +125,7 @@ def test_secrets_reach_no_tracker(project, monkeypatch):
     ("report", "words"),
     [
         ("tensorbord", "did you mean"),
-        ({"_type": "tensorboard", "foldr": "x"}, "folder"),
+        ({"_type": "wandb", "projct": "x"}, "project"),
         ({"_type": "function", "function": "tests.show.tracker_parts:none"}, "none"),
     ],
 )

@@ -62,8 +62,9 @@ def history(file: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project):
-    change(project / "config.yml", report=[{"_type": "wandb", "project": "test", "mode": "offline"}])
+def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    change(project / "config.yml", report="wandb")
     trained = finished("train", "config.yml", "--name", "one", folder=project)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     resumed = finished("resume", "one", "-o", "finetuning.num_epochs=3", folder=project)

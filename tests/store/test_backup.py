@@ -15,6 +15,7 @@ import pytest
 
 from etude.config.schema import StorageConfig
 from etude.core.errors import RequestError, StoreError
+from etude.store import backup_address
 from etude.store.backup import Copies, TakenOver, back_up, restore_run
 from etude.store.backup_address import Address, probe
 from etude.store.run_folder import RunFolder
@@ -41,7 +42,7 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
 
 
 def faulty(**settings: Any) -> StorageConfig:
-    return StorageConfig(**{"address": "faulty://bucket", "interval": 0.02, "patience": 60, **settings})
+    return StorageConfig(**{"address": "faulty://bucket", "interval": 0.02, **settings})
 
 
 def copies(run: RunFolder) -> Copies:
@@ -126,9 +127,10 @@ async def test_a_storage_that_fails_for_a_while_is_told_once_and_used_again(run,
     assert entries(restore_run(PLACE, tmp_path / "new", {}).run)["k"] == 2
 
 
-async def test_a_storage_that_hangs_holds_a_run_up_no_longer_than_it_says(run):
+async def test_a_storage_that_hangs_holds_a_run_up_no_longer_than_it_says(run, monkeypatch):
+    monkeypatch.setattr(backup_address, "PATIENCE", 0.2)
     async with asyncio.timeout(30):
-        async with back_up(faulty(patience=0.2), run, watcher := Watcher()):
+        async with back_up(faulty(), run, watcher := Watcher()):
             await run.journal.put("k", 1)
             Faulty.hangs = True
     assert "did not answer within 0.2 s" in watcher.warnings[0]
@@ -188,8 +190,10 @@ async def test_what_is_damaged_is_refused_by_name_and_nothing_is_left(run, tmp_p
         ({"hangs": True}, "did not answer within 0.1 s"),
     ],
 )
-async def test_a_storage_that_takes_no_backups_is_told(fault, said):
+async def test_a_storage_that_takes_no_backups_is_told(fault, said, monkeypatch):
+    if "hangs" in fault:
+        monkeypatch.setattr(backup_address, "PATIENCE", 0.1)
     for name, value in fault.items():
         setattr(Faulty, name, value)
     with pytest.raises(RequestError, match=said):
-        await probe(faulty(patience=0.1 if "hangs" in fault else 60))
+        await probe(faulty())

@@ -240,9 +240,6 @@ class AlarmConfig(ComponentConfig):
 class TrackerConfig(ComponentConfig):
     """Shows a run elsewhere: an entry of `report`."""
 
-    patience: float = Field(default=30.0, ge=0)
-    """Most seconds to wait, at the end of the run, until all data arrived. `etude report` sends the rest."""
-
     def destination(self) -> str:
         """Return where it shows runs, in a few words. A tracker for another place gets all data anew."""
         return ""

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
@@ -88,8 +88,8 @@ class WarmUpConfig(DataModel, revalidate_instances="always"):
     """Steps between measurements. Each stretch is a job, and makes a version."""
     max_steps: int = Field(default=5000, ge=1)
     """Steps after which `until` counts as out of reach."""
-    examples: int = Field(default=256, ge=2)
-    """Training examples to measure the reward on: the first ones."""
+    examples: ClassVar[int] = 256
+    """The most training examples to measure the reward on: the first ones."""
 
     @model_validator(mode="after")
     def _is_ended_by_one(self) -> WarmUpConfig:

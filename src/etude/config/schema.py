@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -53,8 +53,6 @@ class StorageConfig(BaseModel, extra="forbid", frozen=True):
     `${NAME}`."""
     interval: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
     """Seconds from one copy to the next, if there is new data."""
-    patience: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """Seconds that the run waits for its storage at its beginning and its end."""
 
     @model_validator(mode="before")
     @classmethod
@@ -150,9 +148,9 @@ class MetricsConfig(BaseModel, extra="forbid", frozen=True):
 
 
 class StallConfig(BaseModel, extra="forbid", frozen=True):
-    """When a run without progress reports it, and when the run ends."""
+    """When a run without progress ends."""
 
-    say_after: Annotated[float, CHANGEABLE] = Field(default=120.0, gt=0)
+    say_after: ClassVar[float] = 120.0
     """Seconds without progress after which the run says what it waits for, and writes the stacks of its
     threads and tasks. It repeats this each time that the seconds have doubled."""
     end_after: Annotated[float | None, CHANGEABLE] = Field(default=3600.0, gt=0)
@@ -186,7 +184,8 @@ class Config(BaseModel, extra="forbid", frozen=True):
     metrics: Annotated[MetricsConfig | None, CHANGEABLE] = None
     """An address with metrics for Prometheus, open during the run; by default there is none."""
     stall: Annotated[StallConfig, CHANGEABLE] = Field(default_factory=StallConfig)
-    """When a run without progress reports it, and when the run ends."""
+    """When a run without progress ends, to be resumed: after `end_after` seconds (3600; null: never), and at
+    least twice an episode's `timeout`. Training jobs have the trainer's `job_timeout` instead."""
     storage: Annotated[StorageConfig | None, CHANGEABLE] = None
     """Where the run is backed up while it runs, against the loss of its machine: an address or a block."""
 

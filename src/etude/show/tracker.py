@@ -34,6 +34,8 @@ State: TypeAlias = Literal["finished", "failed", "stopped"]
 """The end of a process's part of a run. A `stopped` run may be resumed."""
 
 SECONDS_TO_ANSWER = 10.0
+PATIENCE = 30.0
+"""The most seconds to wait, at the end of a run, until all data arrived. `etude report` sends the rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import field_validator
+from typing import TYPE_CHECKING, Any
 
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
 from etude.core.errors import EtudeError, require_extra
-from etude.show.tracker import SECONDS_TO_ANSWER, RunRecord, State, TrackedRun, Tracker, require_server
+from etude.show.tracker import PATIENCE, RunRecord, State, TrackedRun, Tracker, require_server
 from etude.store.episodes import EVALUATION, iter_episodes
 from etude.store.files import private_folder
 from etude.store.journal import Journal
@@ -49,21 +46,16 @@ class _ServiceTracker:
 
 
 class MlflowConfig(TrackerConfig, name="mlflow"):
-    """A run of MLflow. Users, passwords and tokens come from MLflow's own environment variables."""
+    """A run of MLflow. The server, users, passwords and tokens come from MLflow's own environment variables.
 
-    tracking_uri: str | None = None
-    """The server, such as `http://mlflow:5000`, a folder or a database; by default MLFLOW_TRACKING_URI."""
+    MLFLOW_TRACKING_URI names the server, such as `http://mlflow:5000`, a folder or a database.
+    """
+
     experiment: str = "etude"
     """The experiment. It is created if it does not exist."""
 
-    @field_validator("tracking_uri")
-    @classmethod
-    def _wherever_it_is_resumed(cls, uri: str | None) -> str | None:
-        is_address = uri is None or "://" in uri or uri == "databricks"
-        return uri if is_address else str(Path(str(uri)).expanduser().absolute())
-
     def destination(self) -> str:
-        return f"experiment {self.experiment}" + (f" at {self.tracking_uri}" if self.tracking_uri else "")
+        return f"experiment {self.experiment}"
 
 
 class MlflowTracker(_ServiceTracker):
@@ -79,7 +71,7 @@ class MlflowTracker(_ServiceTracker):
 
         # Otherwise MLflow prints the address, also into the JSON of a command.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        client = MlflowClient(tracking_uri=self._config.tracking_uri)
+        client = MlflowClient()
         if (uri := str(client.tracking_uri)).startswith("http"):
             require_server(uri)
         experiment = client.get_experiment_by_name(self._config.experiment)
@@ -113,33 +105,18 @@ class MlflowTracker(_ServiceTracker):
 
 
 class TensorBoardConfig(TrackerConfig, name="tensorboard"):
-    """Event files for TensorBoard. `tensorboard --logdir` shows all runs below a folder."""
-
-    folder: Path | None = None
-    """The folder with a folder for each run; by default `tensorboard/` in the run's own folder."""
-
-    @field_validator("folder")
-    @classmethod
-    def _wherever_it_is_resumed(cls, folder: Path | None) -> Path | None:
-        return None if folder is None else folder.expanduser().absolute()
-
-    def destination(self) -> str:
-        return "" if self.folder is None else str(self.folder)
+    """Event files for TensorBoard in the run's folder. `tensorboard --logdir runs` shows all runs."""
 
 
 class TensorBoardTracker(_ServiceTracker):
     """The tracker for TensorBoard, which writes records as events."""
-
-    _config: TensorBoardConfig
 
     def open(self, run: TrackedRun) -> str:
         """Begin a file, with the config."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.close("stopped")
-        folder = self._config.folder
-        place = run.folder / "tensorboard" if folder is None else folder / run.unique_name
-        private_folder(place)
+        place = private_folder(run.folder / "tensorboard")
         self._held = EventFileWriter(str(place))
         rows = (f"- {key}: `{text}`" for key, text in (run.code | run.flat_config).items())
         self._write(0, time.time(), [], {"config": "\n".join(rows)})
@@ -219,15 +196,16 @@ class TrackioTracker(_ServiceTracker):
 
 
 class WandbConfig(TrackerConfig, name="wandb"):
-    """A run of Weights & Biases, in the account of `wandb login` or WANDB_API_KEY."""
+    """A run of Weights & Biases, in the account of `wandb login` or WANDB_API_KEY.
+
+    WANDB_MODE=offline keeps it in the run folder, for `wandb sync`.
+    """
 
     project: str = "etude"
     """The project. It is created if it does not exist. Its owner is your account, or WANDB_ENTITY."""
-    mode: Literal["online", "offline"] | None = None
-    """Set `offline` to keep it in the run folder, for `wandb sync`. By default WANDB_MODE, or else online."""
 
     def destination(self) -> str:
-        return f"project {self.project}" + (", offline" if self.mode == "offline" else "")
+        return f"project {self.project}"
 
 
 class WandbTracker(_ServiceTracker):
@@ -240,26 +218,22 @@ class WandbTracker(_ServiceTracker):
         import wandb
 
         self.close("stopped")
-        config, settings = self._config, wandb.setup().settings
-        if (config.mode or settings.mode) == "online":
+        settings = wandb.setup().settings
+        if settings.mode == "online":
             # W&B itself would try for a minute, during which no program can end.
             require_server(settings.base_url)
         self._held = wandb.init(
-            project=config.project,
+            project=self._config.project,
             id=run.token,
             name=run.name,
             resume="allow",
-            mode=config.mode,
             dir=str(run.folder),
             config={**run.config, "code": run.code},
             allow_val_change=True,
             # Do not touch the user's own W&B run in the same process.
             reinit="create_new",
             settings=wandb.Settings(
-                console="off",
-                silent=True,
-                init_timeout=max(config.patience, SECONDS_TO_ANSWER),
-                finish_timeout=config.patience or 1.0,
+                console="off", silent=True, init_timeout=PATIENCE, finish_timeout=PATIENCE
             ),
         )
         self._held.define_metric("epoch")
@@ -292,17 +266,13 @@ _SPANS_AT_ONCE = 512
 class OtelConfig(TrackerConfig, name="otel"):
     """Spans of episodes and everything in them, for any collector that takes OTLP over HTTP.
 
-    Headers, timeout and service name come from OpenTelemetry's own variables: OTEL_EXPORTER_OTLP_HEADERS,
+    The collector, headers, timeout and service name come from OpenTelemetry's own variables:
+    OTEL_EXPORTER_OTLP_ENDPOINT (by default `http://localhost:4318`), OTEL_EXPORTER_OTLP_HEADERS,
     OTEL_EXPORTER_OTLP_TIMEOUT and OTEL_SERVICE_NAME.
     """
 
-    endpoint: str | None = None
-    """The collector. By default OTEL_EXPORTER_OTLP_ENDPOINT, or else `http://localhost:4318`."""
     content: bool = False
     """Set it to true to send messages, arguments and results too. Secrets in them are masked."""
-
-    def destination(self) -> str:
-        return self.endpoint or ""
 
 
 class OtelTracker(_ServiceTracker):
@@ -318,9 +288,7 @@ class OtelTracker(_ServiceTracker):
 
         from etude.show.spans import EpisodeSpans
 
-        endpoint = self._config.endpoint
-        self._run = run
-        self._held = OTLPSpanExporter(None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces")
+        self._run, self._held = run, OTLPSpanExporter()
         code = {f"etude.{name}": text for name, text in run.code.items()}
         service = os.environ.get("OTEL_SERVICE_NAME", "etude")
         resource = Resource.create({"service.name": service, "etude.run": run.name, **code})

@@ -26,6 +26,7 @@ from etude.config.schema import Config
 from etude.core.errors import BudgetReached, EtudeError, RequestError, RunPaused, StoreError, first_line
 from etude.core.interfaces import Progress
 from etude.core.keys import content_hash
+from etude.show import tracker
 from etude.show.tracker import (
     LiveTrackerConfig,
     State,
@@ -180,7 +181,7 @@ class Reporting:
     def __init__(
         self, config: Config, run: RunFolder, progress: Progress, *, patience: float | None = None
     ) -> None:
-        """`patience` replaces the patience of each tracker."""
+        """`patience` replaces `PATIENCE`, the seconds to wait for each tracker."""
         self._config, self._run, self._progress = config, run, progress
         self._patience = patience
         self._readers: list[TrackerReader] = []
@@ -210,8 +211,8 @@ class Reporting:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(lambda: self._progress.message(text, warning=warning))
 
-        for tracker, config in zip(await builder.get_trackers(), self._config.report, strict=True):
-            self._readers.append(TrackerReader(tracker, config, self._run.path, put, tell))
+        for each, config in zip(await builder.get_trackers(), self._config.report, strict=True):
+            self._readers.append(TrackerReader(each, config, self._run.path, put, tell))
         return self
 
     async def __aexit__(
@@ -229,7 +230,7 @@ class Reporting:
             await self._exits.aclose()
 
     async def _report_end(self, reader: TrackerReader, state: State) -> None:
-        seconds = reader.config.patience if self._patience is None else self._patience
+        seconds = tracker.PATIENCE if self._patience is None else self._patience
         if state == "stopped":
             seconds = min(seconds, _SECONDS_AFTER_STOP)
         await asyncio.to_thread(reader.over.wait, seconds)

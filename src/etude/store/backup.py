@@ -28,6 +28,7 @@ from typing import Any, TypeAlias
 from etude.config.schema import StorageConfig
 from etude.core.errors import EtudeError, RequestError, StoreError, error_words
 from etude.core.interfaces import Progress
+from etude.store import backup_address
 from etude.store.backup_address import Address, call_storage, probe, split_run_address
 from etude.store.database import DATABASE, open_database, store_error
 from etude.store.facts import STORAGE
@@ -221,9 +222,9 @@ async def back_up(config: StorageConfig | None, run: RunFolder, progress: Progre
     try:
         yield
     except BaseException:
-        await storage.end(task, min(config.patience, _SECONDS_AFTER_FAILURE))
+        await storage.end(task, min(backup_address.PATIENCE, _SECONDS_AFTER_FAILURE))
         raise
-    await storage.end(task, config.patience)
+    await storage.end(task, backup_address.PATIENCE)
 
 
 class _Storage:
@@ -267,7 +268,7 @@ class _Storage:
     async def _copy(self, seconds: float) -> None:
         started = time.time()
         try:
-            await call_storage(self._config.model_copy(update={"patience": seconds}), self._copies.copy)
+            await call_storage(self._config, self._copies.copy, seconds)
         except (RequestError, StoreError) as error:
             self._failures += 1
             self._tell(error)

@@ -85,14 +85,19 @@ class Address:
         return opened
 
 
-async def call_storage(config: StorageConfig, call: Callable[[], T]) -> T:
-    """Run a call in a thread, which is abandoned after `config.patience` seconds. Raises RequestError."""
+PATIENCE = 60.0
+"""Seconds that a run waits for its storage, at its beginning and its end."""
+
+
+async def call_storage(config: StorageConfig, call: Callable[[], T], seconds: float | None = None) -> T:
+    """Run a call in a thread, which is abandoned after some seconds (`PATIENCE`). Raises RequestError."""
+    seconds = PATIENCE if seconds is None else seconds
     try:
-        async with asyncio.timeout(config.patience):
+        async with asyncio.timeout(seconds):
             return await call_in_thread(call)
     except TimeoutError as error:
         raise RequestError(
-            f"storage {config.address} did not answer within {config.patience:g} s; is its "
+            f"storage {config.address} did not answer within {seconds:g} s; is its "
             "address right, and reachable from here?"
         ) from error
     except EtudeError:
