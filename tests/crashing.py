@@ -229,7 +229,7 @@ def warm_up_config(folder: Path) -> Any:
     """Two stages: until the loss has fallen, and until the reward has risen; then two epochs."""
     here = "tests.crashing:"
     stage = {"transcripts": f"{here}careless", "learning_rate": 5e-3, "batch_size": 8, "check_every": 4}
-    tiny = {"hidden_size": 16, "heads": 2, "layers": 1, "intermediate_size": 32, "max_context": 32}
+    tiny = {"hidden_size": 16, "heads": 2, "layers": 1, "max_context": 32}
     return parse_config(
         {
             "llms": {"policy": {"_type": "local", "tiny": tiny, "max_tokens": 4}},

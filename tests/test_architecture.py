@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 66_112,
+    "lines of source": 66_078,
     "modules": 326,
-    "lines of tests": 54_348,
+    "lines of tests": 54_317,
     "benchmark files": 15,
-    "config keys": 382,
+    "config keys": 374,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

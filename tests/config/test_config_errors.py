@@ -45,7 +45,7 @@ MISTAKES = [
         "    _type: local",
         "    _type: local\n    modle: tiny",
         "4:5",
-        "key 'llms.policy.modle' is not known; did you mean 'model'? Allowed: prices, budget, model",
+        "key 'llms.policy.modle' is not known; did you mean 'model'? Allowed: prices, model",
     ),
     ("finetuning:", "finetuning:\n  num_epochs: abc", "11:3", "expected an integer >= 1, found 'abc'"),
     (

@@ -37,8 +37,8 @@ OutputFolder: TypeAlias = Annotated[Path, AfterValidator(_require_no_file)]
 """A folder to write into, which need not exist."""
 
 
-class TokenPrices(BaseModel, extra="forbid", frozen=True):
-    """Prices of tokens, in USD per million."""
+class ModelPrices(BaseModel, extra="forbid", frozen=True):
+    """Prices of a model, in USD per million tokens. If trained versions cost more, give their prices."""
 
     prompt: Usd
     """Price of prompt tokens."""
@@ -46,43 +46,23 @@ class TokenPrices(BaseModel, extra="forbid", frozen=True):
     """Price of sampled tokens, thinking included."""
     cached: Usd | None = None
     """Price of prompt tokens that the endpoint reports as cached; by default the price `prompt`."""
-
-    def usd(self, prompt: float, cached: float, completion: float) -> float:
-        """Return the price of these numbers of tokens. `prompt` includes the `cached` ones."""
-        of_cached = self.prompt if self.cached is None else self.cached
-        return ((prompt - cached) * self.prompt + cached * of_cached + completion * self.completion) / 1e6
-
-
-class ModelPrices(TokenPrices):
-    """Prices of a model, in USD per million tokens."""
-
     training: Usd | None = None
     """Price of trained tokens, counted in each epoch of a job; if left out, it is unknown."""
-    fine_tuned: TokenPrices | None = None
-    """Prices of calls of trained versions; by default the prices of the base model."""
 
-    def of_call(self, usage: Usage, version: int) -> float:
-        """Return the price of a call of a version; 0 is the base model."""
-        prices = self.fine_tuned if version and self.fine_tuned is not None else self
-        return prices.usd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-
-    def most_usd(self, usage: Usage) -> float:
-        """Return the highest price of a call, for any version and with nothing cached."""
-        both = (self, self.fine_tuned or self)
-        return max(each.usd(usage.prompt_tokens, 0, usage.completion_tokens) for each in both)
+    def of_call(self, usage: Usage) -> float:
+        """Return the price of a call in USD."""
+        fresh, of_cached = usage.prompt_tokens - usage.cached_tokens, self.cached
+        cached = usage.cached_tokens * (self.prompt if of_cached is None else of_cached)
+        return (fresh * self.prompt + cached + usage.completion_tokens * self.completion) / 1e6
 
 
-class ModelBudget(BaseModel, extra="forbid", frozen=True):
-    """The most that one model may consume in a run, by all callers, with its training."""
+class RunBudget(BaseModel, extra="forbid", frozen=True):
+    """The most that a run may consume. At a limit it stops and keeps all; with a larger one it resumes."""
 
     usd: Amount | None = None
     """Limit in US dollars."""
     tokens: Count | None = None
     """Limit on prompt tokens, sampled tokens and the trained tokens that a backend reports, together."""
-
-
-class RunBudget(ModelBudget):
-    """The most that a run may consume. At a limit it stops and keeps all; with a larger one it resumes."""
 
     hours: Amount | None = None
     """Limit on the hours that the run works, in all its processes together."""
@@ -133,8 +113,6 @@ class LlmConfig(ComponentConfig):
 
     prices: Annotated[ModelPrices | None, CHANGEABLE] = None
     """The prices of its tokens. If you leave them out, only tokens are counted."""
-    budget: Annotated[ModelBudget | None, CHANGEABLE] = None
-    """The most that the model may consume in a run."""
 
 
 class WorkflowConfig(ComponentConfig):

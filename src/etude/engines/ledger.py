@@ -34,23 +34,20 @@ Unit: TypeAlias = Literal["usd", "tokens", "hours"]
 
 @dataclass(slots=True)
 class Limit:
-    """A limit in one unit, for the run or for one of its models."""
+    """The run's limit in one unit."""
 
-    key: str
-    """Its key in the config."""
     unit: Unit
     most: float
-    model: str | None = None
-    """None for the run as a whole."""
     used: float = 0.0
     held: float = 0.0
     """The reserved amount: an upper bound for all calls and jobs under way."""
     holders: int = 0
     """The number of reservations."""
 
-    def covers(self, model: str) -> bool:
-        """Return whether the model's usage counts."""
-        return self.model in (None, model)
+    @property
+    def key(self) -> str:
+        """Its key in the config."""
+        return f"budget.{self.unit}"
 
     def reached(self, amount: float = 0.0, what: str = "") -> BudgetReached:
         """Return the error for a reached limit; `what` would take up to `amount` more."""
@@ -93,21 +90,23 @@ def how_to_price(name: str) -> str:
 def require_bounded(config: Config) -> None:
     """Raise RequestError for limits that could not be enforced.
 
-    A limit in USD needs the price of all models that it covers. Limits in USD or tokens also need the maximum
+    A limit in USD needs the price of all models. Limits in USD or tokens also need the maximum
     length of an answer.
     """
+    budget = config.budget
+    if budget is None or not (budget.usd or budget.tokens):
+        return
+    unpriced = unpriced_models(config)
     for name, llm in config.llms.items():
-        limits = {"budget": config.budget, f"llms.{name}.budget": llm.budget}
-        usd = [f"{key}.usd" for key, each in limits.items() if each is not None and each.usd is not None]
-        tokens = [f"{key}.tokens" for key, each in limits.items() if each is not None and each.tokens]
-        if usd and name in unpriced_models(config):
+        if budget.usd and name in unpriced:
             raise RequestError(
-                f"{usd[0]} is set, and what llms.{name} costs is not known: give its price, as in "
+                f"budget.usd is set, and what llms.{name} costs is not known: give its price, as in "
                 f"{how_to_price(name)} (0 where it is your own)"
             )
-        if (usd or tokens) and isinstance(llm, OpenAiLlmConfig) and llm.max_tokens is None:
+        if isinstance(llm, OpenAiLlmConfig) and llm.max_tokens is None:
+            unit = "usd" if budget.usd else "tokens"
             raise RequestError(
-                f"{[*usd, *tokens][0]} is set, and an answer of llms.{name} may have any length: set "
+                f"budget.{unit} is set, and an answer of llms.{name} may have any length: set "
                 f"llms.{name}.max_tokens"
             )
 
@@ -148,14 +147,11 @@ class Ledger:
     ) -> None:
         """Start from the run's earlier spending. Raises RequestError for limits that cannot be enforced."""
         require_bounded(config)
-        blocks: list[tuple[str, object, str | None]] = [("budget", config.budget, None)]
-        blocks += [(f"llms.{name}.budget", llm.budget, name) for name, llm in config.llms.items()]
         units: tuple[Unit, ...] = ("usd", "tokens", "hours")
         self.limits = [
-            Limit(f"{key}.{unit}", unit, float(most), model)
-            for key, budget, model in blocks
+            Limit(unit, float(most))
             for unit in units
-            if (most := getattr(budget, unit, None)) is not None
+            if (most := getattr(config.budget, unit, None)) is not None
         ]
         self.bounds_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
         """Whether calls need a reservation."""
@@ -189,13 +185,11 @@ class Ledger:
         """
         tokens = most.prompt_tokens + most.completion_tokens
         price = self.prices.get(model)
-        amounts: dict[Unit, float] = {"tokens": tokens, "usd": price.most_usd(most) if price else 0.0}
-        return await self._hold(model, amounts, "the next call")
+        amounts: dict[Unit, float] = {"tokens": tokens, "usd": price.of_call(most) if price else 0.0}
+        return await self._hold(amounts, "the next call")
 
-    async def settle(
-        self, number: int | None, model: str, purpose: Purpose, usage: Usage, version: int = 0
-    ) -> None:
-        """Count an answered call of a model's version, and release its reservation.
+    async def settle(self, number: int | None, model: str, purpose: Purpose, usage: Usage) -> None:
+        """Count an answered call, and release its reservation.
 
         It contains no await, so what the caller stores afterwards comes later in the journal.
         """
@@ -203,7 +197,7 @@ class Ledger:
             price = self.prices.get(model)
             known = self._lines.get(line_key(model, purpose.role, purpose.phase))
             line = known or BillEntry(model, purpose.role, purpose.phase)
-            self._set(line.plus_call(usage, None if price is None else price.of_call(usage, version)))
+            self._set(line.plus_call(usage, None if price is None else price.of_call(usage)))
         self.release(number)
 
     def release(self, number: int | None) -> None:
@@ -222,7 +216,7 @@ class Ledger:
         if (known := self._lines.get(line.key)) is not None and known.trained_tokens:
             return
         amounts: dict[Unit, float] = {"tokens": tokens, "usd": line.usd}
-        number = await self._hold(model, amounts, f"the job {name}")
+        number = await self._hold(amounts, f"the job {name}")
         self._set(line)
         self.release(number)
 
@@ -259,8 +253,8 @@ class Ledger:
         limits = {limit.key: [limit.used, limit.most] for limit in self.limits}
         return {"usd": whole.usd, "tokens": whole.tokens, "limits": limits}
 
-    async def _hold(self, model: str, amounts: Mapping[Unit, float], what: str) -> int:
-        own = [limit for limit in self.limits if limit.unit in amounts and limit.covers(model)]
+    async def _hold(self, amounts: Mapping[Unit, float], what: str) -> int:
+        own = [limit for limit in self.limits if limit.unit in amounts]
         while own:
             over = (each for each in own if each.used + each.held + amounts[each.unit] > each.most)
             full = next(over, None)
@@ -302,9 +296,9 @@ class Ledger:
 
     def _use(self, line: BillEntry, before: BillEntry) -> None:
         for limit in self.limits:
-            if limit.unit == "usd" and limit.covers(line.model):
+            if limit.unit == "usd":
                 limit.used += line.usd - before.usd
-            elif limit.unit == "tokens" and limit.covers(line.model):
+            elif limit.unit == "tokens":
                 limit.used += line.tokens - before.tokens
 
     def _at_work(self) -> float:

@@ -40,8 +40,6 @@ class TinyConfig(BaseModel, extra="forbid"):
     """Number of transformer layers."""
     heads: int = Field(default=4, ge=1)
     """Number of attention heads. `hidden_size` divided by it must be an even number."""
-    intermediate_size: int = Field(default=192, ge=8)
-    """Width of the feed-forward layers."""
     max_context: int = Field(default=256, ge=16)
     """Maximum number of tokens in prompt and answer together."""
     vocab_size: int = Field(default=512, ge=263)

@@ -79,9 +79,7 @@ class Account(Protocol):
     async def hold(self, model: str, most: Usage) -> int:
         """Reserve like `Ledger.hold`."""
 
-    async def settle(
-        self, number: int | None, model: str, purpose: Purpose, usage: Usage, version: int
-    ) -> None:
+    async def settle(self, number: int | None, model: str, purpose: Purpose, usage: Usage) -> None:
         """Count like `Ledger.settle`."""
 
 
@@ -114,11 +112,11 @@ class MeteredEngine(Engine):
                 request = replace(request, sampling=replace(request.sampling, max_tokens=self._longest))
             most = most_tokens(request)
 
-        async def call() -> tuple[Any, Usage, int]:
+        async def call() -> tuple[Any, Usage]:
             value: Any = self.metered.complete(request)
             done = await value if inspect.isawaitable(value) else value
             done = checked(done, self.metered.complete, Engine.complete)
-            return done, done.usage, done.model_version
+            return done, done.usage
 
         completion: Completion = await self._counted(most, call)
         return completion
@@ -128,8 +126,8 @@ class MeteredEngine(Engine):
         engine: Any = self.metered
         usage = Usage(len(ids), 1)
 
-        async def call() -> tuple[Any, Usage, int]:
-            return await engine.score(ids), usage, engine.version
+        async def call() -> tuple[Any, Usage]:
+            return await engine.score(ids), usage
 
         return tuple(await self._counted(usage, call))
 
@@ -145,14 +143,14 @@ class MeteredEngine(Engine):
         """Return an attribute that only the wrapped engine has."""
         return getattr(self.metered, name)
 
-    async def _counted(self, most: Usage, call: Callable[[], Awaitable[tuple[Any, Usage, int]]]) -> Any:
+    async def _counted(self, most: Usage, call: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
         account, name = self._account, self._name
         number = await account.hold(name, most) if account.bounds_calls else None
-        usage, version = NO_USAGE, 0
+        usage = NO_USAGE
         try:
             with counting_retries() as lost:
                 try:
-                    result, usage, version = await call()
+                    result, usage = await call()
                 finally:
                     usage = usage.plus(lost.charged)
             return result
@@ -160,7 +158,7 @@ class MeteredEngine(Engine):
             purpose = current_purpose()
             if self._role is not None:
                 purpose = Purpose(self._role, purpose.phase)
-            await account.settle(number, name, purpose, usage, version)
+            await account.settle(number, name, purpose, usage)
 
 
 def most_tokens(request: ChatRequest) -> Usage:

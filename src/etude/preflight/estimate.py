@@ -71,7 +71,7 @@ class EpisodeUsage:
             if line.usd:  # As charged: trained versions may cost more.
                 costs[line.model] = line.usd / self.episodes
             elif line.model in prices:
-                costs[line.model] = prices[line.model].of_call(usage, 0) / self.episodes
+                costs[line.model] = prices[line.model].of_call(usage) / self.episodes
         return costs
 
     def of(self, each: float, episodes: int) -> Range:

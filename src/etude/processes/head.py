@@ -189,10 +189,10 @@ class RemoteRunner:
                 number = await self._head.ledger.hold(model, Usage(*most))
                 self._held.add(number)
                 return number
-            case "settle", {"number": number, "model": model, "version": version}:
+            case "settle", {"number": number, "model": model}:
                 self._held.discard(number)
                 purpose, usage = Purpose(*parameters["purpose"]), Usage(*parameters["usage"])
-                await self._head.ledger.settle(number, model, purpose, usage, version)
+                await self._head.ledger.settle(number, model, purpose, usage)
             case "put", {"key": key, "value": value}:
                 if not any(key == each or key.startswith(f"{each}/") for each in self.playing):
                     raise RequestError(f"a runner may only write steps of its own episodes, not {key!r}")

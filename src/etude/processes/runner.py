@@ -300,13 +300,11 @@ class RemoteLedger:
         """Reserve like `Ledger.hold`."""
         return int(await self._link.ask("hold", {"model": model, "most": astuple(most)}))
 
-    async def settle(
-        self, number: int | None, model: str, purpose: Purpose, usage: Usage, version: int
-    ) -> None:
+    async def settle(self, number: int | None, model: str, purpose: Purpose, usage: Usage) -> None:
         """Count like `Ledger.settle`. Without a head, nothing is counted any more."""
         parameters = {"number": number, "model": model, "purpose": astuple(purpose)}
         with contextlib.suppress(Disconnected):
-            await self._link.ask("settle", {**parameters, "usage": astuple(usage), "version": version})
+            await self._link.ask("settle", {**parameters, "usage": astuple(usage)})
 
 
 @dataclass
