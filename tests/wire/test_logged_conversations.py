@@ -1,15 +1,16 @@
-"""Which calls of a log are one chat, in each format, by golden files, and that no row makes it crash.
+"""Which calls of a log are one chat, by golden files, and that no row makes it crash.
 
-The logs are as the formats' own documentation shows them. The files of chats are written anew by `python -m
-tests.wire.test_logged_conversations`.
+The logs are as the formats' own documentation shows them; examples/logs converts those that are not OpenAI's.
+The files of chats are written anew by `python -m tests.wire.test_logged_conversations`.
 """
 
 from __future__ import annotations
 
 import copy
-import gzip
+import importlib.util
 import json
 import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from hypothesis import strategies as st
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import DatasetError, RequestError
 from etude.core.secrets import MASK
+from etude.wire.logged_chats import LoggedCall, SkippedEntry
 from etude.wire.trace_importing import Log, read_log
-from etude.wire.trace_record import LoggedCall, LoggedScore, SkippedEntry
 from tests.support import drawn
 
 LOGS = Path(__file__).parent / "logs"
@@ -55,18 +56,11 @@ def test_the_times_decide_on_the_order_where_all_are_known():
     assert lengths(call(QUESTION, ANSWER, MORE), call(QUESTION, began=1.0)) == [1, 1]
 
 
-def test_feedback_goes_to_the_chat_of_its_call_or_trace():
+def test_what_forms_no_chat_is_counted():
     log = Log()
-    log.add([call(QUESTION, id="c", trace="t"), SkippedEntry("log:2", "nothing")])
-    log.add([LoggedScore("log:3", "good", 1.0, call="c"), LoggedScore("log:4", "fast", 0.0, trace="t")])
-    log.add([LoggedScore("log:5", "good", 0.0, call="d"), call(QUESTION, id="c")])
-    (chat,) = log.chats()
-    assert [score.name for score in chat.scores] == ["good", "fast"]
-    assert log.left_out == {
-        "nothing": (1, "log:2"),
-        "call whose id occurs twice": (1, "log:1"),
-        "feedback 'good' on a call that is not in the log": (1, "log:5"),
-    }
+    log.add([call(QUESTION, id="c"), SkippedEntry("log:2", "nothing"), call(QUESTION, id="c")])
+    assert len(log.chats()) == 1
+    assert log.left_out == {"nothing": (1, "log:2"), "call whose id occurs twice": (1, "log:1")}
 
 
 def test_chats_that_began_alike_are_of_one_example(tmp_path: Path):
@@ -90,15 +84,7 @@ def test_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert "k-8871" not in str(episode) and MASK in str(episode)
 
 
-ROWS = [
-    row
-    for file in FILES
-    for row in (
-        map(json.loads, file.read_text(encoding="utf-8").splitlines())
-        if file.suffix == ".jsonl"
-        else [json.loads(file.read_text(encoding="utf-8"))]
-    )
-]
+ROWS = [*map(json.loads, (LOGS / "openai.jsonl").read_text(encoding="utf-8").splitlines())]
 WEIRD = st.one_of(
     st.none(),
     st.booleans(),
@@ -149,9 +135,21 @@ def test_a_row_with_anything_in_it_is_read_or_named_with_its_line(
         assert "no chats" in str(error)
 
 
-def described(log: Path) -> dict[str, Any]:
+def openai_log(log: Path, folder: Path) -> Path:
+    """The log in OpenAI's format."""
+    if log.name == "openai.jsonl":
+        return log
+    spec = importlib.util.spec_from_file_location("convert", LOGS.parents[2] / "examples/logs/convert.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = folder / "log.jsonl"
+    made.write_text("".join(json.dumps(row) + "\n" for row in module.converted(log)), encoding="utf-8")
+    return made
+
+
+def described(log: Path, folder: Path) -> dict[str, Any]:
     """All that is known of the chats of a log, and what was left out of it."""
-    episodes, imported = read_log([log], hold_out=0)
+    episodes, imported = read_log([openai_log(log, folder)], hold_out=0)
     left_out = {reason: count for reason, (count, _) in imported.left_out.items()}
     return {"chats": [*map(chat, episodes)], "left_out": left_out}
 
@@ -173,7 +171,6 @@ def chat(episode: EpisodeRecord) -> dict[str, Any]:
                 "finish_reason": None if answer is None else answer.finish_reason,
                 "error": call.error,
                 "began": call.began,
-                "seconds": round(call.seconds, 6),
             }
         )
     scores = [[event.name, event.value, event.text] for event in episode.events]
@@ -185,52 +182,38 @@ def golden(log: Path) -> Path:
 
 
 @pytest.mark.parametrize("log", FILES, ids=lambda log: log.name)
-def test_a_log_has_the_chats_that_its_golden_file_has(log: Path):
-    assert described(log) == json.loads(golden(log).read_text(encoding="utf-8"))
+def test_a_log_has_the_chats_that_its_golden_file_has(log: Path, tmp_path: Path):
+    assert described(log, tmp_path) == json.loads(golden(log).read_text(encoding="utf-8"))
 
 
-def test_gzip_and_a_list_are_read_as_the_lines_are(tmp_path: Path):
-    plain = LOGS / "openai.jsonl"
-    rows = [json.loads(line) for line in plain.read_text(encoding="utf-8").splitlines()]
-    packed = tmp_path / "log.jsonl.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
+def test_a_list_is_read_as_the_lines_are(tmp_path: Path):
     listed = tmp_path / "log.json"
-    listed.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    assert described(packed) == described(listed) == described(plain)
+    listed.write_text(json.dumps(ROWS, indent=1), encoding="utf-8")
+    assert read_log([listed])[0] == read_log([LOGS / "openai.jsonl"])[0]
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "broken JSON"),
-        ("[1]", "a row must be an object, found a list"),
-        ('{"prompt": "Hi"}', "a row must have a known format (otlp, langfuse, openai), found an object"),
-        ('{"messages": "Hi"}', "messages must be a list, found 'Hi'"),
-        ('{"messages": [{"role": "robot"}]}', "messages[0].role must be one of system, developer, user"),
-        (
-            '{"messages": [{"role": "user", "content": 5}]}',
-            "messages[0].content must be text or a list of parts",
-        ),
+        ("{", "3:1: broken JSON"),
+        ("[1]", "3: a row must be an object, found a list"),
+        ('{"prompt": "Hi"}', "3: request: Field required"),
+        ('{"messages": "Hi"}', "3: messages: Input should be a valid list"),
+        ('{"messages": [{"role": "robot"}]}', "3: messages[0].role: Input should be 'system', 'developer'"),
+        ('{"messages": [{"role": "user", "content": 5}]}', "3: messages[0].content: Input should be a valid"),
         (
             '{"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}',
-            "messages[0].tool_calls[0] must name its function, found None",
+            "3: messages[0].tool_calls[0].function.name: Field required",
         ),
         (
             '{"request": {"messages": [], "temperature": -1}, "response": {}}',
-            "request.temperature: Input should be greater than or equal to 0, found -1",
+            "3: request.temperature: Input should be greater than or equal to 0",
         ),
         (
             '{"request": {"messages": []}, "response": {"choices": [{}]}}',
-            "response.choices[0] must have a message",
+            "3: response.choices[0].message: Field required",
         ),
-        (
-            '{"resourceSpans": [{"scopeSpans": [{"spans": [{"attributes": [{"value": {"int": 1}}]}]}]}]}',
-            "an attribute's value must be one of OTLP's kinds, such as stringValue, found int",
-        ),
-        (
-            '{"trace_id": "t", "id": "o", "type": "GENERATION", "input": "[{", "output": "x"}',
-            "input is broken JSON",
-        ),
+        ('{"request": "[{", "response": {}}', "3: request: "),
     ],
 )
 def test_a_row_that_is_wrong_is_named_with_its_line(line: str, problem: str, tmp_path: Path):
@@ -239,12 +222,13 @@ def test_a_row_that_is_wrong_is_named_with_its_line(line: str, problem: str, tmp
     log.write_text(f"{right}\n\n{line}\n", encoding="utf-8")
     with pytest.raises(DatasetError) as raised:
         read_log([log])
-    assert str(raised.value).startswith(f"{log}:3: {problem}") and "--skip-broken" in str(raised.value)
+    assert str(raised.value).startswith(f"{log}:{problem}") and "--skip-broken" in str(raised.value)
     episodes, imported = read_log([log], skip_broken=True)
     assert len(episodes) == 1 and [count for count, _ in imported.left_out.values()] == [1]
 
 
 if __name__ == "__main__":
     for each in FILES:
-        text = json.dumps(described(each), indent=1, ensure_ascii=False)
+        with tempfile.TemporaryDirectory() as made:
+            text = json.dumps(described(each, Path(made)), indent=1, ensure_ascii=False)
         golden(each).write_text(text + "\n", encoding="utf-8")

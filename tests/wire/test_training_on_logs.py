@@ -1,4 +1,4 @@
-"""From a log to weights: an imported log, also of a run's own spans, is scored and learned from."""
+"""From a log to weights: an imported log is scored and learned from."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 
 from etude.core.episode import EpisodeRecord
-from etude.core.message import message_key
 from etude.store.episodes import iter_episodes, list_phases, read_episode
 from etude.store.facts import read_facts, read_histories
 from etude.store.run_folder import RunFolder
-from etude.wire.trace_importing import read_log
 from tests.cli.projects import change, etude
-from tests.show import test_otel
-from tests.show.test_otel import Receiver
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 LOGGED = {"_type": "logged", "run": "chats"}
@@ -142,42 +138,3 @@ def test_feedback_can_be_the_reward(logged: Path):
         episode = next(iter_episodes(run.journal, phase="train/1"))
         assert run.journal.get(f"{episode.id}/score/liked")["score"] == len(str(episode.output))
         assert read_episode(run.journal, episode.id) == episode
-
-
-receiver = test_otel.receiver
-"""The collector on loopback."""
-
-
-def test_the_spans_of_a_run_are_imported_as_its_episodes(project: Path, receiver: Receiver):
-    json_format = pytest.importorskip("google.protobuf.json_format")
-    test_otel.train_with_content(project, receiver)
-    spans = []
-    for span in receiver.spans:
-        line = json_format.MessageToDict(span)
-        ids = {
-            "traceId": span.trace_id.hex(),
-            "spanId": span.span_id.hex(),
-        }  # As OTLP has them, and not base64.
-        spans.append({"resourceSpans": [{"scopeSpans": [{"spans": [line | ids]}]}]})
-    log = project / "spans.jsonl"
-    log.write_text("".join(json.dumps(line) + "\n" for line in spans), encoding="utf-8")
-    imported, facts = read_log([log], hold_out=0)
-    with RunFolder.read(Path("runs/one")) as run:
-        played = [*iter_episodes(run.journal, "train/"), *iter_episodes(run.journal, "validation/")]
-    assert facts.chats == len(played) and len(facts.left_out) == 2
-    assert facts.scores == {"correct": sum(episode.failure is None for episode in played)}
-
-    def said(episodes):
-        calls = [call for episode in episodes for call in episode.calls]
-        return sorted(
-            (
-                *map(message_key, [*call.request.messages, call.completion.message]),
-                call.completion.usage,
-                call.completion.finish_reason,
-            )
-            for call in calls
-        )
-
-    assert [*map(str, said(imported))] == [*map(str, said(played))]
-    began = {call.began for episode in imported for call in episode.calls}
-    assert all(any(abs(call.began - at) < 1e-3 for at in began) for each in played for call in each.calls)

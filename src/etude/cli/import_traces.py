@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, option, run_async
 from etude.cli.console import emit, next_step, say, shown_path, table
 
-Format = Literal["openai", "otlp", "langfuse"]
-
 
 def import_traces(
-    files: Annotated[
-        list[Path], argument("The log: JSON Lines, JSON (both also .gz) or Parquet; several files are one.")
-    ],
-    format: Annotated[
-        Format | None, option("The format of the rows; by default each row says which.", show_default=False)
-    ] = None,
+    files: Annotated[list[Path], argument("The log: JSON Lines, JSON or Parquet; several files are one.")],
     hold_out: Annotated[
         float, option("Share of the prompts that are held out, to validate on.", min=0, max=0.9)
     ] = 0.2,
@@ -31,13 +24,13 @@ def import_traces(
 ) -> None:
     """Store the chats of a log as episodes: to look at, to score, and to learn from.
 
-    Reads chats from OpenAI's API, OTLP spans that follow the GenAI conventions, and Langfuse's exports.
+    Reads rows in OpenAI's format: finished conversations, and requests with their responses.
     """
     from etude.show.run_text import imported_lines
     from etude.store.run_folder import RunFolder
     from etude.wire.trace_importing import read_log, write_run
 
-    episodes, imported = read_log(files, format=format, skip_broken=skip_broken, hold_out=hold_out)
+    episodes, imported = read_log(files, skip_broken=skip_broken, hold_out=hold_out)
     with RunFolder.create(output_dir, name) as run:
         run_async(write_run(run, episodes, imported))
     if as_json:

@@ -13,14 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
-
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
 from etude.config.registry import register_dataset
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.conversion import written
-from etude.core.episode import EpisodeRecord, Event, Example, Failure, LoggedExample
+from etude.core.episode import WORKFLOW, EpisodeRecord, Event, Example, Failure, LoggedExample
 from etude.core.errors import DatasetError, RequestError
 from etude.core.keys import content_hash, fold
 from etude.core.message import Message, is_text, message_key, message_text
@@ -29,8 +27,7 @@ from etude.store.episodes import read_episode, stored_episodes, write_episode
 from etude.store.facts import IMPORT, find_run
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
-from etude.wire.trace_files import read_records
-from etude.wire.trace_record import LoggedCall, LoggedScore, Record, SkippedEntry
+from etude.wire.logged_chats import LoggedCall, LoggedScore, Record, SkippedEntry, read_records
 
 CHATS, HELD_OUT = "chats", "held_out"
 """The phases of a run of chats: those to learn from, and those with held-out prompts."""
@@ -38,10 +35,14 @@ CHATS, HELD_OUT = "chats", "held_out"
 
 @dataclass(slots=True)
 class Chat:
-    """Calls that belong together, in order, and their feedback."""
+    """Calls that belong together, in order."""
 
     calls: list[LoggedCall] = field(default_factory=list)
-    scores: list[LoggedScore] = field(default_factory=list)
+
+    @property
+    def scores(self) -> list[LoggedScore]:
+        """The feedback on all calls."""
+        return [score for call in self.calls for score in call.scores]
 
 
 class Log:
@@ -51,18 +52,14 @@ class Log:
         self.left_out: dict[str, tuple[int, str]] = {}
         """The parts that form no chat, by reason: their number, and the place of the first one."""
         self._calls: dict[str, LoggedCall] = {}
-        self._scores: list[LoggedScore] = []
 
     def add(self, records: Iterable[Record]) -> None:
         """Add entries. Of two calls with one id, the first is kept."""
         for record in records:
-            match record:
-                case SkippedEntry():
-                    self._leave_out(record.where, record.reason)
-                case LoggedScore():
-                    self._scores.append(record)
-                case LoggedCall():
-                    self._add_call(record)
+            if isinstance(record, SkippedEntry):
+                self._leave_out(record.where, record.reason)
+            else:
+                self._add_call(record)
 
     def _leave_out(self, where: str, reason: str) -> None:
         count, first = self.left_out.get(reason, (0, where))
@@ -84,14 +81,14 @@ class Log:
 
     def chats(self) -> list[Chat]:
         """Return the chats: one trace each, several traces that continue each other, or one call."""
-        calls = [*self._calls.items()]
-        if all(call.began for _, call in calls):
-            calls.sort(key=lambda named: named[1].began)
+        calls = [*self._calls.values()]
+        if all(call.began for call in calls):
+            calls.sort(key=lambda call: call.began)
         by_trace: dict[str, Chat] = {}
-        by_call: dict[str, Chat] = {}
+        chats: dict[int, Chat] = {}
         open_chats: dict[bytes, Chat] = {}
         """The chats that may go on, by everything said in them."""
-        for name, call in calls:
+        for call in calls:
             spoken = call.messages if call.answer is None else (*call.messages, call.answer)
             digests = [] if call.is_whole else _digests(call.session, spoken)
             chat = by_trace.get(call.trace) if call.trace else None
@@ -105,14 +102,8 @@ class Log:
             if call.answer is not None and digests:
                 open_chats[digests[-1]] = chat
             chat.calls.append(call)
-            by_call[name] = chat
-        for score in self._scores:
-            chat = by_call.get(score.call) or by_trace.get(score.trace)
-            if chat is None:
-                self._leave_out(score.where, f"feedback '{score.name}' on a call that is not in the log")
-            else:
-                chat.scores.append(score)
-        return list({id(chat): chat for chat in by_call.values()}.values())
+            chats[id(chat)] = chat
+        return [*chats.values()]
 
 
 def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
@@ -152,7 +143,7 @@ def _make_episode(chat: Chat, example: Example, generation: int, name: str) -> E
     calls = tuple(
         Call(
             index,
-            call.function,
+            WORKFLOW,
             call.model,
             ChatRequest(tuple(masked_data([*call.messages])), call.tools, call.sampling, conversation=name),
             None
@@ -160,7 +151,6 @@ def _make_episode(chat: Chat, example: Example, generation: int, name: str) -> E
             else Completion(masked_data(call.answer), call.finish_reason, usage=call.usage),
             error=call.error,
             began=call.began,
-            seconds=call.seconds,
             logged=True,
         )
         for index, call in enumerate(chat.calls)
@@ -180,7 +170,6 @@ def _make_episode(chat: Chat, example: Example, generation: int, name: str) -> E
         events=events,
         output=output,
         failure=failure,
-        seconds=sum(call.seconds for call in calls),
     )
 
 
@@ -211,12 +200,12 @@ class Imported:
 
 
 def read_log(
-    files: Sequence[Path], *, format: str | None = None, skip_broken: bool = False, hold_out: float = 0.2
+    files: Sequence[Path], *, skip_broken: bool = False, hold_out: float = 0.2
 ) -> tuple[list[EpisodeRecord], Imported]:
     """Read a log's chats as episodes, and count them. Raises DatasetError, and RequestError for none."""
     log = Log()
     for file in files:
-        log.add(read_records(file, format, skip_broken=skip_broken))
+        log.add(read_records(file, skip_broken=skip_broken))
     episodes = [*chat_episodes(log.chats(), hold_out)]
     left_out = dict(sorted(log.left_out.items(), key=lambda each: -each[1][0]))
     if not episodes:
@@ -262,8 +251,6 @@ class LoggedConfig(DatasetConfig, name="logged"):
     part: Literal["chats", "held_out"] = "chats"
     """`chats`: use the stored chats, without asking a model. `held_out`: have the agent answer the held-out
     prompts."""
-    limit: int | None = Field(default=None, ge=1)
-    """Use at most this many prompts."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +274,7 @@ class LoggedDataset:
         if not names:
             hint = "; import the log with --hold-out 0.2" if part == "held_out" else ""
             raise DatasetError(f"{self.run.path} has no chats of the part '{part}'{hint}")
-        chosen = [*examples.values()][: self.config.limit]
+        chosen = [*examples.values()]
         if part == "held_out":
             return chosen
         return [
