@@ -75,8 +75,8 @@ def test_with_two_local_models_the_one_to_train_must_be_named(folder: Path):
     [
         ("my_agent:play", FunctionWorkflowConfig(function="my_agent:play")),
         (
-            "{_type: 'my_agent:play', timeout: 30}",
-            FunctionWorkflowConfig(function="my_agent:play", timeout=30),
+            "{_type: 'my_agent:play', arguments: {n: 3}}",
+            FunctionWorkflowConfig(function="my_agent:play", arguments={"n": 3}),
         ),
         ("{_type: function, function: 'my_agent:play'}", FunctionWorkflowConfig(function="my_agent:play")),
         ("{function: 'my_agent:play'}", FunctionWorkflowConfig(function="my_agent:play")),

@@ -35,7 +35,7 @@ def charged_project(
             "general": {"dataset": "train.jsonl", "max_concurrency": 16},
             "evaluators": {
                 "correct": "agent:correct",
-                "judged": {"_type": "llm_judge", "model": "judge", "prompt": "Good?", "max_tokens": 40},
+                "judged": {"_type": "llm_judge", "model": "judge", "prompt": "Good?"},
             },
         },
         "finetuning": {"target_model": "policy"},

@@ -12,7 +12,6 @@ from etude.core.episode import Example
 from etude.core.errors import DatasetError, MissingExtraError
 from etude.rollout.datasets import (
     CsvDatasetConfig,
-    DatasetStructure,
     HuggingFaceDatasetConfig,
     JsonDatasetConfig,
     JsonlDatasetConfig,
@@ -89,13 +88,6 @@ def test_columns_are_mapped_as_asked(tmp_path: Path) -> None:
     assert set(load_examples(everything)[0].inputs) == {"prompt", "hint", "expected"}
 
 
-def test_a_structure_renames_the_question(tmp_path: Path) -> None:
-    rows = [{"id": 1, "prompt": "1+1?", "label": "2", "hint": "small"}]
-    structure = DatasetStructure(question_key="prompt", answer_key="label")
-    [example] = load_examples(jsonl(tmp_path, rows, structure=structure))
-    assert example == Example("1", {"hint": "small", "question": "1+1?"}, "2")
-
-
 def test_a_column_that_is_not_there_names_the_row_and_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"train\.jsonl:1: .* 'anwser'; did you mean 'answer'"):
         load_examples(jsonl(tmp_path, expected="anwser"))
@@ -103,21 +95,20 @@ def test_a_column_that_is_not_there_names_the_row_and_the_nearest(tmp_path: Path
         load_examples(jsonl(tmp_path, inputs=["text"]))
 
 
-def test_shuffling_is_seeded_and_comes_before_the_limit(tmp_path: Path) -> None:
+def test_shuffling_comes_before_the_limit(tmp_path: Path) -> None:
     rows = [{"id": index} for index in range(50)]
     orders = [
-        [example.id for example in load_examples(jsonl(tmp_path, rows, shuffle=True, seed=seed, limit=40))]
-        for seed in (1, 1, 2)
+        [example.id for example in load_examples(jsonl(tmp_path, rows, shuffle=True, limit=40))]
+        for _ in range(2)
     ]
-    assert orders[0] == orders[1] != orders[2]
-    assert len(orders[0]) == 40
+    assert orders[0] == orders[1] and len(orders[0]) == 40
     assert any(int(name) >= 40 for name in orders[0])
     assert [example.id for example in load_examples(jsonl(tmp_path, rows, limit=2))] == ["0", "1"]
 
 
 @pytest.mark.parametrize("row", [{"question": "?"}, {"id": None}, {"id": ""}])
 def test_a_row_without_an_id_says_how_to_get_one(tmp_path: Path, row: dict[str, Any]) -> None:
-    with pytest.raises(DatasetError, match=r"train\.jsonl:2: there is no id in column 'id'.*`ids: from_row`"):
+    with pytest.raises(DatasetError, match=r"train\.jsonl:2: there is no id in column 'id'.*`id_key: null`"):
         load_examples(jsonl(tmp_path, [{"id": 1}, row]))
 
 
@@ -128,8 +119,8 @@ def test_an_id_that_is_taken_names_both_rows(tmp_path: Path) -> None:
 
 def test_ids_made_from_rows_are_stable_and_unique(tmp_path: Path) -> None:
     rows = [{"q": "a"}, {"q": "b"}, {"q": "a"}]
-    first = [example.id for example in load_examples(jsonl(tmp_path, rows, ids="from_row"))]
-    moved = [example.id for example in load_examples(jsonl(tmp_path, rows[::-1], ids="from_row"))]
+    first = [example.id for example in load_examples(jsonl(tmp_path, rows, id_key=None))]
+    moved = [example.id for example in load_examples(jsonl(tmp_path, rows[::-1], id_key=None))]
     assert len(set(first)) == 3
     assert first[2] == f"{first[0]}-2"
     assert set(moved) == set(first)

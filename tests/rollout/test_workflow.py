@@ -69,8 +69,6 @@ def test_async_functions_are_told_from_plain_ones(fn, is_async: bool) -> None:
 def test_a_workflow_stays_itself() -> None:
     decorated = workflow(play)
     assert as_workflow(decorated) is decorated
-    assert as_workflow(decorated, timeout=5).timeout == 5
-    assert decorated.timeout is None
 
 
 @pytest.mark.parametrize("thing", ["play", 3, None, Agent])

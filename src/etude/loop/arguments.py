@@ -297,7 +297,7 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
         raise RequestError("the examples are an empty list or table; give at least one")
     have_ids = all(isinstance(row, Example) or (isinstance(row, Mapping) and "id" in row) for row in rows)
     name = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
-    return LiveRowsConfig(name=name, value=rows, ids="column" if have_ids else "from_row")
+    return LiveRowsConfig(name=name, value=rows, id_key="id" if have_ids else None)
 
 
 def with_python_objects(

@@ -31,15 +31,13 @@ class AgentConfig(WorkflowConfig, name="agent"):
     """Name the agent's tool sets; default: all of the config's."""
     max_turns: Annotated[int, CHANGEABLE] = Field(default=10, ge=1)
     """Limit the model's answers to the prompt, including those that call tools."""
-    timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """Set the seconds that an episode may take."""
     prompt: str = ""
     """Set the user's message. `{name}` stands for an input of the example. Default: the input `messages` or
     `question`, or the only input."""
 
     def workflow(self, *sets: ToolSet) -> Workflow:
         """Return the agent as a workflow, with additional tool sets."""
-        return Workflow(self.type_name, _answer, self.timeout, {"config": self, "sets": sets}, sets)
+        return Workflow(self.type_name, _answer, None, {"config": self, "sets": sets}, sets)
 
     def messages(self, example: Example) -> list[Message]:
         """Return the messages that an episode begins with. Raises RequestError for an unknown input."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
@@ -22,37 +22,22 @@ from etude.core.keys import content_hash, generator
 from etude.rollout.run_workflow import make_failure
 
 
-class DatasetStructure(BaseModel, extra="forbid"):
-    """The columns of the question and the answer."""
-
-    question_key: str = "question"
-    """Name the column that becomes the input `question`."""
-    answer_key: str = "answer"
-    """Name the column that becomes the expected answer."""
-
-
 class RowsConfig(DatasetConfig):
     """Options of all dataset types: how columns are used, and how many rows."""
 
     source_key: ClassVar[str]
     """The option that names the source of the rows, for errors."""
 
-    id_key: str = "id"
-    """Name the column with each row's id."""
-    ids: Literal["column", "from_row"] = "column"
-    """Set `from_row` to make a stable id from each row's content."""
+    id_key: str | None = "id"
+    """Name the column with each row's id. Set null to make a stable id from each row's content."""
     inputs: list[str] | None = None
     """Name the columns that the agent is given; default: all except id and expected answer."""
     expected: str | None = None
     """Name the column of the expected answer; default: `expected`, or else `answer`."""
-    structure: DatasetStructure | None = None
-    """Name the columns of question and answer if they have other names."""
     limit: int | None = Field(default=None, ge=1)
     """Use at most this many rows."""
     shuffle: bool = False
     """Shuffle the rows before `limit` is applied."""
-    seed: int = Field(default=0, ge=0)
-    """Set the seed of the shuffle."""
 
     def _rows(self) -> Iterator[PlacedRow]:
         """Yield the content of each row with its place."""
@@ -67,7 +52,7 @@ class RowsConfig(DatasetConfig):
         """Return the examples in the order of the rows, or shuffled if the config says so.
 
         Raises DatasetError for a missing, broken or empty dataset, a missing column, and a missing or
-        repeated id; the message names the row. Repeated `from_row` ids get a number. Raises MissingExtraError
+        repeated id; the message names the row. Equal rows without ids are numbered. Raises MissingExtraError
         if the libraries that read it are not installed.
         """
         examples: list[Example] = []
@@ -76,19 +61,19 @@ class RowsConfig(DatasetConfig):
         for where, row in self._rows():
             example = _example(self, where, row)
             count[example.id] += 1
-            if example.id in first and self.ids == "from_row":
+            if example.id in first and self.id_key is None:
                 example = replace(example, id=f"{example.id}-{count[example.id]}")
             if example.id in first:
                 raise DatasetError(
                     f"{where}: id '{example.id}' is already taken by {first[example.id]}; "
-                    f"make ids unique, or set `ids: from_row` to make them from the rows"
+                    f"make ids unique, or set `id_key: null` to make them from the rows"
                 )
             first[example.id] = where
             examples.append(example)
         if not examples:
             raise DatasetError(f"{getattr(self, self.source_key)} holds no examples")
         if self.shuffle:
-            generator(self.seed, "dataset").shuffle(examples)
+            generator(0, "dataset").shuffle(examples)
         return examples[: self.limit]
 
 
@@ -216,25 +201,20 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
             raise DatasetError(f"{where}: there is no column '{name}'" + alternatives(name, columns))
         return columns[name]
 
-    expected = config.expected or (config.structure.answer_key if config.structure else None)
+    key, expected = config.id_key, config.expected
     if expected is None:
         expected = next((name for name in ("expected", "answer") if name in columns), None)
     answer = None if expected is None else value(expected)
-    taken = {expected, config.id_key if config.ids == "column" else None}
-    names = config.inputs if config.inputs is not None else [name for name in columns if name not in taken]
+    names = config.inputs if config.inputs is not None else [n for n in columns if n not in (expected, key)]
     inputs = {name: value(name) for name in names}
-    if config.structure is not None:
-        question = value(config.structure.question_key)
-        inputs.pop(config.structure.question_key, None)
-        inputs["question"] = question
-    named = columns.get(config.id_key)
-    if config.ids == "column" and (named is None or named == "" or named != named):
+    named = None if key is None else columns.get(key)
+    if key is not None and (named is None or named == "" or named != named):
         raise DatasetError(
-            f"{where}: there is no id in column '{config.id_key}'; name the column with `id_key`, "
-            f"or set `ids: from_row` to make ids from the rows"
+            f"{where}: there is no id in column '{key}'; name the column with `id_key`, "
+            f"or set `id_key: null` to make ids from the rows"
         )
     try:
-        return Example(str(named) if config.ids == "column" else content_hash(columns), inputs, answer)
+        return Example(content_hash(columns) if key is None else str(named), inputs, answer)
     except (TypeError, ValueError, RecursionError) as error:
         raise DatasetError(f"{where}: no id can be made from this row: {error}") from error
 

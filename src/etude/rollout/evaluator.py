@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,7 +16,7 @@ from typing import Annotated, Any, TypeVar, overload
 from pydantic import Field, FiniteFloat
 
 from etude.config.builder import Builder
-from etude.config.component import CHANGEABLE, EvaluatorConfig
+from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.references import AgentRef, ReferenceTo
 from etude.config.registry import config_factory, register_evaluator
@@ -119,20 +118,13 @@ class FunctionEvaluator(Evaluator):
     A function that is not async runs in its own thread, so it may block.
     """
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        *,
-        arguments: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        bounds: Bounds | None = None,
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], *, arguments: Mapping[str, Any] | None = None) -> None:
         """Raise RequestError if `fn` does not take an example, an output and the `arguments`, and for
         impossible bounds."""
         mark = getattr(fn, _MARK, {})
         self.name = str(mark.get("name") or getattr(fn, "__name__", type(fn).__name__))
-        self.timeout = mark.get("timeout") if timeout is None else timeout
-        self.bounds = mark.get("bounds") if bounds is None else bounds
+        self.timeout = mark.get("timeout")
+        self.bounds = mark.get("bounds")
         if self.bounds is not None:
             try:
                 self.bounds = rising(self.bounds)
@@ -194,10 +186,6 @@ class FunctionEvaluatorConfig(EvaluatorConfig, name="function"):
     """Import path of the function, `package.module:name`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """More keyword arguments for the function."""
-    timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """Seconds that one evaluation may take."""
-    bounds: ScoreBounds | None = None
-    """The lowest and the highest score, such as `[-1, 1]`; by default the decorator's."""
 
 
 @register_evaluator(config_type=FunctionEvaluatorConfig)
@@ -208,16 +196,11 @@ async def function_evaluator(config: FunctionEvaluatorConfig, builder: Builder) 
         candidate = candidate(**config.arguments)
     elif isinstance(candidate, Evaluator) and config.arguments:
         raise RequestError(f"{config.function} is an Evaluator already, and takes no `arguments`")
-    if isinstance(candidate, Evaluator):
-        given = {"timeout": config.timeout, "bounds": config.bounds}
-        if own := {name: value for name, value in given.items() if value is not None}:
-            candidate = copy.copy(candidate)
-            vars(candidate).update(own)
-    else:
-        candidate = FunctionEvaluator(
-            candidate, arguments=config.arguments, timeout=config.timeout, bounds=config.bounds
-        )
-    yield candidate
+    yield (
+        candidate
+        if isinstance(candidate, Evaluator)
+        else FunctionEvaluator(candidate, arguments=config.arguments)
+    )
 
 
 class WeightedEvaluator(Evaluator):

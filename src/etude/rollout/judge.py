@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
@@ -41,6 +42,10 @@ Where two attempts differ little, so do their scores; where one is much better, 
 
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 _SHOWN_CHARACTERS = 200
+_ATTEMPTS = 3
+"""Most times to ask for an answer, if it is malformed."""
+_SCALE = 10.0
+"""The best grade of an episode that is judged alone; the worst is 0."""
 _THINKING = "reasoning_content"
 
 
@@ -49,49 +54,49 @@ class MalformedAnswer(Exception):
 
 
 class JudgeConfig(EvaluatorConfig):
-    """Keys that the judges share."""
+    """The key that the judges share."""
 
     model: LlmRef
-    """The entry of `llms` that judges."""
-    temperature: float = Field(default=0.0, ge=0)
-    """Sampling temperature of the judge."""
-    max_tokens: int | None = Field(default=4096, ge=1)
-    """Most tokens of one answer of the judge."""
-    attempts: int = Field(default=3, ge=1)
-    """Most times to ask for an answer, if it is malformed."""
+    """The entry of `llms` that judges, at temperature 0. Its `max_tokens` limits an answer; default: 4096."""
 
 
-async def ask(
-    engine: Engine, config: JudgeConfig, system: str, material: Any, parse: Callable[[Any], T], key: int
-) -> T:
-    """Return the judge's JSON answer about `material`, as `parse` reads it.
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A model that is asked for judgements."""
 
-    If an answer is malformed, the judge is shown it with the problem, and asked again. Raises EtudeError if
-    no attempts are left, and EngineError if the judge's model fails.
-    """
-    sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
-    question: tuple[Message, ...] = (
-        {"role": "system", "content": system},
-        {"role": "user", "content": to_json(material, fallback=str, inf_nan_mode="strings").decode()},
-    )
-    messages, problem = question, ""
-    for attempt in range(config.attempts):
-        request = ChatRequest(messages=messages, sampling=sampling, key=fold(key, attempt))
-        completion = await engine.complete(request)
-        text = completion.message.get("content") or ""
-        try:
-            if completion.finish_reason == "length":
-                raise MalformedAnswer("it was cut off at the most tokens allowed")
-            return parse(parse_object(text))
-        except MalformedAnswer as error:
-            problem = str(error)
-        correction = f"This answer cannot be used: {problem}. Answer again, with the JSON object alone."
-        messages = (
-            *question,
-            {"role": "assistant", "content": text},
-            {"role": "user", "content": correction},
+    engine: Engine
+    max_tokens: int = 4096
+    """Most tokens of one answer."""
+
+    async def ask(self, system: str, material: Any, parse: Callable[[Any], T], key: int) -> T:
+        """Return the judge's JSON answer about `material`, as `parse` reads it.
+
+        If an answer is malformed, the judge is shown it with the problem, and asked again. Raises EtudeError
+        if no attempts are left, and EngineError if the judge's model fails.
+        """
+        sampling = Sampling(temperature=0.0, max_tokens=self.max_tokens)
+        question: tuple[Message, ...] = (
+            {"role": "system", "content": system},
+            {"role": "user", "content": to_json(material, fallback=str, inf_nan_mode="strings").decode()},
         )
-    raise EtudeError(f"the judge gave no usable answer in {config.attempts} attempts; the last: {problem}")
+        messages, problem = question, ""
+        for attempt in range(_ATTEMPTS):
+            request = ChatRequest(messages=messages, sampling=sampling, key=fold(key, attempt))
+            completion = await self.engine.complete(request)
+            text = completion.message.get("content") or ""
+            try:
+                if completion.finish_reason == "length":
+                    raise MalformedAnswer("it was cut off at the most tokens allowed")
+                return parse(parse_object(text))
+            except MalformedAnswer as error:
+                problem = str(error)
+            correction = f"This answer cannot be used: {problem}. Answer again, with the JSON object alone."
+            messages = (
+                *question,
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": correction},
+            )
+        raise EtudeError(f"the judge gave no usable answer in {_ATTEMPTS} attempts; the last: {problem}")
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -128,13 +133,18 @@ def _parse_grade(answer: dict[str, Any], highest: float) -> tuple[float, str]:
     return float(score), answer["reasoning"]
 
 
+async def _make_judge(builder: Builder, name: str) -> Judge:
+    """Return an entry of `llms` as a judge."""
+    limit = getattr(builder.config.llms[name], "max_tokens", None)
+    engine = await builder.get_llm(name)
+    return Judge(engine) if limit is None else Judge(engine, limit)
+
+
 class LlmJudgeConfig(JudgeConfig, name="llm_judge"):
-    """A model that scores each episode alone. The score is the judge's grade divided by `scale`."""
+    """A model that scores each episode alone, by a grade from 0 to 10 that is divided by 10."""
 
     prompt: str = Field(min_length=1)
     """The criteria to judge by, in words."""
-    scale: float = Field(default=10, gt=0)
-    """The best grade; the worst is 0."""
     transcript: bool = False
     """Show the judge the whole conversation, and not only the output."""
 
@@ -144,9 +154,9 @@ class LlmJudge(Evaluator):
 
     bounds = (0.0, 1.0)
 
-    def __init__(self, config: LlmJudgeConfig, engine: Engine) -> None:
+    def __init__(self, config: LlmJudgeConfig, judge: Judge) -> None:
         self._config = config
-        self._engine = engine
+        self._judge = judge
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         config = self._config
@@ -158,23 +168,23 @@ class LlmJudge(Evaluator):
         material["output"] = item.output_obj
         system = (
             f"You judge the work of an AI agent by this:\n\n{config.prompt.strip()}\n\n"
-            f"Give a score from 0 (worst) to {config.scale:g} (best). {MATERIAL}\n"
+            f"Give a score from 0 (worst) to {_SCALE:g} (best). {MATERIAL}\n"
             "Answer with one JSON object and nothing else: "
             '{"reasoning": "one or two sentences", "score": number}'
         )
 
         def parse(answer: dict[str, Any]) -> tuple[float, str]:
-            score, reasoning = _parse_grade(answer, config.scale)
-            return score / config.scale, reasoning
+            score, reasoning = _parse_grade(answer, _SCALE)
+            return score / _SCALE, reasoning
 
         key = fold(0, "llm_judge", item.id, item.generation)
-        return scored(item, await ask(self._engine, config, system, material, parse, key))
+        return scored(item, await self._judge.ask(system, material, parse, key))
 
 
 @register_evaluator(config_type=LlmJudgeConfig)
 async def llm_judge(config: LlmJudgeConfig, builder: Builder) -> AsyncIterator[Evaluator]:
     """Build a model that scores each episode alone."""
-    yield LlmJudge(config, await builder.get_llm(config.model))
+    yield LlmJudge(config, await _make_judge(builder, config.model))
 
 
 class GroupJudgeConfig(JudgeConfig, name="group_judge"):
@@ -192,9 +202,9 @@ class GroupJudge(Evaluator):
 
     bounds = (0.0, 1.0)
 
-    def __init__(self, config: GroupJudgeConfig, engine: Engine) -> None:
+    def __init__(self, config: GroupJudgeConfig, judge: Judge) -> None:
         self._config = config
-        self._engine = engine
+        self._judge = judge
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         return (await self.evaluate_group([item]))[0]
@@ -234,7 +244,7 @@ class GroupJudge(Evaluator):
             return [_parse_grade(entry, 1.0) for entry in ordered]
 
         key = fold(0, "group_judge", items[0].id, *(item.generation for item in items))
-        judgements = await ask(self._engine, self._config, system, material, parse, key)
+        judgements = await self._judge.ask(system, material, parse, key)
         judged = dict(zip(shown, judgements, strict=True))
         return [scored(item, judged[text]) for item, text in zip(items, texts, strict=True)]
 
@@ -242,7 +252,7 @@ class GroupJudge(Evaluator):
 @register_evaluator(config_type=GroupJudgeConfig)
 async def group_judge(config: GroupJudgeConfig, builder: Builder) -> AsyncIterator[Evaluator]:
     """Build a model that compares all episodes of an example."""
-    yield GroupJudge(config, await builder.get_llm(config.model))
+    yield GroupJudge(config, await _make_judge(builder, config.model))
 
 
 def list_messages(item: EvalInputItem) -> list[Message]:

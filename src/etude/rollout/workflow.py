@@ -7,12 +7,12 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 from pydantic import Field
 
 from etude.config.builder import Builder
-from etude.config.component import CHANGEABLE, WorkflowConfig
+from etude.config.component import WorkflowConfig
 from etude.config.import_path import import_object, where_defined
 from etude.config.registry import register_workflow
 from etude.core.episode import WORKFLOW, ToolSet
@@ -109,16 +109,12 @@ def workflow(
     return Workflow(name or _name(fn), fn, timeout)
 
 
-def as_workflow(
-    obj: Any, *, arguments: Mapping[str, Any] | None = None, timeout: float | None = None
-) -> Workflow:
-    """Return a decorated or plain function as a workflow, with the given settings.
+def as_workflow(obj: Any, *, arguments: Mapping[str, Any] | None = None) -> Workflow:
+    """Return a decorated or plain function as a workflow, with further arguments.
 
     Raises RequestError if it is no function, or does not take these arguments.
     """
     agent = obj if isinstance(obj, Workflow) else Workflow(_name(obj), obj)
-    if timeout is not None:
-        agent = replace(agent, timeout=timeout)
     if arguments:
         agent = replace(agent, arguments={**agent.arguments, **arguments})
     agent.check()
@@ -130,8 +126,6 @@ class FunctionWorkflowConfig(WorkflowConfig, name="function"):
 
     function: str
     """Set `package.module:name` of the function, decorated or plain."""
-    timeout: Annotated[float | None, CHANGEABLE] = Field(default=None, gt=0)
-    """Set the seconds that an episode may take."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Set further keyword arguments of the function."""
 
@@ -139,7 +133,7 @@ class FunctionWorkflowConfig(WorkflowConfig, name="function"):
 @register_workflow(config_type=FunctionWorkflowConfig)
 async def function_workflow(config: FunctionWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """Build the workflow. Raises RequestError if the function is not found or does not fit."""
-    yield as_workflow(import_object(config.function), arguments=config.arguments, timeout=config.timeout)
+    yield as_workflow(import_object(config.function), arguments=config.arguments)
 
 
 def _name(fn: Callable[..., Any]) -> str:
