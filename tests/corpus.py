@@ -108,8 +108,6 @@ def gateway_cases(model: str, prefix: str = "/v1") -> list[Case]:
 def server_cases(model: str) -> list[Case]:
     """For the routes that only the server has."""
     posts = {
-        "/tokenize": {"model": model, "prompt": "yes"},
-        "/detokenize": {"model": model, "tokens": [3, 4]},
         "/v1/fine_tuning/jobs": {"model": model, "training_file": "file-x"},
         "/register": {"name": "agent", "project": "p", "trainable": False},
         "/_get_step": {"name": "agent", "project": "p"},

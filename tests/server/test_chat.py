@@ -37,22 +37,6 @@ def test_token_ids_come_in_vllms_fields(client: openai.OpenAI) -> None:
     assert told == [f"token_id:{token}" for token in choice["token_ids"]]
 
 
-def test_tokenize_tells_the_ids_that_a_prompt_has(server: ServerProcess, client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="tiny", messages=ASK, max_tokens=1, extra_body=IDS)
-    with server.http() as http:
-        told = http.post("/tokenize", json={"messages": ASK, "return_token_strs": True}).json()
-        plain = http.post("/tokenize", json={"model": "tiny", "prompt": "yes"}).json()
-        again = http.post("/tokenize", json={"messages": ASK, "add_special_tokens": True})
-    assert told["tokens"] == answer.model_dump()["prompt_token_ids"]
-    assert told["count"] == len(told["tokens"]) == len(told["token_strs"])
-    assert told["max_model_len"] == 128
-    assert plain["count"] == len(plain["tokens"]) > 0 and plain["token_strs"] is None
-    assert again.status_code == 400 and "add_special_tokens" in again.json()["error"]["message"]
-    with server.http() as http:
-        tokens = http.post("/tokenize", json={"prompt": "yes or no?", "add_special_tokens": False}).json()
-        assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "yes or no?"}
-
-
 @pytest.mark.parametrize(
     ("prompt", "told"),
     [([], "at least 1"), ("", "empty|at least 1"), ([7, 10**6], "not in the vocabulary"), ([-1], "prompt")],

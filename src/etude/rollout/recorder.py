@@ -22,9 +22,9 @@ from etude.store.encode import encode_call, shared_messages
 from etude.store.episodes import CallReader, call_key
 from etude.store.journal import Json, Steps
 from etude.wire.dialect import ChatBody
+from etude.wire.models import model_object
 from etude.wire.retries import counting_retries
 from etude.wire.sampling import change_sampling
-from etude.wire.tokens import model_object
 
 _PARENT_CANDIDATES = 8
 """The number of recent calls among which a new call's predecessor is looked for."""

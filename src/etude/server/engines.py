@@ -33,7 +33,6 @@ from etude.wire.http_server import ApiError
 from etude.wire.messages import MessagesBody
 from etude.wire.responses import ResponsesBody
 from etude.wire.sampling import with_checked
-from etude.wire.tokens import DetokenizeBody, TokenizeBody
 
 _LOG = logging.getLogger("etude.server")
 
@@ -226,8 +225,6 @@ _ROUTES: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/responses": ("Answer in the format of the Responses API", ResponsesBody),
     "/v1/messages": ("Answer in the format of Anthropic's API", MessagesBody),
     "/v1/messages/count_tokens": ("Count a prompt's tokens", MessagesBody),
-    "/tokenize": ("Tokenise a text or a conversation", TokenizeBody),
-    "/detokenize": ("Turn token ids into text", DetokenizeBody),
 }
 """The summary and the body type of each route."""
 

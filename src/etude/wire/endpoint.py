@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from etude.wire.dialect import AnswerMemory
-from etude.wire.tokens import Readers
+from etude.wire.models import Readers
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

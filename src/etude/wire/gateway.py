@@ -21,8 +21,8 @@ from etude.wire.answers import AnswerHeader, RecordedCompletion, require_asked
 from etude.wire.chat import ChatDialect, CompletionsDialect
 from etude.wire.dialect import ERROR_HEADER, AnswerMemory, ChatBody, Dialect, Reply, json_reply, server_sent
 from etude.wire.messages import MessagesDialect
+from etude.wire.models import COUNT_TOKENS, Readers, count_tokens, models_reply
 from etude.wire.responses import ResponsesDialect
-from etude.wire.tokens import TOKEN_PATHS, Readers, models_reply, token_reply
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -107,9 +107,9 @@ class Gateway:
                 message = f"there is no model '{path.removeprefix('/models/')}'"
                 return error_response(path, 404, message, param="model", code="model_not_found")
             return json_reply(reply)
-        if path in TOKEN_PATHS and self._readers is not None:
+        if path == COUNT_TOKENS and self._readers is not None:
             data = await call_off_loop(len(body), _value, body)
-            return json_reply(await token_reply(path, data, len(body), self._readers))
+            return json_reply(await count_tokens(data, len(body), self._readers))
         dialect = self._dialects[path]
         asked = await call_off_loop(len(body), self._read, dialect, body)
         if (function := headers.get(FUNCTION_HEADER)) is not None:
@@ -168,7 +168,7 @@ class Gateway:
         """Return the error response to a wrong path or method, or None if the request may be served."""
         has_models = self._readers is not None
         is_models = has_models and (path == "/models" or path.startswith("/models/"))
-        known = [*_DIALECTS, *(TOKEN_PATHS if has_models else ())]
+        known = [*_DIALECTS, *([COUNT_TOKENS] if has_models else [])]
         if not is_models and path not in known:
             message = f"{method} {path} is not served here; the server answers POST {', '.join(known)}"
             return error_response(path, 404, message, code="unknown_url")

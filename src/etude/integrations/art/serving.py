@@ -37,8 +37,8 @@ from etude.server.hyperparameters import (
     resolve_hyperparameters,
 )
 from etude.wire.http_server import ApiError
+from etude.wire.models import OWNER
 from etude.wire.sampling import validated
-from etude.wire.tokens import OWNER
 
 _MOST_VALUES = 20_000_000
 """The maximum number of JSON values in a body of trajectories. A token with its logprob has about ten."""
