@@ -117,7 +117,7 @@ class PythonFunction:
         try:
             binding: Any = _binding(self.name, fn, inspect.unwrap(routine))
             self._adapter = TypeAdapter(binding)
-            schema = _untitled(self._adapter.json_schema(schema_generator=_Schema))
+            schema = self._adapter.json_schema(schema_generator=_Schema)
             names = vars(sys.modules.get(binding.__module__, types))
             hints = get_type_hints(
                 types.SimpleNamespace(__annotations__=binding.__annotations__), names, include_extras=True
@@ -184,9 +184,13 @@ def _binding(name: str, fn: Callable[..., Any], routine: Any) -> Callable[..., C
 
 
 class _Schema(GenerateJsonSchema):
-    """A schema generator that omits defaults without a JSON form."""
+    """A schema generator that omits fields' titles, which only cost tokens, and defaults without a JSON form."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Return False."""
+        return False
 
     def encode_default(self, dft: Any) -> Any:
         """Return the default as JSON. Raises PydanticSerializationError."""
@@ -196,20 +200,6 @@ class _Schema(GenerateJsonSchema):
         except ValueError as error:
             raise PydanticSerializationError(str(error)) from error
         return value
-
-
-def _untitled(schema: Any, *, is_names: bool = False) -> Any:
-    """Return a schema without titles, which only cost tokens."""
-    if isinstance(schema, list):
-        return [_untitled(inner) for inner in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: value if key in ("default", "enum", "const", "examples") and not is_names
-        else _untitled(value, is_names=key in ("properties", "$defs") and not is_names)
-        for key, value in schema.items()
-        if key != "title" or is_names
-    }  # fmt: skip
 
 
 def _read_docstring(docstring: str) -> tuple[str, dict[str, str]]:

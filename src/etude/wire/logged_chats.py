@@ -75,7 +75,13 @@ class SkippedEntry:
 
 Record: TypeAlias = LoggedCall | SkippedEntry
 
-_Parsed = BeforeValidator(lambda value: read_json(value) if isinstance(value, str) else value)
+
+def _parse(value: Any) -> Any:
+    is_json = isinstance(value, str) and value.lstrip()[:1] in ("[", "{")
+    return read_json(value) if is_json else value
+
+
+_Parsed = BeforeValidator(_parse)
 """Parses a column that holds JSON text."""
 
 
