@@ -96,6 +96,8 @@ You are a person who talks with an assistant. Stay in that role: you are not the
 {persona}Your goal: {goal}
 Write one short message at a time, in your own words, and say no more than is needed.
 When you have reached your goal, or see that you cannot, write only {stop}"""
+_GREETING = "Hello! How can I help you?"
+"""What a user that speaks first sees as the assistant's first words."""
 
 
 class SimulatedUser:
@@ -114,14 +116,10 @@ class SimulatedUser:
         model: str = "user",
         stop: str = "[DONE]",
         max_turns: int = 10,
-        greeting: str = "Hello! How can I help you?",
-        instructions: str = _USER,
     ) -> None:
         """Set up the user. `model` is an entry of `llms`. It stops with `stop` or after `max_turns` messages.
 
-        `instructions` is its system message, where `{goal}`, `{persona}` and `{stop}` are filled in. If the
-        user speaks first, it sees `greeting` as the assistant's first words. Raises RequestError for an
-        unknown model, an empty goal, and a limit that allows no message.
+        Raises RequestError for an unknown model, an empty goal, and a limit that allows no message.
         """
         episode.require_model(model)
         if not goal.strip():
@@ -130,11 +128,8 @@ class SimulatedUser:
             raise RequestError("a simulated user needs a stop word and at least one turn")
         self._episode, self._model = episode, model
         self._stop, self._max_turns = stop, max_turns
-        self._greeting = greeting
-        texts = {"goal": goal, "persona": f"{persona.strip()}\n" if persona else "", "stop": stop}
-        self._instructions = instructions
-        for name, text in texts.items():
-            self._instructions = self._instructions.replace(f"{{{name}}}", text)
+        about = f"{persona.strip()}\n" if persona else ""
+        self._instructions = _USER.format(goal=goal, persona=about, stop=stop)
         self.turns = 0
         """The number of messages that the user has written."""
         self.ended: Literal["stop", "turns"] | None = None
@@ -166,5 +161,5 @@ class SimulatedUser:
             if message["role"] in sides and (text := message_text(message))
         ]
         if not seen or seen[0]["role"] == "assistant":
-            seen.insert(0, {"role": "user", "content": self._greeting})
+            seen.insert(0, {"role": "user", "content": _GREETING})
         return [{"role": "system", "content": self._instructions}, *seen]

@@ -184,7 +184,7 @@ def _binding(name: str, fn: Callable[..., Any], routine: Any) -> Callable[..., C
 
 
 class _Schema(GenerateJsonSchema):
-    """A schema generator that omits fields' titles, which only cost tokens, and defaults without a JSON form."""
+    """A schema generator without titles, which only cost tokens, and defaults without a JSON form."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 

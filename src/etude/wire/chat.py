@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -178,9 +177,6 @@ def finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-_REPLACEMENT = "\ufffd"
-
-
 class CompletionsDialect(Dialect):
     """`POST /completions`: one answer for each prompt and repetition."""
 
@@ -234,9 +230,7 @@ class _TextStream(ChunkStream):
         yield self._piece(index, answer, rest.content, answer.completion.finish_reason)
 
     def _piece(self, index: int, heading: AnswerHeader, text: str, reason: str | None = None) -> Event:
-        said = self.said[index]
-        offset = len(said.content) - len(text)
-        return self.chunk(_text_choice(self.asked, index, heading, text, said.taken(), reason, offset))
+        return self.chunk(_text_choice(self.asked, index, heading, text, self.said[index].taken(), reason))
 
 
 def _text_choice(
@@ -246,41 +240,25 @@ def _text_choice(
     text: str,
     tokens: Sequence[TokenLogprob],
     finish_reason: str | None,
-    offset: int = 0,
 ) -> dict[str, Any]:
-    """Return a choice, or a piece of it whose text begins at `offset`."""
-    logprobs = _logprobs(heading, tokens, offset) if asked.logprobs else None
+    """Return a choice, or a piece of it."""
+    logprobs = _logprobs(heading, tokens) if asked.logprobs else None
     choice = {"index": index, "text": text, "finish_reason": finish_reason, "logprobs": logprobs}
     return choice | ({"token_ids": known_ids(tokens)} if asked.return_token_ids else {})
 
 
-def _logprobs(heading: AnswerHeader, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    texts = [_name(heading, token) for token, _, _ in tokens]
-    decoder, offsets = getincrementaldecoder("utf-8")("replace"), list[int]()
-    for token, _, _ in tokens:
-        offsets.append(offset)
-        bytes = heading.bytes(token)
-        offset += len(heading.called(token) if bytes is None else decoder.decode(bytearray(bytes)))
+def _logprobs(heading: AnswerHeader, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {
-        "tokens": texts,
+        "tokens": [heading.called(token) for token, _, _ in tokens],
         "token_logprobs": [finite(logprob) for _, logprob, _ in tokens],
-        "text_offset": offsets,
         "top_logprobs": [_by_name(heading, top) for _, _, top in tokens],
     }
-
-
-def _name(heading: AnswerHeader, token: Token) -> str:
-    """Return a token's name; `bytes:\\xf0\\x9f` for part of a character: the API has no field for bytes."""
-    name, bytes = heading.called(token), heading.bytes(token)
-    if _REPLACEMENT not in name or bytes is None or name.encode() == bytearray(bytes):
-        return name
-    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in bytes)
 
 
 def _by_name(heading: AnswerHeader, top: TopLogprobs) -> dict[str, float]:
     """Map the likeliest tokens by name; a second token with the same text is named by its id."""
     named: dict[str, float] = {}
     for token, logprob in top:
-        name = _name(heading, token)
+        name = heading.called(token)
         named[name if name not in named else f"token_id:{token}"] = finite(logprob)
     return named
