@@ -78,23 +78,16 @@ async def test_a_key_is_void_when_its_episode_is_over(journal: Journal) -> None:
     assert [record.output for record in records] == ["done", "refused"], records[1].failure
 
 
-async def test_the_responses_api_records_calls_that_go_on_from_each_other(journal: Journal) -> None:
+async def test_the_ids_of_answers_are_the_same_when_an_episode_is_resumed(journal: Journal) -> None:
     async def play(example, episode):
-        client = episode.openai()
-        first = await client.responses.create(model="m", input="hi", temperature=0.5)
-        other = episode.openai()
-        second = await other.responses.create(model="m", input="more", previous_response_id=first.id)
-        return second.output_text
+        first = await episode.openai().responses.create(model="m", input="hi")
+        later = {"input": "more", "previous_response_id": first.id}
+        return (await episode.openai().responses.create(model="m", **later)).output_text
 
     record = await collect_one(play, journal)
-    first, second = record.calls
-    assert first.request.sampling.temperature == 0.5
-    assert second.request.messages == (*ASK, first.completion.message, {"role": "user", "content": "more"})
-    before = first.completion.prompt_ids + first.completion.completion_ids
-    assert second.completion.prompt_ids[: len(before)] == before
-    assert record.output == second.completion.message["content"]
+    assert record.output and len(record.calls) == 2
     await journal.forget(record.id)
-    assert (await collect_one(play, journal)).output == record.output, "ids are the same when it is resumed"
+    assert (await collect_one(play, journal, models={"policy": ScriptedEngine([])})).output == record.output
 
 
 ASKS = """

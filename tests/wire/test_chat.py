@@ -22,7 +22,7 @@ from etude.wire.endpoint import EndpointServer
 from etude.wire.gateway import recording_client
 from etude.wire.sampling import change_sampling
 from tests.support import tool_call
-from tests.wire.dialects import ASK, CALLING, anthropic_client, openai_client
+from tests.wire.dialects import ASK, CALLING, openai_client
 
 ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -273,45 +273,6 @@ async def test_chat_completions_come_as_they_are_sampled(server: EndpointServer)
     assert choices[-1].finish_reason == "tool_calls"
     assert [call.function.name for choice in choices for call in choice.delta.tool_calls or ()] == ["add"]
     assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 6
-
-
-async def test_responses_come_as_they_are_sampled(server: EndpointServer) -> None:
-    handler, events = Slow(), []
-    async with (
-        openai_client(server.open(handler)) as client,
-        client.responses.stream(model="m", input="hi") as stream,
-    ):
-        async for event in stream:
-            events.append(event)
-            if event.type == "response.output_text.delta":
-                handler.go.set()
-        final = await stream.get_final_response()
-    assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
-    assert final.output_text == "So be it"
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
-    assert deltas == ["Hm", "."]
-    (done,) = [event for event in events if event.type == "response.output_text.done"]
-    assert done.text == "So be it"
-
-
-async def test_messages_come_as_they_are_sampled(server: EndpointServer) -> None:
-    handler, kinds = Slow(), []
-    async with (
-        anthropic_client(server.open(handler)) as client,
-        client.messages.stream(model="m", max_tokens=9, messages=ASK) as stream,
-    ):
-        async for event in stream:
-            if event.type == "content_block_delta":
-                kinds.append(event.delta.type)
-                if event.delta.type == "text_delta":
-                    handler.go.set()
-        final = await stream.get_final_message()
-    assert kinds == ["thinking_delta", "thinking_delta", "text_delta", "text_delta", "input_json_delta"]
-    assert [block.type for block in final.content] == ["thinking", "text", "tool_use"]
-    assert (final.content[0].thinking, final.content[1].text) == ("Hm.", "So be it")
-    assert (final.content[2].input, final.stop_reason) == ({"a": 1, "b": 2}, "tool_use")
-    assert (final.usage.input_tokens, final.usage.output_tokens) == (2, 4)
 
 
 async def test_a_stream_that_fails_half_way_is_an_error_of_the_client() -> None:
