@@ -64,9 +64,12 @@ def tool_arguments(function: Mapping[str, Any], *, unique_keys: bool = False) ->
 
 def _call_key(function: dict[str, Any]) -> dict[str, Any]:
     """Return the call with its arguments parsed, since client libraries change the spaces in them."""
+    text = function.get("arguments")
+    if not isinstance(text, str):
+        return function  # Some agents send the object itself.
     try:
-        return {**function, "arguments": read_json(function["arguments"], unique_keys=False)}
-    except (KeyError, TypeError, ValueError):
+        return {**function, "arguments": read_json(text, unique_keys=False)}
+    except ValueError:
         return function
 
 
