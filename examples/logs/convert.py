@@ -40,7 +40,7 @@ def otlp_rows(line: Row) -> Iterator[Row]:
                     for message in [*asked, *_parsed(given.get("gen_ai.input.messages"))]
                     for chat in _chat_messages(message["role"], message["parts"])
                 ],
-                "tools": [{"function": tool.get("function", tool)} for tool in tools],
+                "tools": [{"type": "function", "function": tool.get("function", tool)} for tool in tools],
                 "temperature": given.get("gen_ai.request.temperature"),
             },
             "response": {
@@ -69,8 +69,10 @@ def _chat_messages(role: str, parts: list[Row]) -> list[Row]:
             case "reasoning":
                 thoughts.append(part["content"])
             case "tool_call":
-                function = {"name": part["name"], "arguments": part.get("arguments")}
-                calls.append({"id": part.get("id"), "function": function})
+                given = part.get("arguments") or {}
+                text = given if isinstance(given, str) else json.dumps(given)
+                function = {"name": part["name"], "arguments": text}
+                calls.append({"id": part.get("id"), "type": "function", "function": function})
             case "tool_call_response":
                 result = part.get("response", part.get("result"))
                 text = result if isinstance(result, str) else json.dumps(result)

@@ -112,16 +112,17 @@ ANSWER = PLAY + "    return (await episode.chat([{'role': 'user', 'content': 'q'
     ids=["nan", "raises", "never"],
 )
 def test_evaluators_that_fail_are_no_zero(project, body, texts):
-    agent = f"{ANSWER}def correct(example, output):\n    {body}\n\n\ndef brief(*_):\n    return 1.0\n"
-    (project / "agent.py").write_text(agent)
-    limit = {"_type": "agent:correct", "timeout": 0.3 if "sleep" in body else 300}
-    change(project / "config.yml", eval__evaluators__correct=limit, llms__policy__log=str(project / "log"))
+    marked = f"@etude.evaluator(timeout=0.3)\ndef correct(example, output):\n    {body}\n\n\n"
+    agent = f"import etude\n\n{ANSWER}{marked}def brief(*_):\n    return 1.0\n"
+    (project / "agent.py").write_text(agent if "sleep" in body else agent.replace("0.3", "300"))
+    change(project / "config.yml", llms__policy__log=str(project / "log"))
     shown = etude("train", "config.yml", "--name", "r")
     refused(shown, FAILED, "episodes have no score from 'correct'", *texts)
     sampled = (project / "log").read_text().splitlines()
-    (project / "agent.py").write_text(agent.replace(body, "return 1.0 if output == 'yes' else 0.0"))
+    mended = agent.replace(body, "return 1.0 if output == 'yes' else 0.0").replace("0.3", "300")
+    (project / "agent.py").write_text(mended)
     del sys.modules["agent"]
-    succeed("resume", "r", "-o", "eval.evaluators.correct.timeout=300")
+    succeed("resume", "r")
     everything = (project / "log").read_text().splitlines()
     assert everything[: len(sampled)] == sampled
     assert len(set(everything)) == len(everything), "a paid call was made twice"

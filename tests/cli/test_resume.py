@@ -59,8 +59,6 @@ CHANGEABLE = {
     "finetuning.error_budget": 1,
     "eval.general.timeout": 20,
     "eval.general.max_calls": 7,
-    "workflow.timeout": 9,
-    "eval.evaluators.correct.timeout": 9,
     "trainers.epochs.job_timeout": 30,
     "trainers.epochs.keep_checkpoints": "all",
 }

@@ -153,7 +153,7 @@ def test_overrides_reach_everything_that_may_be_left_out(folder: Path):
         [
             "finetuning.num_epochs=5",
             ("trainer_adapters.local.learning_rate", "1e-3"),
-            "workflow.timeout=7",
+            "workflow.arguments.n=7",
             "eval.general.dataset.limit=3",
             "llms.policy.model=other",
             "finetuning.run_configuration.validation_dataset=val.jsonl",
@@ -161,7 +161,7 @@ def test_overrides_reach_everything_that_may_be_left_out(folder: Path):
     )
     assert config.finetuning.num_epochs == 5
     assert config.trainer_adapters["local"] == LocalAdapterConfig(learning_rate=1e-3)
-    assert config.workflow == FunctionWorkflowConfig(function="my_agent:play", timeout=7)
+    assert config.workflow == FunctionWorkflowConfig(function="my_agent:play", arguments={"n": 7})
     assert config.eval.general.dataset == JsonlDatasetConfig(file_path=Path("train.jsonl"), limit=3)
     assert config.llms["policy"] == LocalConfig(model="other")
     validation = config.finetuning.run_configuration.validation_dataset

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from etude.core.call import ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import DatasetError, RequestError
 from etude.core.secrets import MASK
@@ -32,15 +33,15 @@ ANSWER = {"role": "assistant", "content": "Hello"}
 MORE = {"role": "user", "content": "And?"}
 
 
-def call(*messages: dict[str, Any], answer: str | None = "Hello", **facts: Any) -> LoggedCall:
-    said = None if answer is None else {"role": "assistant", "content": answer}
-    return LoggedCall("log:1", messages, said, **facts)
+def call(*messages: dict[str, Any], answer: str = "Hello", **facts: Any) -> LoggedCall:
+    said = Completion({"role": "assistant", "content": answer})
+    return LoggedCall("log:1", ChatRequest(messages), said, **facts)
 
 
 def lengths(*records: Any) -> list[int]:
     log = Log()
     log.add(records)
-    return [len(chat.calls) for chat in log.chats()]
+    return [*map(len, log.chats())]
 
 
 def test_a_prompt_that_goes_on_with_a_chat_is_of_it():
@@ -197,21 +198,21 @@ def test_a_list_is_read_as_the_lines_are(tmp_path: Path):
     [
         ("{", "3:1: broken JSON"),
         ("[1]", "3: a row must be an object, found a list"),
-        ('{"prompt": "Hi"}', "3: request: Field required"),
+        ('{"prompt": "Hi"}', "3: a row must have `messages`, or a `request` and its `response`"),
         ('{"messages": "Hi"}', "3: messages: Input should be a valid list"),
-        ('{"messages": [{"role": "robot"}]}', "3: messages[0].role: Input should be 'system', 'developer'"),
-        ('{"messages": [{"role": "user", "content": 5}]}', "3: messages[0].content: Input should be a valid"),
+        ('{"messages": [{"role": "robot"}]}', "3: messages[0].role must be one of system, developer, user"),
+        ('{"messages": [{"role": "user", "content": 5}]}', "3: messages[0].content must be a string"),
         (
             '{"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}',
-            "3: messages[0].tool_calls[0].function.name: Field required",
+            "3: messages[0].tool_calls must be a list of calls, each of a function with a name",
         ),
         (
-            '{"request": {"messages": [], "temperature": -1}, "response": {}}',
-            "3: request.temperature: Input should be greater than or equal to 0",
+            '{"request": {"messages": [{"role": "tool"}], "temperature": -1}, "response": {}}',
+            "3: messages[0].content is missing",
         ),
         (
-            '{"request": {"messages": []}, "response": {"choices": [{}]}}',
-            "3: response.choices[0].message: Field required",
+            '{"request": {"messages": [{"role": "user", "content": "a"}]}, "response": {"choices": [{}]}}',
+            "3: response: malformed answer: KeyError: 'message'",
         ),
         ('{"request": "[{", "response": {}}', "3: request: "),
     ],

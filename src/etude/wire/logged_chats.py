@@ -6,25 +6,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+from pydantic_core import to_json
 
 from etude.config.data_files import json_value, read_json_file, read_parquet, readable
-from etude.core.call import NO_USAGE, PLAIN_SAMPLING, Sampling, Temperature, TopP, Usage
+from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.data_model import name_type, number
-from etude.core.errors import DatasetError
+from etude.core.errors import DatasetError, RequestError
 from etude.core.evaluation import is_score
 from etude.core.json_text import read_json
-from etude.core.message import Message, Tool
-from etude.wire.dialect import tool_call
-from etude.wire.sampling import Text, describe_problems
+from etude.wire.bodies import check_conversation, plain_messages
+from etude.wire.client import parse_completion
+from etude.wire.retries import Refusal, Retryable
+from etude.wire.sampling import change_sampling, validated
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,10 @@ class LoggedCall:
 
     where: str
     """`file:line`."""
-    messages: tuple[Message, ...]
-    answer: Message | None
+    request: ChatRequest
+    completion: Completion | None = None
     """None if the call failed."""
-    tools: tuple[Tool, ...] = ()
     model: str = ""
-    sampling: Sampling = PLAIN_SAMPLING
-    usage: Usage = NO_USAGE
-    finish_reason: str = "stop"
     error: str | None = None
     began: float = 0.0
     """In Unix seconds; 0 if unknown."""
@@ -83,110 +80,36 @@ def _parse(value: Any) -> Any:
 
 _Parsed = BeforeValidator(_parse)
 """Parses a column that holds JSON text."""
-
-
-class _Function(BaseModel):
-    name: Text
-    arguments: str | dict[str, Any] | None = None
-
-
-class _ToolCall(BaseModel):
-    id: str | None = None
-    function: _Function
-
-    def as_chat(self) -> dict[str, Any]:
-        given = self.function.arguments or {}
-        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        return tool_call(self.id or "", self.function.name, text)
-
-
-class _Message(BaseModel):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = Field(
-        default=None, validation_alias=AliasChoices("reasoning_content", "reasoning")
-    )
-    tool_calls: list[_ToolCall] | None = None
-    name: str | None = None
-    tool_call_id: str | None = None
-    weight: float | None = None
-    """0 for an answer that is not to be learned from."""
-    function_call: None = None
-    """An older form, which models are not shown."""
-
-    def as_chat(self) -> Message:
-        """Return the message without fields that no model reads."""
-        content = self.refusal if self.content is None else self.content
-        calls = [call.as_chat() for call in self.tool_calls or ()]
-        others = self.model_dump(include={"reasoning_content", "name", "tool_call_id"}, exclude_none=True)
-        return {"role": self.role, "content": content, **others} | ({"tool_calls": calls} if calls else {})
-
-
-class _Answer(_Message):
-    role: Literal["assistant"] = "assistant"
-
-
-class _ToolFunction(BaseModel):
-    name: Text
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class _Tool(BaseModel):
-    function: _ToolFunction
-
-    def as_chat(self) -> Tool:
-        return {"type": "function", "function": self.function.model_dump(exclude_none=True)}
-
-
-class _Request(BaseModel):
-    messages: list[_Message]
-    tools: list[_Tool] | None = None
-    model: str | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    max_tokens: int | None = Field(
-        default=None, ge=1, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
-    )
-
-    def call(self, where: str, **fields: Any) -> LoggedCall:
-        """Return the call for this request, without its answer."""
-        given = self.model_dump(include={"temperature", "top_p", "max_tokens"}, exclude_none=True)
-        return LoggedCall(
-            where,
-            tuple(message.as_chat() for message in self.messages),
-            None,
-            tuple(tool.as_chat() for tool in self.tools or ()),
-            sampling=Sampling(**given),
-            **fields,
-        )
-
-
-class _Choice(BaseModel):
-    message: _Answer
-    finish_reason: str | None = None
-
-
-class _Usage(BaseModel):
-    prompt_tokens: int = Field(default=0, ge=0)
-    completion_tokens: int = Field(default=0, ge=0)
-
-
-class _Response(BaseModel):
-    choices: list[_Choice] | None = None
-    model: str | None = None
-    created: datetime | None = None
-    usage: _Usage | None = None
-    error: Any = None
-
-
 _Name: TypeAlias = str | int | None
 
 
-class _Row(BaseModel):
-    """The fields that both kinds of rows have."""
+class _Request(BaseModel):
+    messages: Annotated[list[Any] | None, _Parsed] = None
+    tools: Annotated[list[Any] | None, _Parsed] = None
+    model: str | None = None
+    temperature: Any = None
+    top_p: Any = None
+    max_tokens: Any = Field(
+        default=None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
+    )
+
+    def as_chat(self) -> ChatRequest:
+        """Return the request. Raises RequestError if it is not OpenAI's."""
+        # A weight says whether an answer is to be learned from.
+        given = [
+            {name: value for name, value in message.items() if name != "weight"}
+            if isinstance(message, dict)
+            else message
+            for message in self.messages or ()
+        ]
+        messages, tools = plain_messages(given), tuple(self.tools or ())
+        check_conversation((), tools)
+        settings = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        return ChatRequest(messages, tools, change_sampling(Sampling(), settings))
+
+
+class _Row(_Request):
+    """A conversation, or a request with its response."""
 
     id: _Name = Field(default=None, validation_alias=AliasChoices("id", "request_id"))
     trace_id: _Name = None
@@ -198,96 +121,106 @@ class _Row(BaseModel):
     reward: Any = None
     feedback: Any = None
     scores: dict[str, Any] | None = None
+    timestamp: datetime | None = None
+    request: Annotated[_Request | None, _Parsed] = None
+    response: Annotated[dict[str, Any] | list[Any] | None, _Parsed] = None
+    error: Any = None
 
-    def read_feedback(self, where: str) -> Iterator[LoggedScore | SkippedEntry]:
-        """Yield feedback: numbers, or objects with `score` or `value`, and a `comment` or `reason`."""
-        own = {"score": self.score, "reward": self.reward, "feedback": self.feedback}
-        for name, value in {**own, **(self.scores or {})}.items():
-            given = value if isinstance(value, dict) else {"score": value}
-            reason = given.get("comment", given.get("reason"))
-            try:
-                score = number(given.get("score", given.get("value")))
-            except ValueError:
-                score = math.nan
-            if value is None:
-                continue
-            if name and "/" not in name and is_score(score):
-                yield LoggedScore(name, score, reason if isinstance(reason, str) else "")
-            else:
-                yield SkippedEntry(where, f"feedback '{name}' that is not a finite number")
-
-    def facts(self, where: str) -> dict[str, Any]:
-        """Return the fields of the row's calls."""
+    def records(self, where: str) -> Iterator[Record]:
+        """Yield the row's calls, with its feedback on the last one. Raises RequestError."""
+        feedback = [*self._read_feedback(where)]
+        yield from (entry for entry in feedback if isinstance(entry, SkippedEntry))
         named = {"id": self.id or where, "trace": self.trace_id or "", "session": self.session or ""}
-        return {**{name: str(value) for name, value in named.items()}, "expected": self.expected}
+        facts: dict[str, Any] = {name: str(value) for name, value in named.items()}
+        facts["expected"] = self.expected
+        facts["scores"] = tuple(score for score in feedback if isinstance(score, LoggedScore))
+        if self.messages is not None:
+            yield from self._conversation(where, facts)
+        elif self.request is None or self.response is None:
+            raise RequestError("a row must have `messages`, or a `request` and its `response`")
+        elif self.request.messages is None:
+            yield SkippedEntry(where, "request without messages: not a chat completion")
+        elif isinstance(self.response, list):
+            yield SkippedEntry(where, "response in the chunks of a stream: log the complete response")
+        else:
+            yield from self._exchange(where, self.request, self.response, facts)
 
-
-class _Conversation(_Row):
-    messages: Annotated[list[_Message], _Parsed]
-    tools: Annotated[list[_Tool] | None, _Parsed] = None
-    model: str | None = None
-
-    def calls(self, where: str, scores: tuple[LoggedScore, ...]) -> Iterator[Record]:
-        """Yield a call for each answer, except those with weight 0. Feedback is on the last one."""
-        messages = [message.as_chat() for message in self.messages]
+    def _conversation(self, where: str, facts: dict[str, Any]) -> Iterator[Record]:
+        """Yield a call for each answer of a conversation, except those with weight 0."""
+        request, given = self.as_chat(), self.messages or ()
+        messages = request.messages
         answers = [
             index
-            for index, message in enumerate(self.messages)
-            if message.role == "assistant" and message.weight != 0 and index
+            for index, message in enumerate(messages)
+            if message["role"] == "assistant" and given[index].get("weight") != 0 and index
         ]
         if not answers:
             yield SkippedEntry(where, "conversation without an answer by the assistant")
             return
         if answers[-1] + 1 < len(messages):
             yield SkippedEntry(where, "messages after the last answer of a conversation")
-        facts = self.facts(where)
         for index in answers:
             is_last = index == answers[-1]
-            own = facts | {"id": facts["id"] if is_last else f"{facts['id']}@{index}"}
+            own = {} if is_last else {"id": f"{facts['id']}@{index}", "scores": ()}
+            reason = "tool_calls" if messages[index].get("tool_calls") else "stop"
             yield LoggedCall(
                 where,
-                tuple(messages[:index]),
-                messages[index],
-                tuple(tool.as_chat() for tool in self.tools or ()),
+                replace(request, messages=messages[:index]),
+                Completion(messages[index], reason),
                 model=self.model or "",
-                finish_reason="tool_calls" if messages[index].get("tool_calls") else "stop",
                 is_whole=True,
-                scores=scores if is_last else (),
-                **own | {"trace": own["trace"] or where},
+                **facts | {"trace": facts["trace"] or where} | own,
             )
 
-
-class _Exchange(_Row):
-    request: Annotated[_Request, _Parsed]
-    response: Annotated[_Response, _Parsed]
-    timestamp: datetime | None = None
-    error: Any = None
-
-    def calls(self, where: str, scores: tuple[LoggedScore, ...]) -> Iterator[Record]:
-        """Yield the call. Further answers to it are separate chats on its prompt."""
-        response, usage = self.response, self.response.usage or _Usage()
-        at = self.timestamp or response.created
-        call = self.request.call(
-            where,
-            model=response.model or self.request.model or "",
-            usage=Usage(usage.prompt_tokens, usage.completion_tokens),
-            began=0.0 if at is None else max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()),
-            scores=scores,
-            **self.facts(where),
-        )
-        error = response.error or self.error
-        if error:
+    def _exchange(
+        self, where: str, request: _Request, response: dict[str, Any], facts: dict[str, Any]
+    ) -> Iterator[Record]:
+        """Yield the call of a request. Further answers to it are separate chats on its prompt."""
+        at, created = self.timestamp, response.get("created")
+        began = float(created) if isinstance(created, int | float) else 0.0
+        if at is not None:
+            began = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        model = str(response.get("model") or request.model or "")
+        call = LoggedCall(where, request.as_chat(), model=model, began=max(0.0, began), **facts)
+        if error := response.get("error") or self.error:
             reason = error.get("message") or error.get("type") if isinstance(error, dict) else error
             yield replace(call, error=str(reason or "an error without a message"))
-        elif not response.choices:
+            return
+        choices = response.get("choices")
+        if not choices or not isinstance(choices, list):
             yield SkippedEntry(where, "response without choices: not a chat completion, or cut off")
-        for index, choice in enumerate(() if error else response.choices or ()):
-            reason = choice.finish_reason or ("tool_calls" if choice.message.tool_calls else "stop")
-            answered = replace(call, answer=choice.message.as_chat(), finish_reason=reason)
+            return
+        for index, choice in enumerate(choices):
+            answered = call
             if index:
-                trace = f"{call.trace or where}#{index}"
-                answered = replace(answered, id=f"{call.id}#{index}", trace=trace, scores=())
-            yield answered
+                name, trace = f"{call.id}#{index}", f"{call.trace or where}#{index}"
+                answered = replace(call, id=name, trace=trace, scores=())
+            try:
+                answer = parse_completion(to_json({**response, "choices": [choice]}))
+            except Retryable as problem:
+                raise RequestError(f"response: {problem}") from problem
+            except Refusal as refusal:
+                yield replace(answered, error=str(refusal))
+                continue
+            completion = Completion(answer.message, answer.finish_reason, usage=answer.usage)
+            yield replace(answered, completion=completion)
+
+    def _read_feedback(self, where: str) -> Iterator[LoggedScore | SkippedEntry]:
+        """Yield feedback: numbers, or objects with `score` or `value`, and a `comment` or `reason`."""
+        own = {"score": self.score, "reward": self.reward, "feedback": self.feedback}
+        for name, value in {**own, **(self.scores or {})}.items():
+            if value is None:
+                continue
+            given = value if isinstance(value, dict) else {"score": value}
+            reason = given.get("comment", given.get("reason"))
+            try:
+                score = number(given.get("score", given.get("value")))
+            except ValueError:
+                score = math.nan
+            if name and "/" not in name and is_score(score):
+                yield LoggedScore(name, score, reason if isinstance(reason, str) else "")
+            else:
+                yield SkippedEntry(where, f"feedback '{name}' that is not a finite number")
 
 
 def read_records(path: Path, *, skip_broken: bool = False) -> Iterator[Record]:
@@ -326,22 +259,12 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _read_row(where: str, row: Any) -> list[Record]:
-    """Return the calls of a row. Raises DatasetError."""
+    """Return the records of a row. Raises DatasetError."""
     if isinstance(row, DatasetError):
         raise row
     if not isinstance(row, Mapping):
         raise DatasetError(f"{where}: a row must be an object, found {name_type(row)}")
-    kind: type[_Conversation | _Exchange] = _Conversation if "messages" in row else _Exchange
-    request = row.get("request")
-    if isinstance(request, Mapping) and "messages" not in request:
-        return [SkippedEntry(where, "request without messages: not a chat completion")]
-    if isinstance(row.get("response"), list):
-        return [SkippedEntry(where, "response in the chunks of a stream: log the complete response")]
     try:
-        known = kind.model_validate(row)
-    except ValidationError as error:
-        problem, _ = describe_problems(error.errors(include_url=False, include_input=False)[:1])
-        raise DatasetError(f"{where}: {problem}") from error
-    feedback = [*known.read_feedback(where)]
-    scores = tuple(score for score in feedback if isinstance(score, LoggedScore))
-    return [*known.calls(where, scores), *(each for each in feedback if isinstance(each, SkippedEntry))]
+        return [*validated(_Row, row).records(where)]
+    except RequestError as error:
+        raise DatasetError(f"{where}: {error}") from error

@@ -7,16 +7,16 @@ import asyncio
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
 from etude.config.registry import register_dataset
-from etude.core.call import Call, ChatRequest, Completion
+from etude.core.call import Call
 from etude.core.conversion import written
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event, Example, Failure, LoggedExample
 from etude.core.errors import DatasetError, RequestError
@@ -27,22 +27,14 @@ from etude.store.episodes import read_episode, stored_episodes, write_episode
 from etude.store.facts import IMPORT, find_run
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
-from etude.wire.logged_chats import LoggedCall, LoggedScore, Record, SkippedEntry, read_records
+from etude.wire.logged_chats import LoggedCall, Record, SkippedEntry, read_records
 
 CHATS, HELD_OUT = "chats", "held_out"
 """The phases of a run of chats: those to learn from, and those with held-out prompts."""
 
 
-@dataclass(slots=True)
-class Chat:
-    """Calls that belong together, in order."""
-
-    calls: list[LoggedCall] = field(default_factory=list)
-
-    @property
-    def scores(self) -> list[LoggedScore]:
-        """The feedback on all calls."""
-        return [score for call in self.calls for score in call.scores]
+Chat: TypeAlias = list[LoggedCall]
+"""Calls that belong together, in order."""
 
 
 class Log:
@@ -67,14 +59,12 @@ class Log:
 
     def _add_call(self, call: LoggedCall) -> None:
         name = call.id or f"{call.where}#{len(self._calls)}"
-        spoken = [*call.messages, *([call.answer] if call.answer is not None else [])]
+        spoken = _spoken(call)
         if name in self._calls:
             self._leave_out(call.where, "call whose id occurs twice")
-        elif not call.messages:
-            self._leave_out(call.where, "call without a prompt")
         elif not all(map(is_text, spoken)):
             self._leave_out(call.where, "call with a part that is not text, such as an image")
-        elif call.answer is not None and not (message_text(call.answer) or call.answer.get("tool_calls")):
+        elif call.completion is not None and not (message_text(spoken[-1]) or spoken[-1].get("tool_calls")):
             self._leave_out(call.where, "call with an empty answer")
         else:
             self._calls[name] = call
@@ -89,21 +79,25 @@ class Log:
         open_chats: dict[bytes, Chat] = {}
         """The chats that may go on, by everything said in them."""
         for call in calls:
-            spoken = call.messages if call.answer is None else (*call.messages, call.answer)
-            digests = [] if call.is_whole else _digests(call.session, spoken)
+            digests = [] if call.is_whole else _digests(call.session, _spoken(call))
             chat = by_trace.get(call.trace) if call.trace else None
             if chat is None:
                 # The last digest includes the call's own answer.
-                earlier = digests[:-1] if call.answer is not None else digests
+                earlier = digests[:-1] if call.completion is not None else digests
                 found = (open_chats.pop(digest, None) for digest in reversed(earlier))
-                chat = next((each for each in found if each is not None), None) or Chat()
+                chat = next((each for each in found if each is not None), [])
             if call.trace:
                 by_trace[call.trace] = chat
-            if call.answer is not None and digests:
+            if call.completion is not None and digests:
                 open_chats[digests[-1]] = chat
-            chat.calls.append(call)
+            chat.append(call)
             chats[id(chat)] = chat
         return [*chats.values()]
+
+
+def _spoken(call: LoggedCall) -> tuple[Message, ...]:
+    answer = () if call.completion is None else (call.completion.message,)
+    return (*call.request.messages, *answer)
 
 
 def _digests(session: str, messages: Sequence[Message]) -> list[bytes]:
@@ -132,8 +126,8 @@ def chat_episodes(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRec
 
 
 def _make_example(chat: Chat) -> Example:
-    first = chat.calls[0]
-    expected = next((call.expected for call in reversed(chat.calls) if call.expected is not None), None)
+    first = chat[0].request
+    expected = next((call.expected for call in reversed(chat) if call.expected is not None), None)
     messages, tools = masked_data(list(first.messages)), list(first.tools)
     inputs = {"messages": messages, "tools": tools} if tools else {"messages": messages}
     return Example(content_hash([[*map(message_key, messages)], tools, expected]), inputs, expected)
@@ -145,19 +139,17 @@ def _make_episode(chat: Chat, example: Example, generation: int, name: str) -> E
             index,
             WORKFLOW,
             call.model,
-            ChatRequest(tuple(masked_data([*call.messages])), call.tools, call.sampling, conversation=name),
-            None
-            if call.answer is None
-            else Completion(masked_data(call.answer), call.finish_reason, usage=call.usage),
+            replace(call.request, messages=tuple(masked_data([*call.request.messages])), conversation=name),
+            call.completion and replace(call.completion, message=masked_data(call.completion.message)),
             error=call.error,
             began=call.began,
             logged=True,
         )
-        for index, call in enumerate(chat.calls)
+        for index, call in enumerate(chat)
     )
+    scores = (score for call in chat for score in call.scores)
     events = tuple(
-        Event("score", len(calls) - 1, score.value, masked_data(score.reason), score.name)
-        for score in chat.scores
+        Event("score", len(calls) - 1, score.value, masked_data(score.reason), score.name) for score in scores
     )
     last = calls[-1]
     output = None if last.completion is None else written(last.completion.message)
