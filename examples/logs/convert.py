@@ -91,15 +91,13 @@ def _attributes(pairs: list[Row]) -> Row:
 
 
 def _value(given: Row) -> Any:
-    kind, value = next(iter(given.items()), ("", None))
-    match kind:
-        case "arrayValue":
-            return [_value(each) for each in value.get("values", ())]
-        case "kvlistValue":
-            return _attributes(value.get("values", ()))
-        case "intValue":
-            return int(value)
-    return value
+    if "arrayValue" in given:
+        return [_value(each) for each in given["arrayValue"].get("values", ())]
+    if "kvlistValue" in given:
+        return _attributes(given["kvlistValue"].get("values", ()))
+    if "intValue" in given:
+        return int(given["intValue"])
+    return next(iter(given.values()), None)
 
 
 def langfuse_rows(exported: list[Row]) -> Iterator[Row]:
