@@ -44,7 +44,6 @@ from etude.learner.optimiser import Schedule
 from etude.models.device import multiplies_bfloat16_faster
 from etude.models.policy import Policy
 from etude.models.tiny import build_tokenizer, conversation_texts
-from etude.rollout.evaluation_run import measure as evaluate
 from etude.rollout.reply import describe_tools
 from learner import Step, conversations, groups, long, short, steps
 
@@ -521,7 +520,7 @@ async def _make_base(base: Path, plan: Plan, dtype: str, note: Note) -> dict[str
     from agent import correct, solve  # type: ignore[import-not-found]
     from base import TRAINING, careless_transcript, transcript  # type: ignore[import-not-found]
     from task import calculator, draw_questions  # type: ignore[import-not-found]
-    from warm_up import Stage, warm_up, write_examples  # type: ignore[import-not-found]
+    from warm_up import Stage, measure, warm_up, write_examples  # type: ignore[import-not-found]
 
     questions = draw_questions(TRAINING + plan.held_out, generator(0, "questions"))
     examples = [Example(f"question-{i}", {"question": q.text}, q.answer) for i, q in enumerate(questions)]
@@ -539,7 +538,7 @@ async def _make_base(base: Path, plan: Plan, dtype: str, note: Note) -> dict[str
     engine = EmbeddedEngine(policy, max_tokens=24)
 
     async def reward() -> float:
-        return (await evaluate(solve, correct, engine, examples[:64], max_concurrency=64)).mean
+        return (await measure(solve, correct, engine, examples[:64], max_concurrency=64)).mean
 
     stage = Stage(
         "imitating an agent",

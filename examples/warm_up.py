@@ -9,22 +9,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from etude.algorithms.imitation import Supervised
+from etude.core.call import Sampling
 from etude.core.episode import Example
 from etude.core.errors import TrainingError
+from etude.core.interfaces import Engine
 from etude.core.keys import shuffled_forever
 from etude.core.message import Message, Tool
 from etude.core.sample import Sample
+from etude.core.stats import Estimate, estimate
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import plan_steps
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
+from etude.rollout.collector import Collector, Limits
+from etude.rollout.evaluation_run import EvaluationRun
+from etude.rollout.workflow import as_workflow
+from etude.store.journal import Journal
 
 OnCheck = Callable[[str, float], None]
 """Is called with the stage's name and the value of each measurement."""
@@ -80,6 +89,35 @@ class StageReport:
     loss: float
     """Nats per token over the last steps."""
     seconds: float
+
+
+async def measure(
+    workflow: Any,
+    evaluator: Any,
+    engine: Engine,
+    examples: Sequence[Example],
+    *,
+    seed: int = 0,
+    sampling: Sampling | None = None,
+    max_concurrency: int = 64,
+) -> Estimate:
+    """Return the mean score of one episode per example, with its 95 % interval. Nothing is kept.
+
+    `workflow` and `evaluator` are functions, decorated or plain. Raises ErrorBudgetExceeded if over a fifth
+    of the episodes or scores failed.
+    """
+    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "measure.db") as journal:
+        collector = Collector(
+            as_workflow(workflow),
+            {"policy": engine},
+            journal,
+            seed=seed,
+            limits=Limits(max_concurrency=max_concurrency),
+            sampling={"policy": sampling or Sampling()},
+        )
+        run = EvaluationRun(collector, {"reward": evaluator}, journal, max_concurrency=max_concurrency)
+        output = await run.run(examples, phase="measure", keep_episodes=False)
+    return estimate(output.scores()["reward"], output.bounds()["reward"])
 
 
 async def warm_up(

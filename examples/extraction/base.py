@@ -20,14 +20,13 @@ from etude.engines.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.learner.optimiser import Schedule
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, conversation_texts
-from etude.rollout.evaluation_run import measure
 
 from agent import extract, fields_right
 from task import Order, draw_notes, draw_order
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from warm_up import Stage, StageReport, command, warm_up, write_examples
+from warm_up import Stage, StageReport, command, measure, warm_up, write_examples
 
 TRAINING, HELD_OUT = 4096, 512
 """Numbers of notes, all different."""

@@ -17,13 +17,12 @@ from etude.core.keys import generator
 from etude.core.message import Message
 from etude.engines.embedded import EmbeddedEngine
 from etude.models.tiny import build_policy, build_tokenizer
-from etude.rollout.evaluation_run import measure
 
 from agent import in_place, sort
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from warm_up import Stage, StageReport, command, warm_up, write_examples
+from warm_up import Stage, StageReport, command, measure, warm_up, write_examples
 
 ALPHABET, COUNT = "abcdefghijkl", 6
 TRAIN, HELD_OUT, TRANSCRIPTS = 4096, 512, 20_000

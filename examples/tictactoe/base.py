@@ -18,14 +18,13 @@ from etude.core.keys import generator
 from etude.core.message import Message
 from etude.engines.embedded import EmbeddedEngine
 from etude.models.tiny import build_policy, build_tokenizer
-from etude.rollout.evaluation_run import measure
 
 from agent import play, points
 from task import EMPTY, agent_moves, free_cells, has_won, opponent_moves, put, say, show
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from warm_up import Stage, StageReport, command, warm_up, write_examples
+from warm_up import Stage, StageReport, command, measure, warm_up, write_examples
 
 TRAIN, HELD_OUT = 1024, 512
 SINGLE_POSITIONS, GAMES = 20_000, 4_000

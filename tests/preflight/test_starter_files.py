@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from examples.warm_up import measure
 
 from etude.core.call import ChatRequest
 from etude.core.episode import Example
 from etude.core.message import Message
 from etude.preflight.starter import write_starter
-from etude.rollout.evaluation_run import measure
 from tests.cli.projects import events
 from tests.support import ScriptedEngine, tool_call
 

@@ -5,22 +5,16 @@ It can also rescore stored episodes with other evaluators, and forget failures s
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
-from etude.core.call import Sampling
 from etude.core.episode import EpisodeRecord, Example, Failure, LoggedExample
 from etude.core.errors import ErrorBudgetExceeded, ModelOut, RequestError
 from etude.core.evaluation import EvaluationRunOutput
-from etude.core.interfaces import Engine, Evaluator
-from etude.core.stats import Estimate, estimate
-from etude.rollout.collector import Collector, EpisodeJob, Limits
+from etude.core.interfaces import Evaluator
+from etude.rollout.collector import Collector, EpisodeJob
 from etude.rollout.evaluation import Evaluation, EvaluationRequest, OnScore, ScoreCollector
 from etude.rollout.scorer import Scorer
-from etude.rollout.workflow import as_workflow
 from etude.store.episodes import episode_phase, read_episode, stored_episodes
 from etude.store.journal import Journal
 
@@ -159,35 +153,6 @@ async def forget_failures(journal: Journal, is_open: Callable[[str], bool]) -> C
     for key in failures:
         await journal.forget(key)
     return Counter(failures.values())
-
-
-async def measure(
-    workflow: Any,
-    evaluator: Any,
-    engine: Engine,
-    examples: Sequence[Example],
-    *,
-    seed: int = 0,
-    sampling: Sampling | None = None,
-    max_concurrency: int = 64,
-) -> Estimate:
-    """Return the mean score of one episode per example, with its 95 % interval. Nothing is kept.
-
-    `workflow` and `evaluator` are functions, decorated or plain. Raises ErrorBudgetExceeded if over a fifth
-    of the episodes or scores failed.
-    """
-    with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "measure.db") as journal:
-        collector = Collector(
-            as_workflow(workflow),
-            {"policy": engine},
-            journal,
-            seed=seed,
-            limits=Limits(max_concurrency=max_concurrency),
-            sampling={"policy": sampling or Sampling()},
-        )
-        run = EvaluationRun(collector, {"reward": evaluator}, journal, max_concurrency=max_concurrency)
-        output = await run.run(examples, phase="measure", keep_episodes=False)
-    return estimate(output.scores()["reward"], output.bounds()["reward"])
 
 
 def _jobs(example: Example, phase: str, request: EvaluationRequest) -> Iterator[EpisodeJob]:
