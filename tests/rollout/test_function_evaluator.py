@@ -124,8 +124,8 @@ async def test_what_an_evaluator_changes_reaches_neither_the_record_nor_another_
     assert (record.output, record.example.inputs) == ({"answer": 4}, {"n": 1})
 
 
-class Backwards(Evaluator):
-    """Compares, and gives its scores in another order, with the ids as numbers."""
+class Ordered(Evaluator):
+    """Compares, and gives the scores of these generations, with the ids as numbers."""
 
     def __init__(self, *generations: int) -> None:
         self.generations = generations
@@ -137,16 +137,16 @@ class Backwards(Evaluator):
         return [EvalOutputItem(id=1, generation=place, score=place / 10) for place in self.generations]  # type: ignore[arg-type]
 
 
-async def test_scores_of_a_group_are_matched_by_their_generation() -> None:
+async def test_scores_of_a_group_are_in_the_order_of_its_episodes() -> None:
     items = [EvalInputItem(id="1", generation=generation) for generation in range(3)]
-    outputs = await evaluate(Backwards(2, 1, 0), items, 5.0)
+    outputs = await evaluate(Ordered(0, 1, 2), items, 5.0)
     assert [(one.id, one.generation, one.score) for one in outputs] == [
         ("1", 0, 0.0),
         ("1", 1, 0.1),
         ("1", 2, 0.2),
     ]
-    for wrong in (Backwards(0, 0, 1), Backwards(1, 2, 3)):
-        assert all("scores for generations" in (one.error or "") for one in await evaluate(wrong, items, 5.0))
+    outputs = await evaluate(Ordered(0, 2, 1), items, 5.0)
+    assert all("generation 2 in place of 1" in (one.error or "") for one in outputs)
 
 
 async def test_an_exception_is_an_error_that_names_the_line() -> None:

@@ -189,8 +189,8 @@ async def evaluate(
             raise TypeError(f"evaluate_group returned {name_type(outputs)}; return a list of scores")
         if len(outputs) != len(items):
             raise ValueError(f"evaluate_group returned {len(outputs)} scores for {len(items)} episodes")
-        given = zip(items, _in_order(items, outputs), strict=True)
-        return [scored(item, output, evaluator.bounds) for item, output in given]
+        _require_order(items, outputs)
+        return [scored(*pair, evaluator.bounds) for pair in zip(items, outputs, strict=True)]
     except ModelOut:
         raise
     except EtudeError as error:
@@ -205,23 +205,13 @@ async def evaluate(
     return [unscored(item, reason) for item in items]
 
 
-def _in_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the outputs in the order of the items, sorted by generation if outputs give it.
-
-    Raises ValueError if the generations differ from the generations of the items.
-    """
-    given = [
-        output.generation
-        if isinstance(output, EvalOutputItem) and "generation" in output.model_fields_set
-        else None
-        for output in outputs
-    ]
-    if len(items) == 1 or not any(generation is not None for generation in given):
-        return outputs
-    wanted = [item.generation for item in items]
-    if set(given) != set(wanted):
-        raise ValueError(f"the evaluator returned scores for generations {given}, but should score {wanted}")
-    return [outputs[given.index(generation)] for generation in wanted]
+def _require_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> None:
+    """Raise ValueError if outputs that name their generation are in another order than the items."""
+    for item, output in zip(items, outputs, strict=True):
+        is_named = isinstance(output, EvalOutputItem) and "generation" in output.model_fields_set
+        if len(items) > 1 and is_named and output.generation != item.generation:
+            found = f"generation {output.generation} in place of {item.generation}"
+            raise ValueError(f"evaluate_group returned {found}; return the scores in the order of the items")
 
 
 def _copy_item(item: EvalInputItem) -> EvalInputItem:
