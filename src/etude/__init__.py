@@ -96,7 +96,6 @@ if TYPE_CHECKING:
     from etude.loop.evaluation import EvaluationRunConfig as EvaluationRunConfig
     from etude.loop.interface import Trainer as Trainer
     from etude.loop.trainer import EpochTrainer as EpochTrainer
-    from etude.rollout.agent import SimulatedUser as SimulatedUser
     from etude.rollout.episode import Episode as Episode
     from etude.rollout.episode import SyncEpisode as SyncEpisode
     from etude.rollout.evaluator import evaluator as evaluator

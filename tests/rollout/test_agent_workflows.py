@@ -1,4 +1,4 @@
-"""Ready agents: with tools, asked once, or in a conversation with a simulated user."""
+"""Ready agents with tools, and calls that play a user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import etude
 from etude.algorithms.samples import targeted_calls
 from etude.config.builder import Builder
 from etude.config.load import parse_config
-from etude.core.call import ChatRequest
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
 from etude.loop.arguments import tools_configs, with_python_objects
@@ -112,60 +111,21 @@ async def test_an_agent_that_only_calls_tools_is_stopped(journal: Journal) -> No
     ]
 
 
-async def test_a_user_talks_from_its_own_side_until_it_stops(journal: Journal) -> None:
-    """Its calls are never trained, also where one model plays both and all functions are trained."""
+async def test_calls_that_play_a_user_are_never_trained(journal: Journal) -> None:
+    """Also where one model plays both, and all functions are trained."""
 
-    def both(request: ChatRequest) -> str:
-        if "Your goal:" not in request.messages[0]["content"]:
-            return "Here it is."
-        return "A ticket!" if len(request.messages) == 2 else "BYE"
+    async def sell(example: Any, episode: etude.Episode) -> str:
+        with episode.function("<user>"):
+            asked = await episode.chat([{"role": "user", "content": "Hello! How can I help you?"}])
+        return (await episode.chat([{"role": "user", "content": asked.text}])).text
 
-    async def sell(example: Any, episode: etude.Episode) -> list[Any]:
-        persona = "You are in a hurry."
-        user = etude.SimulatedUser(episode, goal="Buy.", persona=persona, model="policy", stop="BYE")
-        messages: list[dict[str, Any]] = [{"role": "system", "content": "You sell tickets."}]
-        while (text := await user.reply(messages)) is not None:
-            messages.append({"role": "user", "content": text})
-            messages.append((await episode.chat(messages)).message)
-        return [messages[1:], user.ended]
-
-    engine = ScriptedEngine(both)
+    engine = ScriptedEngine(["A ticket!", "Here it is."])
     record = await Collector(etude.workflow(sell), {"policy": engine}, journal).run(
         EpisodeJob("train/a/0", Example("a", {}))
     )
-    assert record.output == [
-        [{"role": "user", "content": "A ticket!"}, {"role": "assistant", "content": "Here it is."}],
-        "stop",
-    ]
-    system, *seen = engine.requests[-1].messages
-    assert "You are in a hurry.\nYour goal: Buy." in system["content"]
-    assert system["content"].endswith("write only BYE")
-    # It sees texts, from its own side: no tools, no system message of the agent.
-    assert [(message["role"], message["content"]) for message in seen] == [
-        ("user", "Hello! How can I help you?"),
-        ("assistant", "A ticket!"),
-        ("user", "Here it is."),
-    ]
-    assert [call.function for call in record.calls] == ["<user>", "<workflow>", "<user>"]
+    assert [call.function for call in record.calls] == ["<user>", "<workflow>"]
     assert [call.index for call in targeted_calls(record, ["*"], "policy")] == [1]
     assert targeted_calls(record, ["<user>"], "policy") == []
-
-
-async def test_a_user_stops_after_its_turns_and_the_agent_may_begin(journal: Journal) -> None:
-    async def support(example: Any, episode: etude.Episode) -> list[Any]:
-        user = etude.SimulatedUser(episode, goal="Complain.", model="customer", max_turns=2)
-        messages: list[dict[str, Any]] = [{"role": "assistant", "content": "Yes?"}]
-        while (text := await user.reply(messages)) is not None:
-            messages.append({"role": "user", "content": text})
-            messages.append((await episode.chat(messages, model="policy")).message)
-        return [len(messages), user.ended]
-
-    engines = {"policy": ScriptedEngine(["Sorry."]), "customer": ScriptedEngine(["It broke!"])}
-    record = await Collector(etude.workflow(support), engines, journal).run(
-        EpisodeJob("train/a/0", Example("a", {}))
-    )
-    assert record.output == [5, "turns"], record.failure
-    assert engines["customer"].requests[0].messages[1] == {"role": "user", "content": "Yes?"}
 
 
 def test_tools_of_a_program_are_named_by_their_path_or_kept_as_they_are() -> None:
