@@ -7,8 +7,6 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -144,27 +142,10 @@ def test_a_servers_word_goes_first_up_to_the_longest_wait(asked: float) -> None:
     assert min(asked, 30.0) <= wait <= min(asked + 0.5, 30.0)
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("0.5", 0.5),
-        ("-3", 0.0),
-        ("1e300", 3600.0),
-        ("inf", 3600.0),
-        ("soon", None),
-        ("Sun, 06 Nov 1994 08:49:37 GMT", 0.0),
-        ("Fri, 31 Dec 99999999999 23:59:59 GMT", 3600.0),
-        ("Fri, 31 Dec 10000 23:59:59 GMT", None),
-    ],
-)
+@pytest.mark.parametrize(("value", "seconds"), [("0.5", 0.5), ("-3", None), ("soon", None), ("nan", None)])
 def test_retry_after_is_taken_as_far_as_it_can_be_meant(value: str, seconds: float | None) -> None:
     assert retry_after({"retry-after": value}) == seconds
-
-
-def test_dates_and_milliseconds_are_understood() -> None:
-    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=2000), usegmt=True)
-    assert retry_after({"retry-after": soon}) == pytest.approx(2000, abs=60)
-    assert retry_after({"retry-after-ms": "250", "retry-after": "1"}) == 0.25
+    assert retry_after({"retry-after-ms": "250", "retry-after": value}) == 0.25
     assert retry_after({}) is None
 
 

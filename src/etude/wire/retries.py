@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import contextlib
 import random
 import ssl
 import time
@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic_core import from_json
@@ -119,8 +117,6 @@ def note_charged(usage: Usage) -> None:
         count.charged = count.charged.plus(usage)
 
 
-_LONGEST_RETRY_AFTER = 3600.0
-"""Maximum seconds to accept from a server's `Retry-After`; most policies wait less."""
 _NEVER_BETTER = frozenset({501, 505})
 """Server errors that mean that the server cannot serve the request at all."""
 _LATER_BETTER = frozenset({408, 409, 425, 429})
@@ -132,32 +128,15 @@ def is_worth_retrying(status: int) -> bool:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that an answer asks to wait, at most an hour, or None if it does not say.
+    """Return the seconds that an answer asks to wait, or None if it does not say.
 
-    `Retry-After` has seconds or a date. `retry-after-ms`, which OpenAI also sends, has milliseconds.
+    `retry-after-ms`, which OpenAI also sends, has milliseconds.
     """
     for name, factor in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        value = headers.get(name)
-        if value is None:
-            continue
-        try:
-            seconds = float(value) * factor
-        except ValueError:
-            seconds = _seconds_until(value)
-        if not math.isnan(seconds):
-            return min(max(0.0, seconds), _LONGEST_RETRY_AFTER)
+        with contextlib.suppress(ValueError):
+            if (seconds := float(headers.get(name, "")) * factor) >= 0:
+                return seconds
     return None
-
-
-def _seconds_until(date: str) -> float:
-    """Return the seconds until an HTTP date: NaN if it is invalid, infinity if it is out of range."""
-    try:
-        parsed = parsedate_to_datetime(date)
-        return (parsed.replace(tzinfo=parsed.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
-    except OverflowError:
-        return math.inf
-    except ValueError:
-        return math.nan
 
 
 @dataclass(frozen=True, slots=True)
