@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 66_078,
-    "modules": 326,
-    "lines of tests": 54_317,
+    "lines of source": 65_185,
+    "modules": 322,
+    "lines of tests": 53_968,
     "benchmark files": 15,
-    "config keys": 374,
+    "config keys": 360,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

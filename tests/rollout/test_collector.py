@@ -29,19 +29,6 @@ async def chatty(example, episode):
     return [first.text, second.text, third.text]
 
 
-async def test_a_finished_episode_is_read_back_and_not_run_again(journal: Journal) -> None:
-    engine = EchoEngine()
-    first = await collect(chatty, journal, engine=engine, work=jobs(5))
-    sampled = len(engine.requests)
-
-    async def other(example, episode):
-        raise AssertionError("must not run")
-
-    again = await collect(other, journal, engine=engine, work=jobs(5))
-    assert again == first
-    assert len(engine.requests) == sampled
-
-
 async def test_records_do_not_depend_on_concurrency_or_on_the_order_of_answers(tmp_path: Path) -> None:
     runs = []
     for index, (concurrency, slowly) in enumerate([(1, False), (16, True), (4, True)]):

@@ -222,27 +222,6 @@ async def test_calls_under_way_when_a_run_stops_by_itself_are_answered_and_not_p
     assert sorted(paid) == ["more"] * 4 + ["q0 0", "q1 0", "q2 0", "q3 0"]
 
 
-async def test_failures_within_the_budget_stay_as_they_were(journal: Journal) -> None:
-    """A resumed run must not differ from one that was never interrupted."""
-    broken = {"q1"}
-
-    async def flaky(example: Example, episode: Any) -> str:
-        if example.id in broken:
-            raise ValueError("no idea")
-        return await agent(example, episode)
-
-    def picky(example: Example, output: str) -> float | None:
-        return None if example.id == "q2" and broken else 1.0
-
-    async def once() -> EvaluationRunOutput:
-        run = evaluation(journal, {"picky": picky}, workflow=flaky, error_budget=0.5)
-        return await run.run(EXAMPLES, phase="eval")
-
-    first = await once()
-    broken.clear()
-    assert (await once()).evaluation_results == first.evaluation_results
-
-
 async def test_over_the_budget_failures_are_tried_again_and_the_rest_is_kept(journal: Journal) -> None:
     broken = {"q1", "q2"}
     ran: list[str] = []
@@ -290,31 +269,6 @@ async def test_a_hopeless_run_is_stopped_early(journal: Journal) -> None:
     with pytest.raises(ErrorBudgetExceeded):
         await run.run([Example(f"q{n}") for n in range(1000)], phase="eval")
     assert len(ran) < 300
-
-
-async def test_an_interrupted_run_goes_on_where_it_was(journal: Journal) -> None:
-    engine = echo()
-    scored_before: list[str] = []
-    enough = asyncio.Event()
-
-    def judge(example: Example, output: str) -> float:
-        return float(example.expected)
-
-    def count(name: str, item: EvalOutputItem) -> None:
-        scored_before.append(item.id)
-        if len(scored_before) == 20:
-            enough.set()
-
-    examples = [Example(f"q{n}", {}, n) for n in range(60)]
-    run = evaluation(journal, {"judge": judge}, engine=engine)
-    first = asyncio.create_task(run.run(examples, phase="eval", on_score=count))
-    await enough.wait()
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    output = await evaluation(journal, {"judge": judge}, engine=engine).run(examples, phase="eval")
-    assert scores(output, "judge") == [float(n) for n in range(60)]
-    assert len({request.messages[0]["content"] for request in engine.requests}) == 60
 
 
 async def test_the_causes_of_failures_are_counted_with_an_episode_of_each(journal: Journal) -> None:
