@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 65_185,
-    "modules": 322,
-    "lines of tests": 53_968,
+    "lines of source": 65_081,
+    "modules": 321,
+    "lines of tests": 53_899,
     "benchmark files": 15,
     "config keys": 360,
 }

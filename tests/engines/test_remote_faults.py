@@ -344,7 +344,11 @@ async def test_calls_whose_requests_are_at_fault_say_nothing_of_the_model(endpoi
 def test_failures_are_counted_by_their_causes_until_a_call_is_answered() -> None:
     breaker = Breaker()
     for cause in ("http_500", "timeout") * 4:
-        assert breaker.failed(cause, "no") is None
+        breaker.failed(cause, "no")
     breaker.answered()
-    assert breaker.failed("http_500", "no") is None
-    breaker.require_closed()
+    for _ in range(4):
+        breaker.failed("http_500", "no")
+        breaker.require_closed()
+    breaker.failed("http_500", "no")
+    with pytest.raises(ModelOut):
+        breaker.require_closed()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from etude.core.call import Sampling
 from etude.core.errors import EngineError
+from etude.engines.kv_slots import Copy, SlotTable
 from etude.engines.sampler import LiveRow, append_samples, uniforms
-from etude.engines.slot_table import Copy, SlotTable
 from tests.support import one_quick
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -4.0]

@@ -14,7 +14,7 @@ from typing import Any
 
 from etude.core.errors import EngineError
 from etude.models.template import ChatTemplate
-from tests.models.shapes import SHAPES, played, ways
+from tests.models.shapes import SHAPES, played, thinking, tools
 
 TRL_VERSION = "1.16.0"
 """Whose chat templates the table is made from."""
@@ -166,7 +166,6 @@ def template(name: str) -> ChatTemplate:
 def row(name: str) -> list[str]:
     """The line of a family in the table."""
     of = template(name)
-    way = ways(of)
     reasons: dict[str, None] = {}
     on_purpose = False
     for shape in SHAPES:
@@ -179,28 +178,12 @@ def row(name: str) -> list[str]:
     extends = "yes, but for thinking that is left out" if on_purpose else "yes"
     why = FAMILIES[name].drifts
     assert bool(reasons) == bool(why), f"{name}: drifts because of {list(reasons)}"
-    return [
-        f"`{name}`",
-        way["answers are read by"],
-        way["tool calls"],
-        way["thinking"],
-        way["system messages"],
-        f"{extends}; drifts, because {why}" if why else extends,
-        way["conversations are extended by"],
-    ]
+    return [f"`{name}`", tools(of), thinking(of), f"{extends}; drifts, because {why}" if why else extends]
 
 
 def render() -> str:
     """The page, with its table made anew."""
-    heads = [
-        "chat template",
-        "answers are read by",
-        "tool calls",
-        "thinking",
-        "system messages",
-        "extends",
-        "by",
-    ]
+    heads = ["chat template", "tool calls", "thinking", "extends"]
     lines = ["| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *map(row, FAMILIES))]
     return PAGE.read_text(encoding="utf-8").partition("| ")[0] + "\n".join(lines) + "\n"
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.message import Message, Tool
-from etude.models.answer_parsing import RendererReader
 from etude.models.family import written_answers
-from etude.models.probe import RoleSupport
 from etude.models.template import ChatTemplate
 from etude.preflight.local_model import unread_values
 
@@ -65,26 +63,8 @@ SHAPES = (
 """The conversations that workflows are made of."""
 
 
-def ways(template: ChatTemplate) -> dict[str, str]:
-    """The way of reading answers, of extending conversations, of tool calls, thinking and system messages."""
-    family = template.family()
-    is_package = isinstance(family.reader, RendererReader)
-    reading = f"{family.reader.name}, by {'renderers' if is_package else 'a response template of Etude'}"
-    if family.extender is None:
-        extending = "the difference of the template's renderings"
-    else:
-        roles = " and ".join(sorted(family.extends_after))
-        extending = f"{family.extender.name}, by renderers (messages of the roles {roles})"
-    return {
-        "answers are read by": reading,
-        "conversations are extended by": extending,
-        "tool calls": _tools(template),
-        "thinking": _thinking(template),
-        "system messages": system_messages(template.rendering.roles),
-    }
-
-
-def _tools(template: ChatTemplate) -> str:
+def tools(template: ChatTemplate) -> str:
+    """Whether its tool calls are understood."""
     family = template.family()
     if lacking := missing(template, "call"):
         return f"not understood: {', '.join(lacking)}"
@@ -98,7 +78,8 @@ def _tools(template: ChatTemplate) -> str:
     return f"the template writes none; read as {family.reader.name}"
 
 
-def _thinking(template: ChatTemplate) -> str:
+def thinking(template: ChatTemplate) -> str:
+    """Whether its thinking is separated, and whether it stays in the prompt."""
     if lacking := missing(template, "thinking"):
         return f"not separated: {', '.join(lacking)}"
     if template.rendering.thinking_key is None:
@@ -137,14 +118,6 @@ def _prompts(shape: Shape) -> list[int]:
     roles = [message["role"] for message in shape.messages]
     answers = [index for index, role in enumerate(roles) if role == "assistant"]
     return answers if roles[-1] == "assistant" else [*answers, len(roles)]
-
-
-def system_messages(roles: RoleSupport) -> str:
-    """How they are written."""
-    if not roles._takes_first:
-        return "in the user's turns"
-    first = "as they are" if roles._takes_several else "the first ones as one"
-    return first if roles._takes_later else f"{first}, later ones in the user's turns"
 
 
 def missing(template: ChatTemplate, part: str) -> list[str]:

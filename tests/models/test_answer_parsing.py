@@ -73,13 +73,6 @@ FORMS = [
         ("", "I look.", [("f", {})]),
     ),
     (
-        "deepseek-v3",
-        "<think>Hm.</think>So<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
-        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
-        "<｜tool▁calls▁end｜>",
-        ("Hm.", "So", [("f", {}), ("g", {"a": 1})]),
-    ),
-    (
         "lfm-2",
         "<|tool_call_start|>[f(a=[1, 'x'], b=null), g()]<|tool_call_end|>Done.",
         ("", "Done.", [("f", {"a": [1, "x"], "b": None}), ("g", {})]),
@@ -138,8 +131,7 @@ NULL, ARRAY, OBJECT = ({"type": name} for name in ("null", "array", "object"))
 
 
 def tool(**properties):
-    definitions = {"Place": OBJECT, "Colour": {"enum": ["red", "1"]}, "a/b": INTEGER}
-    parameters = {"type": "object", "properties": properties, "$defs": definitions}
+    parameters = {"type": "object", "properties": properties, "$defs": {"Place": OBJECT}}
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
@@ -172,26 +164,19 @@ def read(text, schema):
         ('{"a": {"b": null}}', OBJECT, {"a": {"b": None}}),
         ("{'a': False}", OBJECT, {"a": False}),
         ("{}", {"$ref": "#/$defs/Place"}, {}),
-        ("3", {"$ref": "#/$defs/a~1b"}, 3),
-        ("1", {"$ref": "#/$defs/Colour"}, "1"),
         ("2", {"enum": ["1", "2", None]}, "2"),
         ("None", {"enum": ["1", "2", None]}, None),
         ("True", {"const": True}, True),
-        ("1", {"allOf": [{"anyOf": [INTEGER, STRING]}, STRING]}, "1"),
+        ("{}", {"anyOf": [{"$ref": "#/$defs/Place"}, NULL]}, {}),
         ("True", {}, True),
         ('"abc"', {}, '"abc"'),
         ("True", True, True),
-        ("True", {"anyOf": BOOLEAN, "allOf": BOOLEAN, "oneOf": 5}, True),
+        ("True", {"anyOf": BOOLEAN, "oneOf": 5}, True),
         ("[" * 5000, ARRAY, "[" * 5000),
     ],
 )
 def test_a_text_is_what_the_schema_says(text, schema, value):
     assert read(text, schema) == json.dumps(value)
-
-
-def test_a_schema_that_is_made_of_itself_ends():
-    loop = {"$ref": "#/properties/x"}
-    assert convert_arguments({"x": "3"}, "f", [tool(x=loop)]) == {"x": 3}
 
 
 def test_an_argument_that_is_not_declared_is_what_others_may_be():
@@ -205,12 +190,7 @@ QWEN = "\n<function=f>\n<parameter=x>\n{}\n</parameter>\n<parameter=y>\n{}\n</pa
 GLM = "f\n<arg_key>x</arg_key>\n<arg_value>{}</arg_value>\n<arg_key>y</arg_key>\n<arg_value>{}</arg_value>\n"
 
 
-MINIMAX = (
-    '\n<invoke name="f">\n<parameter name="x">{}</parameter>\n<parameter name="y">{}</parameter>\n</invoke>\n'
-)
-
-
-@pytest.mark.parametrize("form", [QWEN, GLM, MINIMAX])
+@pytest.mark.parametrize("form", [QWEN, GLM])
 @pytest.mark.parametrize(
     "text", ["a", "", "\n", "  a\n b ", "</parameter>", "</arg_value> </function>", "<arg_key>", "{}"]
 )

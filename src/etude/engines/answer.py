@@ -157,60 +157,41 @@ class AnswerStream:
         self._on_delta = request.on_delta
         self._decode, self._stops = speech.template.decode, request.sampling.stop
         self._stop_ids = speech.stop_ids.union(request.sampling.stop_token_ids)
-        self._ids: list[int] = []
-        self._known = self._decoded = 0
-        """Tokens before `known` are text. Those up to `decoded` are decoded again as context for the rest."""
-        self._held = ""
-        self._over = False
         self._speech, self._request, self._prompt_ids = speech, request, ids
         self._has_tools = bool(request.tools) and request.tool_choice != "none"
         begun = self._decode(ids[-8:]).rstrip()
         self._is_thinking = request.prompt is None and begun.endswith(("think>", "THINK]"))
         """Whether the prompt itself opens a thought."""
-        self._text = ""
-        self._tokens = self._read_at = 0
+        self._ids: list[int] = []
+        self._read_at = 0
         self._content = self._reasoning = ""
 
     def add(self, token: Delta) -> None:
         """Add the next token, and send a delta for it."""
-        self._text += self._new_text(token.ids[0])
-        self._tokens += 1
-        content = reasoning = ""
-        if self._tokens - self._read_at > self._tokens // _READ_EACH:
-            self._read_at = self._tokens
-            content, reasoning = self._certain()
+        self._ids.append(token.ids[0])
+        count, content, reasoning = len(self._ids), "", ""
+        if count - self._read_at > count // _READ_EACH:
+            self._read_at = count
+            content, reasoning = self._certain(self._certain_text())
         self._content, self._reasoning = self._content + content, self._reasoning + reasoning
-        prompt_ids = self._prompt_ids if self._tokens == 1 else None
+        prompt_ids = self._prompt_ids if count == 1 else None
         self._on_delta(replace(token, content=content, reasoning=reasoning, prompt_ids=prompt_ids))
 
-    def _new_text(self, token: int) -> str:
-        """Add a token, and return the text that it makes certain; often empty."""
-        if self._over or token in self._stop_ids:
-            return ""
-        self._ids.append(token)
-        before = self._decode(self._ids[self._known : self._decoded])
-        now = self._decode(self._ids[self._known :])
-        if now.endswith("\ufffd") or len(now) <= len(before):
-            return ""
-        self._known, self._decoded = self._decoded, len(self._ids)
-        self._held += now[len(before) :]
-        if any(stop in self._held for stop in self._stops):
-            self._over = True
-            return ""
-        # The last characters may begin a stop string.
-        begun = [
-            size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])
-        ]
-        certain = len(self._held) - max(begun, default=0)
-        text, self._held = self._held[:certain], self._held[certain:]
-        return text
+    def _certain_text(self) -> str:
+        """Return the text so far, without what may begin a stop string or a character, and before a stop."""
+        ids = self._ids[:-1] if self._ids[-1] in self._stop_ids else self._ids
+        text = self._decode(ids).rstrip("\ufffd")
+        if positions := [position for stop in self._stops if (position := text.find(stop)) >= 0]:
+            return text[: min(positions)]
+        begun = [size for stop in self._stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
+        return text[: len(text) - max(begun, default=0)]
 
-    def _certain(self) -> tuple[str, str]:
+    def _certain(self, text: str) -> tuple[str, str]:
         """Return the new, certain part of the content and of the reasoning."""
         if self._request.prompt is not None:
-            return self._text[len(self._content) :], ""
+            return text[len(self._content) :], ""
         try:
-            message = parse_message(self._speech, self._request, self._text, self._prompt_ids)
+            message = parse_message(self._speech, self._request, text, self._prompt_ids)
         except EngineError:
             return "", ""  # The text is incomplete; later tokens may complete it.
         content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""

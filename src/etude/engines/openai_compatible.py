@@ -33,9 +33,6 @@ T = TypeVar("T")
 
 _MOST_FAILURES = 5
 """Calls that may fail for one cause, with no answer between them."""
-_PAUSE_SECONDS = 30.0
-"""Seconds after which an open breaker lets one call through."""
-
 _WHAT_TO_DO = {
     "http_401": "check its `api_key`, or OPENAI_API_KEY",
     "http_403": "check its `api_key`, or OPENAI_API_KEY, and what the key may do",
@@ -54,41 +51,31 @@ class Breaker:
     def __init__(self) -> None:
         self._failed: Counter[str] = Counter()
         self._error: ModelOut | None = None
-        self._until = 0.0
-        self._last_answer = -math.inf
+        self.last_answer = -math.inf
+        """When a call was last answered, in seconds of `time.monotonic`."""
 
     def require_closed(self) -> None:
-        """Raise ModelOut while no call may be made."""
-        if self._error is None:
-            return
-        if time.monotonic() < self._until:
-            raise ModelOut(str(self._error))
-        self._until = time.monotonic() + _PAUSE_SECONDS
+        """Raise ModelOut if too many calls have failed."""
+        if self._error is not None:
+            raise note_model_out(ModelOut(str(self._error)))
 
     def answered(self) -> None:
         """Record an answered call."""
-        self._last_answer = time.monotonic()
-        if self._failed:
-            self._failed.clear()
-        self._error = None
+        self.last_answer = time.monotonic()
+        self._failed.clear()
 
-    def has_answered(self, since: float) -> bool:
-        """Return whether a call was answered after `since`: the model works, if not for all calls."""
-        return self._last_answer > since
-
-    def failed(self, cause: str, message: str) -> ModelOut | None:
-        """Record a call that failed for good; return the error to raise instead if it was one too many."""
+    def failed(self, cause: str, message: str) -> EngineError:
+        """Record a call that failed for good; return the error to raise."""
         self._failed[cause] += 1
         count = self._failed[cause]
         if count < _MOST_FAILURES:
-            return None
+            return EngineError(message)
         advice = _WHAT_TO_DO.get(cause, "look at the server's log")
         self._error = ModelOut(
             f"{message}. Its last {count} calls failed like this, with no answer between them, so no more "
             f"are made: {advice}, then resume the run. What was answered is kept"
         )
-        self._until = time.monotonic() + _PAUSE_SECONDS
-        return self._error
+        return note_model_out(self._error)
 
 
 class OpenAiEngine(Engine):
@@ -206,17 +193,14 @@ class OpenAiEngine(Engine):
                 reason = str(error)
                 raise
 
-        try:
-            self._breaker.require_closed()
-        except ModelOut as error:
-            raise note_model_out(error) from None
+        self._breaker.require_closed()
         policy, spread = self._config.retry_policy, generator(key, "retry")
         try:
             answer = await with_retries(attempt, policy=policy, spread=spread)
         except asyncio.CancelledError:
             # The caller gave up: the episode's time was over, or it was no longer needed.
             waited = time.monotonic() - began
-            if (reason or waited >= _LONG_SECONDS) and not self._breaker.has_answered(began):
+            if (reason or waited >= _LONG_SECONDS) and self._breaker.last_answer <= began:
                 self._failed("timeout", self._told(reason or f"no answer within {waited:.3g} s"))
             raise
         except (Retryable, Refusal) as error:
@@ -228,10 +212,7 @@ class OpenAiEngine(Engine):
         return answer
 
     def _failed(self, cause: str, message: str) -> EngineError:
-        if self._closed:
-            return EngineError(message)
-        out = self._breaker.failed(cause, message)
-        return EngineError(message) if out is None else note_model_out(out)
+        return EngineError(message) if self._closed else self._breaker.failed(cause, message)
 
     async def _attempt(
         self, path: str, fields: dict[str, Any], headers: Mapping[str, str], read: Callable[[bytes, int], T]

@@ -13,9 +13,8 @@ import torch
 from etude.core.errors import first_line
 from etude.engines.fused_llama import FusedLlama
 from etude.engines.fused_weights import can_fuse
-from etude.engines.kv_slots import COLUMN_STEP, KvSlots, StepPlan, rounded_up
+from etude.engines.kv_slots import COLUMN_STEP, KvSlots, SlotTable, StepPlan, rounded_up
 from etude.engines.sampler import LiveRow, append_samples
-from etude.engines.slot_table import SlotTable
 from etude.engines.step_inputs import InputMaker, tensor
 from etude.models.architecture import layer_kinds, logit_error
 from etude.models.policy import Policy

@@ -131,11 +131,6 @@ class TemplateReader:
 class RendererReader:
     """A family of the `renderers` package. It scans token ids, so a typed-out `<tool_call>` is not a call."""
 
-    fallback: TemplateReader | None = None
-    """Reads answers whose calls are broken at token level, or are inside an unfinished thought."""
-    call_ids: frozenset[int] = frozenset()
-    """Special tokens of calls. If an answer has one but no call was found, the fallback searches, too."""
-
     def __init__(self, name: str, tokenizer: Any, options: Mapping[str, Any]) -> None:
         """Raises any exception of the package if the tokenizer does not belong to the family."""
         from renderers import config_from_name, create_renderer
@@ -159,13 +154,6 @@ class RendererReader:
         if not tools:
             return Answer(self._unread(parsed, prompt_ids, ids), thinking)
         calls = _read_attempts(parsed.tool_calls, tools)
-        # A call inside a finished thought was only considered.
-        is_over = bool(thinking) and parsed.reasoning_complete
-        is_overlooked = calls == () and not is_over and not self.call_ids.isdisjoint(ids)
-        if self.fallback is not None and (calls is None or is_overlooked):
-            answer = self.fallback.read(prompt_ids, ids, tools)
-            if answer.calls:
-                return answer
         if calls is None:
             return Answer(self._unread(parsed, prompt_ids, ids), thinking)
         return Answer(parsed.content.strip(), thinking, calls)
@@ -215,7 +203,10 @@ def _read_attempts(attempts: Sequence[Any], tools: Sequence[Tool]) -> tuple[tupl
         except ValueError:
             return None
         # Arguments that are invalid as JSON may still be valid in the syntax, such as Python's `True`.
-        is_whole = call.status == "ok" or (call.status == "invalid_json" and written is not None)
+        # A call of an unknown tool is the agent's to answer.
+        is_whole = call.status in ("ok", "unknown_tool") or (
+            call.status == "invalid_json" and written is not None
+        )
         if not call.name or not is_whole:
             return None
         calls.append((call.name, json_text(call.arguments if written is None else written)))

@@ -23,8 +23,6 @@ TAGGED = {
     r"(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))",
     "glm-4.5": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
     r"(?=\s*(?:<arg_key>|\Z))",
-    "minimax-m2": r'<parameter name="(?P<key>[^"\n]+)">(?P<value>.*?)</parameter>'
-    r"(?=\s*(?:<parameter name=|</invoke>\s*\Z))",
     "muse-glimmer": r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>'
     r"(?=\s*(?:<atem:parameter name=|\Z))",
 }
@@ -67,23 +65,6 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
     # [add(a=1, b='two')], parsed as Python.
     "lfm-2": _syntax(reasoning_content=_THINK, tool_calls=_PYTHON_CALLS),
     "lfm-2.5": _syntax(reasoning_content=_THINK, tool_calls=_PYTHON_CALLS),
-    # <tool_call>, <function=add>, <parameter=a> and so on, each on its own line; also Nemotron 3.
-    "qwen-3.5": _syntax(
-        reasoning_content=_THINK,
-        tool_calls=_tagged_calls(
-            r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            r"</function>\s*</tool_call>",
-            before_end=r"</parameter>|<function=[^>\n]+>",
-        ),
-    ),
-    "glm-4.5": _syntax(
-        reasoning_content=_THINK,
-        tool_calls=_tagged_calls(
-            r"<tool_call>\s*(?P<name>[\w.-]+)",
-            r"</tool_call>",
-            before_end=r"</arg_value>|<tool_call>\s*[\w.-]+",
-        ),
-    ),
     "gpt-oss": _syntax(
         content=r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)<\|message\|>|<\|end\|>",
         reasoning_content={
@@ -100,17 +81,6 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
             r"|<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[\w.-]+))"
             r"[^<]*(?:<\|constrain\|>\w+)?<\|message\|>",
             "close_pattern": r"<\|call\|>|\Z",
-        },
-    ),
-    "deepseek-v3": _syntax(
-        content=r"<｜tool▁calls▁(?:begin|end)｜>",
-        # Prompts open the thought; a call ends it.
-        reasoning_content={"open": "<think>", "close_pattern": r"</think>|(?=<｜tool▁calls▁begin｜>)"},
-        tool_calls=_NAMED_JSON
-        | {
-            "open_pattern": r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n"
-            r"|(?P<name>[^\n<]+)<｜tool▁sep｜>)",
-            "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>\s*",
         },
     ),
     # Mistral's tokenizers from version 11: [TOOL_CALLS]name[ARGS]{…}.
@@ -167,8 +137,6 @@ _PATTERNS = {name: re.compile(pattern, re.DOTALL) for name, pattern in TAGGED.it
 _BEGINNINGS = {
     "qwen-3.5": re.compile(r"\s*<function=[^>\n]+>"),
     "glm-4.5": re.compile(r"\s*[^\s<>{}\"]+\s*(?=<arg_key>)"),
-    # Only if there is one call between the markers.
-    "minimax-m2": re.compile(r'\s*<invoke name="[^"\n]+">(?!.*<invoke name=)', re.DOTALL),
 }
 _TAG = re.compile(r"</?(?:atem:)?(?:parameter|arg_key|arg_value)\b|<tool_call>")
 _QUOTE = '<|"|>'
@@ -178,17 +146,15 @@ _RAW_STRING = re.compile(r"(?<==)'(.*?)'(?=,\s*\w+=|\)(?:,\s*[\w.-]+\(|\]\s*\Z))
 """A string argument in LFM 2.5's syntax, up to the next argument, the next call or the end."""
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 """Constants of JSON and Python."""
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "boolean": (bool,),
-    "null": (type(None),),
-    "integer": (int,),
-    "number": (int, float),
-    "string": (str,),
-    "array": (list,),
-    "object": (dict,),
+_KINDS: Mapping[type, set[str]] = {
+    bool: {"boolean"},
+    type(None): {"null"},
+    int: {"integer", "number"},
+    float: {"number"},
+    str: {"string"},
+    list: {"array"},
+    dict: {"object"},
 }
-_DEEPEST = 32
-"""Maximum depth of nested schemas to check."""
 
 
 def written_arguments(raw: str, name: str, tools: Sequence[Tool]) -> dict[str, Any] | None:
@@ -227,14 +193,18 @@ def convert_arguments(arguments: Mapping[str, Any], name: str, tools: Sequence[T
     known = _mapping(root.get("properties"))
     others = root.get("additionalProperties", True)
     return {
-        key: _value(value, known.get(key, others), root) if isinstance(value, str) else value
+        key: _value(value, known.get(key, others)) if isinstance(value, str) else value
         for key, value in arguments.items()
     }
 
 
-def _value(text: str, schema: Any, root: Any) -> Any:
+def _value(text: str, schema: Any) -> Any:
     """Return the value that the text can stand for and the schema allows, or else the text."""
-    return next((value for value in _readings(text.strip()) if _fits(value, schema, root)), text)
+    kinds = _kinds(schema)
+    for value in _readings(text.strip()):
+        if kinds is None or not kinds.isdisjoint(_kind(value)):
+            return value
+    return text
 
 
 def _readings(text: str) -> Iterator[Any]:
@@ -254,23 +224,27 @@ def _readings(text: str) -> Iterator[Any]:
             yield value
 
 
-def _fits(value: Any, schema: Any, root: Any, depth: int = 0) -> bool:
-    """Return whether a schema allows values of this type. The tool itself checks bounds."""
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
-        return schema is not False
-    kinds, deeper = schema.get("type"), depth + 1
-    kinds = [kinds] if isinstance(kinds, str) else _list(kinds)
+def _kinds(schema: Any) -> set[str] | None:
+    """Return the names of the types that a schema allows, or None if it does not say."""
+    if not isinstance(schema, Mapping):
+        return None
     choices = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
-    unions = [each for key in ("anyOf", "oneOf") if (each := _list(schema.get(key)))]
-    if value is None and schema.get("nullable") is True:
-        return True
-    return (
-        (not kinds or any(_is_a(str(kind), value) for kind in kinds))
-        and (not choices or json.dumps(value) in map(json.dumps, choices))
-        and all(any(_fits(value, each, root, deeper) for each in union) for union in unions)
-        and all(_fits(value, each, root, deeper) for each in _list(schema.get("allOf")))
-        and ("$ref" not in schema or _fits(value, _referred(schema["$ref"], root), root, deeper))
-    )
+    if choices:
+        return set().union(*map(_kind, choices))
+    kinds = schema.get("type")
+    found = {kinds} if isinstance(kinds, str) else {str(kind) for kind in _list(kinds)}
+    for branch in (*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))):
+        if (more := _kinds(branch)) is None:
+            return None
+        found |= more
+    return found | {"null"} if found and schema.get("nullable") is True else found or None
+
+
+def _kind(value: Any) -> set[str]:
+    """Return the names that JSON schemas have for a value's type."""
+    if isinstance(value, float) and value.is_integer():
+        return {"integer", "number"}
+    return _KINDS[type(value)]
 
 
 def _list(value: Any) -> list[Any]:
@@ -281,21 +255,6 @@ def _list(value: Any) -> list[Any]:
 def _mapping(value: Any) -> Mapping[str, Any]:
     """Return the value of a keyword, or an empty object if a malformed schema has another type there."""
     return value if isinstance(value, Mapping) else {}
-
-
-def _is_a(kind: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    is_whole = isinstance(value, float) and value.is_integer()
-    return isinstance(value, _TYPES.get(kind, ())) or (kind == "integer" and is_whole)
-
-
-def _referred(reference: Any, root: Any) -> Any:
-    """Return the part of the schema that `#/$defs/Place` names, or a schema that allows everything."""
-    part = root
-    for key in str(reference).removeprefix("#").split("/")[1:]:
-        part = part.get(key.replace("~1", "/").replace("~0", "~"), {}) if isinstance(part, Mapping) else {}
-    return part
 
 
 def json_text(arguments: Any) -> str:

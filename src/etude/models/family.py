@@ -79,8 +79,7 @@ def find_family(rendering: Rendering, options: Options, names: Sequence[str] = (
     If `names` has families of `renderers`, only those are tried.
     """
     written = tuple(written_answers(rendering, options))
-    text_reader = max(_text_readers(rendering), key=lambda each: _score(each, written))
-    reader: Reader = text_reader
+    reader: Reader = max(_text_readers(rendering), key=lambda each: _score(each, written))
     extender, roles = None, frozenset[str]()
     added = set(rendering.tokenizer.get_added_vocab().values())
     if _score(reader, written) < len(written) or any(added.intersection(each.ids) for each in written):
@@ -88,14 +87,6 @@ def find_family(rendering: Rendering, options: Options, names: Sequence[str] = (
         tried = list(_renderers(rendering, options, names, written))
         best = max(tried, key=lambda each: (each.score, each.alike, len(each.extends_after)), default=None)
         if best is not None and best.score >= _score(reader, written):
-            if all(answer.is_read_by(reader) for answer in written if answer.tools):
-                best.reader.fallback = text_reader
-                # Special tokens that appear only in answers with calls.
-                with_calls, without = (
-                    {token for answer in written if bool(answer.tools) == has_calls for token in answer.ids}
-                    for has_calls in (True, False)
-                )
-                best.reader.call_ids = frozenset((with_calls - without) & added)
             reader = best.reader
         best = max(tried, key=lambda each: (len(each.extends_after), each.alike, each.score), default=None)
         if best is not None and best.extends_after:
