@@ -31,13 +31,12 @@ from etude.engines.local import OpponentsConfig
 from etude.groups.model_jobs import ModelJobs
 from etude.groups.opponents import OpponentPool
 from etude.loop.lifecycle import new_run
-from etude.loop.record import Record
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.evaluation_run import EvaluationRun
 from etude.rollout.evaluator import FunctionEvaluator
 from etude.rollout.workflow import Workflow
 from etude.runtime import Runtime
-from etude.store.log import EpochLog
+from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests import several
@@ -184,7 +183,7 @@ class AgainstPool(Run):
         return Guessing(answer)
 
     def _runtime(self, folder: RunFolder) -> Runtime:
-        pool = OpponentPool("opponent", self.config, folder.journal, 5, None, self.make)
+        pool = OpponentPool("opponent", self.config, folder.journal, 5, self.make)
         models = {"policy": self.engine, "opponent": pool}
         collector = Collector(Workflow("play", play), models, folder.journal, limits=Limits(8, 30.0, 10))
         evaluation = EvaluationRun(collector, {"correct": FunctionEvaluator(points)}, folder.journal)
@@ -263,8 +262,7 @@ def _warm_up(folder: Path, ahead: bool) -> tuple[Any, Places]:
         "request": [(EmbeddedEngine, "complete")],
         "submit": [(LocalAdapter, "submit")],
         "adopt": [(ModelJobs, "adopt")],
-        "job": [(EpochLog, "add_warm_up_job")],
-        "over": [(Record, "add_warm_up")],
+        "record": [(ModelLog, "add")],
         "prune": [(LocalAdapter, "prune")],
     }
     return train(), places

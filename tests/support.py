@@ -13,11 +13,14 @@ from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import settings
+from pydantic import TypeAdapter
 
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.message import Message
+from etude.store.journal import Journal
+from etude.store.log import read_states
 
 
 def one_quick(first: Any, *others: Any) -> list[Any]:
@@ -193,3 +196,12 @@ def without_times(value: Any, *others: str) -> Any:
         left_out = TIMES.union(others)
         return {key: without_times(each, *others) for key, each in value.items() if key not in left_out}
     return [without_times(each, *others) for each in value] if isinstance(value, list) else value
+
+
+def kept_in(journal: Journal) -> dict[str, Any]:
+    """Its steps, and what its records add up to, without times."""
+    steps = {key: without_times(value) for key, value in journal.scan() if not key.startswith("record/")}
+    for target, found in read_states(journal, "").items():
+        known = {name: value for name, value in vars(found).items() if name != "_history"}
+        steps[f"state of {target}"] = without_times(TypeAdapter(Any).dump_python(known, mode="json"))
+    return steps

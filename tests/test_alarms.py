@@ -10,14 +10,13 @@ import pytest
 from etude.backends.capabilities import Capabilities
 from etude.core.errors import RunPaused
 from etude.core.history import EpochEntry
-from etude.groups.lineage import LineageLog
 from etude.loop.alarm import Alarm
 from etude.store.figures import Summary, summary_in
-from etude.store.log import EpochLog, histories
+from etude.store.log import histories, read_states
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.several import Several, config
-from tests.support import ScriptedEngine, one_quick, without_times
+from tests.support import ScriptedEngine, kept_in, one_quick
 from tests.training import FakeAdapter, Interrupted, Run, Watcher
 
 GOING_BACK = Capabilities(versions=True, from_base=True)
@@ -94,7 +93,7 @@ def alarm(action: str, *at: int) -> dict[str, Alarm]:
 
 def read_history(run: Run) -> Any:
     with RunFolder.read(run.path) as folder:
-        return EpochLog(folder.journal).history("run")
+        return histories(folder.journal, "run")[None]
 
 
 def read_summary(run: Run, num_epochs: int = 4) -> Summary:
@@ -108,7 +107,7 @@ def epochs_done(run: Run) -> list[int]:
 
 def everything(run: Run) -> dict[str, Any]:
     with RunFolder.read(run.path) as folder:
-        return {key: without_times(value) for key, value in folder.journal.scan()}
+        return kept_in(folder.journal)
 
 
 async def test_a_warning_is_told_once_and_is_in_the_journal_the_files_and_the_summary(run):
@@ -188,8 +187,8 @@ def check_way_back(run: Run) -> None:
     assert [entry.version.number for entry in epochs] == [1, 2, 3, 4, 5]
     assert [entry.back_to and entry.back_to.number for entry in epochs] == [None, None, 1, None, None]
     with RunFolder.read(run.path) as folder:
-        lineage = LineageLog(folder.journal, "policy").entries()
-    assert [entry.data.parent for entry in lineage] == [0, 1, 2, 1, 4]
+        versions = read_states(folder.journal, "run")[None].versions
+    assert [entry.data.parent for entry in versions.values()] == [0, 1, 2, 1, 4]
 
 
 async def test_rollback_goes_back_to_the_best_version_and_on_from_there(run):

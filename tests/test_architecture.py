@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 65_081,
+    "lines of source": 65_080,
     "modules": 321,
-    "lines of tests": 53_899,
+    "lines of tests": 53_897,
     "benchmark files": 15,
     "config keys": 360,
 }

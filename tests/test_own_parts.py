@@ -15,8 +15,9 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, RequestError, TrainingError
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
+from etude.loop.record import TrainingRecord
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
-from etude.store.log import EpochLog, read_jobs
+from etude.store.log import histories, read_jobs
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.support import one_quick, without_times
@@ -145,15 +146,13 @@ async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
     assert again.engine.version == whole.engine.version == 3
 
 
-@pytest.mark.parametrize(
-    "trainer, record", one_quick(("guide", "add_status"), ("guide", "add_entry"), ("epochs", "add_entry"))
-)
+@pytest.mark.parametrize("trainer", one_quick("guide", "epochs"))
 @pytest.mark.parametrize("lose_jobs", [False, True], ids=["the backend kept the job", "the job was lost"])
 async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its_job_again(
-    run, tmp_path, monkeypatch, lose_jobs, trainer, record
+    run, tmp_path, monkeypatch, lose_jobs, trainer
 ):
     use(run, "guide", trainer)
-    monkeypatch.setattr(EpochLog, record, lambda self, *facts: interrupt(facts))
+    monkeypatch.setattr(TrainingRecord, "add", lambda self, entry: interrupt(entry))
     with pytest.raises(Interrupted):
         await run.start(num_epochs=2)
     monkeypatch.undo()
@@ -358,7 +357,7 @@ async def test_what_a_trainer_hands_to_super_is_in_every_file_and_in_the_journal
     assert [line["mine"] for line in training_metrics(run)] == [0.0, 1.0]
     assert [line["when"] for line in training_metrics(run)] == ["2026-01-02"] * 2
     with RunFolder.read(run.path) as folder:
-        history = EpochLog(folder.journal).history("run")
+        history = histories(folder.journal, "run")[None]
     assert [entry.metrics["mine"] for entry in history.epochs] == [0.0, 1.0]
     if base is EpochTrainer:
         lines = (run.path / "trajectory_builder.jsonl").read_text().splitlines()

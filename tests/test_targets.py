@@ -20,7 +20,7 @@ from etude.run import Run as StoredRun
 from etude.runtime import open_runtime
 from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
-from etude.store.log import histories
+from etude.store.log import ModelLog, histories
 from etude.store.run_folder import RunFolder
 from tests import several
 from tests.crashing import AgainstPool, killed_and_whole, run_to_end
@@ -201,8 +201,8 @@ async def test_both_models_are_trained_by(played, builder, method):
         assert entry.metrics["num_trajectories"] > 0
         assert played.engines[name].version == 1
         with RunFolder.read(played.path) as folder:
-            job = folder.journal.get(f"groups/{name}/jobs/run-epoch-1.{name}")
-        assert (job["method"], job["parent"]) == (method, 0)
+            plan = ModelLog(folder.journal, name).state.plans[f"run-epoch-1.{name}"]
+        assert (plan.method, plan.parent) == (method, 0)
 
 
 async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_not_branch(played):

@@ -23,11 +23,12 @@ from tests.training import FakeAdapter, Interrupted, Run, examples, learning_eng
 KILLS = [
     ("submit", 1),
     ("adopt", 1),
-    ("job", 1),
+    ("record", 2),
+    ("record", 4),
     ("prune", 1),
     ("request", 3),
     ("adopt", 2),
-    ("over", 1),
+    ("record", 3),
     ("request", 5),
     ("adopt", 1),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from etude.store.run_folder import CONFIG_STEP, RunFolder
 from tests.cli.projects import change, local_project, process
-from tests.support import without_times
+from tests.support import kept_in, without_times
 
 
 def repeatable_project(folder: Path, base: Path) -> Path:
@@ -47,7 +47,7 @@ def everything(run: Path, *others: str) -> dict[str, Any]:
     with RunFolder.read(run) as opened:
         kept = {
             key: without_times(value, *others)
-            for key, value in opened.journal.scan()
+            for key, value in kept_in(opened.journal).items()
             if not key.startswith("spent/") and key not in (CONFIG_STEP, "run/key")
         }
     text = json.dumps(kept).replace(str(run.parent), "RUNS").replace(str(run.parent.parent), "PROJECT")

@@ -9,7 +9,7 @@ import pytest
 
 from etude.loop.alarm import alarm_events
 from etude.loop.built_in_alarms import RewardCollapse
-from etude.store.log import EpochLog
+from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
 from tests.cli.projects import change, etude, rows, succeed, train_two_models
 
@@ -134,15 +134,15 @@ def test_export_says_which_version_it_takes_and_why(local):
 async def make_collapse(run):
     """Let the run's validations say that training has made the model worse."""
     with RunFolder.open(run) as folder:
-        log, earlier = EpochLog(folder.journal), []
+        log, earlier = ModelLog(folder.journal), []
         ends = {0: (0.412, 0.37, 0.455), 1: (0.0, 0.0, 0.01)}
-        for entry in log.history(run.name).validations:
+        for entry in log.state.history.validations:
             reward, low, high = ends[entry.epoch]
             figures = {"avg_reward": reward, "reward_low": low, "reward_high": high}
             entry = entry.model_copy(update={"metrics": {**entry.metrics, **figures}})
             events = alarm_events({"reward_collapse": RewardCollapse()}, entry, earlier)
             earlier.append(entry.model_copy(update={"alarms": events}))
-            await log.add_entry(earlier[-1])
+            await log.add(earlier[-1])
 
 
 def test_after_a_collapse_everybody_says_so(local):

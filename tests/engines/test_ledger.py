@@ -20,6 +20,7 @@ from etude.engines.meter import MeteredEngine, Purpose, asking_for, most_tokens
 from etude.groups.model_jobs import ModelJobs
 from etude.rollout.collections import collecting_for, current_number
 from etude.store.journal import Journal
+from etude.store.log import ModelLog
 from etude.wire.retries import note_charged
 from tests.backends.openai_stand_in import BASE, StandIn
 from tests.backends.test_openai_jobs import supervised
@@ -279,7 +280,7 @@ def make_ledger(journal: Journal, usd: float) -> Ledger:
 async def open_jobs(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJobs:
     adapter = OpenAiAdapter(OpenAiAdapterConfig(retry_wait=0.001, n_epochs=2), server.client(), BASE)
     await adapter.initialize(FinetuneConfig())
-    line = ModelJobs("policy", "policy", adapter, EchoEngine(), journal, ledger=ledger)
+    line = ModelJobs("policy", adapter, EchoEngine(), ModelLog(journal), ledger=ledger)
     await line.take_up(None)
     return line
 

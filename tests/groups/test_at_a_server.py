@@ -28,6 +28,7 @@ from etude.groups import ModelJobs, ModelSettings, OpenAiSharedModelGroup, Step,
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal
+from etude.store.log import ModelLog
 from tests.algorithms.scripted_episodes import played
 from tests.server.data import ASK, YES, upload
 from tests.server.process import ServerProcess
@@ -117,7 +118,7 @@ class Setting:
         backend = LmServerAdapter(
             config, connect(config, llm, needs_key=False), LanguageModelClient(url), "tiny"
         )
-        line = ModelJobs(name, "policy", backend, OpenAiEngine(llm), kept)
+        line = ModelJobs("policy", backend, OpenAiEngine(llm), ModelLog(kept, name))
         agents = agents_of_model(
             adp(), dict.fromkeys(adp().agents, "policy"), "policy", name, ModelSettings("tiny", **settings)
         )

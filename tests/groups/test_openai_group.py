@@ -25,6 +25,7 @@ from etude.groups import (
     agents_of_model,
 )
 from etude.protocols import adp, nip
+from etude.store.log import ModelLog
 from tests.algorithms.scripted_episodes import conversation, episode, played
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import StandIn
@@ -64,7 +65,7 @@ class Made:
             folder / "backend", capabilities=Capabilities(versions=True, from_base=True)
         )
         self.engine = Engine()
-        line = ModelJobs("pair", "policy", self.adapter, self.engine, journal)
+        line = ModelJobs("policy", self.adapter, self.engine, ModelLog(journal, "pair"))
         shared = ModelSettings(BASE, **settings)
         agents = (
             [GroupAgent("agent", shared, "pair")]
@@ -147,7 +148,7 @@ async def test_a_group_that_starts_from_scratch_starts_each_job_from_the_base(ma
     await trained(made, plays)
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     assert (await made.adapter.current_version()).number == 0
-    last = made.group.jobs.log.job(made.group.get_state().fine_tune_job_id)
+    last = made.group.jobs.log.state.plans[made.group.get_state().fine_tune_job_id]
     assert last.parent == 0
 
 
@@ -171,7 +172,7 @@ async def test_a_switch_that_was_killed_half_way_is_made_whole(make, plays, monk
     async def killed(state):
         raise Interrupted
 
-    monkeypatch.setattr(made.group.jobs.log, "put_state", killed)
+    monkeypatch.setattr(made.group, "_keep", killed)
     with pytest.raises(Interrupted):
         await made.group.switch_to_next_model()
     again = made.again()
@@ -205,9 +206,9 @@ async def test_a_job_of_the_same_data_is_the_same_job_until_it_fails(make, plays
     first = await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     assert await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]}) == first
     have_say(made.adapter, status=TrainingStatusEnum.FAILED, message="out of memory")
-    assert made.group.jobs.log.newest() == 1
+    assert made.group.jobs.log.state.newest_number == 1
     assert await made.group.get_fine_tune_job_status() == "failed"
-    assert made.group.jobs.log.newest() == 0
+    assert made.group.jobs.log.state.newest_number == 0
     assert await made.group.fine_tune_job_failed()
     assert await made.group.get_fine_tune_job_error_repr() == "out of memory"
     with pytest.raises(TrainingError, match="ended as 'failed': out of memory"):

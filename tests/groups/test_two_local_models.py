@@ -19,6 +19,7 @@ from etude.groups.model_jobs import JobRules, ModelJobs
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal
+from etude.store.log import ModelLog
 from tests.protocols.games import play_record
 
 SHAPE = TinyShape(hidden_size=16, layers=1, heads=2, intermediate_size=32, max_context=64)
@@ -39,7 +40,9 @@ class Model:
         self.engine = EmbeddedEngine(self.policy)
         config = LocalAdapterConfig(learning_rate=0.05, passes=3)
         self.adapter = LocalAdapter(config, self.policy, folder / name, self.seed)
-        self.jobs = ModelJobs(name, "policy", self.adapter, self.engine, journal, rules=JobRules(**rules))
+        self.jobs = ModelJobs(
+            "policy", self.adapter, self.engine, ModelLog(journal, name), rules=JobRules(**rules)
+        )
 
     async def begin(self, version=None):
         await self.adapter.initialize(FinetuneConfig())
@@ -126,7 +129,7 @@ async def test_deleting_versions_of_one_leaves_the_others_alone(models, tmp_path
     prover, verifier = models
     await prover.jobs.adapter.prune([prover.jobs.version])
     assert [path.name for path in (tmp_path / "checkpoints" / "prover").glob("v*")] == ["v2"]
-    await verifier.jobs.sample_from(verifier.jobs.log.entries()[0].version)
+    await verifier.jobs.sample_from(verifier.jobs.log.state.versions[1].version)
     assert verifier.engine.version == 1
 
 
@@ -143,7 +146,7 @@ async def test_jobs_from_the_base_model_start_there_and_count_on(tokenizer, tmp_
         await model.begin()
         await train([model], "a")
         await train([model], "b")
-        first, second = model.jobs.log.entries()
+        first, second = model.jobs.log.state.versions.values()
         assert (first.version.number, second.version.number) == (1, 2)
         assert (first.data.parent, second.data.parent) == (0, 0)
         # From the same weights, with the same data, the same comes out.

@@ -8,10 +8,11 @@ import pytest
 
 from etude.backends.capabilities import Capabilities
 from etude.core.conversion import TrajectoryCollection
-from etude.core.history import History
+from etude.core.history import History, WentBack
 from etude.core.job import TrainingJobRef
+from etude.core.records import JobPlan, JobPlanned, LineageEntry, Submission, state
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
-from etude.loop.lifecycle import RecoveryPoint, recovery_point
+from etude.loop.lifecycle import find_recovery
 from etude.loop.training_data import record_samples
 from etude.store.learned import Source, read_learned
 from tests.show.histories import history, version
@@ -39,14 +40,12 @@ def episode(number, reward, ids=(3, 4)):
     return Trajectory(episode=items, reward=reward, episode_id=f"train/1/a/{number}")
 
 
-async def test_rewards_are_shown_with_the_advantages_that_the_runs_algorithm_has(tmp_path):
-    given = collection("grpo", episode(0, 1.0), episode(1, 0.0))
+async def test_what_a_backend_was_handed_is_recorded(tmp_path):
     adapter = FakeAdapter(tmp_path / "jobs")
-    await record_samples(tmp_path, None, adapter, 1, given, JOB)
-    (best,) = read_learned(tmp_path, "train/1/a/0", epoch=1)
-    (worst,) = read_learned(tmp_path, "train/1/a/1", epoch=1)
-    assert best.source == Source("r-epoch-1", backend="fake", makes_advantages=True)
-    assert best.weights == (0, 0, 1, 1) and best.advantages[2] > 0 > worst.advantages[2]
+    await record_samples(tmp_path, None, adapter, 1, collection("grpo", episode(0, 1.0)), JOB)
+    (handed,) = read_learned(tmp_path, "train/1/a/0", epoch=1)
+    assert (handed.source, handed.reward) == (Source("r-epoch-1", backend="fake"), 1.0)
+    assert (handed.weights, handed.advantages) == ((0, 0, 1, 1), None)
 
 
 async def test_what_has_no_token_ids_is_not_in_it(tmp_path):
@@ -80,20 +79,31 @@ async def test_whether_the_last_version_is_whole_is_asked_of_the_last_epoch_alon
         asked.append(version.number)
         return []
 
-    assert await recovery_point(history([0.5] * 300), [], find_damage) is None
+    assert await find_recovery(state(history([0.5] * 300).epochs), find_damage) is None
     assert asked == looked_at == [300]
 
 
 async def test_it_goes_back_to_the_last_version_that_is_whole():
-    whole = history([0.1, 0.2, 0.3, 0.4])
-    after = whole.epochs[2].model_copy(update={"back_to": version(1)})
+    epochs = history([0.1, 0.2, 0.3, 0.4]).epochs
+    after = epochs[2].model_copy(update={"back_to": version(1)})
 
     async def find_damage(version):
         return [f"v{version.number} is missing"] if version.number > 2 else []
 
-    lost = ("v3 is missing", "v4 is missing")
-    assert await recovery_point(whole, [], find_damage) == RecoveryPoint(
-        lost, 2, version(2), keeps_warm_up=True
-    )
-    went_back = await recovery_point(whole.with_entry(after), [], find_damage)
-    assert went_back == RecoveryPoint(("v4 is missing",), 3, version(1), keeps_warm_up=True)
+    found = await find_recovery(state(epochs), find_damage)
+    assert (found.epoch, found.back_to, found.epochs) == (2, version(2), (3, 4))
+    assert found.damage == ("v3 is missing", "v4 is missing")
+    assert (found.lost, found.keeps_warm_up) == ((version(3), version(4)), True)
+    went_back = await find_recovery(state([*epochs, after]), find_damage)
+    assert (went_back.epoch, went_back.back_to, went_back.damage) == (3, version(1), ("v4 is missing",))
+
+
+def test_what_comes_after_a_point_is_taken_back_and_the_numbers_of_planned_versions_stay():
+    epochs = history([0.1, 0.2, 0.3]).epochs
+    jobs = [TrainingJobRef(run_id=f"job-{number}", backend="fake") for number in range(3)]
+    records = [*epochs, *(Submission(ref=ref, epoch=number) for number, ref in enumerate(jobs))]
+    records += [LineageEntry(version=entry.version, job=jobs[0]) for entry in epochs]
+    plan = JobPlanned(name="job-2", plan=JobPlan(method="grpo", rows=1, data_hash="", number=3))
+    known = state([*records, plan, WentBack(epoch=1, back_to=version(1))])
+    assert ([*known.epochs], [*known.versions], [*known.submissions]) == ([1], [1], [(0, 1)])
+    assert (known.newest_number, [*known.ended]) == (3, ["job-0"])

@@ -146,13 +146,13 @@ async def test_a_scan_that_is_under_way_does_not_hide_new_steps(journal: Journal
     assert journal.get("b") == 2
 
 
-async def test_delete_takes_a_prefix_and_nothing_else(journal: Journal) -> None:
-    for key in ("a/1", "a/2", "b/1", "a0"):
-        await journal.put(key, key)
-    await journal.delete("a/")
-    assert [key for key, _ in journal.scan()] == ["a0", "b/1"]
-    with pytest.raises(ValueError, match="delete the run folder"):
-        await journal.delete("")
+async def test_records_come_back_in_their_order_also_in_the_next_process(tmp_path: Path) -> None:
+    for first in (0, 2):
+        with Journal(tmp_path / "run.db") as journal:
+            await journal.append({"number": first})
+            journal.append_soon({"number": first + 1})
+    with Journal(tmp_path / "run.db") as journal:
+        assert [record["number"] for record in journal.records()] == [0, 1, 2, 3]
 
 
 async def test_a_step_that_is_forgotten_is_taken_anew(journal: Journal) -> None:
@@ -165,7 +165,7 @@ async def test_a_step_that_is_forgotten_is_taken_anew(journal: Journal) -> None:
 
 
 async def test_writes_keep_their_order(journal: Journal) -> None:
-    writes = [journal.put("a", 1), journal.delete("a"), journal.put("a", 2), journal.put("a", 3)]
+    writes = [journal.put("a", 1), journal.forget("a"), journal.put("a", 2), journal.put("a", 3)]
     await asyncio.gather(*writes)
     assert journal.get("a") == 3
 
@@ -247,7 +247,7 @@ async def test_a_write_that_fails_leaves_the_journal_usable(tmp_path: Path) -> N
         outcomes = await asyncio.gather(*(journal.put(str(i), i) for i in range(3)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [StoreError] * 3
         with pytest.raises(StoreError, match=r"run\.db: no such table"):
-            await journal.delete("a")
+            await journal.forget("a")
         other.execute("ALTER TABLE gone RENAME TO steps")
         other.commit()
         await journal.put("b", 2)
@@ -314,8 +314,6 @@ async def test_the_largest_prefix_has_no_upper_bound(journal: Journal) -> None:
     for key in ("a", last, last + "a"):
         await journal.put(key, 1)
     assert [key for key, _ in journal.scan(last)] == [last, last + "a"]
-    await journal.delete(last)
-    assert [key for key, _ in journal.scan()] == ["a"]
 
 
 async def test_what_begins_is_not_looked_up_until_it_is_stored(journal: Journal, monkeypatch: Any) -> None:

@@ -9,13 +9,13 @@ import pytest
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
 from etude.core.job import TrainingJobRef
-from etude.groups.lineage import JobData, LineageEntry, LineageLog
+from etude.core.records import JobPlan, JobPlanned, LineageEntry, Submission
 from etude.loop.training_data import version_age
 from etude.rollout.collections import collection_phase, phase_name
 from etude.store.encode import encode_episode
 from etude.store.episodes import choose_phase, list_phases, phase_epoch
 from etude.store.journal import Journal
-from etude.store.log import EpochLog, Submission
+from etude.store.log import ModelLog
 from tests.show.histories import epoch, history, version
 
 EPOCHS = 300
@@ -25,41 +25,20 @@ def ref(number: int) -> TrainingJobRef:
     return TrainingJobRef(run_id=f"run-epoch-{number}", backend="fake")
 
 
-@pytest.fixture
-def rows(monkeypatch):
-    """The rows that were read so far."""
-    read, select = [], Journal.select
-
-    def counted(self, statement, bounds=()):
-        rows = select(self, statement, bounds)
-        read.extend(rows)
-        return rows
-
-    monkeypatch.setattr(Journal, "select", counted)
-    return read
-
-
-async def test_a_job_is_found_by_its_name(journal, rows):
-    log = EpochLog(journal)
+async def test_a_long_run_is_read_in_order(journal):
+    log = ModelLog(journal, run_id="run")
+    assert (log.state.last_number, log.state.newest_number) == (0, 0)
     for number in range(1, EPOCHS + 1):
-        await log.add_submission(number - 1, Submission(ref=ref(number)))
-    rows.clear()
-    assert log.find_submission("run-epoch-30").ref == ref(30)
-    assert len(rows) == 1  # Not 300, nor those of run-epoch-300 to 309.
-    assert log.find_submission("run-epoch-301") is None
-
-
-async def test_the_number_of_the_last_version_is_one_row(journal, rows):
-    log = LineageLog(journal, "policy")
-    assert (log.last(), log.newest()) == (0, 0)
-    for number in range(1, EPOCHS + 1):
+        await log.add(Submission(ref=ref(number), epoch=number - 1))
         await log.add(LineageEntry(version=version(number), job=ref(number)))
-    rows.clear()
-    assert log.last() == EPOCHS
-    assert len(rows) == 1
-    assert log.newest() == EPOCHS
-    await log.add_job("run-epoch-301", JobData(method="grpo", rows=1, data_hash="", number=EPOCHS + 1))
-    assert (log.last(), log.newest()) == (EPOCHS, EPOCHS + 1)
+    await log.add(
+        JobPlanned(name="next", plan=JobPlan(method="grpo", rows=1, data_hash="", number=EPOCHS + 1))
+    )
+    for known in (log.state, ModelLog(journal).state):
+        assert (known.last_number, known.newest_number) == (EPOCHS, EPOCHS + 1)
+        assert known.submission("run-epoch-30").ref == ref(30)
+        assert known.submission("run-epoch-301") is None
+        assert [*known.versions] == [*range(1, EPOCHS + 1)]
 
 
 def test_an_entry_of_a_history_is_found_by_its_epoch():

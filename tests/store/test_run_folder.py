@@ -17,7 +17,7 @@ from etude.core.errors import RequestError, StoreError
 from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import ModelVersion
 from etude.store.facts import find_run, list_runs, read_facts
-from etude.store.log import EpochLog
+from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder, describe_environment, git_state, new_run_name
 from etude.store.versions import choose_version, run_version, stored_at
 
@@ -191,13 +191,13 @@ def version(trained_run: Path, number: int) -> ModelVersion:
 async def trained_run(tmp_path):
     """Three versions, of which the second was the best and the first was not kept."""
     with RunFolder.create(tmp_path, "r") as folder:
-        log = EpochLog(folder.journal)
+        log = ModelLog(folder.journal)
         rewards = {1: 0.3, 2: 0.9, 3: 0.6}
         for number, reward in rewards.items():
             made = version(folder.path, number)
-            await log.add_entry(EpochEntry(epoch=number - 1, timestamp="", version=made))
+            await log.add(EpochEntry(epoch=number - 1, timestamp="", version=made))
             metrics = {"avg_reward": reward}
-            await log.add_entry(ValidationEntry(epoch=number, timestamp="", metrics=metrics, version=made))
+            await log.add(ValidationEntry(epoch=number, timestamp="", metrics=metrics, version=made))
             if number > 1:
                 (folder.checkpoints / f"v{number}").mkdir()
         return folder.path
@@ -228,7 +228,7 @@ async def test_where_no_version_was_measured_after_training_none_is_the_best(tmp
     with RunFolder.create(tmp_path, "r") as folder:
         made = version(folder.path, 1)
         (folder.checkpoints / "v1").mkdir()
-        await EpochLog(folder.journal).add_entry(
+        await ModelLog(folder.journal).add(
             EpochEntry(epoch=0, timestamp="", version=made, metrics={"avg_reward": 0.9})
         )
     with pytest.raises(RequestError, match=r"r:last is the last one, v1.*validation_dataset"):
@@ -239,14 +239,12 @@ async def test_where_no_version_was_measured_after_training_none_is_the_best(tmp
 
 async def test_the_base_model_is_the_best_where_training_made_it_worse(tmp_path):
     with RunFolder.create(tmp_path, "r") as folder:
-        log = EpochLog(folder.journal)
-        await log.add_entry(EpochEntry(epoch=0, timestamp="", version=version(folder.path, 1)))
+        log = ModelLog(folder.journal)
+        await log.add(EpochEntry(epoch=0, timestamp="", version=version(folder.path, 1)))
         for number, reward in ((0, 0.4), (1, 0.0)):
             measured = version(folder.path, number)
             metrics = {"avg_reward": reward}
-            await log.add_entry(
-                ValidationEntry(epoch=number, timestamp="", metrics=metrics, version=measured)
-            )
+            await log.add(ValidationEntry(epoch=number, timestamp="", metrics=metrics, version=measured))
     for wish in ("", "best"):
         chosen = choose_version(tmp_path / "r", wish)
         assert chosen.version is None

@@ -17,7 +17,7 @@ from etude.core.message import Message
 from etude.core.sample import Sample, Turn
 from etude.store.encode import encode_call, encode_episode
 from etude.store.episodes import call_key
-from etude.store.log import EpochLog
+from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, config_text
 
@@ -153,11 +153,11 @@ def store_run(
         with RunFolder.create(root, name, files={CONFIG: config_text(config)}) as run:
             for told in episodes:
                 await put_episode(run, told)
-            log = EpochLog(run.journal)
+            log = ModelLog(run.journal)
             for epoch in epochs:
-                await log.add_entry(epoch)
+                await log.add(epoch)
             for validation in validations:
-                await log.add_entry(validation)
+                await log.add(validation)
 
     asyncio.run(write())
     return root / name

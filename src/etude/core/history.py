@@ -159,6 +159,8 @@ class ValidationEntry(Measurement, frozen=True):
     """One evaluation on the validation examples."""
 
     kind: ClassVar[Literal["validation"]] = "validation"
+    is_of_base: bool = False
+    """Whether the base model was measured, before a warm-up."""
 
     def __str__(self) -> str:
         return f"validation {self._when}"
@@ -213,16 +215,24 @@ class WarmUpEntry(BaseModel, frozen=True):
     """The weights that training begins with."""
 
 
-class Recovery(BaseModel, frozen=True):
-    """Missing or damaged stored weights, and how the run continued without them."""
+class WentBack(BaseModel, frozen=True):
+    """The run goes back to an earlier point, and makes again what came after it."""
+
+    epoch: int
+    """The last epoch that is kept; 0 keeps none."""
+    back_to: ModelVersion | None
+    """The last version that is kept; None if training begins anew."""
+    keeps_warm_up: bool = True
+
+
+class Recovery(WentBack, frozen=True):
+    """Stored weights were missing or damaged. This tells how the run continues without them."""
 
     timestamp: str = Field(default_factory=_now)
     damage: tuple[str, ...]
     """The damage found, one clause per file."""
     lost: tuple[ModelVersion, ...]
     """The versions that are made again, oldest first."""
-    back_to: ModelVersion | None = None
-    """The version that the run went back to; None if training began anew."""
     epochs: tuple[int, ...] = ()
     """The epochs that are trained again, on their recorded episodes."""
 

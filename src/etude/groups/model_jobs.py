@@ -23,10 +23,10 @@ from etude.core.job import (
     TrainingJobStatus,
     TrainingStatusEnum,
 )
+from etude.core.records import JobPlan, JobPlanned, LineageEntry, StartWeights
 from etude.engines.ledger import Ledger
-from etude.groups.lineage import JobData, LineageEntry, LineageLog
 from etude.processes.watchdog import Watchdog
-from etude.store.journal import Journal
+from etude.store.log import ModelLog
 
 _LOOKS = 12
 """The number of status checks after a job was cancelled, over about ten seconds."""
@@ -64,26 +64,21 @@ class ModelJobs:
 
     def __init__(
         self,
-        name: str,
         model: str,
         adapter: TrainerAdapter,
         engine: Engine,
-        journal: Journal,
+        log: ModelLog,
         *,
         rules: JobRules | None = None,
         warn: Callable[[str], None] = lambda text: None,
         watchdog: Watchdog | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        """Create it. `name` is unique in the run, and `model` is the entry of `llms` for `engine`.
-
-        `ledger` counts the cost of jobs.
-        """
-        self.name = name
+        """`model` is the entry of `llms` for `engine`. `ledger` counts the cost of jobs."""
         self.model = model
         self.adapter = adapter
         self.engine = engine
-        self.log = LineageLog(journal, name)
+        self.log = log
         self.rules = rules or JobRules()
         self._hyperparameters = JobHyperparameters()
         self.version: ModelVersion | None = None
@@ -110,10 +105,11 @@ class ModelJobs:
         """
         if self.rules.from_scratch:
             check_from_base(self._backend, self.adapter.capabilities())
-        if version is None or self.log.base() is None:
+        known = self.log.state
+        if version is None or known.start is None:
             self.version = await self.adapter.current_version()
-            if self.version is not None and self.log.base() is None and not self.log.entries():
-                await self.log.add_base(self.version)
+            if self.version is not None and known.start is None and not known.versions:
+                await self.log.add(StartWeights(version=self.version))
         if version is not None:
             await self.go_back(version)
 
@@ -138,26 +134,30 @@ class ModelJobs:
         skipped = self.reason_to_skip(len(collection))
         if skipped is not None:
             return skipped
-        start = (self.log.base() if self.rules.from_scratch else None) or self.version
-        name, earlier = collection.run_id, self.log.job(collection.run_id)
-        data = JobData(
+        start = (self.log.state.start if self.rules.from_scratch else None) or self.version
+        name, earlier = collection.run_id, self.log.state.plans.get(collection.run_id)
+        plan = JobPlan(
             method=collection.method,
             rows=len(collection),
             data_hash=data_hash(collection),
             parent=None if start is None else start.number,
             hyperparameters=self._hyperparameters.given(),
         )
-        if earlier is not None and (differences := earlier.differences(data)):
+        if earlier is not None and (differences := earlier.differences(plan)):
             known = TrainingJobRef(run_id=name, backend=self.adapter.adapter_config.type_name)
             if await self.is_known(known):
                 raise JobNameTakenError(name, differences)
-        number = self.log.newest() + 1 if earlier is None or earlier.number is None else earlier.number
+        newest = self.log.state.newest_number
+        number = newest + 1 if earlier is None or earlier.number is None else earlier.number
         if start is not None and self.adapter.capabilities().versions:
             # Make the backend's next job start there, whatever the backend has done meanwhile.
-            check_start_version(self._backend, self.adapter.capabilities(), start.number, self.log.last())
+            last = self.log.state.last_number
+            check_start_version(self._backend, self.adapter.capabilities(), start.number, last)
             await self.adapter.restore(start)
         await self.adapter.count_from(number - 1)
-        await self.log.add_job(name, data.model_copy(update={"number": number}))
+        plan = plan.model_copy(update={"number": number})
+        if plan != earlier:
+            await self.log.add(JobPlanned(name=name, plan=plan))
         tokens = self.adapter.charged_tokens(collection)
         if self._ledger is not None and tokens is not None:
             await self._ledger.begin_job(self.model, name, tokens)
@@ -173,12 +173,9 @@ class ModelJobs:
                 await self.adapter.restore(self.version)
         return ref
 
-    async def _take_back_job(self, name: str, earlier: JobData | None) -> None:
-        """Forget a job that was not started. `earlier` is the previous job with the same name."""
-        if earlier is None:
-            await self.log.forget_job(name)
-        else:
-            await self.log.add_job(name, earlier)
+    async def _take_back_job(self, name: str, earlier: JobPlan | None) -> None:
+        """Record that a job was not started. `earlier` is the previous job with the same name."""
+        await self.log.add(JobPlanned(name=name, plan=earlier))
         if self._ledger is not None:
             self._ledger.end_job(self.model, name, 0)
 
@@ -191,8 +188,8 @@ class ModelJobs:
 
         This happens after a kill between the adoption and the record of the epoch.
         """
-        data = self.log.job(ref.run_id) if status.status is TrainingStatusEnum.NOT_FOUND else None
-        entry = None if data is None or data.number is None else self.log.entry(data.number)
+        plan = self.log.state.plans.get(ref.run_id) if status.status is TrainingStatusEnum.NOT_FOUND else None
+        entry = None if plan is None or plan.number is None else self.log.state.versions.get(plan.number)
         if entry is None or entry.job.run_id != ref.run_id:
             return status
         made = {"version": entry.version, "metadata": {"metrics": entry.metrics}}
@@ -255,9 +252,11 @@ class ModelJobs:
             tokens = 0  # No backend charges for failed jobs.
         if self._ledger is not None and tokens is not None:
             self._ledger.end_job(self.model, ref.run_id, int(tokens))
-        data = self.log.job(ref.run_id) if status.status is not TrainingStatusEnum.COMPLETED else None
-        if data is not None and data.number is not None:
-            await self.log.add_job(ref.run_id, data.model_copy(update={"number": None}))
+        plan = self.log.state.plans.get(ref.run_id)
+        is_void = status.status is not TrainingStatusEnum.COMPLETED
+        if is_void and plan is not None and plan.number is not None:
+            given_back = plan.model_copy(update={"number": None})
+            await self.log.add(JobPlanned(name=ref.run_id, plan=given_back))
         return status
 
     async def adopt(self, ref: TrainingJobRef, status: TrainingJobStatus) -> ModelVersion | None:
@@ -285,14 +284,15 @@ class ModelJobs:
                 with contextlib.suppress(EtudeError):
                     await self.engine.adopt(before)
             raise
-        data = self.log.job(ref.run_id)
-        await self.log.add(LineageEntry(version=version, job=ref, data=data, metrics=status.metrics))
+        if version.number not in self.log.state.versions:
+            plan = self.log.state.plans.get(ref.run_id)
+            await self.log.add(LineageEntry(version=version, job=ref, data=plan, metrics=status.metrics))
         return version
 
     def _require_new(self, job: str, version: ModelVersion) -> None:
         """Raise TrainingError unless the job made new weights, and gave them a new and higher number."""
-        before, known = self.version, self.log.entry(version.number)
-        start = (self.log.base() if self.rules.from_scratch else None) or before
+        before, known = self.version, self.log.state.versions.get(version.number)
+        start = (self.log.state.start if self.rules.from_scratch else None) or before
         if start is not None and version.digest == start.digest:
             raise TrainingError(
                 f"job {job} says that it is completed, and the weights have not changed (digest "

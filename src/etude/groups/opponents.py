@@ -20,8 +20,8 @@ from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.engines.local import LocalLlmConfig, OpponentsConfig
 from etude.engines.openai_config import OpenAiLlmConfig
-from etude.groups.lineage import LineageLog
 from etude.store.journal import Journal
+from etude.store.log import ModelLog
 from etude.store.versions import stored_at
 
 _PHASE = re.compile(r"(train|validation|warm-up)/[^/]+")
@@ -38,26 +38,24 @@ class OpponentPool(Engine):
     """
 
     def __init__(
-        self,
-        name: str,
-        config: OpponentsConfig,
-        journal: Journal | None,
-        seed: int,
-        target: str | None,
-        make: MakeEngine,
+        self, name: str, config: OpponentsConfig, journal: Journal | None, seed: int, make: MakeEngine
     ) -> None:
-        """Create the pool of the entry `name` of `llms`. `target` names the target, in a run with several."""
+        """Create the pool of the entry `name` of `llms`."""
         self.name = name
         self.config = config
         self._journal = journal
         self._seed = seed
-        self._lineage = None if journal is None else LineageLog(journal, target or config.of)
+        self._log: ModelLog | None = None
         self._make = make
         self.outside: ModelVersion | None = None
         """The version that plays outside of training and validation; None is the model as configured."""
         self._engines: dict[int, Engine] = {}
         self._pools: dict[str, list[ModelVersion]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def follow(self, log: ModelLog) -> None:
+        """Draw from the versions that `log` records."""
+        self._log = log
 
     @property
     def version(self) -> int:
@@ -106,11 +104,12 @@ class OpponentPool(Engine):
 
     def members(self, phase: str = "train") -> list[ModelVersion]:
         """Return the versions that can be drawn in a phase that starts now, oldest first."""
-        if self._lineage is None or (base := self._lineage.base()) is None:
+        if self._log is None or (base := self._log.state.start) is None:
             return []
         if phase.startswith("validation"):
             return [base]
-        made = [entry.version for entry in self._lineage.entries() if entry.version.number > base.number]
+        versions = self._log.state.versions.items()
+        made = [entry.version for number, entry in versions if number > base.number]
         if self.config.draw == "latest" or phase.startswith("warm-up"):
             return [made[-1] if made else base]
         return [base, *made[-self.config.size :]]
@@ -128,12 +127,11 @@ async def opponents(config: OpponentsConfig, builder: Builder) -> AsyncIterator[
     its earlier versions cannot be sampled."""
     name = next(name for name, llm in builder.config.llms.items() if llm is config)
     block, llm = builder.config.finetuning, builder.config.llms[config.of]
-    targets: dict[str | None, str | None] = {target.model: each for each, target in block.targets.items()}
-    targets = targets or {block.target_model: None}
-    if config.of not in targets:
-        trained = ", ".join(filter(None, targets)) or "none"
+    trained = [target.model for target in block.targets.values()] or [block.target_model]
+    if config.of not in trained:
+        named = ", ".join(filter(None, trained)) or "none"
         raise RequestError(
-            f"llms.{name}: '{config.of}' is not trained, so it has no versions; trained: {trained}"
+            f"llms.{name}: '{config.of}' is not trained, so it has no versions; trained: {named}"
         )
     if not isinstance(llm, LocalLlmConfig | OpenAiLlmConfig):
         raise CapabilityError(
@@ -153,7 +151,7 @@ async def opponents(config: OpponentsConfig, builder: Builder) -> AsyncIterator[
                 await engine.adopt(version)
             return engine
 
-        pool = OpponentPool(name, config, journal, block.seed, targets[config.of], make)
+        pool = OpponentPool(name, config, journal, block.seed, make)
         exits.push_async_callback(pool.close)
         yield pool
 

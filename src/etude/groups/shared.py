@@ -16,6 +16,7 @@ from etude.core.conversion import TrainingUnit, TrajectoryCollection
 from etude.core.errors import RequestError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.keys import content_hash
+from etude.core.records import GroupChanged, LineageEntry
 from etude.core.trajectory import Method
 from etude.groups.agents import (
     GroupAgent,
@@ -28,7 +29,6 @@ from etude.groups.agents import (
     shared_settings,
     supervised_data,
 )
-from etude.groups.lineage import LineageEntry
 from etude.groups.model_jobs import JobRules, ModelJobs, require_completed
 from etude.groups.state import HostedState, SharedModelGroupState, from_hosted_state, read_state
 from etude.protocols.protocol import Protocol
@@ -92,7 +92,7 @@ class SharedModelGroup:
         )
         if not settings.freeze_agent:
             jobs.use_hyperparameters(settings.hyperparameters)
-        self._state = SharedModelGroupState.model_validate(jobs.log.state())
+        self._state = SharedModelGroupState.model_validate(jobs.log.state.group)
         self._is_given = False
         """Whether the state was passed to `set_state` and does not come from the journal."""
         self._is_taken_up = False
@@ -236,7 +236,7 @@ class SharedModelGroup:
             return now
         if ref is None:
             raise TrainingJobNotFoundClientError(None)
-        entry = None if now is None else self.jobs.log.entry(now.number)
+        entry = None if now is None else self.jobs.log.state.versions.get(now.number)
         if entry is not None and entry.job.run_id == ref.run_id:
             return now
         status = await self.jobs.status(ref)
@@ -250,7 +250,7 @@ class SharedModelGroup:
 
     def lineage(self) -> list[LineageEntry]:
         """Return the versions after the base, oldest first, each with its job, data and metrics."""
-        return self.jobs.log.entries()
+        return [*self.jobs.log.state.versions.values()]
 
     def get_state(self) -> SharedModelGroupState:
         """Return the group's current state."""
@@ -271,7 +271,7 @@ class SharedModelGroup:
         if isinstance(state, HostedState):
             state = from_hosted_state(state, self.settings.model_name, self.jobs)
         version = state.version
-        known = None if version is None else self.jobs.log.entry(version.number)
+        known = None if version is None else self.jobs.log.state.versions.get(version.number)
         if version is not None and known is not None and known.version.digest != version.digest:
             raise RequestError(
                 f"version {version.number} of group '{self.group_name}' is {known.version.location}, and in "
@@ -315,18 +315,18 @@ class SharedModelGroup:
         """Apply the given state, or the journal's, once."""
         if self._is_taken_up:
             return
-        begin = self.jobs.log.base() if self._is_given else None
+        begin = self.jobs.log.state.start if self._is_given else None
         await self.jobs.take_up(self._state.version or begin)
         self._state = self._state.model_copy(update={"version": self.jobs.version})
         if self._is_given:
             version = self._state.version
-            if version is not None and version.number and self.jobs.log.entry(version.number) is None:
+            if version is not None and version.number and version.number not in self.jobs.log.state.versions:
                 # The version was made elsewhere. Add it to the lineage, so that its number stays taken.
                 backend = self.jobs.adapter.adapter_config.type_name
                 made_by = TrainingJobRef(run_id=version.location, backend=backend)
                 await self.jobs.log.add(LineageEntry(version=version, job=made_by))
             # A job that was made elsewhere has no version number yet, and gets one when it is done.
-            await self.jobs.adapter.count_from(self.jobs.log.newest())
+            await self.jobs.adapter.count_from(self.jobs.log.state.newest_number)
             await self._keep(self._state)
         self._is_given, self._is_taken_up = False, True
 
@@ -375,7 +375,7 @@ class SharedModelGroup:
 
     async def _keep(self, state: SharedModelGroupState) -> None:
         """Journal the state, then make it the group's state."""
-        await self.jobs.log.put_state(state.model_dump(mode="json"))
+        await self.jobs.log.add(GroupChanged(state=state.model_dump(mode="json")))
         self._state = state
 
 

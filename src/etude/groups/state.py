@@ -100,6 +100,6 @@ def from_hosted_state(state: HostedState, base: str, jobs: ModelJobs) -> SharedM
         job = TrainingJobRef(run_id=name, backend=adapter.backend, metadata={"job_id": name})
     if model is None or model == base:
         return SharedModelGroupState(fine_tune_job=job)
-    noted = [entry.version for entry in jobs.log.entries() if entry.version.location == model]
-    new = hosted_version(jobs.log.newest() + 1, name or "", model)
+    noted = [entry.version for entry in jobs.log.state.versions.values() if entry.version.location == model]
+    new = hosted_version(jobs.log.state.newest_number + 1, name or "", model)
     return SharedModelGroupState(fine_tune_job=job, version=noted[-1] if noted else new)

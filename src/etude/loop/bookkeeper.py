@@ -18,17 +18,17 @@ from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
 from etude.core.evaluation import EvalOutput
 from etude.core.history import Entry, EpochEntry, ValidationEntry, WarmUpEntry
 from etude.core.interfaces import innermost
-from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus
+from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.records import JobDropped, SampledFrom, Submission
 from etude.groups.model_jobs import JobRules, ModelJobs
 from etude.groups.opponents import OpponentPool
 from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics
-from etude.loop.record import Record, pause_if_due
+from etude.loop.record import TrainingRecord, pause_if_due
 from etude.loop.training_data import Provenance, TargetWatch, record_samples
 from etude.rollout.collections import Collections, collecting_for, current_number
 from etude.runtime import Runtime
 from etude.store.figures import best_version, last_version, versions_made
 from etude.store.jsonable import json_facts
-from etude.store.log import Submission
 
 
 class Bookkeeper:
@@ -61,14 +61,13 @@ class Bookkeeper:
         self.builder = builder
         self.adapter = adapter
         self.follows = follows
-        self.record = Record(runtime, config)
+        self.record = TrainingRecord(runtime, config)
         warn = partial(runtime.progress.message, warning=True)
         self.model = ModelJobs(
-            runtime.target or runtime.target_model,
             runtime.target_model,
             adapter,
             runtime.engines[runtime.target_model],
-            runtime.run.journal,
+            self.record.log,
             rules=JobRules(frozen=runtime.target_config.frozen, from_scratch=config.fine_tune_from_scratch),
             warn=warn,
             watchdog=runtime.watchdog,
@@ -84,6 +83,8 @@ class Bookkeeper:
         self._facts = facts
         pools = [each for each in map(innermost, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
+        for pool in self.opponents:
+            pool.follow(self.record.log)
         self.built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
         """For each epoch: the builder's finished collection, and its facts about that."""
         self.jobs: dict[int, int] = {}
@@ -121,7 +122,7 @@ class Bookkeeper:
         """Note the `job`-th job of an epoch, which was submitted now or is known from before."""
         self._latest, self.jobs[epoch] = epoch, job
         self.begun.setdefault(ref.run_id, (epoch, time.monotonic(), ref))
-        if self.follows and self.record.ended(ref) is None:
+        if self.follows and ref.run_id not in self.record.log.state.ended:
             self._progress.phase("training")
 
     async def take_up(self) -> None:
@@ -133,7 +134,15 @@ class Bookkeeper:
         await self.model.take_up(last_version(self.record.history))
         if (start := self.record.history.start) is not None:
             await self.adapter.begin_from(start)
-        await self.record.log.retry_last_failure()
+        await self._retry_last_failure()
+
+    async def _retry_last_failure(self) -> None:
+        """Drop the job that was submitted last, if it failed, so that it is submitted again."""
+        known = self.record.log.state
+        for epoch, job in sorted(known.submissions)[-1:]:
+            status = known.ended.get(known.submissions[epoch, job].ref.run_id)
+            if status is not None and status.status is not TrainingStatusEnum.COMPLETED:
+                await self.record.log.add(JobDropped(epoch=epoch, job=job))
 
     async def begin(self, epoch: int) -> int:
         """Begin `run_epoch` and return its epoch's number, a new one if the trainer repeats a number.
@@ -165,7 +174,7 @@ class Bookkeeper:
 
         The key of the first epoch of `run` is `run-epoch-1`.
         """
-        record, attempt = self.record, self.record.log.attempt(epoch)
+        record, attempt = self.record, self.record.log.state.failures[epoch]
         whose = "" if record.target is None else f".{record.target}"
         which = "" if job == 1 else f"-job-{job}"
         retry = f"-retry-{attempt}" if attempt else ""
@@ -190,16 +199,20 @@ class Bookkeeper:
         await record_samples(runtime.run.path, runtime.target, self.adapter, epoch + 1, collection, ref)
         submission = Submission(
             ref=ref,
+            epoch=epoch,
+            job=job,
             metrics=json_facts({**await self.metrics(epoch), **selection_metrics(collection)}),
             curriculum_state=finite(self._curriculum_state()),
-            sampled_from=await self.sampled_from(epoch),
         )
-        await self.record.log.add_submission(epoch, submission, job)
+        await self.sampled_from(epoch)  # Recorded now, before its job's weights are adopted.
+        await self.record.log.add(submission)
 
     async def sampled_from(self, epoch: int) -> ModelVersion | None:
         """Return the weights that the epoch's episodes are sampled from: those at the first call."""
-        again = self._is_collected_again(epoch)
-        return await self.record.log.sampled_from(epoch, self.model.version, again=again)
+        log, again = self.record.log, self._is_collected_again(epoch)
+        if (epoch, again) not in log.state.sampled:
+            await log.add(SampledFrom(epoch=epoch, version=self.model.version, again=again))
+        return log.state.sampled[epoch, again]
 
     def _is_collected_again(self, epoch: int) -> bool:
         """Return whether the model went back after `collect_ahead` had collected for the epoch."""
@@ -259,7 +272,7 @@ class Bookkeeper:
 
         Raises TrainingError when the weights are not new.
         """
-        submission = self.record.log.find_submission(ref.run_id)
+        submission = self.record.log.state.submission(ref.run_id)
         assert submission is not None, "the job was journalled when it was submitted"
         version = await self.model.adopt(ref, status)
         if version is not None and any(past.differs(version) for past in self.record.history.recoveries):
@@ -275,7 +288,10 @@ class Bookkeeper:
             "training_seconds": time.monotonic() - self.begun[ref.run_id][1],
             "model_version": None if version is None else version.number,
         }
-        kept = {"sampled_from": submission.sampled_from, "curriculum_state": submission.curriculum_state}
+        kept = {
+            "sampled_from": await self.sampled_from(epoch),
+            "curriculum_state": submission.curriculum_state,
+        }
         return await self._add_epoch(epoch, metrics, status=status, **kept)
 
     def trained(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
@@ -324,9 +340,8 @@ class Bookkeeper:
     async def record_warm_up(self, entry: WarmUpEntry) -> None:
         """Record that the warm-up is over. Training begins with its weights."""
         if entry.version is not None:
-            await self.model.log.add_base(entry.version)
             await self.adapter.begin_from(entry.version)
-        await self.record.add_warm_up(entry)
+        await self.record.log.add(entry)
 
     async def validated(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Record a validation of the current weights, after `epoch` epochs, unless there is one."""

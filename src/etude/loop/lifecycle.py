@@ -12,7 +12,6 @@ import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -23,8 +22,9 @@ from etude.config.key_types import changeable_keys, slot_in
 from etude.config.load import Declared, load_config, parse_config, resolved_yaml
 from etude.config.schema import Config
 from etude.core.errors import RequestError, nearest
-from etude.core.history import History, Recovery, WarmUpJob
+from etude.core.history import History, Recovery, WentBack
 from etude.core.job import ModelVersion
+from etude.core.records import ModelState
 from etude.core.secrets import MASK, holds_secret
 from etude.loop.bookkeeper import Bookkeeper
 from etude.rollout.evaluation_run import forget_failures
@@ -33,7 +33,7 @@ from etude.store.database import DATABASE, journal_damage, open_database
 from etude.store.facts import SUMMARY, read_histories
 from etude.store.figures import last_version
 from etude.store.files import damage_in, write_atomically
-from etude.store.log import EpochLog, histories
+from etude.store.log import histories, read_states
 from etude.store.run_folder import LOCK, RunFolder, RunLock, new_run_name
 from etude.store.stored_config import (
     CONFIG,
@@ -181,12 +181,11 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
     """
     if run.read_json(SUMMARY) is not None or run.read_json(RESULT) is not None:
         return None
-    by_target = histories(run.journal, run.name)
-    logs = [EpochLog(run.journal, target) for target in by_target]
+    states = read_states(run.journal, run.name).values()
     recorded = {
         # A model that rested in an epoch was not trained on its episodes.
-        "train": {each.epoch for past in by_target.values() for each in past.epochs if each.resting is None},
-        "validation": {each.epoch for past in by_target.values() for each in past.validations},
+        "train": {number for past in states for number, each in past.epochs.items() if each.resting is None},
+        "validation": {number for past in states for number in past.validations},
     }
 
     def is_open(episode_id: str) -> bool:
@@ -194,7 +193,7 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
         if match is None:
             return True
         phase, epoch = match[1], int(match[2])
-        submitted = phase == "train" and any(log.submission(epoch - 1) is not None for log in logs)
+        submitted = phase == "train" and any((epoch - 1, 1) in past.submissions for past in states)
         return epoch not in recorded[phase] and not submitted
 
     return await forget_failures(run.journal, is_open)
@@ -206,19 +205,6 @@ FindDamage: TypeAlias = Callable[[ModelVersion], Awaitable[list[str]]]
 _BASE = ModelVersion(number=0, location="", digest="")
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryPoint:
-    """The point that a run goes back to."""
-
-    damage: tuple[str, ...]
-    """Why the run goes back, a clause for each file."""
-    epoch: int = 0
-    """The last epoch that is kept; 0 keeps none."""
-    version: ModelVersion = _BASE
-    """The weights after that epoch."""
-    keeps_warm_up: bool = False
-
-
 async def recover(books: Bookkeeper) -> None:
     """If the version to continue from is damaged or missing, go back to the last whole one, and report that.
 
@@ -226,38 +212,40 @@ async def recover(books: Bookkeeper) -> None:
     message.
     """
     log, adapter, run = books.record.log, books.adapter, books.runtime.run
-    way = await recovery_point(books.record.history, log.warm_up_jobs(), adapter.damage)
-    if way is None:
-        lineage, epochs = books.model.log, books.record.history.epochs
-        adopted, recorded = lineage.entry(lineage.last()), last_version(books.record.history)
-        known = 0 if recorded is None else recorded.number
-        if adopted and adopted.version.number > known and await adapter.damage(adopted.version):
-            await lineage.forget_after(known)
-            await log.forget_after(epochs[-1].epoch if epochs else 0)
+    recovery = await find_recovery(log.state, adapter.damage)
+    if recovery is None:
+        adopted, recorded = log.state.versions.get(log.state.last_number), last_version(log.state.history)
+        is_newer = adopted is not None and adopted.version.number > (recorded or _BASE).number
+        if adopted is not None and is_newer and await adapter.damage(adopted.version):
+            await log.add(WentBack(epoch=max(log.state.epochs, default=0), back_to=recorded))
         return
-    recovery = await _go_back(books, way)
+    digests = {version.digest for version in recovery.lost}
+    for key, versions in [*run.journal.scan("opponents/")]:
+        # Opponents that were to be lost versions are drawn again from the new versions.
+        if any(version["digest"] in digests for version in versions):
+            await run.journal.forget(key)
+    await adapter.go_back(recovery.back_to or _BASE)
+    # Recorded last, so that a run that was killed before this goes back again.
+    await log.add(recovery)
     (run.path / SUMMARY).unlink(missing_ok=True)
-    books.record.history = log.history(books.record.history.run_id)
     books.runtime.progress.message(str(recovery), warning=True)
 
 
-async def recovery_point(
-    history: History, warm_up: Sequence[WarmUpJob], find_damage: FindDamage
-) -> RecoveryPoint | None:
-    """Return where to go back to from the last version. None if it and the warm-up's weights are whole.
+async def find_recovery(known: ModelState, find_damage: FindDamage) -> Recovery | None:
+    """Return how to go back from the last version. None if it and the warm-up's weights are whole.
 
-    `warm_up` has the warm-up jobs so far. If the weights that training began with are damaged, everything is
-    done again, because algorithms compare with these weights.
+    If the weights that training began with are damaged, everything is done again, because algorithms compare
+    with these weights.
     """
-    start = history.start
+    history, start = known.history, known.history.start
     if start is not None and (damage := await find_damage(start)):
-        return RecoveryPoint(tuple(damage))
-    if history.warm_up is None and not history.epochs and warm_up:
-        start = warm_up[-1].version
+        return _make_recovery(history, damage, 0, None, keeps_warm_up=False)
+    if history.warm_up is None and not history.epochs and known.warm_up_jobs:
+        start = known.warm_up_jobs[-1].version
     # One after the other: nearly always the first is whole, and a run may have thousands.
     steps = ((each.epoch, history.went_back(each.epoch) or each.version) for each in reversed(history.epochs))
     damaged: dict[int, list[str]] = {}
-    whole: tuple[int, ModelVersion] | None = None
+    whole: tuple[int, ModelVersion | None] = (0, None)
     for epoch, version in chain(steps, [(0, start)]):
         # To go on from a later version than a damaged one, as before a rollback, would not make that again.
         if version is not None and version.number < min(damaged, default=version.number + 1):
@@ -267,41 +255,25 @@ async def recovery_point(
             damaged[version.number] = damage
     if not damaged:
         return None
-    lost = tuple(clause for clauses in reversed(damaged.values()) for clause in clauses)
-    return RecoveryPoint(lost) if whole is None else RecoveryPoint(lost, *whole, keeps_warm_up=True)
+    lost = [clause for clauses in reversed(damaged.values()) for clause in clauses]
+    return _make_recovery(history, lost, *whole, keeps_warm_up=whole[1] is not None)
 
 
-async def _go_back(books: Bookkeeper, way: RecoveryPoint) -> Recovery:
-    """Forget everything after the version to go back to, and set its stored weights aside.
-
-    The epochs are forgotten last, so that a run killed before that goes back again.
-    """
-    journal, log, lineage = books.runtime.run.journal, books.record.log, books.model.log
-    history = books.record.history
-    later = [entry for entry in history.epochs if entry.epoch > way.epoch]
+def _make_recovery(
+    history: History, damage: Sequence[str], epoch: int, version: ModelVersion | None, *, keeps_warm_up: bool
+) -> Recovery:
+    later = [entry for entry in history.epochs if entry.epoch > epoch]
     made = {entry.version.number: entry.version for entry in later if entry.version is not None}
-    if history.start is not None and not way.keeps_warm_up:
+    if history.start is not None and not keeps_warm_up:
         made[history.start.number] = history.start
-    lost = tuple(made[number] for number in sorted(made) if number > way.version.number)
-    recovery = Recovery(
-        damage=way.damage,
-        lost=lost,
-        back_to=way.version if way.version.number else None,
+    return Recovery(
+        epoch=epoch,
+        back_to=version,
+        keeps_warm_up=keeps_warm_up,
+        damage=tuple(damage),
+        lost=tuple(made[number] for number in sorted(made) if number > (version or _BASE).number),
         epochs=tuple(entry.epoch for entry in later),
     )
-    await log.add_recovery(len(history.recoveries) + 1, recovery)
-    digests = {version.digest for version in lost}
-    for key, versions in [*journal.scan("opponents/")]:
-        # Opponents that were to be lost versions are drawn again from the new versions.
-        if any(version["digest"] in digests for version in versions):
-            await journal.forget(key)
-    await lineage.forget_after(way.version.number)
-    await books.adapter.go_back(way.version)
-    await log.forget_after(way.epoch)
-    if not way.keeps_warm_up:
-        await lineage.forget_base()
-        await log.forget_warm_up()
-    return recovery
 
 
 _VERSION = re.compile(r"v(\d+)")

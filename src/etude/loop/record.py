@@ -7,7 +7,7 @@ when it is resumed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,22 +15,23 @@ from typing import Any, TypeVar
 
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import JobStillRunning, RunPaused, TrainingError
-from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
+from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry
 from etude.core.interfaces import Progress
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
+from etude.core.job import TrainingJobStatus
+from etude.core.records import MetricsAdded, Paused, Record
 from etude.loop.alarm import PAGE, active_alarms, alarm_events
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
 from etude.store.figures import causes_in, show_command, summary_in, version_to_go_back_to
 from etude.store.files import private_folder
 from etude.store.jsonable import json_facts
-from etude.store.log import EpochLog
+from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
 
 E = TypeVar("E", EpochEntry, ValidationEntry)
 
 
-async def pause_if_due(records: Sequence[Record]) -> None:
+async def pause_if_due(records: Sequence[TrainingRecord]) -> None:
     """Raise RunPaused if alarms have rung that pause the run, once for each of them."""
     if pauses := [pause for record in records for pause in await record.take_pauses()]:
         text = "; ".join(text for _, text in pauses)
@@ -51,7 +52,7 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
     return statuses
 
 
-def end_run(records: Sequence[Record], num_epochs: int, run: RunFolder, progress: Progress) -> None:
+def end_run(records: Sequence[TrainingRecord], num_epochs: int, run: RunFolder, progress: Progress) -> None:
     """Write the summary of a run that is over, and report its end. `records` has one of each target."""
     by_target = {record.target: record.history for record in records}
     summary = summary_in(by_target, run.name, num_epochs).as_json()
@@ -62,28 +63,27 @@ def end_run(records: Sequence[Record], num_epochs: int, run: RunFolder, progress
 
 
 @asynccontextmanager
-async def forget_job_on_failure(forget: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Forget a job that fails in the block. Otherwise a resumed run would find it again, and fail again.
+async def record_failure(log: ModelLog, failure: Record) -> AsyncIterator[None]:
+    """Record that a job fails in the block. Otherwise a resumed run would find it again, and fail again.
 
-    A job that may still be running is not forgotten: there must never be two of them.
+    A job that may still be running is not dropped: there must never be two of them.
     """
     try:
         yield
     except JobStillRunning:
         raise
     except TrainingError:
-        await forget()
+        await log.add(failure)
         raise
 
 
-class Record:
-    """Keeps the record of a trainer's work. In a run with several targets, each target has its own."""
+class TrainingRecord:
+    """Records a trainer's work. In a run with several targets, each target has its own."""
 
     def __init__(self, runtime: Runtime, config: FinetuneConfig) -> None:
         """`config` is the `finetuning` block of the target, with the alarms."""
         self.target = runtime.target
-        self.log = EpochLog(runtime.run.journal, self.target)
-        self.history: History = self.log.history(runtime.run.name)
+        self.log = ModelLog(runtime.run.journal, self.target, runtime.run.name)
         self.alarms = active_alarms(config)
         self._runtime = runtime
         self._logged: dict[int, dict[str, Any]] = {}
@@ -91,14 +91,14 @@ class Record:
         self._ringing: list[tuple[Entry, AlarmEvent]] = []
         """Alarms that are recorded, but not reported yet."""
 
+    @property
+    def history(self) -> History:
+        """The epochs and validations so far."""
+        return self.log.state.history
+
     def is_done(self, epoch: int) -> bool:
         """Return whether the epoch (from 0) is recorded."""
         return self.history.epoch(epoch + 1) is not None
-
-    def ended(self, ref: TrainingJobRef) -> TrainingJobStatus | None:
-        """Return how a job ended, if its status or its epoch was recorded."""
-        statuses = {status.run_id: status for entry in self.history.trained if (status := entry.status)}
-        return self.log.status(ref) or statuses.get(ref.run_id)
 
     def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Take metrics of an epoch (from 0), replacing others with their names."""
@@ -107,21 +107,7 @@ class Record:
         if entry is None:
             self._logged[epoch] = {**self._logged.get(epoch, {}), **metrics}
         elif any(entry.metrics.get(key) != value for key, value in metrics.items()):
-            entry = entry.model_copy(update={"metrics": {**entry.metrics, **metrics}})
-            self.history = self.history.with_entry(entry)
-            self.log.replace_entry_soon(entry)
-
-    async def add_warm_up(self, entry: WarmUpEntry) -> None:
-        """Record the warm-up."""
-        await self.log.add_warm_up(entry)
-        self.history = self.history.model_copy(update={"warm_up": entry})
-
-    async def add_base(self, metrics: dict[str, Any], version: ModelVersion | None) -> ValidationEntry:
-        """Record a validation of the base model, before a warm-up."""
-        entry = ValidationEntry(epoch=0, metrics=json_facts(metrics), version=version)
-        await self.log.add_base(entry)
-        self.history = self.history.model_copy(update={"base": entry})
-        return entry
+            self.log.add_soon(MetricsAdded(epoch=entry.epoch, metrics=metrics))
 
     async def add(self, entry: E) -> E:
         """Record an epoch or a validation with the alarms that hold, and their effects.
@@ -141,8 +127,7 @@ class Record:
         if any(event.action == "rollback" for event in new):
             back_to = version_to_go_back_to(self.history.with_entry(entry))
             entry = entry.model_copy(update={"back_to": back_to})
-        await self.log.add_entry(entry)
-        self.history = self.history.with_entry(entry)
+        await self.log.add(entry)
         self._ringing += [(entry, event) for event in new]
         return entry
 
@@ -156,13 +141,13 @@ class Record:
 
     async def take_pauses(self) -> list[tuple[str, str]]:
         """Return the alarms that have rung and ask for a pause, each once. The process must end now."""
-        done, due = self.log.pauses(), dict[str, tuple[str, str]]()
+        done, due = self.log.state.pauses, dict[str, tuple[str, str]]()
         for entry, event in self._events("pause"):
             name = f"{entry.kind}/{entry.epoch}/{event.alarm}/{event.of}"
             if event.is_new and name not in done:
                 due[name] = event.alarm, self.by_name(f"{entry}: {event.text}")
         if due:
-            await self.log.add_pauses(due)
+            await self.log.add(Paused(alarms=tuple(due)))
         return list(due.values())
 
     def _events(self, action: str) -> Iterator[tuple[Entry, AlarmEvent]]:

@@ -23,6 +23,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.records import JobDropped, JobEnded
 from etude.core.return_checks import WrongReturnError
 from etude.loop.bookkeeper import Bookkeeper, describe
 from etude.loop.interface import Trainer
@@ -89,8 +90,10 @@ class RecordedAdapter(RecordedPart):
         self, collection: TrajectoryCollection, epoch: int, job: int
     ) -> TrainingJobRef | Skipped:
         books, log = self._books, self._books.record.log
-        known = log.submission(epoch, job)
-        if known is not None and (books.record.ended(known.ref) or await books.model.is_known(known.ref)):
+        known = log.state.submissions.get((epoch, job))
+        if known is not None and (
+            known.ref.run_id in log.state.ended or await books.model.is_known(known.ref)
+        ):
             return known.ref
         books.check(collection, epoch)
         named = collection.model_copy(update={"run_id": books.job_name(epoch, job)})
@@ -99,7 +102,7 @@ class RecordedAdapter(RecordedPart):
         except JobNameTakenError:
             # A killed process made this job of other data before it could record it. Failed episodes were
             # tried again since.
-            await log.forget_submission(epoch, job)
+            await log.add(JobDropped(epoch=epoch, job=job))
             named = collection.model_copy(update={"run_id": books.job_name(epoch, job)})
             ref = await books.model.submit(named)
         if isinstance(ref, TrainingJobRef):
@@ -134,7 +137,7 @@ class RecordedAdapter(RecordedPart):
         books, log = self._books, self._books.record.log
         if not books.follows:
             return await ask()
-        recorded, begun = books.record.ended(ref), books.begun.get(ref.run_id)
+        recorded, begun = log.state.ended.get(ref.run_id), books.begun.get(ref.run_id)
         status = books.model.status_after_loss(ref, await ask()) if recorded is None else recorded
         if begun is None or not status.status.is_final or status.status is TrainingStatusEnum.NOT_FOUND:
             return status
@@ -149,8 +152,8 @@ class RecordedAdapter(RecordedPart):
                     raise
                 books.trained(epoch, entry.metrics)
             await books.model.record_job_end(ref, status)
-        if log.status(ref) is None:
-            await log.add_status(ref, status)
+        if ref.run_id not in log.state.ended:
+            await log.add(JobEnded(status=status))
         return status
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,19 +14,21 @@ from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.registry import config_factory, register_trainer
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError
-from etude.core.history import History
+from etude.core.history import History, ValidationEntry
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
+from etude.core.records import JobDropped
 from etude.core.return_checks import WrongReturnError
 from etude.loop.bookkeeper import describe
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
-from etude.loop.record import end_run, forget_job_on_failure, pause_if_due, require_trained
+from etude.loop.record import end_run, pause_if_due, record_failure, require_trained
 from etude.loop.warm_up import WarmUp
 from etude.rollout.collections import collecting_for
 from etude.runtime import Runtime
 from etude.store.figures import summarize, versions_to_keep
+from etude.store.jsonable import json_facts
 
 
 async def run_epochs(
@@ -229,7 +230,7 @@ class EpochTrainer(Trainer):
             return
         books, start = self.bookkeeper, self.history.start
         meta = {"epoch": epoch, "run_id": run_id, "begins_from": 0 if start is None else start.number}
-        submitted = books.record.log.submission(epoch)
+        submitted = books.record.log.state.submissions.get((epoch, 1))
         if submitted is not None and await books.model.is_known(submitted.ref):
             self._take_curriculum_state(submitted.curriculum_state)
             self._prepared[epoch] = submitted.ref
@@ -250,26 +251,31 @@ class EpochTrainer(Trainer):
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
         self._refs[epoch] = ref
         books, config = self.bookkeeper, self.config
-        async with forget_job_on_failure(partial(books.record.log.forget_submission, epoch)):
+        async with record_failure(books.record.log, JobDropped(epoch=epoch)):
             return await books.model.wait(ref, config.job_timeout, config.poll_interval)
 
     async def finish_epoch(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         """Adopt the weights of the job, and record the epoch."""
         books = self.bookkeeper
-        async with forget_job_on_failure(partial(books.record.log.forget_submission, epoch)):
+        async with record_failure(books.record.log, JobDropped(epoch=epoch)):
             await books.adopt(epoch, ref, status)
         self.log_progress(epoch, {**self.history.epochs[-1].metrics})
 
     async def measure_base(self) -> None:
         """Validate the base model once, if a warm-up will follow and there are validation examples."""
         books, record, past = self.bookkeeper, self.bookkeeper.record, self.history
-        is_to_come = self.run_config.warm_ups and not (past.warm_up or past.base or record.log.warm_up_jobs())
+        is_to_come = self.run_config.warm_ups and not (
+            past.warm_up or past.base or record.log.state.warm_up_jobs
+        )
         if is_to_come and self.runtime.validation_examples:
             self.runtime.progress.phase("validating", len(self.runtime.validation_examples))
             with collecting_for("warm-up", 0):
                 metrics = await self.run_validation_evaluation(0, past.run_id)
-            entry = await record.add_base(record.with_name(metrics), books.model.version)
-            self.runtime.progress.validated(0, entry.metrics)
+            metrics = json_facts(record.with_name(metrics))
+            await record.log.add(
+                ValidationEntry(epoch=0, metrics=metrics, version=books.model.version, is_of_base=True)
+            )
+            self.runtime.progress.validated(0, metrics)
 
     async def validate(self, epoch: int) -> None:
         """Validate the current weights once, if there are validation examples."""

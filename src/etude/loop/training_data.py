@@ -12,12 +12,11 @@ import logging
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.algorithm import data_kind, make_algorithm, read_groups
+from etude.algorithms.algorithm import data_kind
 from etude.algorithms.samples import EVERY_FUNCTION, is_targeted
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.core.conversion import TrajectoryCollection, learning_units
@@ -214,34 +213,12 @@ async def record_samples(
     """
     if adapter.capabilities().records_samples:
         return
+    backend = adapter.adapter_config.type_name or type(adapter).__name__
     try:
-        lines = await asyncio.to_thread(_lines, adapter, collection, Source(job.run_id, target))
+        lines = learned_lines(Source(job.run_id, target, backend=backend), _units(collection))
         await asyncio.to_thread(write_submitted, run, epoch, job.run_id, lines)
     except StoreError as error:
         _LOG.warning("what job %s was given is not recorded: %s", job.run_id, error)
-
-
-def _lines(adapter: TrainerAdapter, collection: TrajectoryCollection, job: Source) -> str:
-    """Return the records of the samples, with the algorithm's advantages if it can tell them here."""
-    given = _units(collection)
-    units: Sequence[Sequence[Sample]] = ()
-    if data_kind(collection.method) == "samples":
-        # Some algorithms need a learner for their advantages, and some data has no token ids.
-        with contextlib.suppress(EtudeError):
-            algorithm = make_algorithm(collection.method, collection.options)
-            units, _ = algorithm.units(read_groups(collection, algorithm))
-    is_assigned = _has_advantages(units)
-    source = replace(
-        job,
-        backend=adapter.adapter_config.type_name or type(adapter).__name__,
-        # The builder may have put advantages into the data.
-        makes_advantages=is_assigned and not _has_advantages(given),
-    )
-    return learned_lines(source, units if is_assigned else given)
-
-
-def _has_advantages(units: Sequence[Sequence[Sample]]) -> bool:
-    return any(sample.advantages is not None for unit in units for sample in unit)
 
 
 def _units(collection: TrajectoryCollection) -> list[Sequence[Sample]]:

@@ -16,10 +16,11 @@ from etude.core.errors import EtudeError, TrainingError
 from etude.core.history import Score, WarmUpEntry, WarmUpJob
 from etude.core.job import Skipped, TrainingJobStatus
 from etude.core.keys import shuffled_forever
+from etude.core.records import JobDropped
 from etude.core.sample import Sample, Turn
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.metrics import validation_metrics
-from etude.loop.record import forget_job_on_failure
+from etude.loop.record import record_failure
 
 _JOB_TIMEOUT, _POLL = 86400.0, 5.0
 
@@ -35,7 +36,7 @@ class WarmUp:
     def __init__(self, books: Bookkeeper) -> None:
         self._books = books
         self._model, self._log, self._runtime = books.model, books.record.log, books.runtime
-        self._jobs = self._log.warm_up_jobs()
+        self._jobs = self._log.state.warm_up_jobs
 
     async def run(self) -> None:
         """Run the remaining stages, if there are any. Raises TrainingError when a stage does not reach its
@@ -79,8 +80,7 @@ class WarmUp:
         while steps := stage.next_steps(done):
             job = await self._job(number, stage, transcripts, done, steps)
             done += steps
-            self._jobs.append(job)
-            await self._log.add_warm_up_job(len(self._jobs), job)
+            await self._log.add(job)
             if job.version is not None:
                 await self._model.adapter.prune([job.version])
             if not job.is_over:
@@ -122,14 +122,14 @@ class WarmUp:
         """Train and adopt one job. If it fails, a resumed run makes it again under another name."""
         model, record = self._model, self._books.record
         whose = "" if record.target is None else f".{record.target}"
-        attempt = self._log.warm_up_attempts()
+        attempt = self._log.state.failures[None]
         retry = f"-retry-{attempt}" if attempt else ""
         name = f"{record.history.run_id}-warm-up-{len(self._jobs) + 1}{whose}{retry}"
         collection = TrajectoryCollection(trajectories=groups, run_id=name, method="supervised")
         ref = await model.submit(collection)
         if isinstance(ref, Skipped):
             raise TrainingError(f"the warm-up cannot begin: {ref.reason}")
-        async with forget_job_on_failure(self._log.warm_up_failed):
+        async with record_failure(self._log, JobDropped(epoch=None)):
             status = await model.wait(ref, _JOB_TIMEOUT, _POLL)
             await model.adopt(ref, status)
         return status

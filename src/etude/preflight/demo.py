@@ -35,7 +35,7 @@ from etude.show.metrics_files import PLOT
 from etude.store.episodes import read_episode
 from etude.store.files import write_new_files
 from etude.store.journal import Journal
-from etude.store.log import EpochLog
+from etude.store.log import histories
 from etude.store.outline import in_one_line
 from etude.store.run_folder import RunFolder
 from etude.store.versions import LAST, RunVersion, choose_version
@@ -120,7 +120,7 @@ async def run_demo(
             load_config(folder / "config.yml", [*own, *training_overrides]), run, progress=progress
         )
         trained = choose_version(run.path, LAST)
-        validations = EpochLog(run.journal).history(run.name).validations
+        validations = histories(run.journal, run.name)[None].validations
         phases = ["warm-up/0"] if config.finetuning.warm_ups else []
         phases += [f"validation/{epoch}" for epoch in (validations[0].epoch, validations[-1].epoch)]
         async with _open_runtime(config, run, trained, progress) as runtime:

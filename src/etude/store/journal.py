@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -32,6 +33,8 @@ from etude.store.database import (
 Json: TypeAlias = Any
 """A value that survives `json.dumps` and `json.loads`."""
 
+_RECORDS = "record/"
+"""The prefix of the keys of records, which are numbered from 1."""
 _PAGE = 256
 _NOTED = 100_000
 """The most keys that a `_Beginning` keeps in memory."""
@@ -111,6 +114,8 @@ class Journal:
         self._writer = None if read_only else Writer(self.path)
         self._running: dict[str, Waiter] = {}
         self._beginnings: tuple[_Beginning, ...] = ()
+        self._numbers: Iterator[int] | None = None
+        """The numbers of further records."""
         self._closed = False
 
     async def step(
@@ -193,6 +198,24 @@ class Journal:
         """
         self._require_writer().submit(self._put(key, _dumps(key, value)))
 
+    async def append(self, record: Json) -> None:
+        """Add a record to the end of the journal's list, and wait until it is committed."""
+        await self.put(self._next_record(), record)
+
+    def append_soon(self, record: Json) -> None:
+        """Add a record as `put_soon` stores a value."""
+        self.put_soon(self._next_record(), record)
+
+    def records(self) -> Iterator[Json]:
+        """Yield all records, in order."""
+        return (value for _, value in self.scan(_RECORDS))
+
+    def _next_record(self) -> str:
+        if self._numbers is None:
+            last = self.last_key(_RECORDS)
+            self._numbers = count(1 if last is None else int(last.removeprefix(_RECORDS)) + 1)
+        return f"{_RECORDS}{next(self._numbers):09d}"  # `next` is safe between threads.
+
     @asynccontextmanager
     async def beginning(self, prefix: str) -> AsyncIterator[None]:
         """Within the block, keys that start with `prefix` are known to be absent until they are stored.
@@ -235,13 +258,6 @@ class Journal:
         """Return when each key that starts with `prefix` was stored, in Unix seconds."""
         rows = self.select("SELECT key, created FROM steps WHERE key >= ? AND key < ?", _range(prefix))
         return dict(rows)
-
-    async def delete(self, prefix: str, *, start: str | None = None) -> None:
-        """Delete the keys that start with `prefix`, from `start` on, and wait for that. Raises StoreError."""
-        if not prefix:
-            raise ValueError("delete needs a prefix; to delete everything, delete the run folder")
-        first, end = _range(prefix)
-        await self._commit(Delete(start or first, end))
 
     async def forget(self, key: str) -> None:
         """Delete one key, so that its step runs again. Returns when that is committed."""

@@ -1,8 +1,7 @@
 """The record of the samples that learners trained on.
 
 checkpoints/**/learned/v3.jsonl   the samples that version 3 was made from, as its learner took them
-submitted/4/run-epoch-4.jsonl     the data of a job of the fourth epoch, as its backend got them, or as its
-                                  learner took them if the backend tells that
+submitted/4/run-epoch-4.jsonl     the data of a job of the fourth epoch, as another backend got them
 
 The first line of a file is about the job, and each further line about a sample. The journal has the token
 ids, texts and sampled logprobs. A line has the sample's episode and a digest of its ids. Samples without
@@ -45,8 +44,6 @@ class Source:
     """The version that the job made, or None in the record of data for a backend."""
     backend: str = ""
     """The backend that got the data. Empty in a learner's record."""
-    makes_advantages: bool = False
-    """Whether the backend got rewards. Then the advantages here are computed by the run's algorithm."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,14 +158,9 @@ def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, An
     notes = ["Its loss takes no advantages."] if takes_none else []
     notes += [
         f"As the backend '{source.backend}' received it for the job {source.job}; it does not tell what "
-        "its learner computed, such as the ratio and the entropy."
+        "its learner computed, such as the ratio, the entropy, and advantages that it makes of rewards."
         for source in sources
     ]
-    if any(source.makes_advantages for source in sources):
-        notes.append(
-            "It received rewards and computes the advantages from them itself; the advantages shown are the "
-            "ones that the run's algorithm computes."
-        )
     return {
         "sequence": sequence,
         "known": {name: COLOURS[name] for name in known},
