@@ -34,7 +34,7 @@ from etude.store.run_folder import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # The cluster is that of the tests.
 
-from tests.chaos.nodes import start_cluster
+from tests.processes.nodes import start_cluster
 
 HERE = Path(__file__).parent
 

@@ -1,10 +1,10 @@
-"""Runs that kill themselves: `python -m tests.crashing KIND FOLDER [PLACE COUNT]`, and tests that start them.
+"""Runs that are killed: `python -m tests.crashing KIND FOLDER NUMBER`, and tests that start them.
 
-PLACE is where the process gets kill -9 when it comes there for the COUNT-th time. KIND is
+The process gets kill -9 before its NUMBER-th operation on the folder; with 0 it is not killed. KIND is
 
 - `now`: one model is trained; `ahead` collects for the next epoch while a job trains, which takes a moment.
   Ahead the backend still has a job after a kill; otherwise it is lost.
-- `two`, `two-ahead`: a prover and a verifier are trained. PLACE counts for whichever of them comes there.
+- `two`, `two-ahead`: a prover and a verifier are trained.
 - `pool`: the trained model plays against its earlier versions.
 - `warm-up`: a real model, made from scratch, imitates first.
 """
@@ -12,23 +12,18 @@ PLACE is where the process gets kill -9 when it comes there for the COUNT-th tim
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import random
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import etude
-from etude.backends.local_adapter import LocalAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest
 from etude.core.job import ModelVersion, TrainingJobStatus
-from etude.engines.embedded import EmbeddedEngine
 from etude.engines.local import OpponentsConfig
-from etude.groups.model_jobs import ModelJobs
 from etude.groups.opponents import OpponentPool
 from etude.loop.lifecycle import new_run
 from etude.rollout.collector import Collector, Limits
@@ -36,69 +31,48 @@ from etude.rollout.evaluation_run import EvaluationRun
 from etude.rollout.evaluator import FunctionEvaluator
 from etude.rollout.workflow import Workflow
 from etude.runtime import Runtime
-from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests import several
-from tests.forked import ROOT, Forked
+from tests.file_operations import die_at, is_killed, operations_log
 from tests.several import Several
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Run, examples, learning_engine
 
-Places: TypeAlias = "Mapping[str, Sequence[tuple[Any, str]]]"
-"""The methods by which a process comes to each place, with what has them."""
 
-
-def run_to_end(kind: str, folder: Path, *kill: Any) -> int:
-    """Begin a run or go on with it: the exit code. What is to be killed is a process of its own."""
+def run_to_end(kind: str, folder: Path) -> None:
+    """Begin a run or go on with it."""
     folder.mkdir(exist_ok=True)
-    if not kill:
-        main(kind, folder)
-        return 0
-    command = ["-m", "tests.crashing", kind, str(folder), *map(str, kill)]
-    process = Forked(command, ROOT, dict(os.environ), program="python")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode in (0, -signal.SIGKILL), errors
-    return process.returncode
+    asyncio.run(_work(kind, folder))
 
 
-def killed_and_whole(kind: str, folder: Path, kills: Sequence[tuple[str, int]]) -> tuple[Path, Path]:
-    """The folders of a run that was killed at each of those places, and of one that was not."""
+def killed_and_whole(kind: str, folder: Path, kills: int) -> tuple[Path, Path]:
+    """The folders of a run that was killed so many times, anywhere, and of one that was not."""
     killed, whole = folder / "killed", folder / "whole"
-    assert run_to_end(kind, whole) == 0
-    for kill in kills:
-        assert run_to_end(kind, killed, *kill) == -signal.SIGKILL, kill
-    assert run_to_end(kind, killed) == 0
+    assert not is_killed(kind, whole, 0, folder=folder, module=__name__)
+    most, chance = operations_log(whole).stat().st_size, random.Random(kind)
+    numbers = [chance.randint(1, most // 2) for _ in range(kills)]
+    assert is_killed(kind, killed, most // 3, folder=folder, module=__name__)
+    for number in numbers:
+        if not is_killed(kind, killed, number, folder=folder, module=__name__):
+            break
+    else:
+        run_to_end(kind, killed)
     return killed, whole
 
 
-def kill_at(places: Places, place: str, count: int) -> None:
-    """Have this process end by SIGKILL when it comes to a place for the given time."""
-    left = count
-
-    def dying(method: Any) -> Any:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return await method(*args, **kwargs)
-
-        return call
-
-    for owner, name in places.get(place, ()):
-        setattr(owner, name, dying(getattr(owner, name)))
-
-
-def main(kind: str, folder: Path, place: str = "never", count: str = "0") -> None:
+def main(kind: str, folder: str, number: str) -> None:
     """Train, or go on."""
+    die_at(Path(folder), int(number))
+    run_to_end(kind, Path(folder))
+
+
+def _work(kind: str, folder: Path) -> Any:
     make = {"pool": _pool, "warm-up": _warm_up}.get(kind, _two if kind.startswith("two") else _one)
-    work, places = make(folder, kind.endswith("ahead"))
-    kill_at(places, place, int(count))
-    asyncio.run(work)
+    return make(folder, kind.endswith("ahead"))
 
 
-def _one(folder: Path, ahead: bool) -> tuple[Any, Places]:
+def _one(folder: Path, ahead: bool) -> Any:
     async def after_a_moment(status: TrainingJobStatus) -> TrainingJobStatus:
         await asyncio.sleep(0.05)
         return status
@@ -114,21 +88,10 @@ def _one(folder: Path, ahead: bool) -> tuple[Any, Places]:
     if ahead:
         run.finetuning.collect_ahead = True
         run.adapter.behave = after_a_moment
-    return run.start(num_epochs=4), list_places([run.engine], run.adapter)
+    return run.start(num_epochs=4)
 
 
-def list_places(engines: Sequence[Any], adapter: Any) -> Places:
-    """Those of a run of `tests.training`."""
-    return {
-        "request": [(engine, "complete") for engine in engines],
-        "adopt": [(engine, "adopt") for engine in engines],
-        "submit": [(adapter, "submit")],
-        "wait": [(adapter, "wait_until_complete")],
-        "prune": [(adapter, "prune")],
-    }
-
-
-def _two(folder: Path, ahead: bool) -> tuple[Any, Places]:
+def _two(folder: Path, ahead: bool) -> Any:
     run = Several(folder / "run")
     for name in run.engines:
         run.engines[name] = learning_engine(log=folder / f"sampled-{name}.log", base=30 + 5 * len(name))
@@ -144,7 +107,7 @@ def _two(folder: Path, ahead: bool) -> tuple[Any, Places]:
             "run_configuration": {"validation_dataset": held_out, "validation_interval": 2},
         },
     )
-    return run.start(settings), list_places([*run.engines.values()], several.FakeAdapter)
+    return run.start(settings)
 
 
 async def play(example: etude.Example, episode: Any) -> str:
@@ -157,10 +120,6 @@ async def play(example: etude.Example, episode: Any) -> str:
 def points(example: etude.Example, output: str) -> float:
     """1, 0.5 or 0."""
     return {"won": 1.0, "draw": 0.5, "lost": 0.0}[output]
-
-
-class Guessing(ScriptedEngine):
-    """An opponent."""
 
 
 class AgainstPool(Run):
@@ -180,7 +139,7 @@ class AgainstPool(Run):
             return "yes" if request.key % 100 < 30 + 15 * number else "no"
 
         self.made.append(number)
-        return Guessing(answer)
+        return ScriptedEngine(answer)
 
     def _runtime(self, folder: RunFolder) -> Runtime:
         pool = OpponentPool("opponent", self.config, folder.journal, 5, self.make)
@@ -190,12 +149,11 @@ class AgainstPool(Run):
         return replace(super()._runtime(folder), engines=models, evaluation=evaluation)
 
 
-def _pool(folder: Path, ahead: bool) -> tuple[Any, Places]:
+def _pool(folder: Path, ahead: bool) -> Any:
     run = AgainstPool(folder / "run", OpponentsConfig(of="policy", size=2), keep_checkpoints=1)
     run.adapter = FakeAdapter(folder / "backend", lose_jobs=True)
     run.examples, run.validation = examples(6), examples(4, "v")
-    places = {**list_places([run.engine], run.adapter), "guess": [(Guessing, "complete")]}
-    return run.start(num_epochs=4), places
+    return run.start(num_epochs=4)
 
 
 @etude.workflow
@@ -251,22 +209,15 @@ def warm_up_config(folder: Path) -> Any:
     )
 
 
-def _warm_up(folder: Path, ahead: bool) -> tuple[Any, Places]:
+def _warm_up(folder: Path, ahead: bool) -> Any:
     settings = warm_up_config(folder)
 
     async def train() -> None:
         with RunFolder.open(folder / "run") if (folder / "run").exists() else new_run(settings, "run") as run:
             await train_in(settings, run)
 
-    places = {
-        "request": [(EmbeddedEngine, "complete")],
-        "submit": [(LocalAdapter, "submit")],
-        "adopt": [(ModelJobs, "adopt")],
-        "record": [(ModelLog, "add")],
-        "prune": [(LocalAdapter, "prune")],
-    }
-    return train(), places
+    return train()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    main(*sys.argv[1:])

@@ -1,8 +1,9 @@
 """A process that is killed at one of its operations on files; and a command that is.
 
-    python -m tests.file_operations PREFIX NUMBER ARGUMENTS
+    python -m tests.file_operations FOLDER NUMBER ARGUMENTS
 
-is `etude ARGUMENTS`, which gets kill -9 before its NUMBER-th operation on files that begin with PREFIX.
+is `etude ARGUMENTS`, which gets kill -9 before its NUMBER-th operation on the folder; with 0 it is not
+killed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.forked import ROOT, Forked
 
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
 _WRITES = os.O_WRONLY | os.O_RDWR
@@ -85,13 +88,38 @@ def _absolute(path: Any, within: int = -1) -> str:
     return str(Path(folder, os.fsdecode(path)))
 
 
-def main(prefix: str, number: int, arguments: list[str]) -> None:
+def die_at(folder: Path, number: int) -> None:
+    """Have this process get kill -9 before its `number`-th operation on a folder, or statement to a database.
+
+    The file `FOLDER.operations` gets a byte for each.
+    """
+    log = os.open(operations_log(folder), os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    operation = killed_at(number, lambda: os.write(log, b"."))
+    each_operation(f"{folder}{os.sep}", operation)
+    each_statement(operation)
+
+
+def operations_log(folder: Path) -> Path:
+    """The file that has a byte for each operation of the last process that `die_at` was called in."""
+    return folder.with_name(f"{folder.name}.operations")
+
+
+def is_killed(*words: Any, folder: Path, module: str = "tests.file_operations") -> bool:
+    """Whether such a process, run in a folder, was killed before it was over."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    process = Forked(["-m", module, *map(str, words)], folder, environment, program="python")
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode in (0, -signal.SIGKILL), errors
+    return process.returncode == -signal.SIGKILL
+
+
+def main(folder: str, number: str, *arguments: str) -> None:
     """Run the command."""
     from etude.cli.app import app
 
-    each_operation(prefix, killed_at(number))
+    die_at(Path(folder), int(number))
     app(arguments)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    main(*sys.argv[1:])

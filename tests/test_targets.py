@@ -234,15 +234,6 @@ async def test_guesses_are_put_right(played):
 
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nim"
-KILLS = [
-    ("request", 9),
-    ("guess", 20),
-    ("submit", 1),
-    ("guess", 30),
-    ("adopt", 2),
-    ("prune", 1),
-    ("guess", 3),
-]
 
 
 def outcome(folder):
@@ -263,13 +254,13 @@ def seats(folder):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Of a run that was killed again and again, and of one that was not."""
-    return killed_and_whole("pool", tmp_path_factory.mktemp("pool"), KILLS)
+    return killed_and_whole("pool", tmp_path_factory.mktemp("pool"), kills=8)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pool") / "whole"
-    assert run_to_end("pool", folder) == 0
+    run_to_end("pool", folder)
     return folder
 
 

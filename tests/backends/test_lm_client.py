@@ -14,7 +14,7 @@ from etude.backends.lm_client import (
 )
 from etude.wire.retries import RetryPolicy
 from tests.backends.lm_stand_in import LmStandIn
-from tests.faults.remote_faults import FAULTS, FaultyEndpoint
+from tests.remote_faults import FAULTS, FaultyEndpoint
 
 SOON = RetryPolicy(first_wait=0.001)
 

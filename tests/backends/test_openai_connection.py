@@ -13,7 +13,7 @@ from etude.core.errors import BackendError, RequestError
 from etude.engines.openai_config import OpenAiLlmConfig
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.backends.test_openai_jobs import supervised
-from tests.faults.remote_faults import FAULTS, FaultyEndpoint
+from tests.remote_faults import FAULTS, FaultyEndpoint
 
 THERE, ELSEWHERE = "http://there.invalid/v1", "http://elsewhere.invalid/v1"
 

@@ -31,7 +31,7 @@ from etude.engines.openai_config import OpenAiLlmConfig
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 from etude.wire.retries import USUAL, Refusal, counting_retries, to_failure
-from tests.faults.remote_faults import FAULTS, LOGPROBS, Fault, FaultyEndpoint, completion, reply, sends
+from tests.remote_faults import FAULTS, LOGPROBS, Fault, FaultyEndpoint, completion, reply, sends
 from tests.support import ScriptedEngine, one_quick, pass_time, until
 
 PASSING = [name for name, fault in FAULTS.items() if fault.kind in ("temporary", "slow")]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.nodes import start_cluster
+from tests.processes.nodes import start_cluster
 from tests.server.conftest import model as model
 
 

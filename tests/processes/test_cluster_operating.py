@@ -11,7 +11,7 @@ import pytest
 
 from etude.config.load import load_config
 from etude.core.errors import RequestError
-from tests.chaos.nodes import add_node, start_cluster
+from tests.processes.nodes import add_node, start_cluster
 from tests.processes.playing import evaluate, examples
 from tests.processes.test_places import Endpoint
 from tests.processes.test_places import endpoint as endpoint

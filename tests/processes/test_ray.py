@@ -15,7 +15,7 @@ from etude.engines.programs import Program
 from etude.preflight.check import check_config
 from etude.processes.head import RemoteRunner
 from etude.processes.ray_nodes import RayChild, RayLauncher
-from tests.chaos.nodes import start_cluster
+from tests.processes.nodes import start_cluster
 from tests.processes.playing import evaluate, examples, stored
 from tests.support import EchoEngine
 

@@ -1,4 +1,4 @@
-"""An agent and an evaluator that do to their process what an example says; `agents.py` plays them.
+"""An agent and an evaluator that do to their process what an example says; `test_deeds.py` plays them.
 
 Each deed is a function here: it raises, returns what nobody expects, or harms the process.
 """
@@ -115,18 +115,31 @@ RAISED: dict[str, Callable[[], Any]] = {
 RETURNED: dict[str, Callable[[], Any]] = {
     "a cyclic list": _cyclic,
     "a list 100,000 deep": _deep,
-    "None": lambda: None,
+    "a value that cannot be shown": Opaque,
+    "a generator": lambda: (each for each in range(3)),
+    "a coroutine": lambda: asyncio.sleep(0),
+}
+
+OUTPUTS: dict[str, Callable[[], Any]] = {
     "NaN": lambda: float("nan"),
     "infinity": lambda: float("inf"),
     "1e308": lambda: 1e308,
     "a lone surrogate": lambda: "\ud800",
+}
+"""Outputs like any other, and no scores."""
+
+HARMLESS: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
     "bytes": lambda: b"\xff\x00",
     "an integer of 10,000 digits": lambda: 10**10_000,
-    "a value that cannot be shown": Opaque,
-    "a generator": lambda: (each for each in range(3)),
-    "a coroutine": lambda: asyncio.sleep(0),
     "60 MB of text": lambda: "y" * 60_000_000,
+    "leaving its folder": lambda: os.chdir("/"),
+    "an empty environment": os.environ.clear,
+    "no garbage collection": gc.disable,
+    "ignoring signals": lambda: [signal.signal(each, signal.SIG_IGN) for each in (2, 15, 23)],
+    "a hundred threads": lambda: [threading.Thread(target=time.sleep, args=(5,)).start() for _ in range(100)],
 }
+"""Deeds after which an episode may well be whole."""
 
 DONE: dict[str, Callable[[], Any]] = {
     "os._exit(0)": lambda: os._exit(0),
@@ -141,55 +154,12 @@ DONE: dict[str, Callable[[], Any]] = {
     "blocking in native code": lambda: time.sleep(600),
     "closing its outputs": _close_outputs,
     "a recursion limit of 30": lambda: sys.setrecursionlimit(30),
-    "leaving its folder": lambda: os.chdir("/"),
-    "an empty environment": os.environ.clear,
-    "no garbage collection": gc.disable,
-    "ignoring signals": lambda: [signal.signal(each, signal.SIG_IGN) for each in (2, 15, 23)],
-    "a hundred threads": lambda: [threading.Thread(target=time.sleep, args=(5,)).start() for _ in range(100)],
     "a stopped event loop": lambda: asyncio.get_running_loop().stop(),
     "cancelling all tasks": _cancel_all,
     "a closed event loop": lambda: asyncio.get_running_loop().close(),
 }
 
-DEEDS = RAISED | RETURNED | DONE
-
-HARMLESS = {
-    "None",
-    "bytes",
-    "an integer of 10,000 digits",
-    "60 MB of text",
-    "leaving its folder",
-    "an empty environment",
-    "no garbage collection",
-    "ignoring signals",
-    "a hundred threads",
-}
-"""Deeds after which an episode may well be whole."""
-
-HARMLESS_OUTPUTS = HARMLESS | {"NaN", "infinity", "1e308", "a lone surrogate"}
-"""The same of agents: these are outputs like any other, and no scores."""
-
-FATAL = frozenset(
-    {
-        "os._exit(0)",
-        "os._exit(3)",
-        "os._exit in a thread",
-        "an endless loop",
-        "a recursion limit of 30",
-        "SIGKILL",
-        "SIGTERM",
-        "a crash in native code",
-        "abort",
-        "blocking in native code",
-        "closing its outputs",
-        "a stopped event loop",
-        "cancelling all tasks",
-    }
-)
-"""Deeds that harm the whole process: without `isolation: process` the run may end, and must not end well.
-
-`os._exit(0)` ends it with the exit code that it says.
-"""
+DEEDS = RAISED | RETURNED | OUTPUTS | HARMLESS | DONE
 
 
 def _done(example: etude.Example, who: str) -> Any:
@@ -207,7 +177,7 @@ async def play(example: etude.Example, episode: etude.Episode) -> Any:
 @etude.workflow
 def play_in_a_thread(example: etude.Example, episode: etude.Episode) -> Any:
     """Does it in a thread."""
-    return _done(example, "agent in a thread")
+    return _done(example, "agent")
 
 
 @etude.evaluator

@@ -207,18 +207,21 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-class SocketServer:
-    """Serves HTTP over plain sockets: an answer may be any bytes, or none."""
+class FaultyEndpoint:
+    """Serves HTTP over plain sockets, so that an answer may be any bytes, or none.
+
+    `mended` has every request answered well from then on.
+    """
 
     def __init__(self) -> None:
         self.origin = ""
+        self.asked: Counter[str] = Counter()
+        """Requests for completions by the fault in their path."""
+        self.mended = False
+        self.arrived = asyncio.Event()
+        """Set by each such request."""
+        self._served: Counter[str] = Counter()
         self._connections: set[asyncio.Task[None]] = set()
-
-    async def answer(
-        self, method: str, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
-    ) -> bool:
-        """Answer a request; whether the connection goes on after that."""
-        raise NotImplementedError
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Self]:
@@ -253,31 +256,15 @@ class SocketServer:
         headers = {
             name.lower(): value for name, _, value in (line.partition(": ") for line in lines) if value
         }
-        body = await reader.readexactly(int(headers.get("content-length", 0)))
-        method, path, _ = first.split(" ")
-        return await self.answer(method, path, headers, body, writer)
-
-
-class FaultyEndpoint(SocketServer):
-    """The server; `mended` has every request answered well from then on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: Counter[str] = Counter()
-        """Requests for completions by the fault in their path."""
-        self.mended = False
-        self.arrived = asyncio.Event()
-        """Set by each such request."""
-        self._served: Counter[str] = Counter()
+        await reader.readexactly(int(headers.get("content-length", 0)))
+        return await self._answer(first.split(" ")[1], writer)
 
     def url(self, fault: str, once: str = "") -> str:
         """The base URL of a fault; committed once where `once` names the occasion."""
         return f"{self.origin}/{fault}/once-{once}/v1" if once else f"{self.origin}/{fault}/v1"
 
-    async def answer(
-        self, method: str, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
-    ) -> bool:
-        """Commit the fault in the path, or answer well."""
+    async def _answer(self, path: str, writer: asyncio.StreamWriter) -> bool:
+        """Commit the fault in the path, or answer well; whether the connection goes on after that."""
         path = path.split("?")[0].lower()
         if path.endswith("/models"):
             await says(200, {"object": "list", "data": [{"id": "tiny"}]})(writer)

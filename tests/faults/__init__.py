@@ -1,1 +1,0 @@
-"""A model's endpoint that misbehaves in every way that is known."""
