@@ -51,7 +51,7 @@ TRAIN = ("train", "config.yml", "--name", "run", "-o", "storage=null")
 EVERY = 20
 """Operations from one kill to the next."""
 LOGS = ("local_jobs.jsonl", "openai_jobs.jsonl", "trajectory_builder.jsonl")
-"""What single processes did, of which a kill may cost a line."""
+"""Files of single processes, of which a kill may cost a line."""
 
 
 class PaidApi(StandIn):

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.core.distribution import Distribution
-from etude.core.stats import estimate, estimate_difference, shared_bounds, shown_mean, t95
+from etude.core.stats import Distribution, estimate, estimate_difference, shared_bounds, shown_mean, t95
 from etude.loop.metrics import reward_metrics
 from etude.show.progress import shown_validation
 from etude.show.run_text import figure_lines

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.core.errors import StoreError
+from etude.core.json_text import plain
 from etude.core.sample import Pair, Sample, Turn
-from etude.store.jsonable import plain
 from etude.store.learned import (
     LearnerNumbers,
     Source,

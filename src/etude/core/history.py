@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, Field
 
-from etude.core.distribution import Distribution
 from etude.core.evaluation import FailureCause
 from etude.core.job import ModelVersion, TrainingJobStatus
-from etude.core.stats import Bounds, shown_mean
+from etude.core.stats import Bounds, Distribution, shown_mean
 
 
 def _now() -> str:

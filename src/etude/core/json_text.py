@@ -1,21 +1,27 @@
-"""JSON from outside, read within limits, so that no text can exhaust the stack or the memory."""
+"""JSON from outside, read within limits, and values as JSON: exactly (`plain`), or as close as possible.
 
+The limits are there so that no text can exhaust the stack or the memory.
+"""
+
+import dataclasses
+import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jiter
+from pydantic_core import from_json, to_json
+
+from etude.core.data_model import finite
 
 DEEPEST = 64
 """Most levels of nested lists and objects. Later code that walks or writes the value may recurse a few times
 for each level."""
 
 MOST_VALUES = 2_000_000
-"""Most values in one text. Each token id of a prompt is one value."""
+"""Most values in one text. A token id of a prompt is one. Commas and brackets in strings count too."""
 
-_STRUCTURE = re.compile(rb'["\[\]{}]')
-_STRING_PIECE = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){0,256}+', re.DOTALL)
-"""Limited in length, because other threads wait while a match runs."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _NOT_FINITE = re.compile(rb"-?(?:NaN|Infinity)")
 _WHERE = re.compile(r"(.*) at line (\d+) column (\d+)", re.DOTALL)
@@ -24,6 +30,7 @@ _MARK = b"\xef\xbb\xbf"
 _NOT_UTF8 = "byte 0x{:02x} is not UTF-8 text; save it as UTF-8"
 _ESCAPE = 0xDC00
 """The error handler `surrogateescape` adds this to a byte."""
+_TOO_DEEP = f"it is nested deeper than {DEEPEST} levels"
 _HALF = "half of a surrogate pair, which is not a character; write the whole character, or leave it out"
 
 
@@ -47,13 +54,13 @@ def read_json(text: bytes | str, *, most_values: int = MOST_VALUES, unique_keys:
     Also for more levels or values than the limits. Without `unique_keys`, the last of equal keys counts.
     """
     data = (to_utf8(text) if isinstance(text, str) else text).removeprefix(_MARK)
-    _require_limits(data, most_values)
+    if sum(map(data.count, (b"[", b"{", b","))) >= most_values:
+        raise JsonError(f"it has more than {most_values} values")
     try:
         value = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=unique_keys)
     except ValueError as error:
         raise _explained(str(error), data) from None
-    if not _is_finite(value):
-        raise JsonError("a number is too large for a float; write it as text")
+    _require_plain(value, 1)
     return value
 
 
@@ -82,6 +89,8 @@ def _explained(message: str, data: bytes) -> JsonError:
         problem = _HALF if _SURROGATE.search(data, max(start, at - 14), at + 1) else problem
     elif problem.startswith("Detected duplicate key"):
         problem = f"{problem.removeprefix('Detected duplicate ')} is given twice; keep one"
+    elif problem == "recursion limit exceeded":
+        problem = _TOO_DEEP
     elif problem == "number out of range":
         problem = "a whole number has more than 4300 digits; write it as text"
     elif _NOT_FINITE.match(data, max(start, at - 1)) or _NOT_FINITE.match(data, at):
@@ -96,38 +105,77 @@ def _explained(message: str, data: bytes) -> JsonError:
     return JsonError(problem, line, column)
 
 
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return all(map(_is_finite, items))
+def _require_plain(value: Any, level: int) -> None:
+    """Raise JsonError for a number that is not finite, and for more levels than `DEEPEST`."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise JsonError("a number is too large for a float; write it as text")
+    if isinstance(value, dict | list):
+        if level > DEEPEST:
+            raise JsonError(_TOO_DEEP)
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, float | dict | list):
+                _require_plain(item, level + 1)
 
 
-def _require_limits(data: bytes, most_values: int) -> None:
-    """Count brackets and commas outside of strings, before any value is parsed."""
-    opened = data.count(b"[") + data.count(b"{")
-    if opened <= DEEPEST and opened + data.count(b",") < most_values:
-        return  # Even with the brackets and commas inside strings, the limits hold.
-    depth, values, position, end = 0, 1, 0, len(data)
-    while (found := _STRUCTURE.search(data, position)) is not None:
-        values += data.count(b",", position, found.start())
-        position, sign = found.end(), found[0]
-        if sign == b'"':
-            while position < end and data[position] != 0x22:
-                piece = _STRING_PIECE.match(data, position)
-                if piece is None or piece.end() == position:
-                    return  # A backslash at the very end: the parser reports the error.
-                position = piece.end()
-            position += 1
-        elif sign in b"[{":
-            depth += 1
-            values += 1
-        else:
-            depth -= 1
-        if depth > DEEPEST:
-            line = data.count(b"\n", 0, position) + 1
-            raise JsonError(f"it is nested deeper than {DEEPEST} levels", line)
-        if values > most_values:
-            raise JsonError(f"it has more than {most_values} values")
-    if values + data.count(b",", position) > most_values:
-        raise JsonError(f"it has more than {most_values} values")
+_SCALARS = (str, int, float, bool, type(None))
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON gives it back: a copy made of dicts with text keys, lists and scalars.
+
+    Also takes pydantic models, dataclasses, and arrays and tensors without dimensions. Raises TypeError
+    naming a type that JSON cannot keep.
+    """
+    if type(value) in _SCALARS:
+        return value
+    if type(value) is dict or isinstance(value, Mapping):  # The second check alone takes ten times as long.
+        copy = {key if type(key) is str else _key(key): plain(inner) for key, inner in value.items()}
+        if len(copy) != len(value):
+            raise TypeError("a dict with two keys of the same text, such as 1 and '1', is not JSON")
+        return copy
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "model_dump"):
+        return plain(value.model_dump(mode="json"))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    for scalar in (bool, int, float, str):
+        if isinstance(value, scalar):
+            return scalar(value)  # An instance of a subclass, such as an enum: JSON keeps its plain value.
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
+        inner = value.item()
+        if type(inner) is not type(value):  # `item()` of numpy.longdouble returns its own type.
+            return plain(inner)
+    raise TypeError(f"a value of type {type(value).__module__}.{type(value).__qualname__} is not JSON")
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return str(key)
+    if key is None or isinstance(key, int | float):
+        return json.dumps(key)
+    raise TypeError(f"a dict key of type {type(key).__qualname__} is not JSON")
+
+
+def jsonable(value: Any) -> Any:
+    """Return any value as JSON. Values without JSON become text, so a resumed run sees the same values."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return from_json(to_json(value, fallback=_plain_or_text, inf_nan_mode="strings"))
+    except ValueError:
+        # Bytes that are not text, or a structure that contains itself.
+        return str(value)
+
+
+def json_facts(facts: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return facts by name, each as `jsonable` returns it. Numbers that are not finite become None."""
+    return {str(name): jsonable(finite(value)) for name, value in facts.items()}
+
+
+def _plain_or_text(value: Any) -> Any:
+    """Return numbers and arrays of other libraries as plain values, and anything else as text."""
+    try:
+        return plain(value)
+    except TypeError:
+        return str(value)

@@ -19,6 +19,7 @@ from etude.core.evaluation import EvalOutput
 from etude.core.history import Entry, EpochEntry, ValidationEntry, WarmUpEntry
 from etude.core.interfaces import innermost
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
+from etude.core.json_text import json_facts
 from etude.core.records import JobDropped, SampledFrom, Submission
 from etude.groups.model_jobs import JobRules, ModelJobs
 from etude.groups.opponents import OpponentPool
@@ -28,7 +29,6 @@ from etude.loop.training_data import Provenance, TargetWatch, record_samples
 from etude.rollout.collections import Collections, collecting_for, current_number
 from etude.runtime import Runtime
 from etude.store.figures import best_version, last_version, versions_made
-from etude.store.jsonable import json_facts
 
 
 class Bookkeeper:

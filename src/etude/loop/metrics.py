@@ -9,11 +9,10 @@ from typing import Any
 from etude.algorithms.algorithm import data_kind
 from etude.algorithms.episodes import UnitGroup, reward_groups
 from etude.core.conversion import TrajectoryCollection
-from etude.core.distribution import Distribution
 from etude.core.episode import cut_off_share
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
-from etude.core.stats import Bounds, estimate
+from etude.core.stats import Bounds, Distribution, estimate
 from etude.loop.curriculum import rewards_in_group
 
 _RAW = ("rewards", "scores", "bounds", "reward")

@@ -18,13 +18,13 @@ from etude.core.errors import JobStillRunning, RunPaused, TrainingError
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry
 from etude.core.interfaces import Progress
 from etude.core.job import TrainingJobStatus
+from etude.core.json_text import json_facts
 from etude.core.records import MetricsAdded, Paused, Record
 from etude.loop.alarm import PAGE, active_alarms, alarm_events
 from etude.runtime import Runtime
 from etude.store.facts import SUMMARY
 from etude.store.figures import causes_in, show_command, summary_in, version_to_go_back_to
 from etude.store.files import private_folder
-from etude.store.jsonable import json_facts
 from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
 

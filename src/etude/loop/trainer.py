@@ -17,6 +17,7 @@ from etude.core.errors import EtudeError
 from etude.core.history import History, ValidationEntry
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
+from etude.core.json_text import json_facts
 from etude.core.records import JobDropped
 from etude.core.return_checks import WrongReturnError
 from etude.loop.bookkeeper import describe
@@ -28,7 +29,6 @@ from etude.loop.warm_up import WarmUp
 from etude.rollout.collections import collecting_for
 from etude.runtime import Runtime
 from etude.store.figures import summarize, versions_to_keep
-from etude.store.jsonable import json_facts
 
 
 async def run_epochs(

@@ -20,12 +20,12 @@ from etude.core.call import Sampling
 from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine, Evaluator
+from etude.core.json_text import plain
 from etude.engines.local import OpponentsConfig
 from etude.rollout.collector import Collector, Limits, Runner
 from etude.rollout.scorer import Scorer
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Steps
-from etude.store.jsonable import plain
 
 NOT_SENT = "not sent"
 """Replaces values that runners on other machines do not use."""

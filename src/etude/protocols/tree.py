@@ -18,8 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import MissingExtraError, RequestError
+from etude.core.json_text import jsonable
 from etude.protocols.decision import UNDECIDED, WORDS, Verdict, decision_code, shown_decision
-from etude.store.jsonable import jsonable
 
 
 @dataclass(frozen=True, slots=True)

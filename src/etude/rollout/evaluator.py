@@ -25,10 +25,10 @@ from etude.core.episode import Example, recorded_score
 from etude.core.errors import RequestError
 from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, ScoreBounds, is_score, rising
 from etude.core.interfaces import Evaluator
+from etude.core.json_text import jsonable
 from etude.core.secrets import masked, masked_data
 from etude.core.stats import Bounds
 from etude.core.threads import call_any
-from etude.store.jsonable import jsonable
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 

@@ -19,8 +19,8 @@ from pydantic_core import ArgsKwargs, PydanticSerializationError
 
 from etude.core.call import Call
 from etude.core.errors import RequestError
+from etude.core.json_text import plain
 from etude.core.message import Message, Tool, tool_arguments
-from etude.store.jsonable import plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from etude.core import threads
 from etude.core.data_model import name_type
 from etude.core.episode import Failure
 from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, error_words, find_class
+from etude.core.json_text import plain
 from etude.core.threads import call_in_thread
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.reply import Reply
 from etude.rollout.workflow import Workflow
-from etude.store.jsonable import plain
 from etude.wire.dialect import ERROR_HEADER
 
 _abandoned: set[asyncio.Task[Any]] = set()

@@ -18,6 +18,7 @@ from etude.config.import_path import import_object
 from etude.config.registry import config_factory, register_tools
 from etude.core.episode import Event, ToolResult, ToolSession, ToolSet, ToolUse
 from etude.core.errors import RequestError, ToolError, alternatives, error_words
+from etude.core.json_text import plain
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
 from etude.core.secrets import masked
@@ -26,7 +27,6 @@ from etude.rollout.episode_loop import EpisodeLoop
 from etude.rollout.reply import PythonFunction, ToolCall
 from etude.store.episodes import tool_key
 from etude.store.journal import Steps
-from etude.store.jsonable import plain
 
 T = TypeVar("T")
 

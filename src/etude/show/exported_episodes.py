@@ -25,6 +25,7 @@ from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInput, EvalOutputItem, EvaluationRunOutput
+from etude.core.json_text import jsonable
 from etude.core.trajectory import Method
 from etude.protocols.tree import as_yaml, transcript
 from etude.rollout.collections import collection_phase, phase_name
@@ -36,7 +37,6 @@ from etude.show.turns import list_turns
 from etude.store.episodes import episode_scores, iter_episodes, list_phases, phase_epoch, read_episode
 from etude.store.files import open_draft, open_private
 from etude.store.journal import Journal
-from etude.store.jsonable import jsonable
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import (
     list_evaluators,

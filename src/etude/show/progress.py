@@ -16,12 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from etude.core.data_model import finite
-from etude.core.distribution import Distribution
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.history import Score, ValidationEntry
 from etude.core.interfaces import Progress
-from etude.core.stats import shown_seconds
+from etude.core.stats import Distribution, shown_seconds
 from etude.processes.counts import ProgressSums
 from etude.store.figures import failed_counts
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
-from etude.core.json_text import read_json
+from etude.core.json_text import jsonable, read_json
 from etude.core.message import Message, is_text, message_text
-from etude.store.jsonable import jsonable
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from pydantic_core import to_jsonable_python
 
 from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, Usage
 from etude.core.episode import EpisodeRecord, Event, Example, Failure, ToolUse
+from etude.core.json_text import jsonable, plain
 from etude.core.secrets import masked
 from etude.store.journal import Json
-from etude.store.jsonable import jsonable, plain
 
 _SAMPLING = TypeAdapter(Sampling)
 _PACKED = {"completion_ids": "i", "logprobs": "d", "prompt_logprobs": "d"}

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
-from etude.core.distribution import Distribution
 from etude.core.evaluation import FailureCause, merge_causes
 from etude.core.history import Entry, EpochEntry, History, Score, WarmUpEntry
 from etude.core.job import ModelVersion
+from etude.core.stats import Distribution
 
 
 class _Rewarded(BaseModel, frozen=True):

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from etude.core.errors import RequestError, StoreError
+from etude.core.json_text import json_facts
 from etude.core.secrets import masked
-from etude.store.jsonable import json_facts
 
 WEIGHTS_FILE = "trained.safetensors"
 """The file of the tensors that training changes, by parameter name. Versions are restored from it."""

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from etude.core.episode import Failure
 from etude.core.errors import RequestError, nearest
+from etude.core.json_text import jsonable
 from etude.store.episodes import episode_phase, is_episode
 from etude.store.journal import Journal, Json
-from etude.store.jsonable import jsonable
 
 
 @dataclass(slots=True)

@@ -20,10 +20,10 @@ from starlette.responses import HTMLResponse
 from etude.core.data_model import finite
 from etude.core.episode import WORKFLOW
 from etude.core.errors import RequestError
+from etude.core.json_text import jsonable
 from etude.core.stats import shown_seconds
 from etude.store.database import DATABASE
 from etude.store.facts import RunFacts, is_run, list_runs, read_facts
-from etude.store.jsonable import jsonable
 from etude.store.outline import first_question, in_one_line
 from etude.store.run_folder import LOCK, lock_holder
 from etude.store.stored_config import CONFIG, reward_names, stored_data

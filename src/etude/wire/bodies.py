@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic_core import to_json
 
 from etude.core.errors import RequestError
+from etude.core.json_text import plain
 from etude.core.message import Message, Tool
-from etude.store.jsonable import plain
 from etude.wire.dialect import ChatBody
 from etude.wire.forms import Effort, Wish, choose_tools, only_one, read_format, read_structured
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody
