@@ -272,8 +272,8 @@ def dpo_row(item: Any, tools: Sequence[Tool] | None = None) -> dict[str, Any]:
     """Return `{"input", "preferred_output", "non_preferred_output"}`. Raises as `rows_for_api`."""
     if not isinstance(item, DPOItem):
         raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
-    chosen, rejected = item.chosen_message, item.rejected_message
-    if item.turns > 1 and (chosen is None or rejected is None):
+    chosen, rejected = (messages or [] for messages in (item.chosen_messages, item.rejected_messages))
+    if item.turns > 1 and not len(chosen) == len(rejected) == 1:
         raise CapabilityError(
             "DPO over the fine-tuning API compares two answers to one prompt, and a pair has several turns; "
             "set 'compare: turns' in the builder 'dpo', or use 'malt'"
@@ -286,5 +286,5 @@ def dpo_row(item: Any, tools: Sequence[Tool] | None = None) -> dict[str, Any]:
     }
 
 
-def _reply(message: OpenAIMessage | None, text: str) -> Message:
-    return {"role": "assistant", "content": text} if message is None else message.to_wire()
+def _reply(messages: Sequence[OpenAIMessage], text: str) -> Message:
+    return messages[0].to_wire() if len(messages) == 1 else {"role": "assistant", "content": text}

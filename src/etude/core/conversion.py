@@ -272,17 +272,12 @@ def _preference(pair: Pair) -> DPOItem:
             tokens[f"{name}_mask"] = sample.mask[start:]
             if sample.logprobs is not None:
                 tokens[f"{name}_logprobs"] = sample.logprobs[start:]
-    replies: dict[str, Any] = {}
-    if len(chosen) == len(rejected) == 1:
-        replies = {"chosen_message": _flat(chosen[0]), "rejected_message": _flat(rejected[0])}
-    elif not tokens:
-        longer = {"chosen_messages": chosen, "rejected_messages": rejected}
-        replies = {name: [*map(_flat, messages)] for name, messages in longer.items()}
     return DPOItem(
         prompt=[*map(_flat, pair.chosen.messages[:shared])],
         chosen_response=_response(chosen),
         rejected_response=_response(rejected),
-        **replies,
+        chosen_messages=[*map(_flat, chosen)],
+        rejected_messages=[*map(_flat, rejected)],
         sampling=pair.chosen.turns[0].sampling,
         turns=len(pair.chosen.turns),
         chosen_episode=pair.chosen.episode,
@@ -350,13 +345,7 @@ def _make_pair(item: DPOItem, tools: Sequence[Tool], encoder: Encoder | None, ne
 
 def _written_pair(item: DPOItem, tools: Sequence[Tool], encoder: Encoder) -> Pair | None:
     """Return the pair of two conversations that were not sampled; None if some messages are unknown."""
-    chosen, rejected = (
-        messages or ([message] if message is not None else None)
-        for messages, message in (
-            (item.chosen_messages, item.chosen_message),
-            (item.rejected_messages, item.rejected_message),
-        )
-    )
+    chosen, rejected = item.chosen_messages, item.rejected_messages
     if encoder.transcript is None or chosen is None or rejected is None or isinstance(item.prompt, str):
         return None
     context = [

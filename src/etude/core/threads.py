@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-import os
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from etude.core.errors import error_words
@@ -21,10 +19,6 @@ GRACE_SECONDS = 1.0
 """Seconds that code may take to clean up after it was told to stop, before it is abandoned."""
 LARGE = 32 * 1024
 """Bytes or characters. Work on more takes a millisecond or longer."""
-
-_idle: list[SimpleQueue[Callable[[], None]]] = []
-"""Queues of idle threads. To start a thread takes longer than most functions do."""
-os.register_at_fork(after_in_child=_idle.clear)
 
 
 async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = None) -> T:
@@ -49,11 +43,7 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(done.set_result, (result, error))
 
-    try:
-        queue = _idle.pop()
-    except IndexError:
-        queue = _new_thread()
-    queue.put(run)
+    threading.Thread(target=run, name="etude-user-code", daemon=True).start()
     try:
         result, error = await asyncio.shield(done)
     except asyncio.CancelledError:
@@ -67,18 +57,6 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]
-
-
-def _new_thread() -> SimpleQueue[Callable[[], None]]:
-    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
-
-    def work() -> None:
-        while True:
-            queue.get()()
-            _idle.append(queue)
-
-    threading.Thread(target=work, name="etude-user-code", daemon=True).start()
-    return queue
 
 
 async def call_any(fn: Callable[..., Any]) -> Any:

@@ -83,13 +83,9 @@ class DPOItem(DataModel):
     chosen_response: str
     rejected_response: str
     """The texts of the answers, without thinking. An answer of several messages is a transcript."""
-    chosen_message: OpenAIMessage | None = None
-    rejected_message: OpenAIMessage | None = None
-    """The answers with their thinking and tool calls, for training files; None if one has several
-    messages."""
     chosen_messages: list[OpenAIMessage] | None = None
     rejected_messages: list[OpenAIMessage] | None = None
-    """Answers of several messages, with everything between them, if their tokens are unknown."""
+    """The messages of the answers, with their thinking and tool calls and everything between them."""
     prompt_ids: tuple[int, ...] | None = None
     chosen_ids: tuple[int, ...] | None = None
     rejected_ids: tuple[int, ...] | None = None

@@ -12,10 +12,8 @@ import contextlib
 import logging
 import os
 import queue
-import shutil
 import sqlite3
 import struct
-import tempfile
 import threading
 import time
 import zlib
@@ -75,9 +73,12 @@ def open_database(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         try:
             return _connect(path, "?mode=ro" if read_only else "", read_only=read_only)
         except sqlite3.OperationalError:
-            if not read_only or os.access(path.parent, os.W_OK):
+            log = path.with_name(f"{path.name}-wal")
+            is_logged = log.exists() and log.stat().st_size > 0
+            if not read_only or is_logged or os.access(path.parent, os.W_OK):
                 raise
-        return _connect_read_only(path)
+        # SQLite could not make the file in the folder that it needs to look for a log.
+        return _connect(path, "?immutable=1", read_only=True)
     except sqlite3.Error as error:
         raise store_error(path, error) from error
 
@@ -114,19 +115,6 @@ def _connect(path: Path, query: str, *, read_only: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _connect_read_only(path: Path) -> sqlite3.Connection:
-    """Open a database in a folder where SQLite cannot make the file that it needs to read the log."""
-    log = path.with_name(f"{path.name}-wal")
-    if not log.exists() or not log.stat().st_size:
-        return _connect(path, "?immutable=1", read_only=True)
-    with tempfile.TemporaryDirectory(prefix="etude-run-") as folder:
-        copy = Path(folder) / path.name
-        shutil.copyfile(path, copy)
-        shutil.copyfile(log, copy.with_name(log.name))
-        # An open file can still be read after it is deleted.
-        return _connect(copy, "", read_only=True)
 
 
 def checksum(key: bytes, text: bytes, created: float) -> int:
