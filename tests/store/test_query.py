@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 

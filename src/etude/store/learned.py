@@ -149,15 +149,13 @@ def records_state(run: Path) -> float:
 
 
 def _encoded(sample: Sample, side: str, seen: LearnerNumbers) -> dict[str, Any]:
-    weights, alike = [*map(float, sample.loss_weights)], [*sample.by_token([1.0] * len(sample.turns))]
     data = {
         "episode": sample.episode or "",
         "digest": ids_digest(sample.ids),
         "length": len(sample.ids),
         "reward": sample.reward,
-        "turns": [[turn.start, turn.stop, turn.model_version] for turn in sample.turns],
         "advantages": None if sample.advantages is None else _shorten(sample.advantages),
-        "weights": None if weights == alike else _shorten(weights),
+        "weights": _shorten(sample.loss_weights),
         "side": side or None,
         "agent": sample.agent,
     }
@@ -173,15 +171,14 @@ def _encoded(sample: Sample, side: str, seen: LearnerNumbers) -> dict[str, Any]:
 
 def _decoded(line: str, source: Source) -> LearnedSample:
     data = json.loads(line)
-    turns, length = [(start, stop) for start, stop, _ in data["turns"]], data["length"]
-    weights = _spread(data.get("weights", [1.0] * len(turns)), turns, length)
+    weights = _spread(data["weights"])
     places = [at for at, weight in enumerate(weights) if weight and at]
     return LearnedSample(
         episode=data["episode"],
         digest=data["digest"],
-        length=length,
+        length=data["length"],
         reward=data["reward"],
-        advantages=_spread(data["advantages"], turns, length) if "advantages" in data else None,
+        advantages=_spread(data["advantages"]) if "advantages" in data else None,
         weights=weights,
         side=data.get("side", ""),
         agent=data.get("agent"),
@@ -191,19 +188,14 @@ def _decoded(line: str, source: Source) -> LearnedSample:
     )
 
 
-def _shorten(values: Sequence[float]) -> dict[str, list[Any]]:
+def _shorten(values: Sequence[float]) -> list[list[float]]:
     """Return runs of equal numbers: each number, and how many tokens in a row have it."""
-    return {"runs": [[float(value), sum(1 for _ in run)] for value, run in groupby(values)]}
+    return [[float(value), sum(1 for _ in run)] for value, run in groupby(values)]
 
 
-def _spread(values: Any, turns: Sequence[tuple[int, int]], length: int) -> tuple[float, ...]:
-    """Return one number per token, from runs of equal numbers or from one number per answer."""
-    if isinstance(values, dict):
-        return tuple(chain.from_iterable([value] * int(count) for value, count in values["runs"]))
-    spread = [0.0] * length
-    for (start, stop), value in zip(turns, values, strict=True):
-        spread[start:stop] = [value] * (stop - start)
-    return tuple(spread)
+def _spread(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return one number per token, from runs of equal numbers."""
+    return tuple(chain.from_iterable([value] * int(count) for value, count in runs))
 
 
 def _short(value: float) -> float:
