@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -20,8 +21,8 @@ from etude import EvalOutput, EvaluationRunOutput, TrajectoryCollection
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
 from etude.cli.app import app
-from etude.config.load import load_config
-from etude.core.errors import TrainingError
+from etude.config.load import load_config, resolved_yaml
+from etude.core.errors import ConfigError, TrainingError
 from etude.loop.lifecycle import new_run
 from etude.run import Run
 from etude.verbs import train_in
@@ -166,3 +167,22 @@ async def test_the_guides_test_of_a_builder_passes_of_a_shipped_one_too(guide, s
     await asyncio.sleep(0)
     result = await builder.finalize("test-run")
     assert isinstance(result, TrajectoryCollection)
+
+
+def test_a_plain_text_key_from_the_environment_stays_out_of_the_resolved_config(guide):
+    written = resolved_yaml(load_config("config.yml"))
+    assert "sk-training" not in written
+    assert "api_key: ${TRAINING_API_KEY}" in written
+
+
+def test_what_is_wrong_in_a_block_of_the_readers_own_is_told_with_its_place(guide, monkeypatch):
+    for name in [name for name in os.environ if "KEY" in name]:
+        monkeypatch.delenv(name)
+    path = Path("config.yml")
+    path.write_text(path.read_text().replace("batch_size: 8", "batchsize: 8").replace("1e-5", "fast"))
+    with pytest.raises(ConfigError) as raised:
+        load_config(path)
+    key, rate, size = str(raised.value).splitlines()
+    assert key.startswith("config.yml:34:7: ") and "'TRAINING_API_KEY' is not set" in key
+    assert rate.startswith("config.yml:35:7: ") and "expected a number, found 'fast'" in rate
+    assert size.startswith("config.yml:36:7: ") and "did you mean 'batch_size'? Allowed: endpoint" in size
