@@ -150,7 +150,7 @@ def project(tmp_path: Path) -> Path:
     collected = {"num_generations": 2, "examples_per_epoch": 4}
     change(
         folder / "config.yml",
-        llms__helper={"_type": "openai", "model_name": BASE, "max_tokens": 8, "retry_wait": 0},
+        llms__helper={"_type": "openai", "model_name": BASE, "max_tokens": 8},
         eval__general__max_concurrency=4,
         trajectory_builders__grpo={"_type": "grpo"} | collected,
         trajectory_builders__all={"_type": "expert_iteration"} | collected,
