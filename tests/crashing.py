@@ -96,15 +96,14 @@ def _two(folder: Path, ahead: bool) -> Any:
     for name in run.engines:
         run.engines[name] = learning_engine(log=folder / f"sampled-{name}.log", base=30 + 5 * len(name))
     curriculum = {"enabled": True, "initial_percentile": 0.5, "expansion_interval": 1}
-    held_out = {"_type": "test_counted", "prefix": "v"}
     settings = several.config(
         num_epochs=4,
         prover={"every": 2, "curriculum_learning": curriculum},
-        trainer_adapters={"backend": {"_type": "test_several", "lose_jobs": not ahead}},
+        trainer_adapters={"backend": {"_type": "tests.cli.parts:counting", "lose_jobs": not ahead}},
         trainers={"epochs": {"_type": "epochs", "keep_checkpoints": 1}},
         finetuning={
             "collect_ahead": ahead,
-            "run_configuration": {"validation_dataset": held_out, "validation_interval": 2},
+            "run_configuration": {"validation_dataset": "tests.several:held_out", "validation_interval": 2},
         },
     )
     return run.start(settings)

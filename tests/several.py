@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
-from etude.backends.capabilities import Capabilities
-from etude.config.builder import Builder
-from etude.config.component import DatasetConfig, LlmConfig
-from etude.config.finetuning import TrainerAdapterConfig
 from etude.config.load import parse_config
-from etude.config.registry import register_dataset, register_llm, register_trainer_adapter
 from etude.config.schema import Config
 from etude.core.episode import Example
 from etude.run import Run
 from etude.show.metrics_files import RunReport
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
-from tests.support import ScriptedEngine
-from tests.training import FakeAdapter, Watcher, examples, learning_engine
+from tests.training import Watcher, examples, learning_engine
 
 
 async def play(example: Example, episode: Any) -> dict[str, str]:
@@ -38,64 +29,25 @@ def verified(example: Example, output: dict[str, str]) -> float:
     return float(output["verifier"] == "yes")
 
 
-class GivenLlmConfig(LlmConfig, name="test_given"):
-    """A model that the test hands in."""
+def asked() -> list[Example]:
+    return examples(3)
 
 
-class CountedConfig(DatasetConfig, name="test_counted"):
-    """That many examples."""
-
-    count: int = 3
-    prefix: str = "e"
-
-
-class SeveralBackendConfig(TrainerAdapterConfig, name="test_several"):
-    """A `FakeAdapter` for each target."""
-
-    lose_jobs: bool = False
-    methods: list[str] = Field(default=["grpo", "dpo", "supervised"])
-
-
-adapters: dict[str, FakeAdapter] = {}
-"""Those of the last run, by target."""
-
-
-@register_llm(config_type=GivenLlmConfig)
-async def given(config: GivenLlmConfig, builder: Builder) -> AsyncIterator[ScriptedEngine]:
-    yield learning_engine()
-
-
-@register_dataset(config_type=CountedConfig)
-async def counted(config: CountedConfig, builder: Builder) -> AsyncIterator[Any]:
-    class Dataset:
-        def examples(self) -> list[Example]:
-            return examples(config.count, config.prefix)
-
-    yield Dataset()
-
-
-@register_trainer_adapter(config_type=SeveralBackendConfig)
-async def several(config: SeveralBackendConfig, builder: Builder) -> AsyncIterator[FakeAdapter]:
-    assert builder.run is not None and builder.target is not None
-    adapters[builder.target] = FakeAdapter(
-        builder.checkpoints,
-        lose_jobs=config.lose_jobs,
-        capabilities=Capabilities(methods=frozenset(config.methods), versions=True),  # type: ignore[arg-type]
-    )
-    yield adapters[builder.target]
+def held_out() -> list[Example]:
+    return examples(3, "v")
 
 
 def config(num_epochs: int = 2, *, prover: Any = None, verifier: Any = None, **changes: Any) -> Config:
     """The config of a run; `prover` and `verifier` are keys of their targets."""
     data: dict[str, Any] = {
-        "llms": {"prover": "test_given", "verifier": "test_given"},
+        "llms": dict.fromkeys(("prover", "verifier"), "tests.cli.parts:scripted"),
         "workflow": "tests.several:play",
         "eval": {
-            "general": {"dataset": "test_counted"},
+            "general": {"dataset": "tests.several:asked"},
             "evaluators": {"proved": "tests.several:proved", "verified": "tests.several:verified"},
         },
         "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 4}},
-        "trainer_adapters": {"backend": {"_type": "test_several"}},
+        "trainer_adapters": {"backend": "tests.cli.parts:counting"},
         "finetuning": {
             "enabled": True,
             "num_epochs": num_epochs,

@@ -22,7 +22,7 @@ from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
 from etude.store.log import ModelLog, histories
 from etude.store.run_folder import RunFolder
-from tests import several
+from tests.cli import parts
 from tests.crashing import AgainstPool, killed_and_whole, run_to_end
 from tests.protocols.games import find_agent
 from tests.rollout.running import collect
@@ -30,7 +30,7 @@ from tests.several import Several, config
 from tests.support import ScriptedEngine, one_quick, without_times
 from tests.training import Capabilities, FakeAdapter, examples
 
-VALIDATED = {"run_configuration": {"validation_dataset": {"_type": "test_counted", "prefix": "v"}}}
+VALIDATED = {"run_configuration": {"validation_dataset": "tests.several:held_out"}}
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ async def test_models_take_turns_by_their_schedules(run):
 
 async def test_a_frozen_model_is_never_trained_and_its_reward_is_reported_all_the_same(run):
     outcome = await run.start(config(num_epochs=1, verifier={"frozen": True}, finetuning=VALIDATED))
-    assert several.adapters["verifier"].submitted == []
+    assert parts.adapters["verifier"].submitted == []
     assert run.engines["verifier"].version == 0
     assert outcome.summary["targets"]["verifier"]["epochs_trained"] == 0
     assert outcome.summary["targets"]["verifier"]["after"]["n"] == 3

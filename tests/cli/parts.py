@@ -52,6 +52,11 @@ class CountingConfig(TrainerAdapterConfig, name="counting"):
 
     methods: list[str] = Field(default=["grpo", "dpo", "supervised"])
     versions: bool = Field(default=True, description="Whether it says what it has made.")
+    lose_jobs: bool = Field(default=False, description="Whether a killed run's jobs are gone.")
+
+
+adapters: dict[str | None, FakeAdapter] = {}
+"""Those of the last run, by target."""
 
 
 @register_trainer_adapter(config_type=CountingConfig)
@@ -59,7 +64,9 @@ async def counting(config: CountingConfig, builder: Builder) -> AsyncIterator[Fa
     methods = frozenset(config.methods)
     capabilities = Capabilities(methods=methods, versions=config.versions)
     kind = FakeAdapter if config.versions else SilentAdapter
-    yield kind(builder.run.path / "backend", capabilities=capabilities)
+    adapter = kind(builder.run.path / "backend", lose_jobs=config.lose_jobs, capabilities=capabilities)
+    adapters[builder.target] = adapter
+    yield adapter
 
 
 class SilentAdapter(FakeAdapter):
