@@ -204,10 +204,17 @@ async def trained_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wish", "number"), [("best", 2), ("last", 3), ("v3", 3), ("2", 2), ("base", 0), ("v0", 0)]
+    ("wish", "number", "choice"),
+    [
+        ("", 2, "the version with the best validation"),
+        ("best", 2, "the version with the best validation"),
+        ("last", 3, "the last version"),
+        *(("v3", 3, ""), ("2", 2, ""), ("base", 0, ""), ("v0", 0, "")),
+    ],
 )
-def test_wishes(trained_run, wish, number):
-    assert choose_version(trained_run, wish).number == number
+def test_wishes(trained_run, wish, number, choice):
+    chosen = choose_version(trained_run, wish)
+    assert (chosen.number, chosen.choice) == (number, choice)
 
 
 @pytest.mark.parametrize(
@@ -216,12 +223,6 @@ def test_wishes(trained_run, wish, number):
 def test_runs_by_name_and_by_folder(trained_run, text, shown):
     assert str(run_version(text, trained_run.parent)) == shown
     assert str(run_version(str(trained_run.parent / text), Path("elsewhere"))) == shown
-
-
-def test_without_a_wish_the_version_says_why_it_was_taken(trained_run):
-    assert choose_version(trained_run).choice == "the version with the best validation"
-    assert choose_version(trained_run, "last").choice == "the last version"
-    assert choose_version(trained_run, "v3").choice == ""
 
 
 async def test_where_no_version_was_measured_after_training_none_is_the_best(tmp_path):
