@@ -7,57 +7,28 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import etude
-from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
+from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig
 from etude.core.job import TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer
+from tests.seed_guide import MyTrajectoryBuilder, MyTrajectoryBuilderConfig
 
 
-class GuideBuilderConfig(TrajectoryBuilderConfig, name="guide_builder"):
+class GuideBuilderConfig(MyTrajectoryBuilderConfig, name="guide_builder"):
     """Several evaluation runs at the same time, one for each generation."""
 
     num_generations: int = 4
 
 
-class GuideBuilder(etude.TrajectoryBuilder):
-    """Each generation is a call of `run_eval`; trajectories are made of the calls' text and logprobs."""
+class GuideBuilder(MyTrajectoryBuilder):
+    """Remembers its collections."""
 
     def __init__(self, trajectory_builder_config: GuideBuilderConfig) -> None:
         super().__init__(trajectory_builder_config)
-        self.generations = trajectory_builder_config.num_generations
-        self.evaluation_runs: dict[str, list[asyncio.Task[Any]]] = {}
         self.collected: list[etude.TrajectoryCollection] = []
 
-    async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
-        self.evaluation_runs[run_id] = [asyncio.create_task(self.run_eval()) for _ in range(self.generations)]
-
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> etude.TrajectoryCollection:
-        outputs = await asyncio.gather(*self.evaluation_runs.pop(run_id))
-        groups: dict[str, list[etude.Trajectory]] = {}
-        for output in outputs:
-            episodes = {item.id: item.episode for item in output.eval_input.eval_input_items}
-            for name, result in output.evaluation_results:
-                if name != self.run_config.reward_function.name:
-                    continue
-                for item in result.eval_output_items:
-                    reward = await self.compute_reward(item, meta)
-                    trajectory = make_trajectory(episodes[item.id], reward)
-                    groups.setdefault(item.id, []).append(trajectory)
-        collection = etude.TrajectoryCollection(trajectories=list(groups.values()), run_id=run_id)
-        self.collected.append(collection)
-        return collection
-
-    def log_progress(self, run_id: str, metrics: dict[str, Any], output_dir: str | None = None) -> None:
-        """Nothing to log."""
-
-
-def make_trajectory(episode: Any, reward: float) -> etude.Trajectory:
-    """The first call: a question and an answer."""
-    call = episode.calls[0]
-    question = etude.EpisodeItem(role="user", content=str(call.request.messages[0]["content"]))
-    answer = etude.EpisodeItem(
-        role="assistant", content=str(call.completion.message["content"]), logprobs=call.completion.logprobs
-    )
-    return etude.Trajectory(episode=[question, answer], reward=reward)
+        self.collected.append(await super().finalize(run_id, meta))
+        return self.collected[-1]
 
 
 class OwnPhaseBuilder(GuideBuilder):

@@ -191,7 +191,7 @@ async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same
         async def run_epoch(self, epoch, run_id):
             builder, adapter = self.parts
             assert isinstance(builder, guide.CachingBuilder) and isinstance(adapter, FakeAdapter)
-            builder.generations = 2  # An attribute of its own.
+            builder.config.num_generations = 2
             await builder.start_run(run_id)
             return await adapter.submit(await builder.finalize(run_id))
 

@@ -149,7 +149,7 @@ async def test_a_plain_def_is_as_good_as_an_async_one(run):
 
     class Builder(guide.GuideBuilder):
         def start_run(self, run_id, meta=None):
-            runs = [self.run_eval() for _ in range(self.generations)]
+            runs = [self.run_eval() for _ in range(self.config.num_generations)]
             self.evaluation_runs[run_id] = [asyncio.ensure_future(each) for each in runs]
 
         def compute_reward(self, output_item, meta=None):
