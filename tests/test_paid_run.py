@@ -48,7 +48,7 @@ def varied(example: etude.Example, output: str) -> float:
     return len(set(output)) / 8
 '''
 TRAIN = ("train", "config.yml", "--name", "run", "-o", "storage=null")
-EVERY = 20
+EVERY = 40
 """Operations from one kill to the next."""
 LOGS = ("local_jobs.jsonl", "openai_jobs.jsonl", "trajectory_builder.jsonl")
 """Files of single processes, of which a kill may cost a line."""
