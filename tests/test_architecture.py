@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 65_080,
-    "modules": 321,
-    "lines of tests": 53_897,
+    "lines of source": 64_984,
+    "modules": 319,
+    "lines of tests": 52_164,
     "benchmark files": 15,
     "config keys": 360,
 }

@@ -24,6 +24,16 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+async def test_a_run_folder_and_its_journal_with_all_that_sqlite_writes_beside_it(tmp_path: Path):
+    with RunFolder.create(tmp_path / "runs", "r", files={"config.yml": "a: 1\n"}) as run:
+        await run.journal.put("key", "value")
+        assert run.checkpoints.is_dir()
+        names = {path.name for path in run.path.iterdir()}
+        assert {"run.db", "run.db-wal", "run.db-shm", "lock", "config.yml"} <= names
+        for path in (tmp_path / "runs", run.path, *run.path.rglob("*")):
+            assert mode(path) == (0o700 if path.is_dir() else 0o600), path
+
+
 def test_a_folder_that_was_there_becomes_private_with_the_run(tmp_path: Path):
     (tmp_path / "r").mkdir()
     with RunFolder.create(tmp_path, "r"):
