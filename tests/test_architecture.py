@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 64_984,
-    "modules": 319,
-    "lines of tests": 52_164,
+    "lines of source": 64_977,
+    "modules": 318,
+    "lines of tests": 52_138,
     "benchmark files": 15,
     "config keys": 360,
 }

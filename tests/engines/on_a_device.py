@@ -6,13 +6,12 @@ Run by `tests/test_devices.py`, in a process of its own.
 from __future__ import annotations
 
 import pytest
-import torch
 
 from etude.core.call import Sampling
 from etude.engines.decoder import make_decoder
 from etude.engines.sampler import LiveRow, uniforms
 from tests.models.tiny_models import family
-from tests.pretended import DEVICE, Pretended, moved, pretending
+from tests.pretended import moved, pretending
 
 FAMILIES = {
     "llama": ("LlamaConfig", {}),
@@ -76,15 +75,3 @@ def test_a_token_is_waited_for_a_few_times_however_many_there_are():
             return waits.total() - before
 
     assert waited(1) == waited(9) <= 2
-
-
-def test_the_pretended_device_is_one():
-    with pretending():
-        there = Pretended(torch.ones(3))
-        assert there.device == (there + 1).device == torch.ones(3, device=DEVICE).device == DEVICE
-        with pytest.raises(AssertionError, match="on the CPU"):
-            there + torch.ones(3)
-        with pytest.raises(AssertionError, match="the CPU's alone"):
-            torch.ops.mkldnn._linear_pointwise(there[None], there[None], None, "none", [], "")
-        with pytest.raises((TypeError, RuntimeError)):
-            there.numpy()

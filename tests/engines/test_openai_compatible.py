@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 import re
 import threading
@@ -474,17 +473,6 @@ def test_logprobs_arrive_bit_for_bit(values: list[float]) -> None:
     content = [{"token": "x", "logprob": value} for value in values]
     completion = parse_completion(json.dumps(answer(logprobs={"content": content})).encode())
     assert completion.logprobs == tuple(values)
-
-
-async def test_retries_print_nothing(remote: Remote, capfd: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    handlers, root.handlers = root.handlers, []  # As in a program that has not set up logging.
-    try:
-        remote.script = [FAULT]
-        await outcome(remote)
-    finally:
-        root.handlers = handlers
-    assert capfd.readouterr() == ("", "")
 
 
 async def test_closing_ends_the_calls_under_way(remote: Remote, engine: OpenAiEngine) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from etude.core.call import ChatRequest
-from etude.engines.conversation import conversation_key
 from etude.engines.openai_config import OpenAiLlmConfig, provider_at
+from etude.wire.client import conversation_key
 
 
 @pytest.mark.parametrize(

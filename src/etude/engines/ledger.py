@@ -13,7 +13,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -221,14 +221,9 @@ class Ledger:
         self.release(number)
 
     def end_job(self, model: str, name: str, tokens: int) -> None:
-        """Count the tokens that a job has used, at the price from its beginning."""
+        """Count the tokens that a job has used."""
         line = self._job(model, name, tokens)
         before = self._lines.get(line.key)
-        if before is not None and before.trained_tokens:
-            share = tokens / before.trained_tokens
-            line = replace(
-                line, usd=before.usd * share, unpriced_tokens=round(before.unpriced_tokens * share)
-            )
         if before != line and (tokens or before is not None):
             self._set(line)
             self._wake()

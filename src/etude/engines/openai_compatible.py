@@ -20,10 +20,17 @@ from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.secrets import keep_secret, masked
-from etude.engines.conversation import beginning_digest, conversation_key
 from etude.engines.openai_config import NOT_FOR_REASONING, OPENAI_URL, OpenAiLlmConfig
 from etude.wire.answers import BadAnswer, read_prompt_logprobs, require_asked
-from etude.wire.client import USUAL_FIELDS, charged_for, encode, parse_completion, request_fields
+from etude.wire.client import (
+    USUAL_FIELDS,
+    beginning_digest,
+    charged_for,
+    conversation_key,
+    encode,
+    parse_completion,
+    request_fields,
+)
 from etude.wire.retries import Refusal, Retryable, note_charged, note_model_out, with_retries
 
 _LONG_SECONDS = 30.0

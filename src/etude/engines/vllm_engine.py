@@ -13,13 +13,19 @@ from pydantic_core import from_json, to_json
 from etude.core.call import ChatRequest, Completion, Delta, TopLogprobs, Usage
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.engines.answer import before_stop, sample_message
-from etude.engines.conversation import FIRST_TOKENS, beginning_digest, conversation_key
 from etude.engines.http_client import HttpClient
 from etude.engines.vllm_process import VllmProcess
 from etude.engines.vllm_processes import VllmProcesses
 from etude.models.text_codec import TextCodec
 from etude.wire.answers import BadAnswer, read_prompt_logprobs, read_tops
-from etude.wire.client import as_chat, sampled, sampling_fields
+from etude.wire.client import (
+    FIRST_TOKENS,
+    as_chat,
+    beginning_digest,
+    conversation_key,
+    sampled,
+    sampling_fields,
+)
 
 _PLAIN_SAMPLING = {
     **{"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},

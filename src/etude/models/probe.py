@@ -160,19 +160,19 @@ class RoleSupport:
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages, in the same order, with roles that the template writes; contents are text.
 
-        The role `developer` becomes `system`. Other changes are made only if the template cannot write the
-        messages as they are. The first system messages become one, or else the start of the user's turn.
-        Later ones become `<system>` blocks in a user turn. Consecutive user turns become one.
+        The role `developer` becomes `system`, and the first system messages become one, or start the user's
+        turn if the template cannot write them. Later ones that it cannot write become `<system>` blocks in a
+        user turn. Consecutive user turns that it cannot write become one.
         """
         spoken = [message | {"role": "system"} if is_system(message) else message for message in messages]
         start = next((at for at, message in enumerate(spoken) if not is_system(message)), len(spoken))
         first, later = spoken[:start], spoken[start:]
         if any(map(is_system, later)) and not self._takes_later:
             later = [_as_user(MARKED, message) if is_system(message) else message for message in later]
-        if len(first) > 1 and not self._takes_several:
+        if len(first) > 1:
             first = [_joined(first)]
-        if first and not (self._takes_first if later and later[0]["role"] == "user" else self._takes_alone):
-            first = [_as_user("{}", message) for message in first]
+        if first and not self._takes_first:
+            first = [_as_user("{}", first[0])]
             if later and later[0]["role"] == "user":
                 first, later = [_joined([*first, later[0]])], later[1:]
         messages = [*first, *later]
@@ -189,16 +189,6 @@ class RoleSupport:
     def _takes_first(self) -> bool:
         """Whether it accepts one system message before the user's."""
         return self._takes([_RULE, QUESTION]) and self._takes([_RULE, QUESTION, _ANSWER, MORE])
-
-    @cached_property
-    def _takes_alone(self) -> bool:
-        """Whether it accepts one system message without a user message after it."""
-        return self._takes([_RULE])
-
-    @cached_property
-    def _takes_several(self) -> bool:
-        """Whether it accepts several system messages before the user's, with and without tools."""
-        return all(self._takes([_RULE, _SECOND, QUESTION], tools) for tools in ((), (TOOL,)))
 
     @cached_property
     def _takes_later(self) -> bool:

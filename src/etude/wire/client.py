@@ -6,6 +6,7 @@ logprobs by their ids (`return_tokens_as_token_ids`). vLLM's other fields come f
 `ChatCompletionRequest` and `CompletionRequest` (0.12 and later).
 """
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -303,3 +304,25 @@ def _sent(message: Message, thinking: str | None) -> Message:
         return message
     sent = {name: value for name, value in message.items() if name != "reasoning_content"}
     return sent if thinking is None else sent | {thinking: message["reasoning_content"]}
+
+
+FIRST_TOKENS = 256
+"""Prompts with this many equal tokens at the start count as one conversation."""
+
+
+def conversation_key(request: ChatRequest) -> str:
+    """Return the conversation of a request: its episode, or else a digest of how it begins.
+
+    The beginning is everything up to the first user message, or the first tokens of a prompt.
+    """
+    if request.conversation:
+        return request.conversation
+    if request.prompt is not None:
+        return beginning_digest(request.prompt[:FIRST_TOKENS])
+    count = next((at for at, each in enumerate(request.messages) if each.get("role") == "user"), 0)
+    return beginning_digest(request.messages[: count + 1])
+
+
+def beginning_digest(of: object) -> str:
+    """Return a digest, by which conversations that begin alike share a name."""
+    return hashlib.blake2b(repr(of).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
