@@ -217,7 +217,6 @@ def test_importing_etude_is_light_and_nothing_needs_torch_before_a_model_is_load
         name
         for name in modules()
         if find_room(name) not in TORCH_ROOMS | {"__main__"} and name not in of_guests
-        if not name.startswith("etude.integrations.art.serving")  # A part of the server.
     )
     assert "etude.components" in others and "etude.cli.app" in others
     package, part, config, all_of_them = loaded_after(

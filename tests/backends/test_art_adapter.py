@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -15,11 +16,20 @@ from etude.core.job import TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import EpisodeItem, Trajectory
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
+from etude.integrations.art import adapter as adapter_module
+from etude.integrations.art import client
 from etude.integrations.art.adapter import ARTTrainerAdapter
 from etude.integrations.art.client import ArtError, ArtInference
 from etude.integrations.art.config import ARTTrainerAdapterConfig
+from etude.wire.retries import RetryPolicy, with_retries
 from tests.backends.art_stand_in import KEY, StandIn, running
 from tests.backends.test_art_wire import collection, ordered, said
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch):
+    monkeypatch.setattr(adapter_module, "RECOVER_SECONDS", 0.0)
+    monkeypatch.setattr(client, "with_retries", partial(with_retries, policy=RetryPolicy(first_wait=0.001)))
 
 
 @pytest.fixture
@@ -43,18 +53,14 @@ def backend(server, tmp_path, adapters):
     """Makes adapters as another process would: same server, same run folder."""
 
     async def make(*, initialized=True, folder=tmp_path, training=None, **settings):
-        waits = {"recover_wait": settings.pop("recover_wait", 0.0)}
-        waits |= {key: settings.pop(key) for key in ("silence_timeout",) if key in settings}
         config = ARTTrainerAdapterConfig(
             backend={"base_url": server.url, "name": "agent", "api_key": KEY, **settings},
             training=training or {},
-            retry_wait=0.001,
-            **waits,
         )
         llm = OpenAiLlmConfig(
             model_name="agent", base_url=f"{server.url}/v1", return_token_ids=True, max_retries=0
         )
-        inference = ArtInference(f"{server.url}/v1", KEY, 5.0)
+        inference = ArtInference(f"{server.url}/v1", KEY)
         adapter = ARTTrainerAdapter(config, engine=OpenAiEngine(llm), inference=inference, folder=folder)
         adapters.append(adapter)
         if initialized:
@@ -204,9 +210,11 @@ async def test_a_job_whose_work_was_lost_is_not_there_and_is_trained_anew(server
         ("refused", "Out of memory, Bearer ***"),
     ],
 )
-async def test_a_job_that_was_not_done_has_failed_and_says_why(server, backend, training, told):
+async def test_a_job_that_was_not_done_has_failed_and_says_why(server, backend, monkeypatch, training, told):
+    if training == "silent":
+        monkeypatch.setattr(client, "SILENCE_SECONDS", 0.2)
     server.training = training
-    status = await trained(await backend(**({"silence_timeout": 0.2} if training == "silent" else {})))
+    status = await trained(await backend())
     assert status.status is TrainingStatusEnum.FAILED
     assert told in status.message and KEY not in status.message
 
@@ -218,9 +226,10 @@ async def test_a_lost_connection_is_no_failure_when_the_step_was_made(server, ba
     assert "did not answer" in status.message
 
 
-async def test_a_server_that_is_busy_after_a_job_is_asked_again(server, backend):
+async def test_a_server_that_is_busy_after_a_job_is_asked_again(server, backend, monkeypatch):
+    monkeypatch.setattr(adapter_module, "RECOVER_SECONDS", 60.0)
     server.silent_steps = 1
-    status = await trained(await backend(recover_wait=60.0))
+    status = await trained(await backend())
     assert status.status is TrainingStatusEnum.COMPLETED
 
 
@@ -316,9 +325,7 @@ async def test_a_server_that_cannot_delete_is_refused_before_anything_is_sampled
 @pytest.fixture
 async def alone(server):
     config = etude.ARTTrainerAdapterConfig(
-        backend={"base_url": server.url, "name": "agent", "api_key": KEY, "engine_args": {"seed": 3}},
-        recover_wait=0.0,
-        retry_wait=0.001,
+        backend={"base_url": server.url, "name": "agent", "api_key": KEY, "engine_args": {"seed": 3}}
     )
     adapter = etude.ARTTrainerAdapter(config)
     yield adapter
@@ -347,9 +354,7 @@ async def test_it_says_where_its_job_failed_and_what_is_not_healthy(alone, serve
     await alone.initialize(etude.FinetuneConfig())
     alone.log_progress(await alone.submit(batch("mine")), {"loss": 0.5}, output_dir=str(tmp_path))
     assert '"loss": 0.5' in (tmp_path / "openpipe_art_jobs.jsonl").read_text()
-    away = etude.ARTTrainerAdapter(
-        etude.ARTTrainerAdapterConfig(backend={"ip": "127.0.0.1", "port": 1}, max_retries=0)
-    )
+    away = etude.ARTTrainerAdapter(etude.ARTTrainerAdapterConfig(backend={"ip": "127.0.0.1", "port": 1}))
     assert not await away.is_healthy()
     with pytest.raises(etude.EtudeError, match="not initialized; call initialize"):
         await away.status(etude.TrainingJobRef(run_id="x", backend="openpipe_art"))

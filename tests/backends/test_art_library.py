@@ -117,7 +117,7 @@ async def test_the_real_server_takes_what_the_adapter_sends(art_run, inference, 
     endpoint = f"{inference.url}/v1"
     engine = OpenAiEngine(OpenAiLlmConfig(model_name="agent", base_url=endpoint, return_token_ids=True))
     adapter = ARTTrainerAdapter(
-        config, engine=engine, inference=ArtInference(endpoint, "default", 5.0), folder=tmp_path
+        config, engine=engine, inference=ArtInference(endpoint, "default"), folder=tmp_path
     )
     try:
         await adapter.initialize(FinetuneConfig())

@@ -37,7 +37,6 @@ def art(project: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Path
                 "_type": "openpipe_art",
                 "backend": {"base_url": server.url, "name": "agent", "api_key": "${ART_API_KEY}"},
                 "training": {"learning_rate": 1e-4, "beta": 0.1},
-                "recover_wait": 0,
             }
         },
         finetuning__run_configuration__validation_interval=1,

@@ -12,20 +12,18 @@ ROOT = Path(__file__).parents[2]
 LOADED = """
 import importlib, sys
 from etude.config import registry
-from etude.server import extensions
 
 registry._unread_group = None  # Nothing but what is named below.
 for module in sys.argv[1:]:
     registry._registrations = {}
     importlib.import_module(module)
     print(*sorted({name for kind in registry.BASES for name in registry.names(kind)}))
-    print(*extensions._paths)
     print(*[name for name in sys.modules if name.startswith("etude.integrations.")])
 """
 
 
 def loaded(*entry_points: str) -> list[set[str]]:
-    """Types, server extensions and guests' modules in a process that imports these one after the other."""
+    """Types and guests' modules in a process that imports these one after the other."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     modules = [declared["etude.components"][name] for name in entry_points]
     program = [sys.executable, "-c", LOADED, *modules]
@@ -34,13 +32,9 @@ def loaded(*entry_points: str) -> list[set[str]]:
 
 
 def test_the_core_knows_no_guest_and_each_guest_registers_what_is_its_own() -> None:
-    sets = loaded("etude", "nat", "art")
-    types, extensions, guests = sets[:3]
+    types, guests, types_of_nat, guests_of_nat, types_of_art, _ = loaded("etude", "nat", "art")
     assert {"grpo", "local", "function", "jsonl", "epochs"} <= types
-    assert not types & {"openpipe_art", "nat"} and not extensions and not guests
-    types, extensions, guests = sets[3:6]
-    assert "nat" in types and not types & {"openpipe_art"} and not extensions
-    assert not any(name.startswith("etude.integrations.art") for name in guests)
-    types, extensions, _ = sets[6:]
-    assert types == {"openpipe_art"}
-    assert extensions == {"etude.integrations.art.serving:ArtExtension"}
+    assert not types & {"openpipe_art", "nat"} and not guests
+    assert "nat" in types_of_nat and not types_of_nat & {"openpipe_art"}
+    assert not any(name.startswith("etude.integrations.art") for name in guests_of_nat)
+    assert types_of_art == {"openpipe_art"}

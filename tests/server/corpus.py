@@ -90,9 +90,6 @@ def server_cases(model: str) -> list[Case]:
         "/_train_model": {"model": {"name": "agent", "project": "p"}, "trajectory_groups": []},
         "/_log": {"model": {"name": "agent", "project": "p"}, "trajectory_groups": [], "split": "val"},
         "/_delete_checkpoint_files": {"model": {"name": "agent", "project": "p"}, "steps_to_keep": []},
-        "/v1/preview/models": {"name": "agent", "project": "p", "base_model": model},
-        "/v1/preview/training-jobs": {"model_id": "agent", "trajectory_groups": []},
-        "/v1/preview/models/agent/log": {"trajectory_groups": [], "split": "val"},
     }
     cases = []
     for path, good in posts.items():

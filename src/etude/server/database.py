@@ -18,7 +18,7 @@ from etude.wire.http_server import ApiError
 SCHEMA_VERSION = 2
 _BUSY_SECONDS = 20
 METADATA = sa.MetaData()
-"""All tables of the database, including tables of extensions. `open_database` creates missing ones."""
+"""All tables of the database. `open_database` creates missing ones."""
 
 Row: TypeAlias = dict[str, Any]
 Page: TypeAlias = tuple[Sequence[Row], bool]

@@ -271,18 +271,12 @@ class Inference:
             yield engine.speech
 
 
-def inference_routes(inference: Inference, tells_tokens: Callable[[str], bool]) -> APIRouter:
-    """Return the routes. Chats of models in `tells_tokens` get token ids and logprobs by default."""
+def inference_routes(inference: Inference) -> APIRouter:
+    """Return the routes that sample."""
     router = APIRouter(tags=["inference"])
-
-    def defaults(path: str) -> Callable[[str], dict[str, Any]]:
-        given = {"logprobs": True, "return_tokens_as_token_ids": True}
-        is_chat = path == "/v1/chat/completions"
-        return lambda model: given if is_chat and tells_tokens(model) else {}
-
     memory = AnswerMemory(shared=True)
     for path, (summary, body) in _ROUTES.items():
-        gateway = Gateway(inference.answer, memory, inference, defaults=defaults(path), finishes=False)
+        gateway = Gateway(inference.answer, memory, inference, finishes=False)
         schema = {"content": {"application/json": {"schema": _schema(body)}}, "required": True}
         router.add_api_route(
             path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -117,8 +117,8 @@ class JsonRoute(APIRoute):
 
 _OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
 """Paths without a key, because they reveal nothing."""
-_LARGE = frozenset({"/v1/files"})
-"""Paths whose bodies are training data."""
+_UPLOADS = "/v1/files"
+"""The path whose bodies are training data."""
 _MULTIPART_BYTES = 64 * 1024
 """Bytes that an upload's form may take besides the file."""
 
@@ -126,13 +126,9 @@ _MULTIPART_BYTES = 64 * 1024
 class Guard:
     """An ASGI middleware that checks each request's key, host name and size, and counts it."""
 
-    def __init__(
-        self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, large_paths: Iterable[str]
-    ) -> None:
-        """`large_paths` are more paths whose bodies are training data."""
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._large = _LARGE.union(large_paths)
         self._checked = RequestChecks(app, self._check, max_body=self._max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,7 +150,7 @@ class Guard:
             self._metrics.count_request(scope["method"], route, status, time.perf_counter() - started)
 
     def _max_body(self, path: str) -> int:
-        is_large = path.rstrip("/") in self._large
+        is_large = path.rstrip("/") == _UPLOADS
         return self._settings.max_file + _MULTIPART_BYTES if is_large else USUAL_BODY
 
     def _check(self, scope: Scope, headers: Headers) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +101,10 @@ class JobStore:
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
-    def require_unused(self, model: str, stands_for: Callable[[str], str]) -> None:
-        """Raise ApiError 409 if a job that has not ended needs the model, under any of its names."""
+    def require_unused(self, model: str) -> None:
+        """Raise ApiError 409 if a job that has not ended needs the model."""
         for job in self.with_status(*LIVE):
-            if model == stands_for(job["model"]):
+            if model == job["model"]:
                 message = f"job {job['id']}, which is {job['status']}, needs the model; cancel it first"
                 raise ApiError(409, message, param="model", code="model_in_use")
 

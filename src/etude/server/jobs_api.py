@@ -16,7 +16,6 @@ from etude.core.keys import content_hash
 from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.database import Row, list_object
-from etude.server.extensions import ServerParts
 from etude.server.files import FileStore
 from etude.server.guard import JsonRoute
 from etude.server.hyperparameters import (
@@ -26,6 +25,7 @@ from etude.server.hyperparameters import (
     server_algorithms,
 )
 from etude.server.jobs import JobStore
+from etude.server.models import ModelStore
 from etude.wire.http_server import ApiError
 
 IDEMPOTENCY_FIELD = "idempotency_key"
@@ -191,9 +191,8 @@ def _seconds(time: float | None) -> int | None:
     return None if time is None else int(time)
 
 
-def job_routes(parts: ServerParts) -> APIRouter:
-    """Return the routes for jobs and algorithms."""
-    jobs = parts.jobs
+def job_routes(jobs: JobStore, files: FileStore, models: ModelStore, wake: Callable[[], None]) -> APIRouter:
+    """Return the routes for jobs and algorithms. `wake` makes the scheduler look at the queue."""
     router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"], route_class=JsonRoute)
 
     @router.post("/jobs", summary="Train a model")
@@ -202,12 +201,12 @@ def job_routes(parts: ServerParts) -> APIRouter:
         key = body.key(idempotency_key)
         row, is_new = jobs.find_by_key(key), False
         if row is None:
-            values = _values(parts, body)
+            values = _values(files, models, body)
             jobs.require_queue_space()
             row, is_new = jobs.create(values | {"idempotency_key": key, "request_hash": body.hash()})
         if is_new:
-            parts.wake()
-        elif not body.created(row, parts.files):
+            wake()
+        elif not body.created(row, files):
             message = f"the idempotency key belongs to job {row['id']}, which was created by another request"
             raise ApiError(409, message, code="idempotency_key_reused")
         return job_object(row)
@@ -225,7 +224,7 @@ def job_routes(parts: ServerParts) -> APIRouter:
     def retrieve_job(job_id: str) -> dict[str, Any]:
         return job_object(jobs.get(job_id))
 
-    _add_changes(router, jobs, parts.wake)
+    _add_changes(router, jobs, wake)
     _add_lists(router, jobs)
     return router
 
@@ -268,13 +267,13 @@ def _add_lists(router: APIRouter, jobs: JobStore) -> None:
         return {"object": "list", "data": sorted(server_algorithms())}
 
 
-def _values(parts: ServerParts, body: JobBody) -> dict[str, Any]:
+def _values(files: FileStore, models: ModelStore, body: JobBody) -> dict[str, Any]:
     """Return the columns of a new job. Raises ApiError if its parts do not fit together."""
     method = body.method.type
-    model = parts.models.get(body.model)
-    training = _file(parts.files, body.training_file, method, "training_file")
+    model = models.get(body.model)
+    training = _file(files, body.training_file, method, "training_file")
     if body.validation_file is not None:
-        _file(parts.files, body.validation_file, method, "validation_file")
+        _file(files, body.validation_file, method, "validation_file")
     rows, is_fine_tuned = training["rows"], model.folder is not None
     try:
         values = resolve_hyperparameters(method, body.asked, rows, model.lora, fine_tuned=is_fine_tuned)

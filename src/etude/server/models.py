@@ -6,11 +6,11 @@ import asyncio
 import shutil
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter
@@ -42,75 +42,29 @@ class ServedModel:
     digest: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """Another name for one of the server's models."""
-
-    served: str
-    """The server's own name for the model."""
-    created: float
-
-
-class ModelNames(Protocol):
-    """Names for models that extensions add. A name may stand for another model later."""
-
-    def aliases(self, connection: sa.Connection) -> Mapping[str, Alias]:
-        """Return all names, with the models they stand for now."""
-
-    def served_under(self, connection: sa.Connection, name: str) -> str | None:
-        """Return the server's own name for the model, or None if the name is unknown."""
-
-
 class ModelStore:
     """The served models by name. A name is only looked up, and never becomes part of a path."""
 
-    def __init__(
-        self, engine: sa.Engine, data_dir: Path, base: str, names: Sequence[ModelNames] = ()
-    ) -> None:
-        """`base` is the name of the server's base model. `names` add other names for models."""
+    def __init__(self, engine: sa.Engine, data_dir: Path, base: str) -> None:
+        """`base` is the name of the server's base model."""
         self._engine = engine
         self._data_dir = data_dir
-        self._names = names
         self.base = ServedModel(base, time.time())
 
     def get(self, name: str) -> ServedModel:
-        """Return the model with a name or alias.
-
-        Raises ApiError 404.
-        """
+        """Return the model with this name. Raises ApiError 404."""
         if name == self.base.name:
             return self.base
         row = fetch_row(self._engine, MODELS, MODELS.c.id == name)
-        if row is not None:
-            return self._read_model(row)
-        with self._engine.connect() as connection:
-            for names in self._names:
-                if (served := names.served_under(connection, name)) is not None:
-                    return self.get(served)
-        raise not_found("model", name, param="model", code="model_not_found")
-
-    def resolve_alias(self, name: str) -> str:
-        """Return the server's own name for the model, or `name` itself if it is unknown."""
-        try:
-            return self.get(name).name
-        except ApiError:
-            return name
+        if row is None:
+            raise not_found("model", name, param="model", code="model_not_found")
+        return self._read_model(row)
 
     def all(self) -> list[ServedModel]:
-        """Return the base model, the models that jobs made, and other names for any of them."""
-        aliases: dict[str, Alias] = {}
+        """Return the base model and the models that jobs made."""
         with self._engine.connect() as connection:
             rows = connection.execute(sa.select(MODELS).order_by(MODELS.c.number)).mappings().all()
-            for names in self._names:
-                aliases |= names.aliases(connection)
-        own = [self.base, *(self._read_model(dict(row)) for row in rows)]
-        known = {model.name: model for model in own}
-        others = [
-            replace(known[alias.served], name=name, created=alias.created)
-            for name, alias in aliases.items()
-            if alias.served in known
-        ]
-        return own + others
+        return [self.base, *(self._read_model(dict(row)) for row in rows)]
 
     def delete(self, name: str) -> None:
         """Forget a fine-tuned model and delete its weights. Raises ApiError 404."""

@@ -23,7 +23,6 @@ from etude.core.secrets import keep_secret
 from etude.server.backend import Backend, EmbeddedBackend, VllmBackend
 from etude.server.database import open_database
 from etude.server.engines import EnginePool, Inference, inference_routes
-from etude.server.extensions import ServerParts, load_extensions
 from etude.server.files import FileStore, file_routes
 from etude.server.guard import Guard, Metrics, add_error_handlers
 from etude.server.jobs import JobStore
@@ -147,16 +146,13 @@ Point any OpenAI client here: `OpenAI(base_url="http://this-server/v1", api_key=
 def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     """Return the application. `backend` is opened when the server starts.
 
-    Raises StoreError if the data folder cannot be used, RequestError if an extension cannot be loaded.
+    Raises StoreError if the data folder cannot be used.
     """
-    extensions = load_extensions()
     database = open_database(settings.data_dir / SERVER_DATABASE)
-    names = [extension.names for extension in extensions]
-    models = ModelStore(database, settings.data_dir, settings.name, names)
+    models = ModelStore(database, settings.data_dir, settings.name)
     pool = EnginePool(settings, models, backend)
     files, jobs = FileStore(database, settings.data_dir, lambda: backend.speech), JobStore(database)
     scheduler = Scheduler(settings, Stores(jobs, files, models), pool)
-    parts = ServerParts(settings, database, files, jobs, models, pool, scheduler.wake)
     metrics = Metrics(jobs.counts, lambda: pool.sequences)
 
     @asynccontextmanager
@@ -181,20 +177,15 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     add_error_handlers(app)
     for router in (
         _model_routes(models, jobs, pool),
-        inference_routes(
-            Inference(pool, metrics, settings.name),
-            lambda model: any(extension.tells_tokens(model) for extension in extensions),
-        ),
+        inference_routes(Inference(pool, metrics, settings.name)),
         file_routes(files),
-        job_routes(parts),
+        job_routes(jobs, files, models, scheduler.wake),
         weights_routes(settings, models),
         _engine_routes(pool),
         _status_routes(metrics, app.version),
-        *(router for extension in extensions for router in extension.routes(parts)),
     ):
         app.include_router(router)
-    large_paths = [path for extension in extensions for path in extension.large_paths]
-    return Guard(app, settings, metrics, large_paths)
+    return Guard(app, settings, metrics)
 
 
 def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRouter:
@@ -202,7 +193,7 @@ def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRo
 
     @router.get("", summary="List the models")
     def list_models() -> dict[str, Any]:
-        """List the base model, the models and checkpoints of all jobs, and other names for them."""
+        """List the base model, and the models and checkpoints of all jobs."""
         return {"object": "list", "data": [model_object(model.name, model.created) for model in models.all()]}
 
     @router.get("/{model:path}", summary="Retrieve a model")
@@ -215,7 +206,7 @@ def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRo
         name = models.get(model).name
         if name == models.base.name:
             raise ApiError(400, "the base model cannot be deleted", param="model")
-        await run_in_threadpool(jobs.require_unused, name, models.resolve_alias)
+        await run_in_threadpool(jobs.require_unused, name)
         models.delete(name)
         await pool.forget(name)
         return {"id": model, "object": "model", "deleted": True}

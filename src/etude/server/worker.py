@@ -43,7 +43,6 @@ from etude.learner.team import Team, join_team
 from etude.models.weights import save_tensors
 from etude.processes.team import TeamMember
 from etude.server.database import Row, open_database
-from etude.server.extensions import load_extensions
 from etude.server.files import FileStore, read_rows
 from etude.server.hyperparameters import job_algorithm
 from etude.server.jobs import FINAL, JobFolder, JobStore, model_name
@@ -74,8 +73,7 @@ def open_stores(settings: ServerSettings) -> Stores:
     Raises StoreError if the database cannot be opened.
     """
     database = open_database(settings.data_dir / SERVER_DATABASE)
-    names = [extension.names for extension in load_extensions()]
-    models = ModelStore(database, settings.data_dir, settings.name, names)
+    models = ModelStore(database, settings.data_dir, settings.name)
     return Stores(JobStore(database), FileStore(database, settings.data_dir), models)
 
 

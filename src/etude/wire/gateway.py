@@ -69,17 +69,14 @@ class Gateway:
         memory: AnswerMemory | None = None,
         readers: Readers | None = None,
         *,
-        defaults: Callable[[str], Mapping[str, Any]] = lambda model: {},
         finishes: bool = True,
     ) -> None:
         """All gateways of an episode share `memory`; `readers` serve `/models` and token counts.
 
-        `defaults` returns the default request parameters for a model. `finishes` says whether an answer is
-        sampled to its end after its client has hung up.
+        `finishes` says whether an answer is sampled to its end after its client has hung up.
         """
         self._handler = handler
         self._readers = readers
-        self._defaults = defaults
         self._finishes = finishes
         self._under_way: set[asyncio.Task[None]] = set()
         memory = memory or AnswerMemory()
@@ -127,8 +124,7 @@ class Gateway:
         """Parse the request in a body. Raises RequestError."""
         data = _value(body)
         if isinstance(data, dict):
-            given = {name: value for name, value in data.items() if value is not None}
-            data = {**self._defaults(str(data.get("model"))), **given}
+            data = {name: value for name, value in data.items() if value is not None}
         return replace(dialect.parse(data), body=data, created=int(time.time()))
 
     async def _answer_one(self, asked: ChatBody) -> RecordedCompletion:

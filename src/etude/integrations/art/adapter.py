@@ -25,6 +25,8 @@ T = TypeVar("T")
 BACKEND = "openpipe_art"
 _POLL = 0.5
 """Seconds between two polls of the server."""
+RECOVER_SECONDS = 30.0
+"""The time to wait for a job to complete after its connection was lost."""
 
 
 class ARTTrainerAdapter(TrainerAdapter):
@@ -101,7 +103,7 @@ class ARTTrainerAdapter(TrainerAdapter):
                 )
         for name, job in list(jobs.jobs.items()):
             if not job.status.is_final:
-                await self._recover(name, job, self.adapter_config.recover_wait)
+                await self._recover(name, job, RECOVER_SECONDS)
         try:
             base = jobs.base or await self._served(await self.remote_backend.step(), "the beginning")
             if self._inference is not None:
@@ -243,7 +245,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         except ArtError as failure:
             error = failure
         # A job that the server refused makes no step. After a lost connection, it may still make one.
-        wait = 0.0 if error is not None and error.status is not None else self.adapter_config.recover_wait
+        wait = 0.0 if error is not None and error.status is not None else RECOVER_SECONDS
         try:
             step = await self._step_after(job.before, wait)
             problem = _problem(job, step, progress, error)
@@ -292,9 +294,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         if self._inference is None:
             return names[0]
         served = await _poll_until(
-            self.adapter_config.recover_wait,
-            self._inference.models,
-            lambda served: bool({*served} & {*names}),
+            RECOVER_SECONDS, self._inference.models, lambda served: bool({*served} & {*names})
         )
         for candidate in names:
             if candidate in served:

@@ -27,16 +27,12 @@ from etude.integrations.art.wire import ArtGroups, ArtModel, Json
 from etude.store.files import write_atomically
 from etude.wire.client import parse_completion
 from etude.wire.http_answers import UNCOMPRESSED, limit_answer
-from etude.wire.retries import (
-    USUAL,
-    Refusal,
-    Retryable,
-    RetryPolicy,
-    RetryReason,
-    describe,
-    to_failure,
-    with_retries,
-)
+from etude.wire.retries import Refusal, Retryable, RetryReason, describe, to_failure, with_retries
+
+_REQUEST_SECONDS = 60.0
+"""The time limit of each request, except the training request."""
+SILENCE_SECONDS = 3600.0
+"""The time without any data from the server after which a job fails."""
 
 
 class ArtError(TrainingError):
@@ -54,13 +50,11 @@ class ArtError(TrainingError):
 class _JsonClient:
     """A client of one address that answers with JSON. The status of every answer is checked.
 
-    Requests are retried by the policy of all clients. The training request is not, because a second one
-    would train twice.
+    Requests are retried like those of all clients. The training request is not, because a second one would
+    train twice.
     """
 
-    def __init__(
-        self, name: str, url: str, api_key: str, timeout: float, policy: RetryPolicy, hint: str = ""
-    ) -> None:
+    def __init__(self, name: str, url: str, api_key: str, hint: str = "") -> None:
         """Create the client without connecting. `hint` ends the error of an address that does not answer."""
         self.url = url.rstrip("/")
         self._name = f"the {name} {self.url}"
@@ -68,11 +62,10 @@ class _JsonClient:
         if api_key != "default":  # The reference sends this word when no key is set.
             keep_secret(api_key)
         self._http = httpx.AsyncClient(
-            timeout=timeout,
+            timeout=_REQUEST_SECONDS,
             headers={"authorization": f"Bearer {api_key}"} | UNCOMPRESSED,
             event_hooks={"response": [limit_answer]},
         )
-        self._policy = policy
 
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine."""
@@ -90,7 +83,7 @@ class _JsonClient:
                 raise self._refused(request, response.status_code, response.content, response.headers)
             return response.content
 
-        return await with_retries(attempt, policy=self._policy)
+        return await with_retries(attempt)
 
     def _unreachable(self, request: str, error: httpx.RequestError) -> ArtError:
         # After a read timeout, the server may still be working on the request.
@@ -111,8 +104,6 @@ class ArtClient(_JsonClient):
             "ART server",
             config.backend.url,
             config.backend.api_key.get_secret_value(),
-            config.request_timeout,
-            config.retry_policy,
             ". Is it running (`art run`), and is the address under 'backend' right?",
         )
         self._config = config
@@ -170,7 +161,7 @@ class ArtClient(_JsonClient):
             "verbose": False,
         }
         path = "/_train_model"
-        timeout = httpx.Timeout(self._config.request_timeout, read=self._config.silence_timeout)
+        timeout = httpx.Timeout(_REQUEST_SECONDS, read=SILENCE_SECONDS)
         try:
             async with self._http.stream("POST", f"{self.url}{path}", json=body, timeout=timeout) as response:
                 if response.status_code != 200:
@@ -206,9 +197,9 @@ class ArtClient(_JsonClient):
 class ArtInference(_JsonClient):
     """A client for the OpenAI-compatible endpoint that serves the trained model."""
 
-    def __init__(self, base_url: str, api_key: str, timeout: float, policy: RetryPolicy = USUAL) -> None:
+    def __init__(self, base_url: str, api_key: str) -> None:
         """Create the client. `base_url` is the address that the agents sample from."""
-        super().__init__("inference endpoint", base_url, api_key, timeout, policy)
+        super().__init__("inference endpoint", base_url, api_key)
 
     async def models(self) -> list[str]:
         """Return the names of the served models. Raises ArtError."""

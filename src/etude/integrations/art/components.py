@@ -1,7 +1,4 @@
-"""ART's components: training on an ART server (`openpipe_art`), and serving ART's clients in `etude serve`.
-
-Importing this module registers both. Their code is loaded when it is needed.
-"""
+"""The trainer adapter for ART servers, `_type: openpipe_art`. Importing this module only registers it."""
 
 from __future__ import annotations
 
@@ -11,13 +8,10 @@ from typing import TYPE_CHECKING
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.server.extensions import register_server_extension
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.integrations.art.adapter import ARTTrainerAdapter
-
-register_server_extension("etude.integrations.art.serving:ArtExtension")
 
 
 @register_trainer_adapter(config_type=ARTTrainerAdapterConfig)
@@ -49,7 +43,7 @@ async def openpipe_art(config: ARTTrainerAdapterConfig, builder: Builder) -> Asy
             "and ART takes one for a whole trajectory; use 'credit: agent' or 'episode'"
         )
     key = llm.api_key or config.backend.api_key
-    inference = ArtInference(llm.address, key.get_secret_value(), config.request_timeout, config.retry_policy)
+    inference = ArtInference(llm.address, key.get_secret_value())
     log = None if builder.run is None else builder.run.path / "openpipe_art_jobs.jsonl"
     engine = await builder.get_llm(target)
     adapter = ARTTrainerAdapter(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
-from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.engines.openai_config import PlainAddress
-from etude.wire.retries import USUAL, RetryPolicy
 
 
 class ArtBackendConfig(BaseModel, extra="forbid"):
@@ -72,18 +69,3 @@ class ARTTrainerAdapterConfig(TrainerAdapterConfig, name="openpipe_art"):
     """The server and the model."""
     training: ArtTrainingConfig = Field(default_factory=ArtTrainingConfig)
     """Options of the jobs."""
-    request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """The time limit in seconds of each request, except the training request."""
-    max_retries: Annotated[int, CHANGEABLE] = Field(default=USUAL.retries, ge=0)
-    """The number of retries of a failed request. The training request is never retried."""
-    retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
-    """The longest wait in seconds before the first retry. It doubles with each retry."""
-    silence_timeout: Annotated[float, CHANGEABLE] = Field(default=3600.0, gt=0)
-    """The time in seconds without any data from the server after which a job fails."""
-    recover_wait: Annotated[float, CHANGEABLE] = Field(default=30.0, ge=0)
-    """The time in seconds to wait for a job to complete after its connection was lost."""
-
-    @property
-    def retry_policy(self) -> RetryPolicy:
-        """The retry policy for requests."""
-        return replace(USUAL, retries=self.max_retries, first_wait=self.retry_wait)

@@ -72,17 +72,13 @@ class ArtModel(BaseModel):
         )
 
 
-class ArtHistory(BaseModel):
-    """ART's `History`: messages, and the choices that the model sampled among them."""
-
-    messages_and_choices: list[Json] = Field(default_factory=list)
-    tools: list[Tool] | None = None
-
-
-class ArtTrajectory(ArtHistory):
+class ArtTrajectory(BaseModel):
     """ART's `Trajectory`: the messages of an episode, and its reward."""
 
-    additional_histories: list[ArtHistory] = Field(default_factory=list)
+    messages_and_choices: list[Json] = Field(default_factory=list)
+    """Messages, and the choices that the model sampled among them."""
+    tools: list[Tool] | None = None
+    additional_histories: list[Any] = Field(default_factory=list)
     reward: FiniteFloat = 0.0
     initial_policy_version: int | None = None
     final_policy_version: int | None = None
