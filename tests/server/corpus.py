@@ -85,11 +85,6 @@ def server_cases(model: str) -> list[Case]:
     """For the routes that only the server has."""
     posts = {
         "/v1/fine_tuning/jobs": {"model": model, "training_file": "file-x"},
-        "/register": {"name": "agent", "project": "p", "trainable": False},
-        "/_get_step": {"name": "agent", "project": "p"},
-        "/_train_model": {"model": {"name": "agent", "project": "p"}, "trajectory_groups": []},
-        "/_log": {"model": {"name": "agent", "project": "p"}, "trajectory_groups": [], "split": "val"},
-        "/_delete_checkpoint_files": {"model": {"name": "agent", "project": "p"}, "steps_to_keep": []},
     }
     cases = []
     for path, good in posts.items():

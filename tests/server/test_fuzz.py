@@ -63,4 +63,4 @@ def test_no_request_of_the_document_makes_the_server_fail(model: Path, tmp_path:
         command += ["--header", "authorization: Bearer a-key", "--request-timeout", "60", *checks]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"Tested: [3-9]\d\b", done.stdout), done.stdout
+    assert re.search(r"Tested: [2-9]\d\b", done.stdout), done.stdout
