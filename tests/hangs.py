@@ -16,7 +16,7 @@ import pytest
 SECONDS = 300.0
 LONGER = 3600.0
 """For marks of tests that may take minutes."""
-MINUTES_LONG = {"slow", "cluster", "vllm", "nat", "verifiers", "art", "inspect", "node"}
+MINUTES_LONG = {"slow", "cluster", "vllm", "nat", "verifiers", "art", "node"}
 
 _STDERR = pytest.StashKey[int]()
 """The worker's own: pytest puts others in its place while a test runs."""

@@ -7,7 +7,7 @@ import json
 from tests.clients.coding_agents import solve
 from tests.clients.drive import Client, Target, same
 
-CLIENT = Client("Claude Code", "@anthropic-ai/claude-code", {}, registry="npm")
+CLIENT = Client("Claude Code", "@anthropic-ai/claude-code", {})
 
 _QUIET = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.clients.coding_agents import solve
 from tests.clients.drive import Client, Target
 
-CLIENT = Client("Codex", "@openai/codex", {}, registry="npm")
+CLIENT = Client("Codex", "@openai/codex", {})
 
 _CONFIG = """\
 model = "{model}"

@@ -11,24 +11,15 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel
 
-MODULES = (
-    "openai_sdk",
-    "anthropic_sdk",
-    "langchain_agents",
-    "openai_agents",
-    "pydantic_ai_agents",
-    "smolagents_agents",
-    "litellm_calls",
-    "dspy_programs",
-)
-"""The modules of this folder that drive a client, of Python's and light."""
+MODULES = ("openai_sdk", "anthropic_sdk", "langchain_agents", "openai_agents", "pydantic_ai_agents")
+"""The modules of this folder that drive a library of Python's."""
 
-OPTIONAL = ("inspect_evals", "openai_node", "claude_code", "codex")
-"""Those of clients that are driven where they are installed."""
+OPTIONAL = ("claude_code", "codex")
+"""Those of programs of npm's, which are driven where they are installed."""
 
 QUESTION = "What is 1 + 2?"
 CODING_TASK = "Write the sum of 1 and 2 to answer.txt."
@@ -75,21 +66,15 @@ class Client:
     package: str
     """The package whose version the table gives."""
     features: dict[str, Feature]
-    registry: Literal["pypi", "npm", "venv"] = "pypi"
-    """Where it comes from; one that is in a virtual environment of its own does not go with the others."""
 
     def feature(self, title: str, *, calls: int = 1, extends: bool = False) -> Callable[[Body], Body]:
         """Add the decorated function."""
 
         def decorate(run: Body) -> Body:
-            self.add(run.__name__, title, run, calls=calls, extends=extends)
+            self.features[run.__name__] = Feature(title, run, calls, extends)
             return run
 
         return decorate
-
-    def add(self, name: str, title: str, run: Body, *, calls: int, extends: bool) -> None:
-        """Add a feature by its name."""
-        self.features[name] = Feature(title, run, calls, extends)
 
 
 def load_client(module: str) -> Client:

@@ -30,25 +30,10 @@ USUAL = ("openai_sdk", "anthropic_sdk")
 SIDES = ("endpoint", "server")
 MOST_TOKENS = 256
 NODE = Path(__file__).parent / "node"
-INSPECT = os.environ.get("ETUDE_TEST_INSPECT", "")
-"""The Python of a virtual environment with Inspect AI."""
-_DRIVE = ("-m", "tests.clients.drive")
-_COMMANDS = {
-    "openai_node": ("node", str(NODE / "run.mjs")),
-    "inspect_evals": (INSPECT, *_DRIVE, "inspect_evals"),
-}
-"""Programs for clients that this Python does not have."""
 _AT_ONCE = 2
 _SECONDS = 240.0
 
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "LANGSMITH_TRACING": "false",
-    "OPENAI_AGENTS_DISABLE_TRACING": "1",
-    "DSPY_CACHEDIR": "",
-    "ANONYMIZED_TELEMETRY": "false",
-}
+QUIET = {"HF_HUB_OFFLINE": "1", "LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 """Keeps the clients off the network."""
 
 
@@ -67,10 +52,12 @@ Outcomes = Mapping[tuple[str, str, str], Outcome]
 
 def is_installed(module: str) -> bool:
     """Whether a client that is optional can be driven here."""
-    client = load_client(module)
-    if client.registry == "venv":
-        return bool(INSPECT)
-    return (NODE / "node_modules" / client.package / "package.json").is_file()
+    return package_file(module).is_file()
+
+
+def package_file(module: str) -> Path:
+    """The description of an optional client's package."""
+    return NODE / "node_modules" / load_client(module).package / "package.json"
 
 
 def features(modules: Sequence[str] = MODULES) -> Iterator[tuple[str, str, Feature]]:
@@ -157,7 +144,10 @@ async def _process(
 ) -> tuple[str, list[dict[str, Any]]]:
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     process = await asyncio.create_subprocess_exec(
-        *_COMMANDS.get(module, (str(program() / "python"), *_DRIVE, module)),
+        str(program() / "python"),
+        "-m",
+        "tests.clients.drive",
+        module,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -7,7 +7,6 @@ around a question (thousands of tokens) does not matter.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,9 +22,9 @@ _SHOWN_CHARACTERS = 112
 _REMINDER = "</system-reminder>\\n\\n"
 _NOTHING_ASKED = ("</environment_context>", "</system>")
 """The ends of messages in which coding agents tell of the place where they are, or the system says more."""
-_BEGINNINGS = ("New task:", "Answer in JSON")
+_BEGINNING = "Answer in JSON"
 """Where a user's own words begin in a turn that has the system message before them."""
-_TOOLS = ("add", "final_answer", "Sum", "final_result", "transfer_to_adder", "Bash", "exec_command")
+_TOOLS = ("add", "Sum", "final_result", "transfer_to_adder", "Bash", "exec_command")
 """Coding agents have dozens of others."""
 _LEARNING_RATE = 6e-3
 _SHARPNESS = 3.0
@@ -35,10 +34,8 @@ _SHARPNESS = 3.0
 def _last_words() -> str:
     """The template's expression for what is shown of a message."""
     words = f"message.content.split('{_REMINDER}')[-1]"
-    for beginning in _BEGINNINGS:
-        question = f"('{beginning}' ~ message.content.split('{beginning}')[-1])"
-        words = f"({question} if '{beginning}' in message.content else {words})"
-    return f"({words})[-{_SHOWN_CHARACTERS}:]"
+    question = f"('{_BEGINNING}' ~ message.content.split('{_BEGINNING}')[-1])"
+    return f"({question} if '{_BEGINNING}' in message.content else {words})[-{_SHOWN_CHARACTERS}:]"
 
 
 _TEMPLATE = (
@@ -79,42 +76,6 @@ _SAYS_IT = _says("It is 3.")
 _ASKS = _user(QUESTION)
 _ADDED = [_ASKS, _calls("add", a=1, b=2), _result("3")]
 
-_STEP = {"next_thought": "I add.", "next_tool_name": "add", "next_tool_args": {"a": 1, "b": 2}}
-_CODE = {"thought": "I add.", "code": "final_answer(1 + 2)"}
-_REASONED = {"reasoning": "I add.", "answer": "3"}
-_CALLED = (
-    "[{'id': 'call00000', 'type': 'function', 'function': {'name': 'add', 'arguments': {'a': 1, 'b': 2}}}]"
-)
-
-_FIELDS = "Respond with the corresponding output fields, starting with the field "
-_UNTIL = ", and then ending with the marker for `[[ ## completed ## ]]`."
-_OBJECT = "Respond with a JSON object in the following order of fields: "
-_ARGUMENTS = "(must be formatted as a valid Python dict[str, Any])"
-
-
-def _fields(**values: Any) -> str:
-    """An answer as DSPy reads it."""
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
-    parts = [f"[[ ## {name} ## ]]\n{text}" for name, text in texts.items()]
-    return "\n\n".join([*parts, "[[ ## completed ## ]]"])
-
-
-_PROMPTED = {
-    # smolagents' CodeAgent
-    "New task:\nAdd 1 and 2.": "Thought: I add.\n<code>\nfinal_answer(1 + 2)\n</code>",
-    "New task:\nAdd 1 and 2 in JSON.": json.dumps(_CODE),
-    # DSPy's adapters
-    f"{_FIELDS}`[[ ## answer ## ]]`{_UNTIL}": _fields(answer="3"),
-    f"{_FIELDS}`[[ ## reasoning ## ]]`, then `[[ ## answer ## ]]`{_UNTIL}": _fields(**_REASONED),
-    f"then `[[ ## next_tool_args ## ]]` {_ARGUMENTS}{_UNTIL}": _fields(**_STEP),
-    f"{_OBJECT}`sum` (must be formatted as a valid Python int).": '{"sum": 3}',
-    f"Literal['add', 'finish']), then `next_tool_args` {_ARGUMENTS}.": json.dumps(_STEP),
-    (
-        f'{{"a": 1, "b": 2}}\n\n[[ ## observation_0 ## ]]\n3\n\n{_OBJECT}`reasoning`, then `answer`.'
-    ): json.dumps(_REASONED),
-}
-"""The last words of what users say, and the answer."""
-
 _COMMAND = "echo 3 > answer.txt"
 _RAN = (
     "Chunk ID: {}\nWall time: 0.0000 seconds\nProcess exited with code 0\nOriginal token count: 0\nOutput:\n"
@@ -146,23 +107,11 @@ TRANSCRIPTS: list[Transcript] = [
     ("", [_ASKS, _calls("transfer_to_adder"), _result('{"assistant": "adder"}'), _SAYS_IT]),
     ("final_result", [_ASKS, _calls("final_result", sum=3)]),
     ("add,final_result", [*_ADDED, _calls("final_result", sum=3)]),
-    # smolagents' ToolCallingAgent
-    ("add,final_answer", [_user(f"New task:\n{QUESTION}"), _calls("add", a=1, b=2)]),
-    (
-        "add,final_answer",
-        [
-            _user(f"New task:\n{QUESTION}"),
-            _says(f"Calling tools:\n{[_CALLED]}"),
-            _user("Observation:\n3"),
-            _calls("final_answer", answer="3"),
-        ],
-    ),
     *(
         (name, [_user(CODING_TASK), _calls(name, **arguments), *later])
         for name, arguments, results in _CODED
         for later in ([], *([_result(result), _says("It is done.")] for result in results))
     ),
-    *(("", [_user(prompt), _says(answer)]) for prompt, answer in _PROMPTED.items()),
 ]
 
 

@@ -8,15 +8,14 @@ writes it anew; clients that are not installed keep what is written of them.
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from etude.core.call import Call, continues
-from tests.clients.drive import MODULES, OPTIONAL, Client, Feature, load_client
-from tests.clients.matrix import INSPECT, NODE, ROOT, SIDES, Outcome, Outcomes, is_installed, run_matrix
+from tests.clients.drive import MODULES, OPTIONAL, Feature, load_client
+from tests.clients.matrix import ROOT, SIDES, Outcome, Outcomes, is_installed, package_file, run_matrix
 
 PAGE = ROOT / "docs" / "compatibility.md"
 
@@ -35,7 +34,7 @@ def render(outcomes: Outcomes) -> str:
 def section(module: str, outcomes: Outcomes) -> str:
     """The section of a client."""
     client = load_client(module)
-    parts = [f"{client.name} ({_version(client)})\n", "| what | endpoint | server |\n|---|---|---|"]
+    parts = [f"{client.name} ({_version(module)})\n", "| what | endpoint | server |\n|---|---|---|"]
     for name, feature in client.features.items():
         at = {side: outcomes[module, name, side] for side in SIDES}
         recorded = _recorded(feature, at["endpoint"]) if at["endpoint"].error is None else "no"
@@ -44,16 +43,10 @@ def section(module: str, outcomes: Outcomes) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _version(client: Client) -> str:
-    if client.registry == "pypi":
-        return version(client.package)
-    if client.registry == "venv":
-        said = f"from importlib.metadata import version; print(version({client.package!r}))"
-        return subprocess.run(
-            [INSPECT, "-c", said], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    described = NODE / "node_modules" / client.package / "package.json"
-    return str(json.loads(described.read_text(encoding="utf-8"))["version"])
+def _version(module: str) -> str:
+    if module in MODULES:
+        return version(load_client(module).package)
+    return str(json.loads(package_file(module).read_text(encoding="utf-8"))["version"])
 
 
 def _recorded(feature: Feature, outcome: Outcome) -> str:

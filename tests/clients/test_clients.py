@@ -1,9 +1,8 @@
 """Agent frameworks work unchanged, at an episode's endpoint and at a server.
 
-Two of them in every test run, others in `make test-all`; those that are installed by themselves have marks:
+Two of them in every test run, others in `make test-all`, and the programs of npm's with
 
 npm install --prefix tests/clients/node && pytest -m node
-python3 -m venv V && V/bin/pip install inspect-ai openai && ETUDE_TEST_INSPECT=V/bin/python pytest -m inspect
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.drive import MODULES, OPTIONAL, Feature, load_client
+from tests.clients.drive import MODULES, OPTIONAL, Feature
 from tests.clients.matrix import SIDES, USUAL, Outcomes, features, is_installed, run_matrix
 from tests.clients.page import PAGE, is_extended, is_recorded, section
 
@@ -21,18 +20,13 @@ OTHERS = tuple(module for module in MODULES if module not in USUAL)
 TOGETHER = {module: group for group in (USUAL, OTHERS) for module in group}
 """Clients that share a model and a server; each of the optional ones is driven by itself."""
 
-HINTS = {
-    "npm": "npm install --prefix tests/clients/node",
-    "venv": "ETUDE_TEST_INSPECT names the Python of an environment with inspect-ai",
-}
-MARKS = {"npm": pytest.mark.node, "venv": pytest.mark.inspect}
+HINT = "npm install --prefix tests/clients/node"
 
 
 def marks(module: str) -> list[pytest.MarkDecorator]:
     if module in MODULES:
         return [] if module in USUAL else [pytest.mark.slow]
-    registry = load_client(module).registry
-    return [MARKS[registry], pytest.mark.skipif(not is_installed(module), reason=HINTS[registry])]
+    return [pytest.mark.node, pytest.mark.skipif(not is_installed(module), reason=HINT)]
 
 
 ALL = [pytest.param(module, marks=marks(module)) for module in (*MODULES, *OPTIONAL)]
