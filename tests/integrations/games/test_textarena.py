@@ -43,9 +43,9 @@ async def test_each_player_has_its_model_its_conversation_and_its_reward(journal
 
 
 async def test_a_game_that_an_invalid_move_ended(journal):
-    (record,) = await played(NIM | {"invalid_penalty": 0.5}, journal, ["I pass"], models=PLAYERS)
+    (record,) = await played(NIM, journal, ["I pass"], models=PLAYERS)
     measured = scores(record)
-    assert measured["reward", "player_0"] == -1.5 and measured["reward", "player_1"] >= 0
+    assert measured["reward", "player_0"] == -1.0 and measured["reward", "player_1"] >= 0
     assert measured["invalid"] == 1
 
 

@@ -19,6 +19,7 @@ from etude.config.builder import Builder
 from etude.config.load import load_config, parse_config
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import ConfigError
+from etude.integrations.mcp import source
 from etude.preflight.check import check_config
 from etude.rollout.collector import EpisodeJob, Limits
 from etude.rollout.reply import ToolCall
@@ -131,27 +132,30 @@ async def test_a_resumed_episode_has_its_results_and_its_own_server_is_where_it_
     ("fault", "reason"),
     [
         ("dies at once", "no license key"),
-        ("hangs at once", "did not start and list its tools within 1 s; raise tools.server.start_timeout"),
+        ("hangs at once", "did not start and list its tools within 1 s"),
         ("hangs", "tool 'odd' of 'server' gave no answer within 0.5 s; raise tools.server.call_timeout"),
         ("no schema", "cannot be used: ValidationError"),
         ("answers with an error", "answered 'odd' with the error -32603: out of coffee"),
         ("answers nonsense", "gave 'odd' no valid answer: ValidationError"),
     ],
 )
-async def test_a_broken_server_is_a_failure_with_its_cause(journal: Journal, fault: str, reason: str) -> None:
-    limits = {"hangs": {"call_timeout": 0.5}, "hangs at once": {"start_timeout": 1}}
-    keys = {"command": "python", "args": [PLAIN, fault], "call_timeout": 300, "start_timeout": 300}
-    [record] = await play(journal, calling(asked("odd")), **keys | limits.get(fault, {}))
+async def test_a_broken_server_is_a_failure_with_its_cause(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
+) -> None:
+    monkeypatch.setattr(source, "START_SECONDS", 1.0 if fault == "hangs at once" else 300.0)
+    keys = {"command": "python", "args": [PLAIN, fault], "call_timeout": 0.5 if fault == "hangs" else 300}
+    [record] = await play(journal, calling(asked("odd")), **keys)
     assert record.failure is not None and record.failure.kind == "tool_failed", record
     assert reason in record.failure.reason
 
 
 async def test_episodes_that_wait_for_a_shared_server_share_its_failure(
-    journal: Journal, tmp_path: Path
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(source, "START_SECONDS", 1.0)
     starts = tmp_path / "starts"
     command = f"echo x >> {starts}; exec {sys.executable} {PLAIN} 'hangs at once'"
-    keys = {"command": "sh", "args": ["-c", command], "scope": "shared", "start_timeout": 1}
+    keys = {"command": "sh", "args": ["-c", command], "scope": "shared"}
     records = await play(journal, calling(asked("odd")), episodes=4, **keys)
     assert [record.failure.kind for record in records if record.failure] == ["tool_failed"] * 4
     assert starts.read_text() == "x\n"
@@ -190,11 +194,12 @@ async def _listening(port: int) -> None:
 
 
 async def test_servers_end_with_the_run_though_an_episode_was_stopped(
-    journal: Journal, tmp_path: Path
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(source, "START_SECONDS", 3000.0)
     pids = tmp_path / "pids"
     command = f"echo $$$$ >> {pids}; exec {sys.executable} {PLAIN} hangs"
-    keys = {"command": "sh", "args": ["-c", command], "call_timeout": 3000, "start_timeout": 3000}
+    keys = {"command": "sh", "args": ["-c", command], "call_timeout": 3000}
     async with open_builder(**keys) as builder:
         tools = {"server": await builder.get_tools("server")}
         work = calling(asked("odd"))

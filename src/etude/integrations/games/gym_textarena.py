@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
 from etude.config.builder import Builder
 from etude.config.component import Supplies
@@ -57,8 +57,6 @@ class GymConfig(GameConfig, name="gym"):
     action: list[str] | dict[str, Any] | str | None = None
     """The words for actions 0, 1, …; a mapping from words to actions; or `module:function`, which converts an
     answer's text or raises ValueError. Default: the numbers of a discrete space, or the text itself."""
-    invalid_penalty: FiniteFloat = Field(default=0.0, ge=0)
-    """The penalty on the reward for each invalid action. The model is told, and asked again."""
     step_rewards: bool = False
     """Set this to credit each answer with the rewards after it, instead of the reward of the whole game."""
     model: LlmRef | None = None
@@ -110,8 +108,6 @@ class GymGame:
                     action = read(text)
                 except ValueError as error:
                     course.invalid[WORKFLOW] += 1
-                    if config.step_rewards and config.invalid_penalty:
-                        episode.step_reward(-config.invalid_penalty, "not an action")
                     asked = f"That is not an action: {error}"
                     if not config.history:  # The player does not see its first question again.
                         asked += f"\n\n{shown}"
@@ -122,9 +118,8 @@ class GymGame:
                 if config.step_rewards:
                     episode.step_reward(earned)
         if config.step_rewards:
-            charged = config.invalid_penalty * course.invalid[WORKFLOW]
-            episode.step_reward(charged - course.rewards[WORKFLOW], "part of the reward already")
-        return course.record(episode, config.invalid_penalty)
+            episode.step_reward(-course.rewards[WORKFLOW], "part of the reward already")
+        return course.record(episode)
 
     def _reset(self, seed: int | None, options: Any, env: Any) -> str:
         observation, _ = env.reset(seed=seed, options=options)
@@ -240,8 +235,6 @@ class TextArenaConfig(GameConfig, name="textarena"):
     `player_1`, …"""
     rules: bool = True
     """Show players the game's rules at the start."""
-    invalid_penalty: FiniteFloat = Field(default=0.0, ge=0)
-    """The penalty on a player's reward if its invalid move ended the game."""
 
     def agents(self) -> Mapping[str, str | None]:
         """Return the agent of each seat, with its model."""
@@ -311,7 +304,7 @@ class TextArenaGame:
             for seat, player in enumerate(players):
                 course.earn(player.name, (rewards or {}).get(seat))
                 course.invalid[player.name] += bool((info.get(seat) or {}).get("invalid_move"))
-        return course.record(episode, config.invalid_penalty)
+        return course.record(episode)
 
     def _observed(self, env: Any) -> tuple[int, str]:
         """Return the player whose turn it is, and the messages and events since its last turn."""

@@ -244,14 +244,10 @@ class GameResult:
         self.rewards[seat] = self.rewards.get(seat, 0.0) + reward
         return reward
 
-    def record(self, episode: Episode, penalty: float = 0.0) -> dict[str, Any]:
-        """Record the scores of the episode, or of each of several seats, and return the episode's output.
-
-        `penalty` is subtracted from the reward for each invalid answer.
-        """
+    def record(self, episode: Episode) -> dict[str, Any]:
+        """Record the scores of the episode, or of each of several seats, and return the episode's output."""
         episode.score("turns", self.turns)
         episode.score("invalid", self.invalid.total())
-        rewards = {seat: reward - penalty * self.invalid[seat] for seat, reward in self.rewards.items()}
-        for seat, reward in rewards.items():
-            episode.score("reward", reward, agent=seat if len(rewards) > 1 else None)
-        return {"rewards": rewards, "turns": self.turns, "invalid": dict(self.invalid)}
+        for seat, reward in self.rewards.items():
+            episode.score("reward", reward, agent=seat if len(self.rewards) > 1 else None)
+        return {"rewards": self.rewards, "turns": self.turns, "invalid": dict(self.invalid)}

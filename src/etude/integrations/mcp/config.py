@@ -31,8 +31,6 @@ class McpToolsConfig(ToolsConfig, name="mcp"):
     scope: Literal["episode", "shared"] = "episode"
     """`episode`: each episode has a separate server, or a separate session with it. `shared`: all episodes
     share one server. It is restarted after a crash, and should keep no state."""
-    start_timeout: float = Field(default=30.0, gt=0)
-    """The time in seconds within which the server must start and list its tools."""
 
     @model_validator(mode="after")
     def _check_address(self) -> Self:

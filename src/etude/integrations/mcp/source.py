@@ -25,6 +25,8 @@ from etude.core.message import Tool
 from etude.integrations.mcp.config import McpToolsConfig
 
 _AT_FAULT = {types.INVALID_PARAMS, types.INVALID_REQUEST, types.METHOD_NOT_FOUND}
+START_SECONDS = 60.0
+"""The time limit for a server to start and list its tools."""
 _LOG_LINES, _LOG_BYTES = 40, 2**16
 """The maximum length of the log's end that an episode shows."""
 
@@ -52,9 +54,8 @@ class Connection:
 
     async def start(self) -> None:
         """Wait until the server has listed its tools. Raises ToolError."""
-        limit = self._config.start_timeout
         try:
-            async with asyncio.timeout(limit) as clock:
+            async with asyncio.timeout(START_SECONDS) as clock:
                 client = await asyncio.shield(self._ready)
                 page = await client.list_tools()
                 tools = [*page.tools]
@@ -65,8 +66,7 @@ class Connection:
         except Exception as error:  # anything that the server sends or its program raises is the reason
             if isinstance(error, TimeoutError) and clock.expired():
                 self.task.cancel()
-                reason = f"did not start and list its tools within {limit:g} s"
-                raise self._error(reason, raise_key="start_timeout") from error
+                raise self._error(f"did not start and list its tools within {START_SECONDS:g} s") from error
             self.close()
             raise self._error(f"cannot be used: {_cause(error)}") from error
         self.is_usable = True
@@ -149,11 +149,10 @@ class Connection:
         async with stdio_client(parameters, errlog=self._log) as streams:
             yield streams
 
-    def _error(self, reason: str, raise_key: str = "") -> ToolError:
+    def _error(self, reason: str) -> ToolError:
         """Return an error about the server, with the last lines of its log."""
-        remedy = f"; raise {self._path}.{raise_key} if it needs longer" if raise_key else ""
         lines = "\n".join(f"  | {line}" for line in self.log_since().splitlines()[-12:])
-        text = f"the MCP server of {self._path} ({self._config.address}) {reason}{remedy}"
+        text = f"the MCP server of {self._path} ({self._config.address}) {reason}"
         return ToolError(f"{text}; its log ends with\n{lines}" if lines else text)
 
     async def _note_log(self, params: types.LoggingMessageNotificationParams) -> None:
