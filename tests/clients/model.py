@@ -22,7 +22,7 @@ _SHOWN_CHARACTERS = 112
 _REMINDER = "</system-reminder>\\n\\n"
 _NOTHING_ASKED = ("</environment_context>", "</system>")
 """The ends of messages in which coding agents tell of the place where they are, or the system says more."""
-_BEGINNING = "Answer in JSON"
+_BEGINNINGS = (QUESTION, "Answer in JSON")
 """Where a user's own words begin in a turn that has the system message before them."""
 _TOOLS = ("add", "Sum", "final_result", "transfer_to_adder", "Bash", "exec_command")
 """Coding agents have dozens of others."""
@@ -34,8 +34,10 @@ _SHARPNESS = 3.0
 def _last_words() -> str:
     """The template's expression for what is shown of a message."""
     words = f"message.content.split('{_REMINDER}')[-1]"
-    question = f"('{_BEGINNING}' ~ message.content.split('{_BEGINNING}')[-1])"
-    return f"({question} if '{_BEGINNING}' in message.content else {words})[-{_SHOWN_CHARACTERS}:]"
+    for beginning in _BEGINNINGS:
+        question = f"('{beginning}' ~ message.content.split('{beginning}')[-1])"
+        words = f"({question} if '{beginning}' in message.content else {words})"
+    return f"({words})[-{_SHOWN_CHARACTERS}:]"
 
 
 _TEMPLATE = (
