@@ -24,7 +24,6 @@ from etude.protocols.scenario import Move as Move
 from etude.protocols.scenario import Scenario as Scenario
 from etude.protocols.scenario import dialogue as dialogue
 from etude.protocols.tree import EpisodeTree as EpisodeTree
-from etude.protocols.tree import Rollouts as Rollouts
 from etude.protocols.tree import as_yaml as as_yaml
 from etude.protocols.tree import transcript as transcript
 from etude.protocols.workflow import ProtocolWorkflow as ProtocolWorkflow
