@@ -112,9 +112,6 @@ async def test_the_order_of_channels_is_drawn_for_each_round_and_stays(journal: 
     assert orders == {True, False}
 
 
-QUESTIONS = "Question for Expert_1: a?\nQuestion for Expert_2: b?"
-
-
 async def test_a_play_reads_from_top_to_bottom(journal: Journal) -> None:
     engine = scripted(prover=["one\ntwo  ", "x"], verifier=["Decision: accept"])
     record = await play_record(adp(), engine, journal, about=example(1, question="is it so?"))

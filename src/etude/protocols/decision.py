@@ -16,12 +16,10 @@ Verdict: TypeAlias = Literal[0, 1]
 
 REJECT: Verdict = 0
 ACCEPT: Verdict = 1
-UNDECIDED = 2
-NEITHER = 3
 
 VERDICTS: tuple[Verdict, Verdict] = (REJECT, ACCEPT)
-WORDS = {REJECT: "reject", ACCEPT: "accept", UNDECIDED: "undecided", NEITHER: "neither"}
-"""The word for each code of a decision."""
+WORDS = {REJECT: "reject", ACCEPT: "accept"}
+"""The word for each verdict."""
 
 
 def sign(verdict: Verdict) -> int:
@@ -29,16 +27,10 @@ def sign(verdict: Verdict) -> int:
     return 1 if verdict == ACCEPT else -1
 
 
-def decision_code(decision: float | None) -> int:
-    """Return the code of a decision in [-1, 1]: 0 reject, 1 accept, 2 no decision (None), 3 neither (0)."""
-    if decision is None:
-        return UNDECIDED
-    return ACCEPT if decision > 0 else REJECT if decision < 0 else NEITHER
-
-
 def shown_decision(decision: float) -> str:
     """Return a decision in words, with its number: `accept (0.5)`."""
-    return f"{WORDS[decision_code(decision)]} ({decision:g})"
+    word = "accept" if decision > 0 else "reject" if decision < 0 else "neither"
+    return f"{word} ({decision:g})"
 
 
 @dataclass(frozen=True, slots=True)

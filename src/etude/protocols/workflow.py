@@ -25,7 +25,7 @@ from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
 from etude.protocols.branching import FinalAnswer, Play, Question, Width, Widths, most_calls
 from etude.protocols.catalog import PROTOCOLS
-from etude.protocols.decision import decision_code
+from etude.protocols.decision import sign
 from etude.protocols.protocol import Protocol, Turn
 from etude.protocols.scenario import Malformed, Move, Scenario
 from etude.protocols.tree import EpisodeTree, Rejected
@@ -330,7 +330,7 @@ def accuracy(tree: EpisodeTree) -> float:
     for node in tree.nodes:
         parent = None if node.parent is None else tree.nodes[node.parent]
         chances[node.id] = chances[node.parent] / len(tree.children(parent))
-    right = (chances[leaf.id] for leaf in tree.leaves() if decision_code(leaf.verdict) == tree.truth)
+    right = (chances[leaf.id] for leaf in tree.leaves() if (leaf.verdict or 0.0) * sign(tree.truth) > 0)
     # Rounding can lift the sum above 1, for example with thirds.
     return min(1.0, math.fsum(right))
 
