@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 64_977,
-    "modules": 318,
-    "lines of tests": 52_138,
+    "lines of source": 64_031,
+    "modules": 315,
+    "lines of tests": 50_994,
     "benchmark files": 15,
-    "config keys": 360,
+    "config keys": 352,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.clients.drive import ADD, QUESTION, Client, Sum, Target, add, raised, same
 
-CLIENT = Client("anthropic", "anthropic", {})
+CLIENT = Client("anthropic")
 ASK: list[Any] = [{"role": "user", "content": QUESTION}]
 TOOLS: list[Any] = [{"name": "add", "description": "Add.", "input_schema": ADD["parameters"]}]
 
@@ -28,7 +28,7 @@ def _used(answer: Any) -> Any:
     return use
 
 
-@CLIENT.feature("`messages.create`, two turns", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 def messages(target: Target) -> None:
     first = _create(target, system="You add.")
     assert first.content[0].text
@@ -36,7 +36,7 @@ def messages(target: Target) -> None:
     same(_create(target, messages=more, system="You add.").stop_reason, "end_turn")
 
 
-@CLIENT.feature("`messages.stream` with `AsyncAnthropic`")
+@CLIENT.feature()
 async def stream(target: Target) -> None:
     async with (
         _sdk(target, "AsyncAnthropic") as sdk,
@@ -47,7 +47,7 @@ async def stream(target: Target) -> None:
     assert text and text == final.content[0].text and final.usage.output_tokens, final
 
 
-@CLIENT.feature("a tool, its result, the answer", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 def tools(target: Target) -> None:
     first = _create(target, tools=TOOLS)
     same(first.stop_reason, "tool_use")
@@ -57,14 +57,14 @@ def tools(target: Target) -> None:
     assert _create(target, messages=more, tools=TOOLS).content[0].text
 
 
-@CLIENT.feature("a tool in a stream")
+@CLIENT.feature()
 def tools_stream(target: Target) -> None:
     asked = {"model": target.model, "max_tokens": 64, "messages": ASK, "tools": TOOLS}
     with _sdk(target).messages.stream(**asked) as streamed:
         same(_used(streamed.get_final_message()).input, {"a": 1, "b": 2})
 
 
-@CLIENT.feature("`tool_choice`: any, named, none; `disable_parallel_tool_use`", calls=3)
+@CLIENT.feature(calls=3)
 def tool_choice(target: Target) -> None:
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "add"}):
         same(sorted(_used(_create(target, tools=TOOLS, tool_choice=choice)).input), ["a", "b"])
@@ -72,19 +72,19 @@ def tool_choice(target: Target) -> None:
     same([block.type for block in answer.content], ["text"])
 
 
-@CLIENT.feature("`messages.parse` of a pydantic model")
+@CLIENT.feature()
 def parse(target: Target) -> None:
     answer = _sdk(target).messages.parse(model=target.model, max_tokens=64, messages=ASK, output_format=Sum)
     assert isinstance(answer.parsed_output, Sum)
 
 
-@CLIENT.feature("`messages.count_tokens`", calls=0)
+@CLIENT.feature(calls=0)
 def count_tokens(target: Target) -> None:
     counted = _sdk(target).messages.count_tokens(model=target.model, messages=ASK, tools=TOOLS)
     assert counted.input_tokens > 0
 
 
-@CLIENT.feature("`beta.messages.tool_runner`", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 def tool_runner(target: Target) -> None:
     from anthropic import beta_tool
 
@@ -107,14 +107,14 @@ def _add(a: int, b: int) -> str:
 _add.__name__ = "add"
 
 
-@CLIENT.feature("`stop_sequences`, `metadata`; `temperature`, `top_k` and `top_p` in `extra_body`")
+@CLIENT.feature()
 def sampling(target: Target) -> None:
     more = {"temperature": 0.5, "top_k": 20, "top_p": 0.9}
     answer = _create(target, stop_sequences=["3"], metadata={"user_id": "u"}, extra_body=more)
     assert answer.content[0].text, answer
 
 
-@CLIENT.feature("errors are the SDK's: a bad request, an unknown parameter by its name", calls=0)
+@CLIENT.feature(calls=0)
 def errors(target: Target) -> None:
     import anthropic
 

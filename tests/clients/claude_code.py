@@ -7,19 +7,19 @@ import json
 from tests.clients.coding_agents import solve
 from tests.clients.drive import Client, Target, same
 
-CLIENT = Client("Claude Code", "@anthropic-ai/claude-code", {})
+CLIENT = Client("@anthropic-ai/claude-code")
 
 _QUIET = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
 
 
-@CLIENT.feature("`claude -p`: it runs a command that writes a file, and ends", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 def prints(target: Target) -> None:
     keys = {"ANTHROPIC_BASE_URL": target.anthropic_url, "ANTHROPIC_API_KEY": target.api_key}
     allowed = ("--model", target.model, "--allowedTools", "Bash", "--output-format", "json", "-p")
     same(json.loads(solve(("claude", *allowed), keys | _QUIET))["result"], "It is done.")
 
 
-@CLIENT.feature("the same with `ANTHROPIC_AUTH_TOKEN` and `--tools Bash`, as a stream", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 def streams(target: Target) -> None:
     keys = {"ANTHROPIC_BASE_URL": target.anthropic_url, "ANTHROPIC_AUTH_TOKEN": target.api_key}
     allowed = ("--model", target.model, "--tools", "Bash", "--allowedTools", "Bash", "--verbose")

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.clients.coding_agents import solve
 from tests.clients.drive import Client, Target
 
-CLIENT = Client("Codex", "@openai/codex", {})
+CLIENT = Client("@openai/codex")
 
 _CONFIG = """\
 model = "{model}"
@@ -22,7 +22,7 @@ wire_api = "responses"
 """
 
 
-@CLIENT.feature("`codex exec`: it runs a command that writes a file, and ends", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 def executes(target: Target) -> None:
     def prepare(home: Path) -> None:
         (home / ".codex").mkdir()

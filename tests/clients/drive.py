@@ -9,7 +9,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -48,7 +48,6 @@ Body: TypeAlias = Callable[[Target], Any]
 class Feature:
     """Something that users of a client do with it."""
 
-    title: str
     run: Body
     """Fails by raising; a coroutine function where the client has asyncio."""
     calls: int
@@ -61,17 +60,15 @@ class Feature:
 class Client:
     """A client library, and its features by the names of their functions."""
 
-    name: str
-    """The title in the table."""
     package: str
-    """The package whose version the table gives."""
-    features: dict[str, Feature]
+    """Its name on PyPI or npm."""
+    features: dict[str, Feature] = field(default_factory=dict)
 
-    def feature(self, title: str, *, calls: int = 1, extends: bool = False) -> Callable[[Body], Body]:
+    def feature(self, *, calls: int = 1, extends: bool = False) -> Callable[[Body], Body]:
         """Add the decorated function."""
 
         def decorate(run: Body) -> Body:
-            self.features[run.__name__] = Feature(title, run, calls, extends)
+            self.features[run.__name__] = Feature(run, calls, extends)
             return run
 
         return decorate

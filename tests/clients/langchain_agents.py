@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.clients.drive import QUESTION, Client, Sum, Target, add, same
 
-CLIENT = Client("LangChain, LangGraph", "langchain", {})
+CLIENT = Client("langchain")
 
 
 def _model(target: Target, **options: Any) -> Any:
@@ -15,7 +15,7 @@ def _model(target: Target, **options: Any) -> Any:
     return ChatOpenAI(model=target.model, base_url=target.base_url, api_key=target.api_key, **options)
 
 
-@CLIENT.feature("`invoke`, `ainvoke`, `stream`", calls=3)
+@CLIENT.feature(calls=3)
 async def invoke(target: Target) -> None:
     model = _model(target)
     assert model.invoke(QUESTION).content
@@ -23,12 +23,12 @@ async def invoke(target: Target) -> None:
     assert "".join(chunk.content for chunk in model.stream(QUESTION))
 
 
-@CLIENT.feature("`use_responses_api=True`")
+@CLIENT.feature()
 def responses(target: Target) -> None:
     assert _model(target, use_responses_api=True).invoke(QUESTION).text
 
 
-@CLIENT.feature("`with_structured_output`: as it comes, and each `method`; `strict`, `ainvoke`", calls=4)
+@CLIENT.feature(calls=4)
 async def structured(target: Target) -> None:
     model = _model(target)
     assert isinstance(model.with_structured_output(Sum).invoke(QUESTION), Sum)
@@ -40,14 +40,14 @@ async def structured(target: Target) -> None:
     assert isinstance(as_json.invoke("Answer in JSON."), dict)
 
 
-@CLIENT.feature('`bind_tools(tool_choice="any")`, and a named one', calls=2)
+@CLIENT.feature(calls=2)
 def bind_tools(target: Target) -> None:
     for choice in ("any", "add"):
         answer = _model(target).bind_tools([add], tool_choice=choice).invoke(QUESTION)
         same({call["name"] for call in answer.tool_calls}, {"add"})
 
 
-@CLIENT.feature("`create_agent` with a tool", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def agent(target: Target) -> None:
     from langchain.agents import create_agent
 
@@ -56,7 +56,7 @@ async def agent(target: Target) -> None:
     same([message.type for message in state["messages"]], ["human", "ai", "tool", "ai"])
 
 
-@CLIENT.feature("`create_agent` with `response_format`")
+@CLIENT.feature()
 def agent_structured(target: Target) -> None:
     from langchain.agents import create_agent
 
@@ -64,7 +64,7 @@ def agent_structured(target: Target) -> None:
     assert isinstance(state["structured_response"], Sum)
 
 
-@CLIENT.feature("LangGraph: a graph with a `ToolNode`, streamed", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def graph(target: Target) -> None:
     from langgraph.graph import START, MessagesState, StateGraph
     from langgraph.prebuilt import ToolNode, tools_condition

@@ -52,12 +52,7 @@ Outcomes = Mapping[tuple[str, str, str], Outcome]
 
 def is_installed(module: str) -> bool:
     """Whether a client that is optional can be driven here."""
-    return package_file(module).is_file()
-
-
-def package_file(module: str) -> Path:
-    """The description of an optional client's package."""
-    return NODE / "node_modules" / load_client(module).package / "package.json"
+    return (NODE / "node_modules" / load_client(module).package).is_dir()
 
 
 def features(modules: Sequence[str] = MODULES) -> Iterator[tuple[str, str, Feature]]:

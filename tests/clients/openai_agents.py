@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.clients.drive import QUESTION, Client, Sum, Target, add, same
 
-CLIENT = Client("OpenAI Agents SDK", "openai-agents", {})
+CLIENT = Client("openai-agents")
 
 
 def _agent(target: Target, *, with_tool: bool = False, **options: Any) -> Any:
@@ -31,7 +31,7 @@ async def _run(agent: Any) -> Any:
     return result
 
 
-@CLIENT.feature("`Runner.run`, no model named: its default, with `reasoning`")
+@CLIENT.feature()
 async def no_model(target: Target) -> None:
     if target.takes_any_name:
         os.environ.pop("OPENAI_DEFAULT_MODEL", None)
@@ -41,7 +41,7 @@ async def no_model(target: Target) -> None:
     await _run(_agent(target, model=None, instructions="You add."))
 
 
-@CLIENT.feature("tools", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def tools(target: Target) -> None:
     result = await _run(_agent(target, with_tool=True))
     same(
@@ -50,7 +50,7 @@ async def tools(target: Target) -> None:
     )
 
 
-@CLIENT.feature("tools, streamed", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def streamed(target: Target) -> None:
     from agents import Runner
 
@@ -59,7 +59,7 @@ async def streamed(target: Target) -> None:
     assert result.final_output and "raw_response_event" in kinds, kinds
 
 
-@CLIENT.feature("two turns (`to_input_list`)", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 def turns(target: Target) -> None:
     from agents import Runner
 
@@ -69,12 +69,12 @@ def turns(target: Target) -> None:
     assert Runner.run_sync(agent, more).final_output
 
 
-@CLIENT.feature("`output_type`")
+@CLIENT.feature()
 async def output_type(target: Target) -> None:
     same(type((await _run(_agent(target, output_type=Sum))).final_output), Sum)
 
 
-@CLIENT.feature('`tool_choice="required"`, `parallel_tool_calls=False`', calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def required(target: Target) -> None:
     from agents import ModelSettings
 
@@ -82,13 +82,13 @@ async def required(target: Target) -> None:
     await _run(_agent(target, with_tool=True, model_settings=settings))
 
 
-@CLIENT.feature("a handoff", calls=2)
+@CLIENT.feature(calls=2)
 async def handoff(target: Target) -> None:
     result = await _run(_agent(target, name="first", handoffs=[_agent(target)]))
     same(result.last_agent.name, "adder")
 
 
-@CLIENT.feature("`OpenAIChatCompletionsModel`", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def chat_completions(target: Target) -> None:
     from agents import OpenAIChatCompletionsModel
     from openai import AsyncOpenAI
@@ -98,7 +98,7 @@ async def chat_completions(target: Target) -> None:
     await _run(_agent(target, with_tool=True, model=model))
 
 
-@CLIENT.feature("`ModelSettings(reasoning=…, verbosity=…)`, what it sends for its default model")
+@CLIENT.feature()
 async def reasoning(target: Target) -> None:
     from agents import ModelSettings
     from openai.types.shared import Reasoning

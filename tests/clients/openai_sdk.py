@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.clients.drive import ADD, QUESTION, Client, Sum, Target, add, raised, same
 
-CLIENT = Client("openai", "openai", {})
+CLIENT = Client("openai")
 ASK: list[Any] = [{"role": "user", "content": QUESTION}]
 TOOLS: list[Any] = [{"type": "function", "function": ADD}]
 FLAT_TOOLS: list[Any] = [{"type": "function", **ADD}]
@@ -23,7 +23,7 @@ def _create(target: Target, **options: Any) -> Any:
     return _sdk(target).chat.completions.create(**{"model": target.model, "messages": ASK, **options})
 
 
-@CLIENT.feature("`chat.completions.create`, two turns", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 def chat(target: Target) -> None:
     first = _create(target).choices[0].message
     assert first.content
@@ -31,7 +31,7 @@ def chat(target: Target) -> None:
     assert _create(target, messages=more).choices[0].message.content
 
 
-@CLIENT.feature("the same with `AsyncOpenAI`, as a stream", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def chat_stream(target: Target) -> None:
     async with _sdk(target, "AsyncOpenAI") as sdk:
         messages = list(ASK)
@@ -45,13 +45,13 @@ async def chat_stream(target: Target) -> None:
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{turn}?"}]
 
 
-@CLIENT.feature("parameters that change nothing: `user`, `store`, `metadata`, `service_tier`")
+@CLIENT.feature()
 def bookkeeping(target: Target) -> None:
     nothing = {"user": "u", "store": True, "metadata": {"run": "1"}, "service_tier": "auto"}
     assert _create(target, **nothing, safety_identifier="s", prompt_cache_key="k").choices[0].message.content
 
 
-@CLIENT.feature("`n=2`, `logprobs`, penalties, `logit_bias`, `seed`, `stop`", calls=2)
+@CLIENT.feature(calls=2)
 def sampling(target: Target) -> None:
     penalties = {"frequency_penalty": 0.1, "presence_penalty": 0.1, "logit_bias": {"20": -100}}
     answer = _create(target, n=2, logprobs=True, seed=7, stop=["\n\n"], max_completion_tokens=12, **penalties)
@@ -59,7 +59,7 @@ def sampling(target: Target) -> None:
     assert all(choice.logprobs.content for choice in answer.choices)
 
 
-@CLIENT.feature("a tool, its result, the answer", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 def tools(target: Target) -> None:
     first = _create(target, tools=TOOLS).choices[0]
     same(first.finish_reason, "tool_calls")
@@ -69,7 +69,7 @@ def tools(target: Target) -> None:
     assert _create(target, messages=more, tools=TOOLS).choices[0].message.content
 
 
-@CLIENT.feature("`tool_choice`: required, named, none; `parallel_tool_calls=False`", calls=3)
+@CLIENT.feature(calls=3)
 def tool_choice(target: Target) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "add"}}):
         answer = _create(target, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
@@ -78,7 +78,7 @@ def tool_choice(target: Target) -> None:
     assert not _create(target, tools=TOOLS, tool_choice="none").choices[0].message.tool_calls
 
 
-@CLIENT.feature("a tool in a stream (`chat.completions.stream`)")
+@CLIENT.feature()
 def tools_stream(target: Target) -> None:
     with _sdk(target).chat.completions.stream(model=target.model, messages=ASK, tools=TOOLS) as stream:
         final = stream.get_final_completion()
@@ -86,13 +86,13 @@ def tools_stream(target: Target) -> None:
     same(call.function.name, "add")
 
 
-@CLIENT.feature("`chat.completions.parse` of a pydantic model")
+@CLIENT.feature()
 def parse(target: Target) -> None:
     answer = _sdk(target).chat.completions.parse(model=target.model, messages=ASK, response_format=Sum)
     assert isinstance(answer.choices[0].message.parsed, Sum)
 
 
-@CLIENT.feature("`chat.completions.parse` of a strict tool (`pydantic_function_tool`)")
+@CLIENT.feature()
 async def parse_tool(target: Target) -> None:
     from openai import pydantic_function_tool
 
@@ -104,14 +104,14 @@ async def parse_tool(target: Target) -> None:
     assert isinstance(call.function.parsed_arguments, Sum)
 
 
-@CLIENT.feature("JSON mode (`json_object`)")
+@CLIENT.feature()
 def json_mode(target: Target) -> None:
     asked = [{"role": "user", "content": "Answer in JSON."}]
     answer = _create(target, messages=asked, response_format={"type": "json_object"})
     assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
-@CLIENT.feature("`responses.create`, two turns by `previous_response_id`", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 def responses(target: Target) -> None:
     sdk = _sdk(target)
     first = sdk.responses.create(model=target.model, input=QUESTION)
@@ -120,7 +120,7 @@ def responses(target: Target) -> None:
     assert second.output_text
 
 
-@CLIENT.feature("`responses.create` with a tool, as a stream, two turns", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def responses_tools(target: Target) -> None:
     async with _sdk(target, "AsyncOpenAI") as sdk:
         items: list[Any] = list(ASK)
@@ -135,7 +135,7 @@ async def responses_tools(target: Target) -> None:
         assert answer.output_text
 
 
-@CLIENT.feature("`responses.parse` of a pydantic model; `tool_choice` required", calls=2)
+@CLIENT.feature(calls=2)
 def responses_parse(target: Target) -> None:
     sdk = _sdk(target)
     answer = sdk.responses.parse(model=target.model, input=QUESTION, text_format=Sum)
@@ -146,13 +146,13 @@ def responses_parse(target: Target) -> None:
     same([item.type for item in answer.output], ["function_call"])
 
 
-@CLIENT.feature("`completions.create`")
+@CLIENT.feature()
 def completions(target: Target) -> None:
     answer = _sdk(target).completions.create(model=target.model, prompt=QUESTION, max_tokens=4)
     assert answer.usage.completion_tokens
 
 
-@CLIENT.feature("`completions.create` with `logprobs`; `prompt_logprobs` in `extra_body`")
+@CLIENT.feature()
 def scores(target: Target) -> None:
     answer = _sdk(target).completions.create(
         model=target.model, prompt=QUESTION, max_tokens=2, logprobs=1, extra_body={"prompt_logprobs": 1}
@@ -162,12 +162,12 @@ def scores(target: Target) -> None:
     same(len(choice.model_dump()["prompt_logprobs"]), answer.usage.prompt_tokens)
 
 
-@CLIENT.feature("`models.list`", calls=0)
+@CLIENT.feature(calls=0)
 def models(target: Target) -> None:
     assert [model.id for model in _sdk(target).models.list()]
 
 
-@CLIENT.feature("what it does not have is refused by name: `embeddings`, images", calls=0)
+@CLIENT.feature(calls=0)
 def refusals(target: Target) -> None:
     import openai
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.clients.drive import QUESTION, Client, Sum, Target, add, same
 
-CLIENT = Client("pydantic-ai", "pydantic-ai-slim", {})
+CLIENT = Client("pydantic-ai-slim")
 
 
 def _agent(target: Target, api: str = "chat", **options: Any) -> Any:
@@ -29,35 +29,35 @@ async def _typed(agent: Any, question: str = QUESTION) -> None:
     same(type((await agent.run(question)).output), Sum)
 
 
-@CLIENT.feature("text, two turns (`message_history`)", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def text(target: Target) -> None:
     agent = _agent(target, instructions="You add.")
     first = await agent.run(QUESTION)
     assert (await agent.run("Are you sure?", message_history=first.all_messages())).output
 
 
-@CLIENT.feature("text as a stream (`run_stream`)")
+@CLIENT.feature()
 async def stream(target: Target) -> None:
     async with _agent(target).run_stream(QUESTION) as result:
         assert [piece async for piece in result.stream_text(delta=True)]
 
 
-@CLIENT.feature("tools", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 def tools(target: Target) -> None:
     assert _agent(target, tools=[add]).run_sync(QUESTION).output
 
 
-@CLIENT.feature("tools over Responses (`OpenAIResponsesModel`)", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def tools_responses(target: Target) -> None:
     assert (await _agent(target, "responses", tools=[add]).run(QUESTION)).output
 
 
-@CLIENT.feature("tools over Messages (`AnthropicModel`)", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def tools_messages(target: Target) -> None:
     assert (await _agent(target, "messages", tools=[add]).run(QUESTION)).output
 
 
-@CLIENT.feature("`output_type` as it comes (a tool), `NativeOutput`, `PromptedOutput`", calls=3)
+@CLIENT.feature(calls=3)
 async def outputs(target: Target) -> None:
     from pydantic_ai import NativeOutput, PromptedOutput
 
@@ -66,7 +66,7 @@ async def outputs(target: Target) -> None:
     await _typed(_agent(target, output_type=PromptedOutput(Sum)), "Answer in JSON.")
 
 
-@CLIENT.feature("`output_type` and `NativeOutput` over Responses; `output_type` over Messages", calls=3)
+@CLIENT.feature(calls=3)
 async def outputs_elsewhere(target: Target) -> None:
     from pydantic_ai import NativeOutput
 
@@ -75,7 +75,7 @@ async def outputs_elsewhere(target: Target) -> None:
     await _typed(_agent(target, "messages", output_type=Sum))
 
 
-@CLIENT.feature("`output_type` with a tool, and a stream of it", calls=2, extends=True)
+@CLIENT.feature(calls=2, extends=True)
 async def output_stream(target: Target) -> None:
     async with _agent(target, output_type=Sum, tools=[add]).run_stream(QUESTION) as result:
         same(type(await result.get_output()), Sum)

@@ -8,13 +8,14 @@ npm install --prefix tests/clients/node && pytest -m node
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from etude.core.call import Call, Completion, continues
 from tests.clients.drive import MODULES, OPTIONAL, Feature
-from tests.clients.matrix import SIDES, USUAL, Outcomes, features, is_installed, run_matrix
-from tests.clients.page import PAGE, is_extended, is_recorded, section
+from tests.clients.matrix import SIDES, USUAL, features, is_installed, run_matrix
 
 OTHERS = tuple(module for module in MODULES if module not in USUAL)
 TOGETHER = {module: group for group in (USUAL, OTHERS) for module in group}
@@ -29,7 +30,6 @@ def marks(module: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.node, pytest.mark.skipif(not is_installed(module), reason=HINT)]
 
 
-ALL = [pytest.param(module, marks=marks(module)) for module in (*MODULES, *OPTIONAL)]
 CASES = [
     pytest.param(*case, marks=marks(case[0]), id=f"{case[0]}-{case[1]}")
     for case in features((*MODULES, *OPTIONAL))
@@ -61,7 +61,28 @@ def test_every_call_is_recorded_and_a_conversation_extended(
     assert is_extended(calls) or not feature.extends
 
 
-@pytest.mark.parametrize("module", ALL)
-def test_the_page_is_up_to_date(get_outcomes: Any, module: str) -> None:
-    outcomes: Outcomes = get_outcomes(module)
-    assert section(module, outcomes) in PAGE.read_text(encoding="utf-8"), "type: make docs"
+def is_recorded(call: Call) -> bool:
+    """Whether a call has the token ids and logprobs of its answer."""
+    answer = call.completion
+    if answer is None or not answer.prompt_ids or not answer.completion_ids or answer.logprobs is None:
+        return False
+    return len(answer.logprobs) == len(answer.completion_ids)
+
+
+def is_extended(calls: Sequence[Call]) -> bool:
+    """Whether calls go on from earlier ones, and all that do begin with the earlier tokens."""
+    pairs = [
+        (earlier.completion, later.completion)
+        for index, later in enumerate(calls)
+        for earlier in calls[:index]
+        if continues(later.request.messages, earlier)
+    ]
+    return bool(pairs) and all(map(begins_with, pairs))
+
+
+def begins_with(pair: tuple[Completion | None, Completion | None]) -> bool:
+    """Whether the prompt of the later completion begins with all tokens of the earlier one."""
+    earlier, later = pair
+    assert earlier is not None and later is not None
+    start = (*(earlier.prompt_ids or ()), *(earlier.completion_ids or ()))
+    return not later.drifted and (later.prompt_ids or ())[: len(start)] == start

@@ -83,9 +83,7 @@ def gateway_cases(model: str) -> list[Case]:
 
 def server_cases(model: str) -> list[Case]:
     """For the routes that only the server has."""
-    posts = {
-        "/v1/fine_tuning/jobs": {"model": model, "training_file": "file-x"},
-    }
+    posts = {"/v1/fine_tuning/jobs": {"model": model, "training_file": "file-x"}}
     cases = []
     for path, good in posts.items():
         cases += [Case(name, path, body) for name, body in _texts().items()]
