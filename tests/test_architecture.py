@@ -59,7 +59,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 64_031,
     "modules": 315,
-    "lines of tests": 50_994,
+    "lines of tests": 50_993,
     "benchmark files": 15,
     "config keys": 352,
 }

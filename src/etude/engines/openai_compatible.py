@@ -93,6 +93,7 @@ class OpenAiEngine(Engine):
         from etude.engines.http_client import HttpClient
 
         self._config = config
+        self._address = config.address
         self._client = HttpClient(_headers(config))
         self._breaker = Breaker()
         self._provider = config.provider_there
@@ -102,7 +103,6 @@ class OpenAiEngine(Engine):
         self._closed = False
         thinks = self._provider.thinks(config.model_name)
         self._omitted = (*config.omit, *(NOT_FOR_REASONING if thinks else ()))
-        self._more = config.takes
         self._fixed_fields: dict[str, Any] = {}
         if config.asks_for_logprobs:
             self._fixed_fields |= {"logprobs": True, **self._provider.with_logprobs}
@@ -115,7 +115,7 @@ class OpenAiEngine(Engine):
 
     async def complete(self, request: ChatRequest) -> Completion:
         try:
-            fields = request_fields(request, self._more, self._provider.thinking)
+            fields = request_fields(request, self._config.takes, self._provider.thinking)
         except Refusal as error:
             raise error.error(self._told(str(error))) from None
         if fields.keys() - USUAL_FIELDS:
@@ -228,7 +228,7 @@ class OpenAiEngine(Engine):
         if self._closed:
             raise Refusal("the engine is closed")
         version, content = self._version, encode({"model": self._model, **fields})
-        url = f"{self._config.address}/{path}"
+        url = f"{self._address}/{path}"
         data = await self._client.post(url, content, headers, self._config.request_timeout)
         try:
             return read(data, version)
@@ -243,7 +243,7 @@ class OpenAiEngine(Engine):
 
     def _told(self, reason: str) -> str:
         """Return the reason of an error with model and address, without secrets."""
-        return f"model '{self._model}' at {self._config.address}: {masked(reason)}"
+        return f"model '{self._model}' at {self._address}: {masked(reason)}"
 
 
 def _headers(config: OpenAiLlmConfig) -> dict[str, str]:

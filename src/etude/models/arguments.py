@@ -233,7 +233,7 @@ def _kinds(schema: Any) -> set[str] | None:
         return set().union(*map(_kind, choices))
     kinds = schema.get("type")
     found = {kinds} if isinstance(kinds, str) else {str(kind) for kind in _list(kinds)}
-    for branch in (*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))):
+    for branch in () if found else (*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))):
         if (more := _kinds(branch)) is None:
             return None
         found |= more
