@@ -39,8 +39,7 @@ from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.scorer import Scorer
 from etude.rollout.workflow import Workflow
 from etude.store.database import Operation, Put, Waiter, Writer, _Item, _settle
-from etude.store.encode import encode_call, encode_episode
-from etude.store.episodes import call_key
+from etude.store.episodes import call_key, encode_call, encode_episode
 from etude.store.journal import Journal
 
 EVALUATOR = "reward"

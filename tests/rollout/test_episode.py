@@ -19,7 +19,7 @@ from etude.core.errors import EngineError, RequestError
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import function
-from etude.store.encode import decode_call, decode_episode, encode_call, encode_episode, parent_name
+from etude.store.episodes import decode_call, decode_episode, encode_call, encode_episode, parent_name
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one, examples
 from tests.support import EchoEngine, ScriptedEngine, drawn

@@ -23,7 +23,7 @@ from etude.rollout.evaluation import make_item, summarise
 from etude.rollout.evaluator import FunctionEvaluator, WeightedEvaluator
 from etude.rollout.judge import GroupJudge, LlmJudge
 from etude.rollout.scorer import Scorer, evaluate
-from etude.store.encode import encode_episode
+from etude.store.episodes import encode_episode
 from etude.store.facts import paired_difference
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, config_text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from etude.core.episode import EpisodeRecord, Example
-from etude.store.encode import encode_episode
+from etude.store.episodes import encode_episode
 from etude.store.facts import differing_settings, means, paired_difference, stored_scores
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, config_text

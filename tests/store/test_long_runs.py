@@ -12,8 +12,7 @@ from etude.core.job import TrainingJobRef
 from etude.core.records import JobPlan, JobPlanned, LineageEntry, Submission
 from etude.loop.training_data import version_age
 from etude.rollout.collections import collection_phase, phase_name
-from etude.store.encode import encode_episode
-from etude.store.episodes import choose_phase, list_phases, phase_epoch
+from etude.store.episodes import choose_phase, encode_episode, list_phases, phase_epoch
 from etude.store.journal import Journal
 from etude.store.log import ModelLog
 from tests.show.histories import epoch, history, version

@@ -11,7 +11,7 @@ import pytest
 
 from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.errors import RequestError
-from etude.store.encode import encode_episode
+from etude.store.episodes import encode_episode
 from etude.store.facts import read_facts, read_histories
 from etude.store.journal import Journal
 from etude.store.log import read_jobs

@@ -15,8 +15,7 @@ from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import ModelVersion, TrainingJobStatus, TrainingStatusEnum
 from etude.core.message import Message
 from etude.core.sample import Sample, Turn
-from etude.store.encode import encode_call, encode_episode
-from etude.store.episodes import call_key
+from etude.store.episodes import call_key, encode_call, encode_episode
 from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import CONFIG, config_text

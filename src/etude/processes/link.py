@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from etude.core.call import Call, ChatRequest, Completion, Delta
 from etude.core.errors import EtudeError, find_class
 from etude.engines.programs import Command, python_command
-from etude.store.encode import decode_call, encode_call, parent_name
+from etude.store.episodes import decode_call, encode_call, parent_name
 
 _LENGTH_BYTES = 4
 _MOST_BYTES = 2**31

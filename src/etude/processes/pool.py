@@ -33,8 +33,7 @@ from etude.processes.team import TeamRun
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.evaluation import make_item
 from etude.rollout.scorer import Scorer
-from etude.store.encode import encode_episode
-from etude.store.episodes import CallReader, call_key, read_episode
+from etude.store.episodes import CallReader, call_key, encode_episode, read_episode
 from etude.store.run_folder import RunFolder
 
 _START_SECONDS = 300.0

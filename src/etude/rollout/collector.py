@@ -15,8 +15,7 @@ from etude.rollout.episode import Episode
 from etude.rollout.recorder import Models, Recorder
 from etude.rollout.run_workflow import run_workflow
 from etude.rollout.workflow import Workflow
-from etude.store.encode import encode_episode
-from etude.store.episodes import read_episode, write_episode
+from etude.store.episodes import encode_episode, read_episode, write_episode
 from etude.store.journal import Steps
 from etude.wire.endpoint import EndpointServer
 from etude.wire.sampling import change_sampling

@@ -18,8 +18,7 @@ from etude.core.errors import EpisodeError, EtudeError, ModelOut, RequestError, 
 from etude.core.interfaces import Engine, innermost
 from etude.core.keys import fold
 from etude.engines.meter import Role, asking_for
-from etude.store.encode import encode_call, shared_messages
-from etude.store.episodes import CallReader, call_key
+from etude.store.episodes import CallReader, call_key, encode_call, shared_messages
 from etude.store.journal import Json, Steps
 from etude.wire.dialect import ChatBody
 from etude.wire.models import model_object
