@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 64_031,
-    "modules": 315,
-    "lines of tests": 50_993,
+    "lines of source": 64_010,
+    "modules": 314,
+    "lines of tests": 50_991,
     "benchmark files": 15,
     "config keys": 352,
 }

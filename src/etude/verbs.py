@@ -185,8 +185,7 @@ async def resume_async(
         changes += storage_overrides(restored.run, run)
         run = restored.run
         with _progress_display(progress) as display:
-            for line in restored.lines():
-                display.message(line)
+            display.message(str(restored))
     path = run.folder if isinstance(run, Run) else find_run(str(run), Path(output_dir))
     config = config_to_resume(path, changes)
     config = with_python_objects(

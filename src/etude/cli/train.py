@@ -145,8 +145,7 @@ def _restore_run(address: str, output_dir: Path, changes: list[str], as_json: bo
     if as_json:
         emit({"event": "restored", **asdict(restored)})
     else:
-        for line in restored.lines():
-            say_wrapped(line)
+        say_wrapped(str(restored))
     return restored.run
 
 

@@ -297,18 +297,13 @@ class Restored:
     address: str
     taken: float
     """When the copy was taken, in Unix seconds. The folder has everything that was committed until then."""
-    files: int
-    bytes: int
 
-    def lines(self) -> list[str]:
-        """Return the facts as sentences."""
-        taken, ago = datetime.fromtimestamp(self.taken, UTC), max(0.0, time.time() - self.taken)
-        size = f"the journal and {self.files} files, {self.bytes / 1e6:.1f} MB"
-        return [
-            f"restored {self.run} from {self.address}: {size}",
-            f"it has everything that was done until {taken:%Y-%m-%d %H:%M:%S} UTC, {ago:.0f} seconds ago; "
-            "what was done after that is lost, and is done again",
-        ]
+    def __str__(self) -> str:
+        return (
+            f"restored {self.run} from {self.address}, with everything that was done until "
+            f"{datetime.fromtimestamp(self.taken, UTC):%Y-%m-%d %H:%M:%S} UTC; "
+            "what was done after that is lost, and is done again"
+        )
 
 
 def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
@@ -332,16 +327,17 @@ def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
             head = os.urandom(16).hex()
             # Done first, so that the previous folder stops copying.
             _write_head(address, head)
-            restored = _fill_draft(draft, path, address)
-            _write_status(draft, {"address": address.text, "head": head, "copied_at": restored.taken})
-            return restored
+            taken = _fill_draft(draft, address)
+            _write_status(draft, {"address": address.text, "head": head, "copied_at": taken})
+            return Restored(path, address.text, taken)
     except EtudeError:
         raise
     except Exception as error:  # whatever the driver raises
         raise StoreError(f"{address.text} cannot be read: {error_words(error)}") from error
 
 
-def _fill_draft(draft: Path, path: Path, address: Address) -> Restored:
+def _fill_draft(draft: Path, address: Address) -> float:
+    """Fill a new folder with the copy at an address; return when it was taken. Raises StoreError."""
     draft.mkdir()
     archive = draft / ARCHIVE
     _download(address, ARCHIVE, archive)
@@ -351,7 +347,6 @@ def _fill_draft(draft: Path, path: Path, address: Address) -> Restored:
         facts = json.loads((draft / FACTS).read_text(encoding="utf-8"))
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise StoreError(f"{address.text}/{ARCHIVE} is damaged: {error}; nothing was restored") from error
-    size = archive.stat().st_size
     for used in (archive, draft / FACTS):
         used.unlink()
     for name, expected in facts["files"].items():
@@ -361,13 +356,12 @@ def _fill_draft(draft: Path, path: Path, address: Address) -> Restored:
                 raise StoreError(f"{address.text} has a file outside of the run: {name}")
             target.parent.mkdir(parents=True, exist_ok=True)
             _download(address, f"{FILES}/{name}", target)
-            size += expected
         if target.stat().st_size != expected:
             raise StoreError(
                 f"{address.text}/{FILES}/{name} is damaged: it has {target.stat().st_size} bytes in place of "
                 f"{expected}; nothing was restored"
             )
-    return Restored(path, address.text, facts["taken"], len(facts["files"]), size)
+    return float(facts["taken"])
 
 
 def _download(address: Address, name: str, target: Path) -> None:
