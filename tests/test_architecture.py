@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 64_010,
+    "lines of source": 64_008,
     "modules": 314,
     "lines of tests": 50_991,
     "benchmark files": 15,
-    "config keys": 352,
+    "config keys": 351,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

@@ -42,8 +42,6 @@ class TinyConfig(BaseModel, extra="forbid"):
     """Number of attention heads. `hidden_size` divided by it must be an even number."""
     max_context: int = Field(default=256, ge=16)
     """Maximum number of tokens in prompt and answer together."""
-    vocab_size: int = Field(default=512, ge=263)
-    """Maximum size of the vocabulary: bytes, roles, and frequent pieces of the warm-up's texts."""
     splits: list[str] = Field(default_factory=list)
     """Regular expressions whose matches stay tokens of their own, so that the model chooses each of them. Set
     `[0-9]` for digits."""
@@ -78,8 +76,8 @@ def _write(config: TinyConfig, talks: Sequence[Transcript], seed: int, folder: P
             "needs an even share of the width"
         )
     texts = (text for talk in talks for text in conversation_texts([talk.messages], talk.tools))
-    tokenizer: Any = build_tokenizer(texts, vocab_size=config.vocab_size, splits=config.splits)
-    shape = TinyShape(**config.model_dump(exclude={"vocab_size", "splits"}))
+    tokenizer: Any = build_tokenizer(texts, splits=config.splits)
+    shape = TinyShape(**config.model_dump(exclude={"splits"}))
     policy = build_policy(tokenizer, seed, shape)
     with open_draft(folder) as draft:
         policy.export(draft)
