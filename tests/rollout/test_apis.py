@@ -82,26 +82,6 @@ async def test_several_answers_are_calls_of_their_own(engine: EmbeddedEngine, jo
     assert len(calls) == 6 and len({call.request.key for call in calls}) == 6
 
 
-async def test_prompts_as_they_stand_are_recorded_too(engine: EmbeddedEngine, journal: Journal) -> None:
-    async def workflow(example: Any, episode: Any) -> str:
-        client = episode.openai()
-        ids = engine.speech.tokenizer("yes or")["input_ids"]
-        answer = await client.completions.create(
-            model="policy", prompt=[ids], max_tokens=4, temperature=0, logprobs=2
-        )
-        text = await client.completions.create(model="policy", prompt="yes or", max_tokens=4, temperature=0)
-        assert text.choices[0].text == answer.choices[0].text
-        assert [len(top) for top in answer.choices[0].logprobs.top_logprobs] == [2] * 4
-        return answer.choices[0].text
-
-    record = await recorded(workflow, journal, engine)
-    first, second = with_tokens(record)
-    assert first.completion.prompt_ids == second.completion.prompt_ids
-    assert (first.request.prompt, second.request.prompt) == (first.completion.prompt_ids, "yes or")
-    assert len(first.completion.top_logprobs) == 4
-    assert timeless([await recorded(workflow, journal, engine)]) == timeless([record])
-
-
 async def test_models_and_tokens_are_told(engine: EmbeddedEngine, journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> int:
         async with openai_client(episode.endpoint) as client:

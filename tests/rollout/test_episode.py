@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling, Usage
-from etude.core.episode import EpisodeRecord, Event, Example, Failure
+from etude.core.episode import EpisodeRecord, Event, Example
 from etude.core.errors import EngineError, RequestError
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.episode import Episode
@@ -308,26 +308,6 @@ def test_what_a_conversation_repeats_is_stored_once() -> None:
     stored = encode_call(second, ("first/0", first))
     assert len(json.dumps(stored)) < 500
     assert decode_call(json.loads(json.dumps(stored)), "", first) == second
-
-
-def test_an_episode_comes_back_with_its_failed_calls_inline() -> None:
-    request = ChatRequest(({"role": "user", "content": "a"},))
-    made = Call(0, "f", "m", request, Completion({"role": "assistant"}))
-    failed = replace(made, index=1, completion=None, error="refused")
-    record = EpisodeRecord(
-        id="train/1/0",
-        example=Example("1", {"question": "a"}, ["b", 2]),
-        generation=3,
-        calls=(made, failed),
-        events=(Event("step_reward", 0, 0.5, "good"), Event("note", -1, None, "text")),
-        output={"answer": [1, 2.5, None]},
-        failure=Failure("raised", "why"),
-        seconds=1.5,
-    )
-    stored = json.loads(json.dumps(encode_episode(record, {0: "abc/0"})))
-    assert stored["calls"][0] == "abc/0"
-    assert stored["calls"][1]["error"] == "refused"
-    assert decode_episode(stored, record.calls, None) == record
 
 
 def test_examples_that_json_cannot_hold_are_described() -> None:

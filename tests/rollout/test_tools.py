@@ -24,42 +24,6 @@ class Place(pydantic.BaseModel):
     city: str
 
 
-def search(
-    query: str, limit: int = 3, order: Literal["new", "old"] = "new", near: Place | None = None
-) -> str:
-    """Search the archive.
-
-    It is large.
-
-    Args:
-        query: What to look for.
-        limit (int): At most this many.
-
-    Returns:
-        query: not an argument
-    """
-    return query
-
-
-def test_a_function_is_described_by_its_signature_and_docstring() -> None:
-    [tool] = describe_tools([search])
-    described = tool["function"]
-    assert tool["type"] == "function"
-    assert described["name"] == "search"
-    assert described["description"] == "Search the archive. It is large."
-    parameters = described["parameters"]
-    assert parameters["type"] == "object"
-    assert parameters["required"] == ["query"]
-    assert parameters["properties"]["query"] == {"type": "string", "description": "What to look for."}
-    assert parameters["properties"]["limit"] == {
-        "type": "integer",
-        "default": 3,
-        "description": "At most this many.",
-    }
-    assert parameters["properties"]["order"]["enum"] == ["new", "old"]
-    assert parameters["$defs"]["Place"]["properties"] == {"city": {"type": "string"}}
-
-
 def test_what_json_does_not_have_cannot_be_an_argument() -> None:
     def draw(canvas: object.__class__) -> None: ...
 
@@ -85,16 +49,28 @@ def test_descriptions_and_bounds_of_the_signature_are_told() -> None:
         note: Annotated[str, "What else."] = "",
         price: Annotated[float, "At most."] = 10.0,
         day: str = "today",
+        kind: Literal["table", "bar"] = "table",
+        near: Place | None = None,
     ) -> None:
         """Book.
 
+        It is final.
+
         Args:
             seats: Not this.
-            day: When.
+            day (str): When.
+
+        Returns:
+            name: not an argument
         """
 
+    [tool] = describe_tools([book])
+    assert (tool["type"], tool["function"]["name"]) == ("function", "book")
+    assert tool["function"]["description"] == "Book. It is final."
     found = parameters(book)
-    assert found["required"] == ["seats", "name"]
+    assert found["type"] == "object" and found["required"] == ["seats", "name"]
+    assert found["$defs"]["Place"]["properties"] == {"city": {"type": "string"}}
+    assert found["properties"].pop("near")["default"] is None
     assert found["properties"] == {
         "seats": {"type": "integer", "description": "How many.", "minimum": 1, "maximum": 9},
         "name": {"type": "string", "description": "For whom.", "minLength": 1},
@@ -103,6 +79,7 @@ def test_descriptions_and_bounds_of_the_signature_are_told() -> None:
         "note": {"type": "string", "description": "What else.", "default": ""},
         "price": {"type": "number", "description": "At most.", "default": 10.0},
         "day": {"type": "string", "description": "When.", "default": "today"},
+        "kind": {"type": "string", "enum": ["table", "bar"], "default": "table"},
     }
 
 

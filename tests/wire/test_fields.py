@@ -13,7 +13,6 @@ from typing import Any
 
 import anthropic.types as claude
 import anthropic.types.beta as claude_beta
-import httpx
 import pytest
 from anthropic.types import message_create_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
@@ -27,10 +26,9 @@ from etude.core.errors import RequestError
 from etude.wire.answers import RecordedCompletion
 from etude.wire.chat import ChatDialect, CompletionsDialect
 from etude.wire.dialect import AnswerMemory, Dialect
-from etude.wire.endpoint import EndpointServer
 from etude.wire.messages import MessagesDialect
 from etude.wire.responses import ResponsesDialect
-from tests.wire.dialects import ASK, Scripted
+from tests.wire.dialects import ASK
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
@@ -519,15 +517,3 @@ def test_objects_of_other_types_are_refused(path: str, kind: Any, name: str, kno
         with pytest.raises(RequestError) as raised:
             seen(path, {name: found if name == "response_format" else [found]})
         assert name in f"{raised.value.param} {raised.value}"
-
-
-async def test_an_endpoint_refuses_with_the_name_of_the_field() -> None:
-    server = EndpointServer()
-    endpoint = server.open(Scripted("x"))
-    headers = {"authorization": f"Bearer {endpoint.api_key}"}
-    async with httpx.AsyncClient(base_url=endpoint.base_url, headers=headers) as http:
-        for path, (_, common) in PATHS.items():
-            for name, value in (("unheard_of", 1), ("skip_special_tokens", True), ("audio", {"voice": "x"})):
-                reply = await http.post(path, json={**common, name: value})
-                assert (reply.status_code, name in reply.json()["error"]["message"]) == (400, True)
-    await server.close()
