@@ -219,7 +219,7 @@ MESSAGES = {
 BETA = MESSAGES | {
     "context_management": (free({"edits": []}), refused({"edits": [{"type": "clear_tool_uses_20250919"}]})),
     "mcp_servers": (free([]), refused([{"type": "url", "url": "x", "name": "x"}])),
-    "thread": refused({"type": "continue", "previous_message_id": "msg_of_another"}),
+    "thread": refused({"type": "create"}),
 }
 
 

@@ -69,11 +69,10 @@ async def test_what_the_assistant_said_elsewhere_is_translated(server):
     assert handler.asked[0].tools == ({"type": "function", "function": offered},)
 
 
-async def test_of_a_thread_that_is_not_known_the_sdk_sends_all_again(server):
-    other = {"thread": {"type": "continue", "previous_message_id": "msg_other"}}
-    with pytest.raises(anthropic.BadRequestError, match="send the whole conversation") as raised:
-        await ask(server, Scripted("hello"), extra_body=other)
-    assert raised.value.body["error"]["details"] == {"error_code": "thread_not_found"}
+async def test_a_thread_is_refused_so_that_the_sdk_sends_whole_conversations(server):
+    with pytest.raises(anthropic.BadRequestError, match="parameter 'thread' is not supported") as raised:
+        await ask(server, Scripted("hello"), extra_body={"thread": {"type": "create"}})
+    assert raised.value.body["error"]["details"] == {"error_code": "thread_unsupported_request"}
 
 
 async def test_the_form_of_the_answer_is_that_of_a_chat(server):

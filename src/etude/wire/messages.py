@@ -35,7 +35,6 @@ _ERROR_TYPES = {
     429: "rate_limit_error",
 }
 _KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
-_THREAD = "thread.previous_message_id"
 
 
 class _Text(BaseModel):
@@ -142,16 +141,6 @@ class _Thought(BaseModel, extra="forbid"):
     """Thoughts to be summarised are returned whole."""
 
 
-class _Thread(BaseModel):
-    """A conversation that the server stores, so that requests have only the new messages.
-
-    The SDK's `tool_runner` asks for one. Its tools and system prompt stay as they were when it was created.
-    """
-
-    type: Literal["create", "continue"]
-    previous_message_id: str | None = None
-
-
 class _Output(BaseModel, extra="forbid"):
     """The format of an answer, and the reasoning effort for it."""
 
@@ -182,7 +171,6 @@ class MessagesBody(RequestBody):
     tools: list[_Tool] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: _Thought | None = None
-    thread: _Thread | None = None
     output_config: _Output | None = None
     stop: Stops | None = Field(default=None, alias="stop_sequences")
 
@@ -204,9 +192,12 @@ class MessagesBody(RequestBody):
         effort = self.output_config.effort if self.output_config else None
         wish = self.thinking.type if self.thinking else "adaptive"  # The model decides.
         thinking = {} if wish == "adaptive" else {"enable_thinking": wish == "enabled"}
+        offered = tuple(tool.as_chat() for tool in self.tools or ())
+        tools, tool_choice = choose_tools(offered, self.tool_choice)
         return super().request(
             messages=(*([{"role": "system", "content": system}] if system else []), *messages),
-            tools=tuple(tool.as_chat() for tool in self.tools or ()),
+            tools=tools,
+            tool_choice=tool_choice,
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
             template_options=thinking | ({"reasoning_effort": effort} if effort else {}),
             **fields,
@@ -218,26 +209,16 @@ class MessagesDialect(Dialect):
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request. Raises RequestError for blocks and tools that a chat cannot represent."""
-        known = validated(MessagesBody, body)
-        asked = known.request()
-        if known.thread is not None and known.thread.type == "continue":
-            earlier = self._memory.conversation(known.thread.previous_message_id, _THREAD)
-            asked = replace(asked, messages=(*earlier.messages, *asked.messages), tools=earlier.tools)
+        asked = validated(MessagesBody, body).request()
         check_conversation(asked.messages, asked.tools)
-        tools, tool_choice = choose_tools(asked.tools, known.tool_choice)
-        messages = self._memory.restored(asked.messages)
-        return replace(asked, messages=messages, tools=tools, tool_choice=tool_choice)
+        return replace(asked, messages=self._memory.restored(asked.messages))
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
         """Return the `message` object."""
         [answer] = answers
         completion = answer.completion
         self._memory.add(completion.message)
-        reply = _message(answer)
-        if asked.body.get("thread"):
-            thread = replace(asked, messages=(*asked.messages, completion.message))
-            self._memory.keep(reply["id"], thread)
-        return reply | {
+        return _message(answer) | {
             "content": list(_blocks(completion.message, shows_thoughts=_shows_thoughts(asked))),
             **_ending(answer, asked),
             "usage": _usage(completion.usage.prompt_tokens, completion.usage.completion_tokens),
@@ -251,8 +232,8 @@ class MessagesDialect(Dialect):
     def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
         """Return Anthropic's error object, which has no field for `param`; the message names it."""
         kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        # This code makes the SDK send the whole conversation.
-        details = {"details": {"error_code": "thread_not_found"}} if param == _THREAD else {}
+        # With this code, the SDK's `tool_runner` sends whole conversations. Here no server stores them.
+        details = {"details": {"error_code": "thread_unsupported_request"}} if param == "thread" else {}
         if code == "context_length_exceeded":
             message = f"prompt is too long: {message}"  # Claude Code recognises these words.
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
