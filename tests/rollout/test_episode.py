@@ -261,7 +261,6 @@ def completions(draw: st.DrawFn) -> Completion:
         model_version=draw(st.integers(0, 9)),
         drifted=draw(st.booleans()),
         fault=draw(st.sampled_from(["", "role tool: rewritten"])),
-        address=draw(texts),
     )
 
 
