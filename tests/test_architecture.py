@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 64_008,
+    "lines of source": 63_980,
     "modules": 314,
-    "lines of tests": 50_991,
+    "lines of tests": 50_886,
     "benchmark files": 15,
     "config keys": 351,
 }

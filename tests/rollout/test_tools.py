@@ -46,8 +46,6 @@ def test_descriptions_and_bounds_of_the_signature_are_told() -> None:
         name: str = Field(description="For whom.", min_length=1),
         row: str = Field("A", description="The row."),
         meals: list[str] = Field(default_factory=list, description="What to eat."),  # noqa: B008
-        note: Annotated[str, "What else."] = "",
-        price: Annotated[float, "At most."] = 10.0,
         day: str = "today",
         kind: Literal["table", "bar"] = "table",
         near: Place | None = None,
@@ -76,8 +74,6 @@ def test_descriptions_and_bounds_of_the_signature_are_told() -> None:
         "name": {"type": "string", "description": "For whom.", "minLength": 1},
         "row": {"type": "string", "description": "The row.", "default": "A"},
         "meals": {"type": "array", "items": {"type": "string"}, "description": "What to eat."},
-        "note": {"type": "string", "description": "What else.", "default": ""},
-        "price": {"type": "number", "description": "At most.", "default": 10.0},
         "day": {"type": "string", "description": "When.", "default": "today"},
         "kind": {"type": "string", "enum": ["table", "bar"], "default": "table"},
     }

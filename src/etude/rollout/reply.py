@@ -6,11 +6,9 @@ import functools
 import inspect
 import json
 import re
-import sys
-import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticUserError
@@ -101,7 +99,7 @@ _HEADING = re.compile(
 class PythonFunction:
     """A function, method, or other callable that a model may call.
 
-    Pydantic's schema of its signature describes it, with the texts of `Annotated`, `Field` and the docstring.
+    Pydantic's schema of its signature describes it, with the texts of `Field` and the docstring.
     The same schema checks a call's arguments.
     """
 
@@ -118,10 +116,6 @@ class PythonFunction:
             binding: Any = _binding(self.name, fn, inspect.unwrap(routine))
             self._adapter = TypeAdapter(binding)
             schema = self._adapter.json_schema(schema_generator=_Schema)
-            names = vars(sys.modules.get(binding.__module__, types))
-            hints = get_type_hints(
-                types.SimpleNamespace(__annotations__=binding.__annotations__), names, include_extras=True
-            )
         except (PydanticUserError, NameError, AttributeError, TypeError, ValueError, SyntaxError) as error:
             raise RequestError(
                 f"function '{self.name}' cannot be described as a tool: {error}; annotate its arguments with "
@@ -129,9 +123,6 @@ class PythonFunction:
             ) from error
         documented = routine if inspect.isroutine(inner) or routine.__doc__ else type(inner)
         text, said = _read_docstring(inspect.getdoc(documented) or "")
-        for name, hint in hints.items():
-            texts = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, str)]
-            said |= {name: texts[0]} if texts else {}
         properties, others = schema.setdefault("properties", {}), schema.pop("additionalProperties", False)
         for name, described in properties.items():
             if "description" not in described and name in said:
