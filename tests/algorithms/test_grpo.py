@@ -19,8 +19,9 @@ from etude.core.episode import Event
 from etude.core.errors import RequestError
 from etude.core.sample import Sample, Turn
 from etude.learner.learner import Learner, LearnerOptions
-from etude.server.hyperparameters import hyperparameters_for, job_algorithm, resolve_hyperparameters
+from etude.server.hyperparameters import job_algorithm, resolve_hyperparameters
 from tests.algorithms.scripted_episodes import conversation, episode
+from tests.backends.test_hyperparameters import hyperparameters_for
 from tests.learner.gradients import forest
 from tests.models.tiny_models import fresh_policy, true_logprobs
 

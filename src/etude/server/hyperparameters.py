@@ -124,11 +124,6 @@ def method_model(algorithm: type[Algorithm]) -> type[BaseModel]:
     return create_model("Method", __config__=closed, **fields)
 
 
-def hyperparameters_for(method: Method, **given: Any) -> Hyperparameters:
-    """Return the checked hyperparameters of a method's job. Raises ValidationError, RequestError."""
-    return hyperparameters_model(algorithm_type(method)).model_validate(given)
-
-
 def job_algorithm(method: Method, values: Mapping[str, Any]) -> Algorithm:
     """Return a job's algorithm with resolved hyperparameters. DPO's reference is the model it starts from."""
     kind = algorithm_type(method)

@@ -74,15 +74,6 @@ class ModelStore:
         if model.folder is not None:
             shutil.rmtree(model.folder, ignore_errors=True)
 
-    def delete_with_checkpoints(self, name: str) -> list[str]:
-        """Delete a job's model and its checkpoints. Return all their names, none if the model is unknown."""
-        with self._engine.connect() as connection:
-            job = sa.select(MODELS.c.job).where(MODELS.c.id == name).scalar_subquery()
-            names = connection.execute(sa.select(MODELS.c.id).where(MODELS.c.job == job)).scalars().all()
-        for each in names:
-            self.delete(each)
-        return list(names)
-
     def _read_model(self, row: Row) -> ServedModel:
         folder = self._data_dir / row["folder"]
         return ServedModel(row["id"], row["created"], folder, row["lora"], row["digest"])
