@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 63_980,
+    "lines of source": 63_966,
     "modules": 314,
-    "lines of tests": 50_886,
+    "lines of tests": 50_876,
     "benchmark files": 15,
     "config keys": 351,
 }
