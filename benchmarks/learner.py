@@ -1,7 +1,7 @@
 """The cost of a learner's step: tokens that sequences share once, against padding and against TRL.
 
 Loss and gradient only, from the same sequences on the same model in float32 with one thread. The padded
-loop is Etude's own with `packing: padded`. Each peer has several settings, of which its fastest counts. CPU
+loop is Etude's own with padding. Each peer has several settings, of which its fastest counts. CPU
 time is that of this process, and the ways take turns. `--long` measures conversations of 2k to 8k tokens, and
 nothing else.
 """

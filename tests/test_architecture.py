@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 63_966,
+    "lines of source": 63_361,
     "modules": 314,
-    "lines of tests": 50_876,
+    "lines of tests": 50_558,
     "benchmark files": 15,
-    "config keys": 351,
+    "config keys": 341,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

@@ -40,10 +40,7 @@ class LmStandIn(StandIn):
     def adapter(self, **settings: Any) -> LmServerAdapter:
         """An adapter of it, as another process would make one."""
         return LmServerAdapter(
-            LmServerAdapterConfig(**{"retry_wait": 0.001, **settings}),
-            self.client(),
-            self.language_model_client(),
-            BASE,
+            LmServerAdapterConfig(**settings), self.client(), self.language_model_client(), BASE
         )
 
     def language_model_client(self, key: str | None = KEY, **options: Any) -> LanguageModelClient:

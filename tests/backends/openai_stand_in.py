@@ -55,7 +55,7 @@ class StandIn:
         self.files: dict[str, FileObject] = {}
         self.contents: dict[str, bytes] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
-        self.models = {BASE, "o4-mini-2025-04-16"}
+        self.models = {BASE}
         self.requests: list[str] = []
         self.headers: list[httpx.Headers] = []
         self.sampled: list[str] = []
@@ -161,7 +161,7 @@ class StandIn:
 
     def method_types(self) -> set[str]:
         """The states of a job."""
-        return {"supervised", "dpo", "reinforcement"}
+        return {"supervised", "dpo"}
 
     def _create(self, request: httpx.Request) -> httpx.Response:
         if self.daily_limits > 0:
@@ -199,7 +199,7 @@ class StandIn:
             **{key: body[key] for key in ("model", "training_file", "method", "metadata")},
             "suffix": body["suffix"],
         }
-        if kind in ("supervised", "dpo", "reinforcement"):
+        if kind in ("supervised", "dpo"):
             FineTuningJob.model_validate(job)
         self.jobs[name] = job
         return httpx.Response(200, json=job)

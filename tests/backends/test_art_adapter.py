@@ -98,6 +98,7 @@ async def test_a_job_makes_the_next_step_and_it_is_served(server, backend):
 async def test_a_name_belongs_to_one_job(server, backend):
     adapter = await backend()
     ref = await adapter.submit(batch("name"))
+    assert await adapter.submit(batch("name")) == ref
     with pytest.raises(JobNameTakenError, match="other data"):
         await adapter.submit(batch("name", groups=3))
     await adapter.wait_until_complete(ref)
@@ -109,6 +110,7 @@ async def test_a_name_belongs_to_one_job(server, backend):
         with pytest.raises(JobNameTakenError, match=difference):
             await later.submit(data)
     assert await (await backend()).submit(batch("name")) == ref
+    assert len(server.jobs) == 1
 
 
 async def test_the_base_is_sampled_under_the_name_of_its_step(server, backend):
@@ -148,17 +150,6 @@ async def test_learning_rate_kl_and_loss_options_reach_the_server(server, backen
         "init_args": {"max_seq_length": 4096},
     }
     assert server.keys == {f"Bearer {KEY}"}
-
-
-async def test_a_job_that_is_submitted_twice_is_made_once(server, backend):
-    server.pause = 0.2
-    adapter = await backend()
-    first = await adapter.submit(batch())
-    assert await adapter.submit(batch()) == first
-    assert (await adapter.status(first)).status is TrainingStatusEnum.RUNNING
-    await adapter.wait_until_complete(first)
-    assert await adapter.submit(batch()) == first
-    assert len(server.jobs) == 1
 
 
 async def test_another_process_knows_a_job_that_was_done(server, backend):

@@ -38,7 +38,7 @@ ALL = JobHyperparameters(num_epochs=7, rl_learning_rate=3e-4, dpo_beta=0.9, lora
 
 async def test_openai_takes_epochs_and_beta_and_names_what_it_does_not():
     server = StandIn()
-    adapter = backend(server, n_epochs=2)
+    adapter = backend(server, hyperparameters={"n_epochs": 2})
     with pytest.raises(
         CapabilityError, match=r"'openai' cannot be given rl_learning_rate \(0.0003\), lora_rank"
     ):
@@ -51,7 +51,7 @@ async def test_openai_takes_epochs_and_beta_and_names_what_it_does_not():
 
 async def test_a_server_takes_all_before_those_of_the_config():
     server = LmStandIn()
-    adapter = server.adapter(n_epochs=2, hyperparameters={"learning_rate": 0.1, "lora_rank": 2})
+    adapter = server.adapter(hyperparameters={"n_epochs": 2, "learning_rate": 0.1, "lora_rank": 2})
     adapter.use_hyperparameters(ALL)
     for data in (dpo(), supervised()):
         await adapter.submit(data)

@@ -18,7 +18,7 @@ from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import RequestError
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
-from etude.store.files import put_in_place, write_atomically
+from etude.store.files import write_atomically
 from tests.backends.openai_stand_in import BASE, StandIn
 from tests.backends.test_local_adapter import adapter_on, collection, done
 from tests.backends.test_openai_jobs import backend, dpo, supervised
@@ -54,8 +54,7 @@ def at_openai(server, seed=0, **settings):
     [
         ({}, supervised("name", rows=11), "other data"),
         ({}, dpo("name"), "another method"),
-        ({"n_epochs": 3}, supervised("name"), "other hyperparameters"),
-        ({"batch_size": 3}, supervised("name"), "other hyperparameters"),
+        ({"hyperparameters": {"n_epochs": 3}}, supervised("name"), "other hyperparameters"),
         ({"seed": 8}, supervised("name"), "other hyperparameters"),
         ({"model": f"{BASE}-other"}, supervised("name"), "another start model"),
     ],
@@ -98,6 +97,7 @@ async def test_in_this_process(tmp_path):
     with pytest.raises(JobNameTakenError, match="other data"):
         await adapter.submit(collection("name", rewards=(0.0, 1.0, 2.0, 6.0)))
     assert await adapter.submit(collection("name")) == running
+    assert (await adapter.current_version()).number == 1
 
 
 async def test_in_a_later_process(tmp_path):
@@ -110,7 +110,7 @@ async def test_in_a_later_process(tmp_path):
     with pytest.raises(JobNameTakenError, match="other hyperparameters"):
         await (await adapter_on(tmp_path, learning_rate=1e-3)).submit(collection("name"))
     # How it is computed is no part of what is learned.
-    await (await adapter_on(tmp_path, token_budget=512, packing="padded")).submit(collection("name"))
+    await (await adapter_on(tmp_path, token_budget=512)).submit(collection("name"))
     later = await adapter_on(tmp_path)
     await later.restore(second)
     with pytest.raises(JobNameTakenError, match="another start model"):
@@ -207,19 +207,3 @@ def test_a_text_is_the_old_one_or_the_new_one(tmp_path, stride):
         count += stride
     assert path.read_text() == "new" * 10_000
     assert texts == {"old", "new" * 10_000}
-
-
-@STRIDES
-def test_a_folder_in_the_place_of_another_is_whole_or_a_draft(tmp_path, stride):
-    def work() -> None:
-        (tmp_path / "draft").mkdir()
-        (tmp_path / "draft" / "file").write_text("new")
-        put_in_place(tmp_path / "draft", tmp_path / "v1")
-
-    count = 1
-    while is_killed_at(count, tmp_path, work):
-        assert not (tmp_path / "v1").exists() or (tmp_path / "v1" / "file").read_text() == "new"
-        for path in (*tmp_path.glob("*/*"), *tmp_path.glob("*")):
-            path.unlink() if path.is_file() else path.rmdir()
-        count += stride
-    assert (tmp_path / "v1" / "file").read_text() == "new"

@@ -33,9 +33,9 @@ OPTIONS = LearnerOptions(learning_rate=1e-2, schedule=Schedule("cosine"))
 class Listener:
     """Notes what it is told, and has `on_step` called after each step."""
 
-    def __init__(self, on_step=lambda step: None, keep=()):
-        self.starts, self.steps, self.checkpoints, self.went_backs = [], [], [], []
-        self._on_step, self._keep = on_step, keep
+    def __init__(self, on_step=lambda step: None):
+        self.starts, self.steps, self.went_backs = [], [], []
+        self._on_step = on_step
 
     def went_back(self, step, damage):
         self.went_backs.append((step, damage))
@@ -46,10 +46,6 @@ class Listener:
     def stepped(self, step, metrics):
         self.steps.append((step.number, metrics))
         self._on_step(step)
-
-    def checkpointed(self, step, version, metrics):
-        self.checkpoints.append((step.number, version.digest))
-        return self._keep
 
 
 def data(**options):
@@ -78,7 +74,7 @@ def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path):
     first = Listener(lambda step: stopping.set() if step.number == 2 else None)
     with pytest.raises(Interrupted):
         training(tmp_path, first, every=100)[1].run(threading.Event(), stopping)
-    assert [number for number, _ in first.checkpoints] == [2]  # As it was asked to make way, and not before.
+    assert [path.name for path in tmp_path.iterdir()] == ["step-2"]  # As it was asked to make way.
     second = Listener()
     resumed, rest = training(tmp_path, second, every=100)
     resumed_metrics = rest.run(threading.Event())
@@ -101,11 +97,11 @@ def test_a_kill_costs_the_steps_since_the_last_checkpoint_alone(tmp_path):
     rest.run(threading.Event())
     assert listener.starts == [4]
     assert weights(resumed) == weights(_uninterrupted())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-6"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-4"]
 
 
 @pytest.mark.parametrize(
-    ("harmed", "goes_on"), one_quick(((3, 4), 0), ((4,), 3)), ids=["both that there are", "the last one"]
+    ("harmed", "goes_on"), one_quick(((2, 4), 0), ((4,), 2)), ids=["both that there are", "the last one"]
 )
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, harmed, goes_on):
     def killed(step):
@@ -134,19 +130,10 @@ def _uninterrupted():
     return learner
 
 
-def test_checkpoints_that_somebody_needs_are_kept(tmp_path):
-    _, job = training(tmp_path, listener := Listener(keep={2, 3}))
-    job.run(threading.Event())
-    assert [number for number, _ in listener.checkpoints] == [1, 2, 3, 4, 5, 6]
-    assert len({digest for _, digest in listener.checkpoints}) == 6
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3", "step-5", "step-6"]
-
-
-def test_the_end_of_an_epoch_is_a_checkpoint_and_validated(tmp_path):
+def test_the_end_of_an_epoch_is_validated():
     held_out = [(unit,) for unit in to_batch(sequences(policy(), 2, seed=9))]
-    _, job = training(tmp_path, listener := Listener(), every=100, validation=held_out)
+    _, job = training(None, listener := Listener(), validation=held_out)
     job.run(threading.Event())
-    assert [number for number, _ in listener.checkpoints] == [3, 6]
     assert [number for number, metrics in listener.steps if "valid_loss" in metrics] == [3, 6]
 
 
@@ -203,7 +190,7 @@ def test_the_weights_that_processes_compare_are_those_of_now(tmp_path):
 
     _, job = training(tmp_path, Listener(), team=Compared(), objective=Grpo(correction="none"))
     job.run(threading.Event())
-    assert len(set(seen)) == len(seen) == 6
+    assert len(set(seen)) == len(seen) == 5
 
 
 class PretendedTeam(Team):

@@ -33,16 +33,6 @@ async def test_a_server_that_is_up_is_ready():
     await client.close()
 
 
-async def test_a_server_that_does_not_come_is_a_timeout_that_says_how_to_start_one():
-    server = LmStandIn()
-    server.faults["GET /health"] = ["lost"] * 1000
-    with pytest.raises(
-        ClientTimeoutError, match=r"no language-model server answers .* after 0 s.*etude serve"
-    ):
-        await server.language_model_client().wait_for_ready(timeout=0)
-    assert issubclass(ClientTimeoutError, TimeoutError)
-
-
 @pytest.mark.parametrize("fault", ["html", "half-json", "list", "no-utf-8", "trickle", "headers"])
 async def test_an_answer_that_is_none_is_asked_for_again(fault):
     async with FaultyEndpoint().serving() as endpoint:
@@ -133,7 +123,7 @@ async def test_a_server_that_takes_connections_and_never_answers_is_given_up_in_
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         client = LanguageModelClient(url, timeout=3600.0, warn=told.append)
-        with pytest.raises(ClientTimeoutError, match=r"after 0.2 s \(GET .*/health: no answer in time\)"):
+        with pytest.raises(TimeoutError, match=r"after 0.2 s \(GET .*: no answer in time\); .*etude serve"):
             await client.wait_for_ready(timeout=0.2)
         await client.close()
     assert told == [
@@ -141,14 +131,10 @@ async def test_a_server_that_takes_connections_and_never_answers_is_given_up_in_
     ]
 
 
-async def test_what_is_waited_for_is_told_and_that_it_is_there(monkeypatch):
-    monkeypatch.setattr("etude.backends.lm_client._POLL", 0.0)
+async def test_what_is_waited_for_is_told():
     server, told = LmStandIn(), []
     server.faults["GET /health"] = ["lost", 503, 503]
     await server.language_model_client(warn=told.append).wait_for_ready(timeout=20)
-    begun, changed, ended = told
+    begun, changed = told
     assert "waiting up to 20 s for a language-model server at http://stand-in.invalid: GET" in begun
-    assert "still waiting for http://stand-in.invalid" in changed and "answered HTTP 503" in changed
-    assert ended == "the language-model server at http://stand-in.invalid answers now"
-    await server.language_model_client(warn=told.append).wait_for_ready()
-    assert len(told) == 3
+    assert "answered HTTP 503" in changed

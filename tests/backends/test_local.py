@@ -86,30 +86,6 @@ def config(epochs=1, builder="grpo", model=None, **adapter):
     return parse_config(data)
 
 
-async def trained(project, name, epochs, **changes):
-    """The versions of a run, by their digests."""
-    with RunFolder.create(project / "runs", name) as run:
-        return await go_on(run, epochs, **changes)
-
-
-async def go_on(run, epochs, **changes):
-    await train_in(config(epochs, **changes), run)
-    return [entry.version.digest for entry in read_histories(run.path)[None].trained]
-
-
-async def test_a_run_that_is_taken_up_again_ends_with_the_same_bits(project):
-    whole = await trained(project, "whole", 2)
-    assert len(set(whole)) == 2
-    await trained(project, "cut", 1)
-    with RunFolder.open(project / "runs" / "cut") as run:
-        assert await go_on(run, 2) == whole
-
-
-@pytest.mark.parametrize("method", ["dpo", "expert_iteration"])
-async def test_other_builders_train_the_same_policy(project, method):
-    assert len(await trained(project, "run", 1, builder=method)) == 1
-
-
 async def test_with_a_trainer_of_ones_own_a_failed_job_leaves_the_sampled_weights_as_they_were(project):
     """Though its first step changed them, and versions are seldom written: that trainer may go on."""
 
@@ -346,7 +322,7 @@ async def test_learners_that_end_three_times_without_a_checkpoint_fail_the_job(
     shared_model: Path, tmp_path: Path
 ):
     """The first one makes a checkpoint, so that its end does not count."""
-    program = "import json, pathlib; _, _, (job,) = json.loads(input())"
+    program = "import json, pathlib; _, _, (_, job) = json.loads(input())"
     program += "; pathlib.Path(job, 'step-1').mkdir(exist_ok=True); print('no room'); raise SystemExit(3)"
 
     def replaced(command: Command) -> Command:

@@ -124,20 +124,6 @@ async def test_a_model_that_cannot_be_trained_on_token_trees_is_said_to_be_padde
     assert "computed for each of them: this model does not use" in statuses[1].message
 
 
-async def test_submitting_again_does_not_train_again(tmp_path):
-    adapter = await adapter_on(tmp_path)
-    job = collection("one")
-    refs = [await adapter.submit(job), await adapter.submit(job)]
-    await adapter.wait_until_complete(refs[0])
-    refs.append(await adapter.submit(job))
-    assert len({ref.run_id for ref in refs}) == 1
-    assert (await adapter.current_version()).number == 1
-    other = await adapter_on(tmp_path)
-    await other.submit(job)
-    assert (await other.status(refs[0])).status is TrainingStatusEnum.COMPLETED
-    assert (await other.current_version()).number == 0
-
-
 async def test_jobs_that_are_submitted_at_once_make_one_version_each(tmp_path):
     adapter = await adapter_on(tmp_path)
     refs = [await adapter.submit(collection(name, seed=seed)) for seed, name in enumerate("abc")]
@@ -331,16 +317,6 @@ async def test_pruning_keeps_what_is_asked_for_and_what_is_in_memory(tmp_path):
     assert (await adapter.current_version()) == versions[1]
 
 
-async def test_weights_that_are_not_those_of_the_version_are_refused(tmp_path):
-    adapter = await adapter_on(tmp_path)
-    version = await done(adapter, collection("one"))
-    before = everything(adapter)
-    forged = version.model_copy(update={"digest": "0" * 32})
-    with pytest.raises(EngineError, match="are not those of version 1: their digest is"):
-        await adapter.restore(forged)
-    assert everything(adapter) == before
-
-
 @pytest.mark.parametrize("name", ["job.json", "optimiser.safetensors"])
 async def test_the_job_of_a_damaged_version_is_made_again(tmp_path, caplog, name):
     adapter = await adapter_on(tmp_path)
@@ -432,11 +408,9 @@ async def test_collecting_ahead_the_engine_samples_from_the_weights_as_they_were
     await engine.close()
 
 
-@pytest.mark.parametrize("packing", ["tree", "padded"])
-async def test_what_the_learner_was_given_is_kept(tmp_path, packing):
+async def test_what_the_learner_was_given_is_kept(tmp_path):
     """The ratio is that of the first step, before anything was learnt."""
-    config = {"record_ratios": True, "packing": packing, "batch_size": None}
-    adapter = await adapter_on(tmp_path / "checkpoints", **config)
+    adapter = await adapter_on(tmp_path / "checkpoints", record_ratios=True, batch_size=None)
     group = collection("job")
     for number, each in enumerate(group.trajectories[0]):
         each.episode_id = f"train/1/e/{number}"

@@ -7,10 +7,12 @@ import asyncio
 import httpx
 import pytest
 
+from etude.backends import openai_api
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import api_errors, connect
 from etude.core.errors import BackendError, RequestError
 from etude.engines.openai_config import OpenAiLlmConfig
+from etude.wire.retries import RetryPolicy
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.backends.test_openai_jobs import supervised
 from tests.remote_faults import FAULTS, FaultyEndpoint
@@ -61,7 +63,7 @@ async def test_answers_over_real_sockets_are_read_up_to_a_limit():
     """And the SDK goes on with the client that limits them."""
     stand_in = StandIn()
     with stand_in.serve() as url:
-        config = OpenAiAdapterConfig(api_key=KEY, max_retries=1, retry_wait=0.001)
+        config = OpenAiAdapterConfig(api_key=KEY)
         client = connect(config, OpenAiLlmConfig(model_name=BASE, base_url=url), needs_key=True)
         adapter = OpenAiAdapter(config, client, BASE)
         await adapter.check()
@@ -71,16 +73,16 @@ async def test_answers_over_real_sockets_are_read_up_to_a_limit():
         await client.close()
 
 
-async def test_each_fault_of_an_api_is_a_backend_error_that_says_what_it_was():
+async def test_each_fault_of_an_api_is_a_backend_error_that_says_what_it_was(monkeypatch):
     """Whether there is no answer, or one to something else: the SDK takes any JSON for what it asked for."""
 
     async def failed(endpoint, fault):
-        config = OpenAiAdapterConfig(
-            api_key=KEY, max_retries=0, request_timeout=0.5 if FAULTS[fault].kind == "slow" else 60
-        )
+        config = OpenAiAdapterConfig(api_key=KEY)
         model = OpenAiLlmConfig(model_name=BASE, base_url=endpoint.url(fault))
+        monkeypatch.setattr(openai_api, "REQUEST_SECONDS", 0.5 if FAULTS[fault].kind == "slow" else 60.0)
         client = connect(config, model, needs_key=True)
         adapter = OpenAiAdapter(config, client, BASE)
+        adapter.retry_policy = RetryPolicy(retries=0)
         with pytest.raises(BackendError) as error:
             await adapter.find("a job")
         assert not await adapter.is_healthy()
@@ -110,7 +112,7 @@ async def test_an_answer_to_something_else_makes_nothing_a_second_time(spoilt, m
 
     monkeypatch.setattr(StandIn, "answer", spoiling)
     with stand_in.serve() as url:
-        config = OpenAiAdapterConfig(api_key=KEY, retry_wait=0.001)
+        config = OpenAiAdapterConfig(api_key=KEY)
         client = connect(config, OpenAiLlmConfig(model_name=BASE, base_url=url), needs_key=True)
         adapter = OpenAiAdapter(config, client, BASE)
         ref = await adapter.submit(supervised())

@@ -15,7 +15,6 @@ from etude.backends.openai_api import TrainingJobNotFoundClientError, dpo_row, s
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection, to_trajectory
-from etude.core.episode import Example
 from etude.core.errors import BackendError, CapabilityError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
@@ -45,7 +44,6 @@ def dpo(job="pairs", rows=10):
 
 
 def backend(server, log=None, model=BASE, **settings):
-    settings = {"retry_wait": 0.001, **settings}
     return OpenAiAdapter(OpenAiAdapterConfig(**settings), server.client(), model, log)
 
 
@@ -71,20 +69,10 @@ async def test_a_job_goes_through_the_states_of_the_api_to_a_new_model():
 
 async def test_what_is_sent_is_what_the_api_documents():
     server = StandIn()
-    await backend(server, n_epochs=2, beta=0.2).submit(dpo())
+    await backend(server, hyperparameters={"n_epochs": 2, "beta": 0.2}).submit(dpo())
     job = server.jobs["ftjob-0"]
     assert (job["model"], job["suffix"]) == (BASE, "pairs")
-    assert job["method"] == {
-        "type": "dpo",
-        "dpo": {
-            "hyperparameters": {
-                "n_epochs": 2,
-                "batch_size": "auto",
-                "learning_rate_multiplier": "auto",
-                "beta": 0.2,
-            }
-        },
-    }
+    assert job["method"] == {"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 2, "beta": 0.2}}}
     hashes = {"etude_data": r"[0-9a-f]{16}", "etude_training": r"[0-9a-f]{16}"}
     assert all(re.fullmatch(form, job["metadata"].pop(key)) for key, form in hashes.items())
     assert job["metadata"] == {
@@ -210,24 +198,17 @@ async def test_grpo_is_refused_before_anything_is_uploaded():
     assert server.requests == []
 
 
-async def test_the_events_of_a_job_come_oldest_first_over_all_pages():
-    adapter = backend(StandIn(page=1))
+async def test_the_events_of_all_pages_go_into_the_runs_log_once_and_their_numbers_into_the_status(tmp_path):
+    server, log = StandIn(page=1), tmp_path / "openai_jobs.jsonl"
+    adapter = backend(server, log)
     ref = await adapter.submit(supervised())
-    await adapter.wait_until_complete(ref, poll_interval=0)
-    events = await adapter.events(ref)
-    assert [event.message for event in events] == [
+    status = await adapter.wait_until_complete(ref, poll_interval=0)
+    assert [event.message for event in await adapter.events(ref)] == [
         "Created fine-tuning job: ftjob-0",
         "Fine-tuning job started",
         "Step 1/2: training loss=1.0",
         "Step 2/2: training loss=0.5",
     ]
-
-
-async def test_the_events_go_into_the_runs_log_once_and_their_numbers_into_the_status(tmp_path):
-    server, log = StandIn(), tmp_path / "openai_jobs.jsonl"
-    adapter = backend(server, log)
-    ref = await adapter.submit(supervised())
-    status = await adapter.wait_until_complete(ref, poll_interval=0)
     assert status.metadata["metrics"]["train_loss"] == 0.5
     assert status.progress == 100
     lines = log.read_text()
@@ -318,55 +299,3 @@ async def test_a_key_is_never_in_an_error():
     )
     with pytest.raises(BackendError, match=r"no Bearer \*\*\*"):
         await adapter.check()
-
-
-GRADER = {
-    "type": "string_check",
-    "name": "same",
-    "operation": "eq",
-    "input": "{{sample.output_text}}",
-    "reference": "{{item.expected}}",
-}
-
-
-async def test_with_a_grader_grpo_becomes_reinforcement_fine_tuning_on_the_prompts():
-    server = StandIn()
-
-    async def examples():
-        return {"e": Example("e", {"question": "q"}, expected="a")}
-
-    adapter = OpenAiAdapter(
-        OpenAiAdapterConfig(
-            reinforcement={"grader": GRADER, "hyperparameters": {"reasoning_effort": "low"}}, n_epochs=1
-        ),
-        server.client(),
-        "o4-mini-2025-04-16",
-    )
-    adapter.read_examples = examples
-    assert "grpo" in adapter.capabilities().methods
-    group = [imitated("q", "a"), imitated("q", "b")]
-    data = TrajectoryCollection(trajectories=[group] * 10, run_id="r", method="grpo")
-    ref = await adapter.submit(data)
-    assert server.jobs["ftjob-0"]["method"] == {
-        "type": "reinforcement",
-        "reinforcement": {
-            "grader": GRADER,
-            "hyperparameters": {
-                "n_epochs": 1,
-                "batch_size": "auto",
-                "learning_rate_multiplier": "auto",
-                "reasoning_effort": "low",
-            },
-        },
-    }
-    assert server.rows("ftjob-0") == 10 * [
-        {"messages": [{"role": "user", "content": "q"}], "expected": "a", "inputs": {"question": "q"}}
-    ]
-    assert (await states(adapter, ref))[-1].status is TrainingStatusEnum.COMPLETED
-
-
-async def test_reinforcement_fine_tuning_is_not_for_several_turns():
-    adapter = backend(StandIn(), reinforcement={"grader": GRADER})
-    data = TrajectoryCollection(trajectories=[[imitated("q", "a", "r", "b")]] * 10, run_id="r", method="grpo")
-    with pytest.raises(CapabilityError, match="an episode has 2 answers"):
-        await adapter.submit(data)

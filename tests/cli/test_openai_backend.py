@@ -46,7 +46,7 @@ def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: tuple[StandIn, 
             }
         },
         trajectory_builders={"good": {"_type": "expert_iteration", "num_generations": 4, "min_reward": 1}},
-        trainer_adapters={"openai": {"_type": "openai", "n_epochs": 2}},
+        trainer_adapters={"openai": {"_type": "openai", "hyperparameters": {"n_epochs": 2}}},
         trainers={"epochs": {"_type": "epochs", "poll_interval": 0.001}},
     )
     return config
@@ -117,26 +117,6 @@ def test_what_cannot_be_done_is_refused_before_any_call(hosted, api, case, comma
     assert shown.exit_code == 2
     assert message in shown.stdout + shown.stderr
     assert api[0].requests == [] and not [*hosted.parent.glob("runs/*")]
-
-
-def test_with_a_grader_grpo_is_openais_reinforcement_fine_tuning(hosted, api):
-    stand_in, _ = api
-    grader = {"type": "string_check", "name": "same", "operation": "eq", "input": "{{sample.output_text}}"}
-    change(
-        hosted,
-        trajectory_builders={"grpo": {"_type": "grpo", "num_generations": 4}},
-        trainer_adapters__openai__reinforcement={"grader": {**grader, "reference": "{{item.expected}}"}},
-        trainer_adapters__openai__min_rows=1,
-        finetuning__num_epochs=1,
-        eval__general__max_concurrency=1,
-    )
-    stand_in.min_rows = 1
-    shown = succeed("check", "config.yml")
-    assert "samples and grades by itself" in shown.stdout
-    succeed("train", "config.yml", "--name", "r")
-    assert stand_in.jobs["ftjob-0"]["method"]["type"] == "reinforcement"
-    row = stand_in.rows("ftjob-0")[0]
-    assert (row["expected"], row["inputs"]) == ("yes", {"question": row["messages"][0]["content"]})
 
 
 @pytest.mark.parametrize(

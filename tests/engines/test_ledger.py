@@ -278,7 +278,7 @@ def make_ledger(journal: Journal, usd: float) -> Ledger:
 
 
 async def open_jobs(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJobs:
-    adapter = OpenAiAdapter(OpenAiAdapterConfig(retry_wait=0.001, n_epochs=2), server.client(), BASE)
+    adapter = OpenAiAdapter(OpenAiAdapterConfig(hyperparameters={"n_epochs": 2}), server.client(), BASE)
     await adapter.initialize(FinetuneConfig())
     line = ModelJobs("policy", adapter, EchoEngine(), ModelLog(journal), ledger=ledger)
     await line.take_up(None)

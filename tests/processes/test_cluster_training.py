@@ -13,7 +13,7 @@ import pytest
 
 from etude.models.policy import WEIGHTS_FILE
 from etude.models.weights import load_tensors
-from etude.server.jobs import JobFolder
+from etude.server.jobs import job_folder
 from tests.learner.test_team import assert_near
 from tests.processes.cluster_jobs import members
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
@@ -36,7 +36,7 @@ def two(cluster: Any, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def list_processes(server: ServerProcess, job: str) -> list[int]:
     """The processes that train a job, the one that writes first."""
-    return members(JobFolder(server.data_dir, job).path, 2)
+    return members(job_folder(server.data_dir, job).path, 2)
 
 
 @dataclass(frozen=True)
@@ -116,20 +116,10 @@ def test_whatever_is_killed_nothing_is_lost(
     check_equal(two, job, of_one_process)
 
 
-def test_a_cancelled_job_ends_its_processes_and_a_paused_one_goes_on_later(
-    two: ServerProcess, of_one_process: Trained
-) -> None:
+def test_a_cancelled_job_ends_its_processes(two: ServerProcess) -> None:
     client, job = two.client(), long_job(two)
     wait_for_step(client, job, 2)
     parts = list_processes(two, job)
     client.fine_tuning.jobs.cancel(job)
     wait_for_end(parts)
     assert client.fine_tuning.jobs.retrieve(job).status == "cancelled"
-
-    job = long_job(two)
-    wait_for_step(client, job, 3)
-    parts = list_processes(two, job)
-    client.fine_tuning.jobs.pause(job)
-    wait_for_end(parts)
-    client.fine_tuning.jobs.resume(job)
-    check_equal(two, job, of_one_process)

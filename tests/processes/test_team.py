@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import pytest
 from etude.core.errors import RequestError, StoreError
 from etude.models.weights import load_tensors
 from etude.processes.ray_cluster import RayConfig, find_room, ray_places, require_ray
-from etude.processes.team import HeadLost, TeamMember, open_desk
+from etude.processes.team import TeamMember
 from etude.store.run_folder import RunLock
 from tests.learner.team_process import trained_on_few
 from tests.learner.test_team import assert_near, launched
@@ -98,26 +97,3 @@ def test_a_learner_has_a_gpu_where_there_are_any(
 ):
     room = RayConfig(learners=2, **config).learner_room({"CPU": 8, "GPU": gpus}, on_gpus=on_gpus)
     assert room.get("GPU", 0) == each
-
-
-def test_calls_of_the_head_are_answered_by_who_knows_the_key(tmp_path: Path) -> None:
-    class Counter:
-        def __init__(self) -> None:
-            self.inner, self.count = self, 0
-
-        def add(self, number: int, *, times: int) -> int:
-            if number < 0:
-                raise RequestError("only more")
-            self.count += number * times
-            return self.count
-
-    with open_desk(Counter(), "127.0.0.1") as desk:
-        assert desk is not None
-        members = [TeamMember(rank, "here", tmp_path, "", desk) for rank in (0, 1)]
-        assert [member.call("inner.add", 2, times=3) for member in members] == [6, 12]
-        with pytest.raises(RequestError, match="only more"):
-            members[0].call("add", -1, times=1)
-        with pytest.raises(HeadLost):
-            TeamMember(0, "here", tmp_path, "", replace(desk, key=b"x" * 32))
-    with pytest.raises(HeadLost):
-        TeamMember(0, "here", tmp_path, "", desk)

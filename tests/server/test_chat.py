@@ -6,7 +6,6 @@ import anthropic
 import openai
 import pytest
 
-from tests.rollout.test_apis import REFUSED
 from tests.server.process import ServerProcess
 
 ASK = [{"role": "user", "content": "what is 1 + 2?"}]
@@ -71,15 +70,3 @@ def test_errors_are_those_of_the_api(server: ServerProcess) -> None:
     for response, expected in told.items():
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["param"]) == expected
-
-
-def test_what_an_endpoint_refuses_a_server_refuses_alike(server: ServerProcess) -> None:
-    with server.http() as http:
-        for stream in (False, True):
-            for path, fields, param in REFUSED:
-                chat = {"messages": ASK} if path == "/chat/completions" else {}
-                reply = http.post(f"/v1{path}", json={"model": "tiny", **chat, **fields, "stream": stream})
-                assert reply.status_code == 400, (fields, reply.text)
-                error = reply.json()["error"]
-                assert (error["param"], error["type"]) == (param, "invalid_request_error"), (fields, error)
-                assert error["code"] in ("invalid_value", "context_length_exceeded")

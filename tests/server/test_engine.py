@@ -19,16 +19,16 @@ from typer.testing import CliRunner
 from etude.cli.app import app
 from etude.core.errors import RequestError
 from etude.server.database import open_database
-from etude.server.jobs import JobFolder, JobStore
+from etude.server.jobs import JobStore, job_folder
 from etude.server.scheduler import Scheduler
 from etude.server.settings import server_settings, training_processes
-from etude.server.worker import Stores
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole, find_worker
 from tests.support import is_alive
 
 ASK = [{"role": "user", "content": "?"}]
+ASKS = {"metadata": {"etude_free_engine": "true"}}
 
 
 def test_requests_wait_for_an_engine_that_was_put_away(server: ServerProcess) -> None:
@@ -67,8 +67,7 @@ def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
 ) -> None:
     with ServerProcess(model, tmp_path) as running:
         client = running.client()
-        asks = {"metadata": {"etude_free_engine": "true"}}
-        job = create(client, upload(client, supervised(8)), request=asks, n_epochs=12, batch_size=2)
+        job = create(client, upload(client, supervised(8)), request=ASKS, n_epochs=12, batch_size=2)
         wait_for_step(client, job.id, 1)
         with running.http() as http:
             status = http.get("/engine/status").json()
@@ -90,9 +89,9 @@ def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
 
 @pytest.mark.slow
 def test_the_engine_makes_way_for_jobs_and_comes_back_by_itself(model: Path, tmp_path: Path) -> None:
-    with ServerProcess(model, tmp_path, "--stop-engine-for-jobs", "--max-models", "1") as running:
+    with ServerProcess(model, tmp_path, "--max-models", "1") as running:
         client = running.client()
-        job = create(client, upload(client, supervised(8)), n_epochs=2, batch_size=2)
+        job = create(client, upload(client, supervised(8)), request=ASKS, n_epochs=30, batch_size=2)
         wait_for_step(client, job.id, 1)
         with running.http() as http:
             assert http.get("/engine/status").json()["status"] == "stopped"
@@ -146,8 +145,8 @@ async def test_a_database_that_cannot_be_read_at_the_start_is_read_later(
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(jobs, "with_status", with_status)
     pool: Any = None  # Asked only where the engine is put away for jobs.
-    stores = Stores(jobs, pool, pool)
-    scheduler = Scheduler(server_settings(model="m", name="m", data_dir=tmp_path), stores, pool)
+    settings = server_settings(model="m", name="m", data_dir=tmp_path)
+    scheduler = Scheduler(settings, jobs, pool, pool, pool)
     scheduler.start()
     async with asyncio.timeout(60):
         await looked.wait()
@@ -242,7 +241,7 @@ def two(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
 def list_ranks(server: ServerProcess, job: str) -> list[int]:
     """The processes that train a job, the one that writes first."""
     for _ in range(6000):
-        found = JobFolder(server.data_dir, job).holders()
+        found = job_folder(server.data_dir, job).holders()
         if len(found) == 2 and all(found):
             return found
         time.sleep(0.05)

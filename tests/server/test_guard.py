@@ -16,7 +16,7 @@ ASK = [{"role": "user", "content": "?"}]
 @pytest.fixture(scope="module")
 def locked(model: Path, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("locked")
-    with ServerProcess(model, folder, "--max-queue", "4", "--name", "policy", key=KEY) as running:
+    with ServerProcess(model, folder, "--name", "policy", key=KEY) as running:
         yield running
 
 
@@ -78,15 +78,6 @@ def test_a_request_that_is_too_large_is_refused(server: ServerProcess) -> None:
             "/v1/chat/completions", content=endless(), headers={"content-type": "application/json"}
         )
         assert told.status_code == 413
-
-
-def test_a_full_queue_says_when_to_come_again(locked: ServerProcess) -> None:
-    with pytest.raises(openai.RateLimitError) as caught:
-        locked.client().chat.completions.create(model="policy", messages=ASK, n=5, max_tokens=1)
-    assert caught.value.code == "queue_full"
-    assert int(caught.value.response.headers["retry-after"]) >= 1
-    answer = locked.client().chat.completions.create(model="policy", messages=ASK, n=4, max_tokens=1)
-    assert len(answer.choices) == 4
 
 
 def test_metrics_count_requests_and_tokens(server: ServerProcess) -> None:

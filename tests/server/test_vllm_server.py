@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from etude.server.backend import Backend
-from etude.server.engines import EnginePool
+from etude.server.engines import MAX_QUEUE, EnginePool
 from etude.server.models import ServedModel
 from etude.server.settings import server_settings
 from etude.wire.http_server import ApiError
@@ -161,7 +161,7 @@ class Models:
         return replace(self.base, name=name)
 
 
-async def test_a_model_that_is_being_loaded_is_waited_for_beyond_the_engines_wait(tmp_path: Path) -> None:
+async def test_a_model_that_is_loaded_is_waited_for_while_the_queue_has_room(tmp_path: Path) -> None:
     settings = server_settings(model="m", name="tiny", data_dir=tmp_path, engine_wait=0.5, max_models=1)
     pool = EnginePool(settings, Models(), Slow())  # type: ignore[arg-type]
     async with pool.using("new", 1) as engine:
@@ -171,6 +171,10 @@ async def test_a_model_that_is_being_loaded_is_waited_for_beyond_the_engines_wai
                 pass
     async with pool.using("tiny", 1) as engine:
         assert str(engine) == "tiny"
+        with pytest.raises(ApiError, match="the server takes 4096 at once") as caught:
+            async with pool.using("tiny", MAX_QUEUE):
+                pass
+    assert caught.value.status_code == 429 and caught.value.code == "queue_full"
 
 
 def test_a_vllm_that_is_not_there_ends_the_command(wide: Path, tmp_path: Path) -> None:

@@ -97,8 +97,6 @@ class Capabilities:
     """Whether the engine keeps sampling from the previous weights while a job trains."""
     old_versions: bool = True
     """Whether the engine can sample from earlier versions next to the last one (`_type: opponents`)."""
-    transcripts: bool = True
-    """Whether it can imitate conversations given as text (`finetuning.warm_up`)."""
     records_samples: bool = False
     """Whether its learner records its samples in the run. Otherwise the run keeps the submitted data."""
 
@@ -141,8 +139,7 @@ def check_start_version(backend: str, capabilities: Capabilities, start: int, ne
 
 def check_block(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
     """Raise CapabilityError if a key of the `finetuning` block asks for what the backend cannot do."""
-    can_imitate = capabilities.transcripts and {"supervised", "imitation"} & capabilities.methods
-    if block.warm_ups and not can_imitate:
+    if block.warm_ups and not {"supervised", "imitation"} & capabilities.methods:
         raise CapabilityError(
             f"'finetuning.warm_up' imitates transcripts, which the trainer adapter {backend} cannot do. "
             "Remove the key, or choose another adapter: `local`, `lm_server` and `openai` can"
@@ -260,8 +257,6 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     token_budget: Annotated[int | None, CHANGEABLE] = Field(default=None, ge=1)
     """Tokens in a pass through the model. More need more memory and save time. Default: 16384, on a CPU fewer
     to keep at most 1.2 GB for the gradient (2083 for 135 million parameters), but at least 1024."""
-    packing: Literal["tree", "padded"] = "tree"
-    """Compute tokens that trajectories share once (`tree`), or once for each trajectory (`padded`)."""
     gradient_checkpointing: Annotated[bool | None, CHANGEABLE] = None
     """Recompute the insides of layers for the gradient instead of keeping them. This saves memory and takes
     up to a third more time. Default: only if memory would not be enough otherwise."""

@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-import logging
 import platform
-import signal
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from threading import Event
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from etude.algorithms.algorithm import Algorithm, read_groups
-from etude.backends.job_rows import require_fits, units_of_row
 from etude.backends.state_folders import StateFolders
 from etude.core.call import ChatRequest
 from etude.core.conversion import Encoder, TrajectoryCollection
-from etude.core.errors import EtudeError, TrainingError
-from etude.core.job import ModelVersion
-from etude.core.message import Message
+from etude.core.errors import EtudeError, RequestError, TrainingError
+from etude.core.message import Message, Tool
 from etude.core.sample import Pair, Sample
-from etude.core.training_rows import DpoRow, GrpoRow, SupervisedRow
+from etude.core.training_rows import DpoRow, GrpoRow, RowMessage, SupervisedRow, TrainingRow
 from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.memory import ModelNumbers, fits
 from etude.learner.objective import Objective, Unit, has_gradient, is_trained, trained_tokens
 from etude.learner.optimiser import Step, plan_steps
-from etude.learner.team import PeerLost, Team
-from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 from etude.models.weights import digest
-from etude.processes.team import HeadLost
-
-_LOG = logging.getLogger("etude.backends")
 
 
 class TooLittleMemory(TrainingError):
     """A step would take more memory than is free."""
+
+
+def training_error(error: RuntimeError) -> TrainingError:
+    """Return a job's error for a torch error."""
+    # torch's own message explains operations that a device lacks.
+    lacks = isinstance(error, NotImplementedError)
+    hint = "" if lacks else "; if memory ran out, lower token_budget or batch_size"
+    return TrainingError(f"training failed: {error}{hint}")
 
 
 def require_room(learner: Learner, units: Sequence[Unit]) -> None:
@@ -111,12 +108,6 @@ class JobListener:
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
         """A step was taken. At the end of an epoch, `metrics` has `valid_loss` if it is measured."""
 
-    def checkpointed(
-        self, step: Step, version: ModelVersion, metrics: Mapping[str, float]
-    ) -> Collection[int]:
-        """A checkpoint was written. Return the steps of earlier ones to keep."""
-        return ()
-
 
 @dataclass(frozen=True, slots=True)
 class JobData:
@@ -179,14 +170,12 @@ class JobTraining:
         listener: JobListener,
         checkpoints: StateFolders | None = None,
         checkpoint_steps: int = 1,
-        *,
-        keeps_epochs: bool = True,
     ) -> None:
         """Plan the job, and load its newest undamaged checkpoint.
 
-        A checkpoint follows every `checkpoint_steps` steps. With `keeps_epochs`, one also follows every
-        epoch. Without it, none follows the last step, whose weights the caller keeps. Raises TrainingError if
-        there is nothing to learn from, StoreError for a checkpoint that does not fit.
+        A checkpoint follows every `checkpoint_steps` steps, except the last step, whose weights the caller
+        keeps. Raises TrainingError if there is nothing to learn from, StoreError for a checkpoint that does
+        not fit.
         """
         self._learner = learner
         self._team = learner.team
@@ -194,7 +183,6 @@ class JobTraining:
         self._listener = listener
         self._checkpoints = checkpoints
         self._checkpoint_steps = checkpoint_steps
-        self._keeps_epochs = keeps_epochs
         self.steps = data.plan()
         self.history: list[dict[str, float]] = []
         """The metrics of the taken steps."""
@@ -235,11 +223,9 @@ class JobTraining:
             if self._team.leads:
                 self._listener.stepped(step, metrics)
             interrupted = self._team.any(stopping is not None and stopping.is_set())
-            is_due = step.number % self._checkpoint_steps == 0 and (
-                self._keeps_epochs or step.number < step.of
-            )
-            if interrupted or is_due or (step.ends_epoch and self._keeps_epochs):
-                self._checkpoint(step, metrics)
+            is_due = step.number % self._checkpoint_steps == 0 and step.number < step.of
+            if interrupted or is_due:
+                self._checkpoint(step)
             if interrupted:
                 raise Interrupted
         self._learner.end_training()
@@ -256,7 +242,7 @@ class JobTraining:
         except TrainingCanceled as error:
             raise TrainingCanceled(f"canceled after {step.number - 1} of {step.of} steps") from error
 
-    def _checkpoint(self, step: Step, metrics: Mapping[str, float]) -> None:
+    def _checkpoint(self, step: Step) -> None:
         if self._checkpoints is None:
             return
         learner, team = self._learner, self._team
@@ -267,10 +253,9 @@ class JobTraining:
             )
         state = learner.snapshot()
         if team.leads:
-            version = self._checkpoints.write(step.number, {"metrics": self.history}, state)
-            kept = self._listener.checkpointed(step, version, metrics)
+            self._checkpoints.write(step.number, {"metrics": self.history}, state)
             # The previous checkpoint stays too, to resume from if this one is damaged.
-            self._checkpoints.prune({*kept, *self._checkpoints.numbers()[-2:]})
+            self._checkpoints.prune(self._checkpoints.numbers()[-2:])
 
 
 def units_of_collection(
@@ -305,70 +290,73 @@ def units_of_rows(
     return [tuple(next(units) for _ in group) for group in groups]
 
 
-PEER_SECONDS = 600.0
-"""Seconds that a process waits for another one: longer than any checkpoint takes to write."""
-_LOOK_SECONDS = 0.5
+W = TypeVar("W")
+Write = Callable[[Sequence[Message], Sequence[Tool]], W]
+"""Converts a finished conversation. Raises RequestError if the template cannot write it."""
 
 
-def loading_options(team: Team, device: str, dtype: str) -> dict[str, str]:
-    """Return the `device` and `dtype` with which this process loads the policy."""
-    device = device if team.device is None else str(team.device)
-    chosen = choose_device(device)
-    if not team.shards or chosen.type == "cpu":
-        return {"device": device, "dtype": dtype}
-    # The whole model need not fit on a device that will hold only a part of it.
-    return {"device": "cpu", "dtype": dtype_name(choose_dtype(dtype, chosen, 0))}
+def require_written(row: TrainingRow, template: ChatTemplate) -> None:
+    """Raise RequestError or ImpossibleCall if the chat template cannot write the row as it stands."""
+    if not isinstance(row, GrpoRow):
+        _conversations(row, template.require_written)
 
 
-def do_part(job: str, work: Callable[[], None], fail: Callable[[Exception], None]) -> bool:
-    """Do this process's part of a job. Return whether it is done, or was asked to stop.
+def units_of_row(row: SupervisedRow | DpoRow | GrpoRow, template: ChatTemplate) -> list[Sample | Pair]:
+    """Return the samples or the pair of a row. Raises as `require_written`."""
+    if isinstance(row, GrpoRow):
+        return [*row.group()]
+    samples = [
+        Sample(ids, tuple(map(bool, sampled))) for ids, sampled in _conversations(row, template.transcript)
+    ]
+    if isinstance(row, SupervisedRow):
+        return [*samples]
+    chosen, rejected = samples
+    return [Pair(chosen, rejected)]
 
-    `fail` reports an error that another attempt would repeat. After the loss of a peer or of the head, new
-    processes resume the job from its last checkpoint.
+
+def require_fits(unit: Sample | Pair, max_context: int, vocabulary: int) -> None:
+    """Raise TrainingError if a sequence exceeds the context or has a token outside the vocabulary."""
+    for sample in unit.samples:
+        if len(sample.ids) > max_context:
+            raise TrainingError(
+                f"it has {len(sample.ids)} tokens, and the model's context ends at {max_context}; shorten it "
+                "or leave it out"
+            )
+        if max(sample.ids, default=0) >= vocabulary:
+            raise TrainingError(
+                f"it has token id {max(sample.ids)}, and the model's vocabulary {vocabulary}; was it sampled "
+                "from another model?"
+            )
+
+
+def _conversations(row: SupervisedRow | DpoRow, write: Write[W]) -> list[W]:
+    """Write each conversation that a row is learned as. A pair has two, with one answer each.
+
+    Some templates write earlier messages differently later, for example without their thinking. Then each
+    answer has its own conversation, so that it is learned once, after the context that the model sees.
     """
+    if isinstance(row, DpoRow):
+        # The prompt's assistant messages are context for both answers.
+        prompt, tools = _as_context(row.input.messages), row.input.tools or ()
+        answers = (row.preferred_output, row.non_preferred_output)
+        return [write(_wire([*prompt, *answer]), tools) for answer in answers]
+    messages, tools = row.messages, row.tools or ()
+    learned = [index for index, each in enumerate(messages) if each.role == "assistant" and each.weight != 0]
     try:
-        try:
-            work()
-            return True
-        except (PeerLost, HeadLost):
+        return [write(_wire(messages), tools)]
+    except RequestError:
+        if len(learned) < 2:
             raise
-        except (Interrupted, TrainingCanceled) as reason:
-            _LOG.warning("job %s: %s", job, type(reason).__name__)
-            return True
-        except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
-            if not isinstance(error, EtudeError):
-                _LOG.exception("job %s", job)
-            fail(error)
-    except (PeerLost, HeadLost) as error:
-        _LOG.error("job %s: %s", job, error)
-    return False
+        return [write(_wire([*_as_context(messages[:index]), messages[index]]), tools) for index in learned]
 
 
-@contextmanager
-def stop_events(
-    look: Callable[[Event, Event], None] = lambda canceled, stopping: None,
-) -> Iterator[tuple[Event, Event]]:
-    """Yield two events: `canceled`, the job must end, and `stopping`, this process must stop for now. SIGTERM
-    sets `stopping`.
+def _as_context(messages: Sequence[RowMessage]) -> list[RowMessage]:
+    """Return the messages with none to be learned."""
+    return [
+        message.model_copy(update={"weight": 0}) if message.role == "assistant" else message
+        for message in messages
+    ]
 
-    A thread calls `look(canceled, stopping)` repeatedly, which may set them. If the head is lost, `canceled`
-    is set.
-    """
-    canceled, stopping, over = Event(), Event(), Event()
 
-    def watch() -> None:
-        while not over.wait(_LOOK_SECONDS) and not canceled.is_set():
-            try:
-                look(canceled, stopping)
-            except HeadLost:
-                canceled.set()
-
-    before = signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield canceled, stopping
-    finally:
-        over.set()
-        thread.join()
-        signal.signal(signal.SIGTERM, before)
+def _wire(messages: Sequence[RowMessage]) -> list[Message]:
+    return [message.to_wire() for message in messages]

@@ -160,13 +160,13 @@ class LanguageModelClient:
 
         Raises ClientTimeoutError after `timeout` seconds, ServerVersionError.
         """
-        deadline = time.monotonic() + timeout
-        problem = await self.problem(max(_POLL, timeout))
-        if problem is not None:
-            self._warn(
-                f"waiting up to {timeout:g} s for a language-model server at {self.base_url}: {problem}"
-            )
-        while problem is not None:
+        deadline, told = time.monotonic() + timeout, None
+        while (problem := await self.problem(max(_POLL, deadline - time.monotonic()))) is not None:
+            if problem != told:
+                told = problem
+                self._warn(
+                    f"waiting up to {timeout:g} s for a language-model server at {self.base_url}: {problem}"
+                )
             left = deadline - time.monotonic()
             if left <= 0:
                 raise ClientTimeoutError(
@@ -174,11 +174,6 @@ class LanguageModelClient:
                     "start one: etude serve"
                 )
             await asyncio.sleep(min(_POLL, left))
-            before, problem = problem, await self.problem(max(_POLL, deadline - time.monotonic()))
-            if problem is None:
-                self._warn(f"the language-model server at {self.base_url} answers now")
-            elif problem != before:
-                self._warn(f"still waiting for {self.base_url}: {problem}")
         await self.validate_server_version()
 
     async def problem(self, seconds: float | None = None, *, tries_again: bool = False) -> str | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from pydantic import Field
 
 from etude.algorithms.algorithm import Algorithm, changed_options, find_same_loss, make_algorithm, read_groups
 from etude.backends.capabilities import Capabilities, JobHyperparameters
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 class LmServerAdapterConfig(JobsConfig, name="lm_server"):
     """Train at a language-model server: `etude serve`, on this machine or another."""
 
-    hyperparameters: dict[str, float | int | str | bool] = Field(default_factory=dict)
-    """More hyperparameters of jobs, under the server's names. They override the keys above."""
     free_engine: bool = False
     """Stop the server's engine while a job trains, if the device has no room for both. The engine restarts
     afterwards."""
@@ -126,7 +122,7 @@ class LmServerAdapter(OpenAiJobs):
                 update["groups"] = algorithm.assigned(groups)
         return trajectories.model_copy(update=update)
 
-    def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
+    def reason_to_skip(self, trajectories: TrajectoryCollection, rows: int) -> Skipped | None:
         """As `OpenAiJobs`. A KL loss changes nothing by itself if its reference is the job's own start."""
         algorithm = make_algorithm(trajectories.method, trajectories.options)
         if algorithm.kind != "samples":  # Other kinds may have texts, which the server tokenises.
@@ -145,12 +141,6 @@ class LmServerAdapter(OpenAiJobs):
             )
         return same
 
-    def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the common hyperparameters, updated by the algorithm's and the config's."""
-        given = self._hyperparameters.for_api(method)
-        common = super().hyperparameters(method, options)
-        return common | dict(options) | self.adapter_config.hyperparameters | given
-
 
 @register_trainer_adapter(config_type=LmServerAdapterConfig)
 async def lm_server(config: LmServerAdapterConfig, builder: Builder) -> AsyncIterator[LmServerAdapter]:
@@ -158,9 +148,7 @@ async def lm_server(config: LmServerAdapterConfig, builder: Builder) -> AsyncIte
     llm = trained_model(builder, "lm_server")
     log = None if builder.run is None else builder.run.path / "lm_server_jobs.jsonl"
     client = connect(config, llm, needs_key=False)
-    server = LanguageModelClient(
-        str(client.base_url), client.api_key, timeout=config.request_timeout, policy=config.retry_policy
-    )
+    server = LanguageModelClient(str(client.base_url), client.api_key)
     try:
         adapter = LmServerAdapter(config, client, server, llm.model_name, log, await run_key(builder))
         name = builder.config.finetuning.trajectory_builder

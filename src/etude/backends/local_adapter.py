@@ -36,7 +36,6 @@ _NOT_INITIALIZED = "was not initialized; call initialize(run_config) first"
 _NO_MATTER = {
     "reward",
     "token_budget",
-    "packing",
     "gradient_checkpointing",
     "shard_training",
     "checkpoint_steps",

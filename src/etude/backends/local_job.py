@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from etude.algorithms.algorithm import Algorithm
 from etude.backends.capabilities import LocalAdapterConfig
-from etude.backends.job_training import JobData, JobListener, JobTraining
+from etude.backends.job_training import JobData, JobListener, JobTraining, training_error
 from etude.backends.state_folders import JobContent, StateFolders
 from etude.backends.version_writer import MadeVersion, VersionWriter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
-from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.sample import SampleOrPair
 from etude.learner.learner import Learner, LearnerOptions
@@ -28,7 +24,6 @@ from etude.learner.objective import PassObserver, is_trained
 from etude.learner.optimiser import Schedule, Step
 from etude.models.memory import give_back_freed
 from etude.models.policy import Policy
-from etude.store.files import write_atomically
 from etude.store.learned import Source, learned_lines
 
 
@@ -98,7 +93,7 @@ class Job(JobListener):
             key=("pass", learner.step),
         )
         every = self.config.checkpoint_steps
-        training = JobTraining(learner, data, listener, checkpoints, every, keeps_epochs=False)
+        training = JobTraining(learner, data, listener, checkpoints, every)
         try:
             metrics = training.run(canceled, stopping) | facts
         finally:
@@ -118,17 +113,8 @@ def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerO
         max_grad_norm=config.max_grad_norm,
         schedule=Schedule(config.lr_schedule, config.warmup_steps, epochs),
         token_budget=config.token_budget,
-        packing=config.packing,
         gradient_checkpointing=config.gradient_checkpointing,
     )
-
-
-def training_error(error: RuntimeError) -> TrainingError:
-    """Return a job's error for a torch error."""
-    # torch's own message explains operations that a device lacks.
-    lacks = isinstance(error, NotImplementedError)
-    hint = "" if lacks else "; if memory ran out, lower token_budget of the adapter"
-    return TrainingError(f"training failed: {error}{hint}")
 
 
 class LocalLearner:
@@ -235,77 +221,3 @@ class LocalLearner:
         else:
             self.learner.reset()
         self._optimiser_of = number
-
-
-ORDER, _NEWS, _FAILURE = "order.json", "news.json", "failure"
-
-
-class JobSpec(BaseModel):
-    """Everything that defines a job: a file in its folder. It contains no secrets."""
-
-    model_config = ConfigDict(frozen=True)
-
-    job: str
-    number: int
-    """The number of the version that it makes."""
-    versions: Path
-    """The folder of all versions."""
-    model: str
-    device: str
-    dtype: str
-    """The dtype of the weights that the agents sample from."""
-    seed: int
-    start: ModelVersion
-    begins_from: ModelVersion | None
-    """The version that a warm-up made, which training starts from instead of the base model."""
-    config: LocalAdapterConfig
-    options: LearnerOptions
-    algorithm: str
-    """The import path of the algorithm's class."""
-    gradient: dict[str, Any]
-    """The options of the algorithm's gradient."""
-    content: JobContent
-    collection: TrajectoryCollection
-
-
-class JobProgress(BaseModel):
-    """The progress of a job: a file in its folder, which the leader of its team writes."""
-
-    model_config = ConfigDict(ser_json_inf_nan="constants")
-
-    step: int = 0
-    """The last step taken."""
-    of: int = 0
-    metrics: dict[str, float] = {}
-    note: str | None = None
-    """A message for the user once the job is done."""
-
-    @classmethod
-    def read(cls, folder: Path) -> JobProgress:
-        """Return the progress of the job in a folder."""
-        with suppress(FileNotFoundError):
-            return cls.model_validate_json((folder / _NEWS).read_text(encoding="utf-8"))
-        return cls()
-
-    def write(self, folder: Path) -> None:
-        """Replace the stored progress. Raises StoreError."""
-        write_atomically(folder / _NEWS, self.model_dump_json())
-
-
-def note_failure(folder: Path, reason: str) -> None:
-    """Record why a job failed. Of several processes, the first is heard."""
-    with suppress(FileExistsError), (folder / _FAILURE).open("x", encoding="utf-8") as file:
-        file.write(reason)
-
-
-def read_failure(folder: Path) -> str | None:
-    """Return why the job in a folder failed, if it did."""
-    with suppress(FileNotFoundError):
-        return (folder / _FAILURE).read_text(encoding="utf-8") or None
-    return None
-
-
-def forget_progress(folder: Path) -> None:
-    """Remove what earlier attempts of a job have told."""
-    for name in (_NEWS, _FAILURE):
-        (folder / name).unlink(missing_ok=True)

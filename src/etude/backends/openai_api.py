@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, SecretStr
 
 from etude.algorithms.algorithm import data_kind
-from etude.config.component import CHANGEABLE
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.conversion import TrajectoryCollection, item_message, learning_units, to_trajectory
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
@@ -27,7 +26,7 @@ from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
 from etude.engines.openai_config import OpenAiLlmConfig, PlainAddress
 from etude.store.run_folder import KEY_STEP
-from etude.wire.retries import USUAL, RetryPolicy, RetryReason, describe, is_worth_retrying, retry_after
+from etude.wire.retries import RetryReason, describe, is_worth_retrying, retry_after
 
 if TYPE_CHECKING:
     import httpx
@@ -43,6 +42,8 @@ _NO_KEY = "none"
 """The SDK needs a key even for servers that need none."""
 _LISTS = ("files", "jobs", "events")
 """The ends of the paths for which a GET returns a list."""
+REQUEST_SECONDS = 60.0
+"""Seconds for one request, plus one second for each 32 KB that it sends."""
 
 
 class JobsConfig(TrainerAdapterConfig):
@@ -52,27 +53,8 @@ class JobsConfig(TrainerAdapterConfig):
     """Address of the API, ending in `/v1`. Default: the address of the trained model."""
     api_key: SecretStr | None = None
     """The API key. Default: the model's own key if the address is the model's, otherwise `OPENAI_API_KEY`."""
-    n_epochs: int | Literal["auto"] = "auto"
-    """The number of passes of a job over its data."""
-    batch_size: int | Literal["auto"] = "auto"
-    """Rows per step."""
-    learning_rate_multiplier: float | Literal["auto"] = "auto"
-    """Factor on the default learning rate."""
-    beta: float | Literal["auto"] = "auto"
-    """The strength of the pull to the reference model, in DPO."""
-    min_rows: int = Field(default=1, ge=1)
-    """The fewest rows that a job trains on. With fewer rows, the job is skipped."""
-    request_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """Seconds for one request, plus one second for each 32 KB that it sends."""
-    max_retries: Annotated[int, CHANGEABLE] = Field(default=USUAL.retries, ge=0)
-    """Retries of a failed request. Nothing is made twice: files and jobs are looked up first."""
-    retry_wait: Annotated[float, CHANGEABLE] = Field(default=USUAL.first_wait, ge=0)
-    """Longest wait in seconds before the first retry. It doubles each time. `Retry-After` overrides it."""
-
-    @property
-    def retry_policy(self) -> RetryPolicy:
-        """The retry policy for requests."""
-        return replace(USUAL, retries=self.max_retries, first_wait=self.retry_wait)
+    hyperparameters: dict[str, float | int | str | bool] = Field(default_factory=dict)
+    """Hyperparameters of jobs, under the API's names, such as `n_epochs`. The API chooses the others."""
 
 
 class TrainingJobNotFoundClientError(TrainingError):
@@ -191,7 +173,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     keep_secret(key)
     # Version 3 of the SDK is annotated with httpx2 but also accepts a client of httpx.
     http: Any = WholeAnswers(
-        seconds=config.request_timeout,
+        seconds=REQUEST_SECONDS,
         find_problem=response_problem,
         follow_redirects=True,
         headers=UNCOMPRESSED,
@@ -200,7 +182,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     return AsyncOpenAI(
         api_key=key or _NO_KEY,
         base_url=url,
-        timeout=config.request_timeout,
+        timeout=REQUEST_SECONDS,
         max_retries=0,  # Retries follow the policy of all clients.
         http_client=http,
     )
@@ -239,6 +221,12 @@ def latest_metrics(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
             numbers = {str(key): value for key, value in event.data.items()}
             return {key: value for key, value in numbers.items() if type(value) in (int, float)}
     return {}
+
+
+def training_file(collection: TrajectoryCollection) -> bytes:
+    """Return the training file of a job, with one line per row. Raises as `rows_for_api`."""
+    rows = rows_for_api(collection)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
 def rows_for_api(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:

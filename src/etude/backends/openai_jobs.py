@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,16 +21,16 @@ from etude.backends.openai_api import (
     job_error,
     latest_metrics,
     retry_reason,
-    rows_for_api,
+    training_file,
 )
 from etude.backends.state_folders import JobContent
-from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status, pauses
+from etude.backends.trainer_adapter import TrainerAdapter, job_status, pauses
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method
-from etude.wire.retries import counting_retries, with_retries
+from etude.wire.retries import USUAL, counting_retries, with_retries
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -47,6 +46,8 @@ makes."""
 _DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_training", "etude_start"
 """Metadata keys for the job's content. The API stores files and hyperparameters in its own form."""
 
+_LOGGED = {"level", "message", "type", "data", "created_at"}
+"""The fields of an event that go into the run's log."""
 _SEED_SHIFT = 32
 """Keys have 63 bits, and the API's seeds have 31."""
 _MAX_SUFFIX = 64
@@ -64,6 +65,8 @@ class OpenAiJobs(TrainerAdapter):
 
     backend: ClassVar[str] = "openai"
     """The backend's name in refs and errors."""
+    retry_policy = USUAL
+    """When requests are sent again. Nothing is made twice: files and jobs are looked up first."""
     adapter_config: JobsConfig
 
     def __init__(
@@ -91,7 +94,7 @@ class OpenAiJobs(TrainerAdapter):
         """Additional metadata of each job."""
         self._made: dict[str, ModelVersion] = {}
         """The versions that jobs made, by API job id."""
-        self.job_log = JobLog(log)
+        self.job_log = log
         self._events: dict[str, list[FineTuningJobEvent]] = {}
         """The events of jobs, by API job id."""
 
@@ -109,8 +112,7 @@ class OpenAiJobs(TrainerAdapter):
 
     async def check(self) -> None:
         """Raise BackendError with the API's reason unless it answers and accepts the key."""
-        with api_errors(self.client):
-            await self._call_api(lambda: self._api.list(limit=1))
+        await self._call_api(lambda: self._api.list(limit=1))
 
     def use_hyperparameters(self, hyperparameters: JobHyperparameters) -> None:
         """Set hyperparameters of the next jobs: epochs, rows per step and DPO's beta."""
@@ -121,8 +123,7 @@ class OpenAiJobs(TrainerAdapter):
         """Upload the rows and create a job, unless one with that name and content exists."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method)
         trajectories = self.prepared(trajectories)
-        name, rows = trajectories.run_id, self.rows(trajectories)
-        content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        name, content = trajectories.run_id, training_file(trajectories)
         request = self._request(name, content, trajectories.method, trajectories.options)
         known = await self.find(name)
         if known is not None:
@@ -130,15 +131,12 @@ class OpenAiJobs(TrainerAdapter):
                 name, _job_content(request["metadata"]), known.fine_tuned_model
             )
             return self._ref(name, known)
-        if len(rows) < self.adapter_config.min_rows:
-            least = self.adapter_config.min_rows
-            return Skipped(reason=f"too little data: {len(rows)} rows, and the API takes {least} or more")
-        if (skipped := self.reason_to_skip(trajectories)) is not None:
+        if (skipped := self.reason_to_skip(trajectories, rows := content.count(b"\n"))) is not None:
             return skipped
-        self.job_log.add(name, {"event": "submitting", "rows": len(rows)})
-        with api_errors(self.client):
-            request["training_file"] = await self._upload(name, content)
-            job = await self._create(name, request)
+        new = TrainingJobRef(run_id=name, backend=self.backend)
+        self.log_progress(new, {"event": "submitting", "rows": rows})
+        request["training_file"] = await self._upload(name, content)
+        job = await self._create(name, request)
         self._newest = max(self._newest, int(request["metadata"][_VERSION]))
         return self._ref(name, job)
 
@@ -146,37 +144,18 @@ class OpenAiJobs(TrainerAdapter):
         """Return the collection to send, for an algorithm that the API knows."""
         return trajectories
 
-    def reason_to_skip(self, trajectories: TrajectoryCollection) -> Skipped | None:
-        """Return why a job on the collection could change nothing, if that is already known."""
+    def reason_to_skip(self, trajectories: TrajectoryCollection, rows: int) -> Skipped | None:
+        """Return why no job should be made on the collection of `rows` rows, if that is already known."""
         return None
 
-    def rows(self, trajectories: TrajectoryCollection) -> list[dict[str, Any]]:
-        """Return the rows of the training file. Raises CapabilityError if the API takes no such data."""
-        return list(rows_for_api(trajectories))
-
-    def choose_method(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a job's `method`: its type and hyperparameters."""
-        return {"type": method, method: {"hyperparameters": self.hyperparameters(method, options)}}
-
-    def hyperparameters(self, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the hyperparameters of a method's jobs, from the config and the algorithm's `options`."""
-        config = self.adapter_config
-        common = {
-            "n_epochs": config.n_epochs,
-            "batch_size": config.batch_size,
-            "learning_rate_multiplier": config.learning_rate_multiplier,
-        }
-        beta = {"beta": options.get("beta", config.beta)} if method == "dpo" else {}
-        return common | beta | self._hyperparameters.for_api(method)
-
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Return the job's status at the API. Append its new events to the run's log."""
+        """Return the job's status at the API, after its new events were logged."""
         try:
             job = await self.job(ref)
         except TrainingJobNotFoundClientError as error:
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=str(error))
         with contextlib.suppress(BackendError):  # The events can be fetched later.
-            self.job_log.add_events(ref.run_id, await self.events(self._ref(ref.run_id, job)))
+            await self.events(self._ref(ref.run_id, job))
         metrics = latest_metrics(self._events[job.id])
         if self._retries:
             metrics |= {"api_retries": self._retries, "api_waited_seconds": round(self._waited, 3)}
@@ -228,27 +207,31 @@ class OpenAiJobs(TrainerAdapter):
     async def cancel(self, ref: TrainingJobRef) -> None:
         from openai import BadRequestError, NotFoundError
 
-        with contextlib.suppress(TrainingJobNotFoundClientError):
+        async def cancel() -> None:
             job_id = await self._job_id(ref)
-            with api_errors(self.client), contextlib.suppress(BadRequestError, NotFoundError):
-                # The job is missing or has ended, as intended.
-                await self._call_api(lambda: self._api.cancel(job_id))
+            with contextlib.suppress(BadRequestError, NotFoundError):  # It is missing or has ended.
+                await self._api.cancel(job_id)
+
+        with contextlib.suppress(TrainingJobNotFoundClientError):
+            await self._call_api(cancel)
 
     async def job(self, ref: TrainingJobRef) -> FineTuningJob:
         """Return the job from the API. Raises TrainingJobNotFoundClientError, BackendError."""
         from openai import NotFoundError
 
         job_id = await self._job_id(ref)
-        with api_errors(self.client):
+
+        async def retrieve() -> FineTuningJob:
             try:
-                return await self._call_api(lambda: self._api.retrieve(job_id))
+                return await self._api.retrieve(job_id)
             except NotFoundError as error:
                 raise TrainingJobNotFoundClientError(job_id) from error
 
+        return await self._call_api(retrieve)
+
     async def find(self, name: str) -> FineTuningJob | None:
         """Return the latest job submitted under a name, by this process or another."""
-        with api_errors(self.client):
-            return await self._call_api(lambda: self._find(name))
+        return await self._call_api(lambda: self._find(name))
 
     async def _find(self, name: str) -> FineTuningJob | None:
         async for job in self._api.list(metadata={_JOB: name}):
@@ -258,7 +241,10 @@ class OpenAiJobs(TrainerAdapter):
         return None
 
     async def events(self, ref: TrainingJobRef) -> list[FineTuningJobEvent]:
-        """Return the job's events, oldest first. Raises TrainingJobNotFoundClientError, BackendError."""
+        """Return the job's events, oldest first. Append new ones to the run's log.
+
+        Raises TrainingJobNotFoundClientError, BackendError.
+        """
         job_id = await self._job_id(ref)
         known = self._events.setdefault(job_id, [])
 
@@ -270,34 +256,36 @@ class OpenAiJobs(TrainerAdapter):
                 events.append(event)
             return events
 
-        with api_errors(self.client):
-            known += reversed(await self._call_api(fresh))
+        new = (await self._call_api(fresh))[::-1]
+        known += new
+        # An earlier process may have logged some of them.
+        logged = self.job_log.read_text("utf-8") if new and self.job_log and self.job_log.exists() else ""
+        for event in new:
+            if f'"{event.id}"' not in logged:
+                facts = event.model_dump(mode="json", include=_LOGGED)
+                self.log_progress(ref, {"event": event.id} | {key: facts[key] for key in facts if facts[key]})
         return known
 
     async def _upload(self, name: str, content: bytes) -> str:
         """Return the id of a file with this content. Upload it unless it is there already.
 
-        Every attempt looks it up first, because the last attempt may have lost only the answer. An Etude
-        server recognises the upload by its key, even while an earlier one is still running.
+        Every attempt looks it up first, because the last attempt may have lost only the answer.
         """
-        digest = content_hash(content.decode())
-        filename = f"{_job_suffix(name)}-{digest[:12]}.jsonl"
-        key = {"Idempotency-Key": f"{filename}/{digest}/{len(content)}"}
+        filename = f"{_job_suffix(name)}-{content_hash(content.decode())[:12]}.jsonl"
 
         async def upload() -> str:
             async for file in self.client.files.list(purpose="fine-tune"):
                 if (file.filename, file.bytes) == (filename, len(content)) and file.status != "error":
                     return file.id
-            sent = filename, content
-            return (await self.client.files.create(file=sent, purpose="fine-tune", extra_headers=key)).id
+            return (await self.client.files.create(file=(filename, content), purpose="fine-tune")).id
 
         return await self._call_api(upload)
 
     async def _call_api(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of requests to the API, with counted retries. Raises APIError."""
-        with counting_retries() as count:
+        """Return the result of requests to the API, with counted retries. Raises BackendError."""
+        with api_errors(self.client), counting_retries() as count:
             try:
-                return await with_retries(attempt, retry_reason, self.adapter_config.retry_policy)
+                return await with_retries(attempt, retry_reason, self.retry_policy)
             finally:
                 self._retries += count.retries
                 self._waited += count.waited
@@ -306,7 +294,8 @@ class OpenAiJobs(TrainerAdapter):
         self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return a job's request without its file. The metadata describe the job's content."""
-        how = self.choose_method(method, options)
+        values = {**options, **self.adapter_config.hyperparameters, **self._hyperparameters.for_api(method)}
+        how = {"type": method, method: {"hyperparameters": values}}
         seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
         metadata = {
             _JOB: name,
@@ -337,17 +326,17 @@ class OpenAiJobs(TrainerAdapter):
             is_first = False
             if made is not None:
                 return made
-            return await self._api.create(**request, suffix=_job_suffix(name), extra_headers=headers)
+            try:
+                return await self._api.create(**request, suffix=_job_suffix(name), extra_headers=headers)
+            except RateLimitError as error:
+                if error.code != DAILY_LIMIT:
+                    raise
+                raise TrainingError(
+                    f"job {name}: the day's fine-tuning jobs are used up. Nothing that was collected is "
+                    "lost; resume (`etude resume`) tomorrow, or make the job again then."
+                ) from error
 
-        try:
-            return await self._call_api(create)
-        except RateLimitError as error:
-            if error.code != DAILY_LIMIT:
-                raise
-            raise TrainingError(
-                f"job {name}: the day's fine-tuning jobs are used up. Nothing that was collected is lost; "
-                "resume (`etude resume`) tomorrow, or make the job again then."
-            ) from error
+        return await self._call_api(create)
 
     async def _job_id(self, ref: TrainingJobRef) -> str:
         known = (ref.metadata or {}).get("job_id")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
@@ -14,9 +13,6 @@ from etude.core.conversion import TrajectoryCollection
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.return_checks import wrap_implementations
 from etude.store.files import append_json_line
-
-if TYPE_CHECKING:
-    from openai.types.fine_tuning import FineTuningJobEvent
 
 _FIRST_PAUSE = 0.25
 _BACKOFF = 1.5
@@ -37,8 +33,8 @@ class TrainerAdapter(ABC):
         """Keep the config. Nothing is started here."""
         self.adapter_config = adapter_config
         self.run_config = None  # type: ignore[assignment]  # the seed interface starts it as None
-        self.job_log = JobLog(None)
-        """A log for facts about jobs without a folder. It keeps nothing unless it is replaced."""
+        self.job_log: Path | None = None
+        """A file for facts about jobs that are logged without a folder. None keeps nothing."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Make every implementation check its return values against the interface."""
@@ -111,8 +107,9 @@ class TrainerAdapter(ABC):
         self, ref: TrainingJobRef, metrics: dict[str, Any], output_dir: str | None = None
     ) -> None:
         """Append facts about a job to `<backend>_jobs.jsonl` in `output_dir`, or to `job_log` by default."""
-        path = None if output_dir is None else Path(output_dir) / f"{ref.backend}_jobs.jsonl"
-        (self.job_log if path is None else JobLog(path)).add(ref.run_id, metrics)
+        path = self.job_log if output_dir is None else Path(output_dir) / f"{ref.backend}_jobs.jsonl"
+        if path is not None:
+            append_json_line(path, {"run_id": ref.run_id, **metrics})
 
     async def current_version(self) -> ModelVersion | None:
         """Return the weights that the next job starts from, or None if the backend does not tell."""
@@ -186,32 +183,3 @@ def pauses(usual: float, longest: float) -> Iterator[float]:
 def job_status(ref: TrainingJobRef, status: TrainingStatusEnum, **more: Any) -> TrainingJobStatus:
     """Return a status for the job of `ref`, with `more` of its fields."""
     return TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=status, **more)
-
-
-class JobLog:
-    """A file of facts about jobs, one JSON object per line. It has each API event only once."""
-
-    def __init__(self, path: Path | None) -> None:
-        """None keeps nothing."""
-        self._path = path
-        self._seen: set[str] | None = None
-
-    def add(self, job: str, facts: Mapping[str, Any]) -> None:
-        """Append facts about a job."""
-        if self._path is not None:
-            append_json_line(self._path, {"run_id": job, **facts})
-
-    def add_events(self, job: str, events: Sequence[FineTuningJobEvent]) -> None:
-        """Append events that are not in the file yet, also from earlier processes."""
-        if self._path is None:
-            return
-        if self._seen is None:
-            text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
-            self._seen = set(re.findall(r'"event": "([^"]+)"', text))
-        for event in events:
-            if event.id not in self._seen:
-                self._seen.add(event.id)
-                facts = event.model_dump(
-                    mode="json", include={"level", "message", "type", "data", "created_at"}
-                )
-                self.add(job, {"event": event.id, **{key: value for key, value in facts.items() if value}})

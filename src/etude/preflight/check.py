@@ -24,7 +24,6 @@ from etude.backends.capabilities import (
 )
 from etude.backends.local import check_learners
 from etude.backends.openai_adapter import OpenAiAdapterConfig
-from etude.backends.openai_api import JobsConfig
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig, read_transcripts
 from etude.config.import_path import is_import_path
@@ -345,22 +344,14 @@ def _check_shape(what: str, name: str, llm: Any, methods: Collection[Method], fi
 def _check_hosted(
     config: Config, what: str, block: FinetuneConfig, examples: int, findings: Findings
 ) -> bool:
-    """Warn of differences at a hosted backend. Return whether it would train on anything."""
+    """Warn of too few rows for OpenAI. Return whether it would train on anything."""
     adapter = _find_adapter(config, block)
-    if not isinstance(adapter, JobsConfig):
+    if not isinstance(adapter, OpenAiAdapterConfig):
         return True
-    graded = isinstance(adapter, OpenAiAdapterConfig) and adapter.reinforcement is not None
-    if graded:
-        findings.warn(
-            what,
-            "OpenAI's reinforcement fine-tuning samples and grades by itself: the run's answers and rewards "
-            "are measured, and only its prompts are trained on",
-        )
     builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
     groups = min(getattr(builder, "examples_per_epoch", None) or examples, examples)
-    in_groups = graded or builder.type_name == "grpo"
-    rows = groups * (1 if in_groups else getattr(builder, "num_generations", 1))
-    enough = builder.type_name not in ("grpo", "expert_iteration") or rows >= adapter.min_rows
+    rows = groups * getattr(builder, "num_generations", 1)
+    enough = builder.type_name != "expert_iteration" or rows >= adapter.min_rows
     if not enough:
         findings.warn(
             what,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.collecting import Collecting
-from etude.backends.openai_adapter import AUTO_EPOCHS, OpenAiAdapterConfig
+from etude.backends.openai_adapter import OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.call import Usage
@@ -241,16 +241,15 @@ def _training_cost(config: Config, episodes: int, each: EpisodeUsage) -> tuple[f
         if not block.enabled or not isinstance(adapter, OpenAiAdapterConfig):
             continue
         tokens = episodes * each.average_tokens(block.target_model)
-        passes = AUTO_EPOCHS if adapter.n_epochs == "auto" else adapter.n_epochs
         llm = config.llms.get(block.target_model or "")
         model = str(getattr(llm, "model_name", ""))
-        prices = None if llm is None or adapter.reinforcement is not None else llm.prices
+        prices = None if llm is None else llm.prices
         if prices is None or (price := prices.training) is None:
             how = f"give llms.{block.target_model}.prices.training, in USD for a million tokens"
             return None, (f"what OpenAI charges for training {model} is not known here: {how}",)
-        total += tokens * passes * price / 1e6
+        total += tokens * adapter.epochs * price / 1e6
         assumptions.append(
-            f"every episode is trained on {passes} times in {model}, at "
+            f"every episode is trained on {adapter.epochs} times in {model}, at "
             f"${price:g} for a million tokens; sampling not counted"
         )
     return (total, tuple(assumptions)) if assumptions else (None, ())

@@ -7,23 +7,18 @@ resumes from its last checkpoint.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import json
 import os
 import secrets
 import socket
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from etude.core.errors import EtudeError, StoreError, first_line
 from etude.engines.programs import (
@@ -43,8 +38,6 @@ if TYPE_CHECKING:
 
 _LAST_WORDS_SECONDS = 3.0
 """Seconds to hear from processes that end after the first, which may only have lost its peer."""
-_CALL_SECONDS = 120.0
-"""Seconds for the head to answer a call."""
 _LOCK_SECONDS = 60.0
 """Seconds for a process of an earlier team to end, after the process that started it was killed."""
 _PAUSE_SECONDS = 0.2
@@ -61,10 +54,6 @@ async def local_places(count: int) -> AsyncIterator[Sequence[Launcher]]:
     yield [LocalLauncher()] * count
 
 
-class HeadLost(EtudeError):
-    """The process on the head that started this one has ended, so nobody receives its results."""
-
-
 @dataclass(frozen=True, slots=True)
 class MemberProgram(Program):
     """One process of a team. It calls a module's `main` with its `TeamMember` and the arguments."""
@@ -74,8 +63,6 @@ class MemberProgram(Program):
     folder: Path
     """The job's folder, on storage that all nodes share."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    desk: Desk | None = None
-    """The object at the head that members call, if there is one."""
     mark: str = field(default_factory=lambda: secrets.token_hex(16))
     rank: int = 0
     size: int = 1
@@ -98,8 +85,7 @@ class MemberProgram(Program):
             **{"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size},
             **{"MASTER_ADDR": name, "MASTER_PORT": port, "OMP_NUM_THREADS": threads},
         }
-        desk = None if self.desk is None else (self.desk.host, self.desk.port, self.desk.key.hex())
-        member = [self.rank, host, str(self.folder), self.mark, desk]
+        member = [self.rank, host, str(self.folder), self.mark]
         said = json.dumps([member, self.module, self.arguments])
         variables = {name: str(value) for name, value in environment.items()} | dict(self.environment)
         return replace(python_command(__name__, said), environment=variables, address=address)
@@ -108,11 +94,9 @@ class MemberProgram(Program):
 class TeamRun:
     """The processes of a team, from the wait for room to their end. All output goes to one log."""
 
-    def __init__(
-        self, places: Places, program: MemberProgram, size: int, log: Path, desk: object = None
-    ) -> None:
-        """Start as many processes as `size`. They may call the methods of `desk`."""
-        self._program, self.size, self._log, self._desk = program, size, log, desk
+    def __init__(self, places: Places, program: MemberProgram, size: int, log: Path) -> None:
+        """Start as many processes as `size`."""
+        self._program, self.size, self._log = program, size, log
         self.children: dict[int, Child] = {}
         """The started processes, by rank."""
         self.since = time.time()
@@ -143,9 +127,8 @@ class TeamRun:
             write_atomically(self._program.folder / _SHARED, self._program.mark)
             async with places(self.size) as launchers:
                 try:
-                    with open_desk(self._desk, launchers[0].address) as desk:
-                        await self._start(launchers, desk)
-                        return await self._watch()
+                    await self._start(launchers)
+                    return await self._watch()
                 finally:
                     for child in self.children.values():
                         child.kill()
@@ -153,8 +136,8 @@ class TeamRun:
         finally:
             lock.release()
 
-    async def _start(self, launchers: Sequence[Launcher], desk: Desk | None) -> None:
-        program = replace(self._program, desk=desk, size=self.size, is_apart=bool(launchers[0].address))
+    async def _start(self, launchers: Sequence[Launcher]) -> None:
+        program = replace(self._program, size=self.size, is_apart=bool(launchers[0].address))
 
         async def start(rank: int, first: str = "") -> None:
             own = replace(program, rank=rank, first=first)
@@ -188,93 +171,13 @@ class TeamRun:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """Where the members of a team call an object at the head, such as its database."""
-
-    host: str
-    port: int
-    key: bytes = field(repr=False)
-
-
-@contextmanager
-def open_desk(thing: object, host: str) -> Iterator[Desk | None]:
-    """Answer calls of the object's methods, in threads, at the address `host`; none for None."""
-    if thing is None:
-        yield None
-        return
-    key, over = secrets.token_bytes(32), threading.Event()
-    with Listener((host, 0), backlog=64) as listener:
-
-        def accept() -> None:
-            while not over.is_set():
-                arguments = listener.accept(), key, thing
-                threading.Thread(target=_answer, args=arguments, daemon=True).start()
-
-        accepting = threading.Thread(target=accept, daemon=True)
-        accepting.start()
-        try:
-            yield Desk(host, listener.address[1], key)
-        finally:
-            over.set()
-            Client(listener.address).close()  # Wakes the thread.
-            accepting.join()
-
-
-def _answer(connection: Connection, key: bytes, thing: object) -> None:
-    """Answer the calls of one member, once each end has proved that it knows the key."""
-    with contextlib.suppress(OSError, EOFError, AuthenticationError), connection:
-        deliver_challenge(connection, key)
-        answer_challenge(connection, key)
-        while True:
-            name, arguments, options = connection.recv()
-            result, failure = None, None
-            try:
-                result = attrgetter(name)(thing)(*arguments, **options)
-            except Exception as error:  # noqa: BLE001  the caller raises it
-                failure = error
-            connection.send((result, failure))
-
-
 class TeamMember:
     """This process as a member of its team."""
 
-    def __init__(self, rank: int, node: str, folder: Path, mark: str, desk: Desk | None = None) -> None:
+    def __init__(self, rank: int, node: str, folder: Path, mark: str) -> None:
         """`node` is the address of this machine. `folder` is the job's, and `mark` the head's file in it."""
         self.rank, self.node, self.folder = rank, node, folder
         self._mark = mark
-        self._turn = threading.Lock()
-        self._head: Connection | None = None
-        if desk is not None:
-            try:
-                self._head = Client((desk.host, desk.port))
-                answer_challenge(self._head, desk.key)
-                deliver_challenge(self._head, desk.key)
-            except (OSError, EOFError, AuthenticationError) as error:
-                raise HeadLost(f"{node} cannot reach the head at {desk.host}:{desk.port}: {error}") from error
-
-    @property
-    def has_desk(self) -> bool:
-        """Whether there is an object at the head to call."""
-        return self._head is not None
-
-    def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the desk's object or of one of its attributes, such as `jobs.get`.
-
-        Raises the method's errors, and HeadLost.
-        """
-        assert self._head is not None
-        try:
-            with self._turn:
-                self._head.send((name, args, options))
-                if not self._head.poll(_CALL_SECONDS):
-                    raise HeadLost("the process on the head that started this one does not answer")
-                result, error = self._head.recv()
-        except (OSError, EOFError) as lost:
-            raise HeadLost("the process on the head that started this one has ended") from lost
-        if error is not None:
-            raise error
-        return result
 
     def require_shared(self) -> None:
         """Raise StoreError if this node has another job folder than the head, or one without locks."""
@@ -317,10 +220,6 @@ class TeamMember:
 
 def main() -> int:
     """Read the order, and do this process's part. Return the exit code."""
-    (rank, node, folder, mark, desk), module, arguments = json.loads(sys.stdin.readline())
-    at = None if desk is None else Desk(desk[0], desk[1], bytes.fromhex(desk[2]))
-    try:
-        member = TeamMember(rank, node, Path(folder), mark, at)
-    except HeadLost as error:
-        sys.exit(str(error))
+    (rank, node, folder, mark), module, arguments = json.loads(sys.stdin.readline())
+    member = TeamMember(rank, node, Path(folder), mark)
     return int(importlib.import_module(module).main(member, *arguments))

@@ -32,6 +32,10 @@ from etude.store.files import WEIGHTS_FILE, damage_in, note_sums, open_draft
 
 _GPUS, _CPU_CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
 """The environment variables that tell vLLM which GPUs or CPU cores to use."""
+_MAX_TOKENS = 512
+"""The token limit of a chat completion that sets none."""
+_SAMPLER_CPUS = 1.0
+"""The CPUs that Ray reserves for each vLLM on a cluster."""
 _SMALLEST_HEAD = 32
 """The smallest attention heads that vLLM takes on a CPU. Smaller ones kill its workers at first use."""
 
@@ -93,7 +97,7 @@ class EmbeddedBackend(Backend):
         self._first = None
         if policy is None or model.folder is not None:
             policy = await asyncio.to_thread(load_policy, settings, model)
-        return EmbeddedEngine(policy, max_batch=settings.max_batch, max_tokens=settings.max_tokens)
+        return EmbeddedEngine(policy, max_tokens=_MAX_TOKENS)
 
     async def unload(self, model: ServedModel, engine: TokenEngine) -> None:
         await engine.close()
@@ -113,14 +117,14 @@ class VllmBackend(Backend):
             folder=self._folder,
             dtype=dtype_name(policy_dtype(settings.model, settings.dtype, device)),
             command=tuple(shlex.split(settings.vllm_command)),
-            arguments=(*context_arguments(settings.model), *settings.vllm_args),
+            arguments=(*context_arguments(settings.model), *settings.vllm_arg),
             max_loras=max(1, settings.max_models - 1),
         )
         self._device = device.type
         names = _CPU_CORES if device.type == "cpu" else _GPUS
         each = [
             replace(options, folder=self._folder / str(number), device=own, environment={names: own})
-            for number, own in enumerate(settings.vllm_devices)
+            for number, own in enumerate(settings.vllm_device)
         ]
         placed = [replace(options, folder=self._folder / str(number)) for number in range(settings.samplers)]
         self._processes = VllmProcesses([VllmProcess(own) for own in each or placed or [options]])
@@ -152,17 +156,17 @@ class VllmBackend(Backend):
         from etude.processes.ray_cluster import connect_ray, gpus_each
         from etude.processes.ray_nodes import WaitingLauncher
 
-        settings = self._settings
-        assert settings.cluster is not None
+        settings, cluster = self._settings, self._settings.cluster
+        assert cluster is not None
         code = Path.cwd() if settings.algorithms else None  # For jobs, which use the same connection.
-        self._exits.enter_context(connect_ray(settings.cluster.address, settings.cluster.runtime_env, code))
+        self._exits.enter_context(connect_ray(cluster.address, cluster.runtime_env, code))
         import ray  # Without Ray, `connect_ray` has raised an error that says so.
 
         on_gpus = self._device != "cpu"
         gpus = gpus_each(settings.sampler_gpus, ray.cluster_resources(), on_gpus=on_gpus)
         for process in self._processes.processes:
             seconds = process.options.start_seconds
-            process.launcher = WaitingLauncher(settings.sampler_cpus, gpus, seconds)
+            process.launcher = WaitingLauncher(_SAMPLER_CPUS, gpus, seconds)
 
     def memory_group(self, model: ServedModel) -> str:
         """LoRA weights share the base model's group. A model with full weights has its own."""
@@ -183,7 +187,7 @@ class VllmBackend(Backend):
             self._processes,
             name,
             self.speech,
-            max_tokens=settings.max_tokens,
+            max_tokens=_MAX_TOKENS,
             wait=settings.engine_wait,
             version=0 if model.folder is None else 1,
         )
@@ -225,8 +229,8 @@ class VllmBackend(Backend):
         """Return a folder with the whole model. An earlier server may have written it."""
         folder = self._folder / f"model-{model.digest}"
         if damage_in(folder):
-            where = {"device": "cpu", "dtype": self._processes.processes[0].options.dtype}
-            policy = load_policy(self._settings.model_copy(update=where), model)
+            dtype: Any = self._processes.processes[0].options.dtype
+            policy = load_policy(replace(self._settings, device="cpu", dtype=dtype), model)
             with open_draft(folder) as draft:
                 policy.export(draft)
                 note_sums(draft)

@@ -15,7 +15,7 @@ from etude.core.errors import StoreError
 from etude.store.files import open_private, private_folder
 from etude.wire.http_server import ApiError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _BUSY_SECONDS = 20
 METADATA = sa.MetaData()
 """All tables of the database. `open_database` creates missing ones."""
@@ -42,12 +42,11 @@ def table(name: str, *columns: sa.Column[object] | sa.UniqueConstraint) -> sa.Ta
 FILES = table(
     "files",
     sa.Column("filename", sa.Text, nullable=False),
-    sa.Column("purpose", sa.Text, nullable=False),
     sa.Column("bytes", sa.Integer, nullable=False),
-    sa.Column("method", sa.Text),
+    sa.Column("method", sa.Text, nullable=False),
     sa.Column("rows", sa.Integer, nullable=False),
 )
-"""`method` and `rows` describe training files: the method they are for, and the number of lines."""
+"""`method` is the method that the rows are for."""
 
 JOBS = table(
     "jobs",
@@ -65,12 +64,10 @@ JOBS = table(
     sa.Column("error", sa.JSON),
     sa.Column("fine_tuned_model", sa.Text),
     sa.Column("finished", sa.Float),
-    sa.Column("estimated_finish", sa.Float),
     sa.Column("trained_tokens", sa.Integer),
-    sa.Column("result_files", sa.JSON, nullable=False),
-    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("news_read", sa.Integer, nullable=False),
 )
-"""`attempts` counts the workers started since the last checkpoint."""
+"""`news_read` is the position in the news of the job's processes up to which they are in `events`."""
 
 EVENTS = table(
     "events",
@@ -90,10 +87,8 @@ MODELS = table(
     sa.Column("folder", sa.Text, nullable=False),
     sa.Column("lora", sa.JSON),
     sa.Column("digest", sa.Text, nullable=False),
-    sa.Column("step", sa.Integer),
-    sa.Column("metrics", sa.JSON, nullable=False),
 )
-"""`id` is the name that clients use. `step` is set for checkpoints, and null for a job's final model."""
+"""`id` is the name that clients use."""
 
 
 def open_database(path: Path) -> sa.Engine:

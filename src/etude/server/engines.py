@@ -38,6 +38,8 @@ _LOG = logging.getLogger("etude.server")
 
 JOBS = "jobs"
 """The holder that stops the engine while jobs train."""
+MAX_QUEUE = 4096
+"""The limit of running and waiting sequences."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,9 +90,8 @@ class EnginePool:
         """
         known = self._loaded.get(name)
         model = await asyncio.to_thread(self._models.get, name) if known is None else known.model
-        limit = self._settings.max_queue
-        if self.sequences + sequences > limit:
-            message = f"{self.sequences} sequences are in progress, and the server takes {limit} at once"
+        if self.sequences + sequences > MAX_QUEUE:
+            message = f"{self.sequences} sequences are in progress, and the server takes {MAX_QUEUE} at once"
             raise ApiError(429, message, code="queue_full", retry_after=1)
         self.sequences += sequences
         try:

@@ -1,28 +1,28 @@
-"""The files of `/v1/files`: uploads, checked line by line, and the results of jobs."""
+"""The files of `/v1/files`: training data, checked line by line."""
 
 from __future__ import annotations
 
 import codecs
-import filecmp
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from hashlib import file_digest
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO, Literal, TypeAlias
+from typing import Annotated, Any, BinaryIO, Literal
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Form, Header, Query, UploadFile
+from fastapi import APIRouter, Form, Query, UploadFile
 from fastapi.responses import FileResponse
 
-from etude.backends.job_rows import require_written
+from etude.backends.job_training import require_written
 from etude.core.errors import ImpossibleCall, RequestError
 from etude.core.json_text import JsonError, read_json
 from etude.core.keys import content_hash
 from etude.core.training_rows import ROWS, GrpoRow, TrainingRow, guess_method
 from etude.core.trajectory import Method
 from etude.models.text_codec import TextCodec
-from etude.server.database import FILES, Order, Page, Row, fetch_page, fetch_row, list_object, new_id
+from etude.server.database import FILES, Order, Page, Row, fetch_page, fetch_row, list_object
 from etude.server.guard import not_found
 from etude.store.files import open_draft, open_private
 from etude.wire.http_server import ApiError
@@ -30,7 +30,6 @@ from etude.wire.sampling import validated
 
 _LONGEST_LINE = 16 * 2**20
 
-Purpose: TypeAlias = Literal["fine-tune", "fine-tune-results"]
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
@@ -117,40 +116,29 @@ class FileStore:
         self._speech = speech
         self._folder = data_dir / "files"
 
-    def upload(self, filename: str, content: BinaryIO, key: str | None = None) -> Row:
-        """Check a training file and keep it, once per `key`.
+    def upload(self, filename: str, content: BinaryIO) -> Row:
+        """Check a training file and keep it. The same content under the same name is one file.
 
-        Raises ApiError for a wrong line or a key that belongs to another file; StoreError.
+        Raises ApiError for a wrong line; StoreError.
         """
-        name = new_id("file") if key is None else f"file-{content_hash(key)}"
-        known = None if key is None else fetch_row(self._engine, FILES, FILES.c.id == name)
-        if known is not None:
-            return self._reuse(known, content)
+        sent: Any = content  # Of a kind with `readinto`, which BinaryIO does not tell.
+        name = f"file-{content_hash([filename, file_digest(sent, 'sha256').hexdigest()])}"
+        content.seek(0)
         method, rows = check_training_file(filename, content, self._speech())
         content.seek(0)
         with open_draft(self._folder / name) as draft, open_private(draft, "wb") as target:
             shutil.copyfileobj(content, target)
-        try:
-            return self._insert(name, filename, "fine-tune", method, rows)
-        except sa.exc.IntegrityError:
-            return self._reuse(self.get(name), content)  # Two uploads with one key ran at the same time.
-
-    def _reuse(self, row: Row, content: BinaryIO) -> Row:
-        """Return the row of a kept file. Raises ApiError if `content` differs from it."""
-        content.seek(0)
-        sent: Any = content  # Of a kind with `readinto`, which BinaryIO does not tell.
-        with self.path(row["id"]).open("rb") as file:
-            if file_digest(file, "sha256").digest() == file_digest(sent, "sha256").digest():
-                return row
-        message = f"the idempotency key belongs to file {row['id']}, which has different content"
-        raise ApiError(409, message, code="idempotency_key_reused")
-
-    def write_results(self, name: str, filename: str, text: str) -> None:
-        """Keep a job's result file under the id that the job chose. Writing it again overwrites it."""
-        with open_draft(self._folder / name) as draft:
-            draft.write_text(text, encoding="utf-8")
-        if fetch_row(self._engine, FILES, FILES.c.id == name) is None:
-            self._insert(name, filename, "fine-tune-results")
+        row = {
+            "id": name,
+            "created": time.time(),
+            "filename": filename,
+            "bytes": content.tell(),
+            "method": method,
+            "rows": rows,
+        }
+        with suppress(sa.exc.IntegrityError), self._engine.begin() as connection:
+            connection.execute(sa.insert(FILES).values(row))
+        return self.get(name)
 
     def get(self, name: str) -> Row:
         """Return a file's row. Raises ApiError 404."""
@@ -163,21 +151,9 @@ class FileStore:
         """Return the path of a file's content. Raises ApiError 404."""
         return self._folder / str(self.get(name)["id"])
 
-    def are_same(self, name: str | None, other: str | None) -> bool:
-        """Return whether two files have the same content. A missing file equals only its own id."""
-        if name == other:
-            return True
-        if name is None or other is None:
-            return False
-        try:
-            return filecmp.cmp(self.path(name), self.path(other), shallow=False)
-        except ApiError:
-            return False
-
-    def page(self, purpose: str | None, after: str | None, limit: int, order: Order) -> Page:
+    def page(self, after: str | None, limit: int, order: Order) -> Page:
         """Return a page of files."""
-        conditions = [] if purpose is None else [FILES.c.purpose == purpose]
-        return fetch_page(self._engine, FILES, *conditions, after=after, limit=limit, order=order)
+        return fetch_page(self._engine, FILES, after=after, limit=limit, order=order)
 
     def delete(self, name: str) -> None:
         """Delete a file. Raises ApiError 404."""
@@ -186,28 +162,13 @@ class FileStore:
             connection.execute(sa.delete(FILES).where(FILES.c.id == name))
         path.unlink(missing_ok=True)
 
-    def _insert(
-        self, name: str, filename: str, purpose: Purpose, method: Method | None = None, rows: int = 0
-    ) -> Row:
-        row = {
-            "id": name,
-            "created": time.time(),
-            "filename": filename,
-            "purpose": purpose,
-            "bytes": (self._folder / name).stat().st_size,
-            "method": method,
-            "rows": rows,
-        }
-        with self._engine.begin() as connection:
-            connection.execute(sa.insert(FILES).values(row))
-        return row
-
 
 def file_object(row: Row) -> dict[str, Any]:
     """Return the `file` object."""
     return {
-        **{name: row[name] for name in ("id", "bytes", "filename", "purpose")},
+        **{name: row[name] for name in ("id", "bytes", "filename")},
         "object": "file",
+        "purpose": "fine-tune",
         "created_at": int(row["created"]),
         "status": "processed",
         "status_details": None,
@@ -223,27 +184,29 @@ def file_routes(files: FileStore) -> APIRouter:
     def create_file(
         file: UploadFile,
         purpose: Annotated[Literal["fine-tune"], Form()],
-        idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
         anchor: Annotated[str | None, Form(alias="expires_after[anchor]")] = None,
         seconds: Annotated[str | None, Form(alias="expires_after[seconds]")] = None,
     ) -> dict[str, Any]:
         """Upload JSON lines for one training method. Every line is checked, and a wrong file is not kept.
 
-        If a file was uploaded with the same `Idempotency-Key`, return that one.
+        An upload that is repeated returns the file of the first.
         """
         if anchor is not None or seconds is not None:
             message = "files are kept here until they are deleted; leave 'expires_after' out"
             raise ApiError(400, message, param="expires_after", code="invalid_value")
         # Keep only the file name, because clients may send a path.
         name = PurePosixPath((file.filename or "").replace("\\", "/")).name[:255]
-        return file_object(files.upload(name or "upload.jsonl", file.file, idempotency_key))
+        return file_object(files.upload(name or "upload.jsonl", file.file))
 
     @router.get("", summary="List files")
     def list_files(
-        purpose: str | None = None, after: str | None = None, limit: Limit = 10_000, order: Order = "desc"
+        purpose: Literal["fine-tune"] | None = None,
+        after: str | None = None,
+        limit: Limit = 10_000,
+        order: Order = "desc",
     ) -> dict[str, Any]:
-        """List the newest files first, in pages."""
-        return list_object(files.page(purpose, after, limit, order), file_object)
+        """List the newest files first, in pages. All are for fine-tuning."""
+        return list_object(files.page(after, limit, order), file_object)
 
     @router.get("/{file_id}", summary="Retrieve a file's description")
     def retrieve_file(file_id: str) -> dict[str, Any]:
@@ -251,7 +214,7 @@ def file_routes(files: FileStore) -> APIRouter:
 
     @router.get("/{file_id}/content", summary="Read a file", response_class=FileResponse)
     def retrieve_file_content(file_id: str) -> FileResponse:
-        """Return the file as it was uploaded or as a job wrote it."""
+        """Return the file as it was uploaded."""
         return FileResponse(files.path(file_id), media_type="application/octet-stream")
 
     @router.delete("/{file_id}", summary="Delete a file")

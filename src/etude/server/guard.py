@@ -119,6 +119,8 @@ _OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})
 """Paths without a key, because they reveal nothing."""
 _UPLOADS = "/v1/files"
 """The path whose bodies are training data."""
+MAX_FILE = 512 * 2**20
+"""The limit of an uploaded file's size in bytes."""
 _MULTIPART_BYTES = 64 * 1024
 """Bytes that an upload's form may take besides the file."""
 
@@ -151,7 +153,7 @@ class Guard:
 
     def _max_body(self, path: str) -> int:
         is_large = path.rstrip("/") == _UPLOADS
-        return self._settings.max_file + _MULTIPART_BYTES if is_large else USUAL_BODY
+        return MAX_FILE + _MULTIPART_BYTES if is_large else USUAL_BODY
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Raise ApiError if the request is not allowed."""
@@ -159,7 +161,7 @@ class Guard:
             return
         if self._settings.api_key is None:
             require_own_name(headers, self._settings.host)
-        elif not is_key(shown_key(headers), self._settings.api_key.get_secret_value()):
+        elif not is_key(shown_key(headers), self._settings.api_key):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,43 +12,31 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from etude.backends.state_folders import StateFolders
+from etude.backends.job_worker import JobFolder, News
 from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, fetch_page, fetch_row, new_id
 from etude.server.guard import not_found
-from etude.store.run_folder import lock_holder
 from etude.wire.http_server import ApiError
 
-LIVE = ("queued", "running", "paused")
 FINAL = ("succeeded", "failed", "cancelled")
 
 _RETRY_SECONDS = 60
 _WAITING_JOBS = 100
 
 
-class JobFolder:
-    """`jobs/<id>` in the data folder: a job's locks, its worker's log, and checkpoints to resume from."""
-
-    def __init__(self, data_dir: Path, job: str) -> None:
-        self.path = data_dir / "jobs" / job
-        self.log = self.path / "worker.log"
-        """The worker's standard output and error."""
-        self.checkpoints = StateFolders(self.path, "step-", "checkpoint")
-
-    def holders(self) -> list[int]:
-        """Return the pids of the processes that train the job."""
-        holders = (lock_holder(path) for path in sorted(self.path.glob("lock*")))
-        return [pid for pid in holders if pid is not None]
+def job_folder(data_dir: Path, job: str) -> JobFolder:
+    """Return a job's folder in the server's data folder."""
+    return JobFolder(data_dir / "jobs" / job)
 
 
 class JobStore:
-    """Jobs with their events and checkpoints. Every change is one transaction."""
+    """Jobs with their events. Every change is one transaction."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
 
     def create(self, values: Mapping[str, Any]) -> tuple[Row, bool]:
         """Queue a job. Return it and True, or the existing job with the same idempotency key and False."""
-        initial = {"status": "queued", "result_files": [], "attempts": 0}
+        initial = {"status": "queued", "news_read": 0}
         row = {"id": new_id("ftjob"), "created": time.time(), **initial, **values}
         try:
             with self._engine.begin() as connection:
@@ -89,21 +78,15 @@ class JobStore:
         self.get(job)
         return fetch_page(self._engine, EVENTS, EVENTS.c.job == job, after=after, limit=limit)
 
-    def checkpoints(self, job: str, after: str | None, limit: int) -> Page:
-        """Return a page of a job's checkpoints. Raises ApiError 404."""
-        self.get(job)
-        conditions = (MODELS.c.job == job, MODELS.c.step.is_not(None))
-        return fetch_page(self._engine, MODELS, *conditions, after=after, limit=limit)
-
-    def with_status(self, *statuses: str) -> list[Row]:
-        """Return the jobs with any of the statuses, oldest first."""
-        query = sa.select(JOBS).where(JOBS.c.status.in_(statuses)).order_by(JOBS.c.number)
+    def with_status(self, status: str) -> list[Row]:
+        """Return the jobs with a status, oldest first."""
+        query = sa.select(JOBS).where(JOBS.c.status == status).order_by(JOBS.c.number)
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
     def require_unused(self, model: str) -> None:
         """Raise ApiError 409 if a job that has not ended needs the model."""
-        for job in self.with_status(*LIVE):
+        for job in [*self.with_status("queued"), *self.with_status("running")]:
             if model == job["model"]:
                 message = f"job {job['id']}, which is {job['status']}, needs the model; cancel it first"
                 raise ApiError(409, message, param="model", code="model_in_use")
@@ -115,40 +98,27 @@ class JobStore:
 
     def start(self, job: str) -> bool:
         """Move a queued job to running. Return False if the job is no longer queued."""
-        return self._move(job, ("queued",), "running", attempts=JOBS.c.attempts + 1)
-
-    def requeue(self, job: str, why: str, attempts: int) -> None:
-        """Move a running job back to the queue. It resumes later from its last checkpoint."""
-        self._move(job, ("running",), "queued", event=why, level="warn", attempts=attempts)
+        with self._engine.begin() as connection:
+            queued = (JOBS.c.id == job) & (JOBS.c.status == "queued")
+            return bool(connection.execute(sa.update(JOBS).where(queued).values(status="running")).rowcount)
 
     def cancel(self, job: str) -> Row:
         """End a job. Raises ApiError: 404 if it is unknown, 400 if it has ended."""
-        return self._change_status(job, LIVE, "cancelled", "Fine-tuning job cancelled", finished=time.time())
-
-    def pause(self, job: str) -> Row:
-        """Pause a job until `resume`. A paused job stays paused. Raises ApiError as `cancel`."""
-        return self._change_status(job, LIVE[:2], "paused", "Fine-tuning job paused")
-
-    def resume(self, job: str) -> Row:
-        """Queue a paused job again. Other live jobs stay as they are. Raises ApiError as `cancel`."""
-        return self._change_status(job, LIVE[2:], "queued", "Fine-tuning job resumed", attempts=0)
-
-    def _change_status(self, job: str, before: Sequence[str], after: str, event: str, **facts: Any) -> Row:
-        is_moved, row = self._move(job, before, after, event=event, **facts), self.get(job)
-        if not is_moved and row["status"] in FINAL:
+        is_ended, row = self._end(job, "cancelled", "Fine-tuning job cancelled"), self.get(job)
+        if not is_ended:
             message = f"job {job} has ended: it is {row['status']}"
             raise ApiError(400, message, param="id", code="job_already_completed")
         return row
 
     def fail(self, job: str, message: str, code: str, param: str | None = None) -> None:
         """Fail a job that cannot be done."""
-        facts = {"error": {"code": code, "message": message, "param": param}, "finished": time.time()}
-        event = f"The job failed: {message}"
-        self._move(job, LIVE, "failed", event=event, level="error", **facts)
+        error = {"code": code, "message": message, "param": param}
+        self._end(job, "failed", f"The job failed: {message}", level="error", error=error)
 
-    def succeed(self, job: str, model: Mapping[str, Any], **facts: Any) -> None:
+    def succeed(self, job: str, model: Mapping[str, Any], trained_tokens: int) -> None:
         """Move a running job to succeeded and add its model, in one transaction. Skip it if not running."""
-        change = {"fine_tuned_model": model["id"], "finished": time.time(), "status": "succeeded", **facts}
+        change = {"fine_tuned_model": model["id"], "finished": time.time(), "status": "succeeded"}
+        change["trained_tokens"] = trained_tokens
         with self._engine.begin() as connection:
             running = (JOBS.c.id == job) & (JOBS.c.status == "running")
             if connection.execute(sa.update(JOBS).where(running).values(change)).rowcount == 0:
@@ -157,49 +127,49 @@ class JobStore:
             _add_event(connection, job, f"New fine-tuned model created: {model['id']}")
             _add_event(connection, job, "The job has successfully completed")
 
-    def add_event(self, job: str, message: str, **facts: Any) -> None:
-        """Add an event with its `level` and `data`. It replaces an earlier one with the same `once`."""
+    def add_news(self, job: str, news: Sequence[News], position: int) -> None:
+        """Add the events that a job's processes have told, and the position up to which they were read."""
         with self._engine.begin() as connection:
-            _add_event(connection, job, message, **facts)
+            for each in news:
+                _add_event(connection, job, **_event(each))
+            connection.execute(sa.update(JOBS).where(JOBS.c.id == job).values(news_read=position))
 
-    def set(self, job: str, **facts: Any) -> None:
-        """Change columns of a job other than its status."""
+    def _end(self, job: str, after: str, event: str, *, level: str = "info", **facts: Any) -> bool:
+        live = (JOBS.c.id == job) & JOBS.c.status.in_(("queued", "running"))
+        change = {"status": after, "finished": time.time(), **facts}
         with self._engine.begin() as connection:
-            connection.execute(sa.update(JOBS).where(JOBS.c.id == job).values(facts))
-
-    def add_checkpoint(self, job: str, model: Mapping[str, Any], keep: int) -> None:
-        """Add a checkpoint that clients can call as a model, and forget all but the job's last `keep`."""
-        mine = (MODELS.c.job == job) & MODELS.c.step.is_not(None)
-        last = sa.select(MODELS.c.id).where(mine).order_by(MODELS.c.step.desc()).limit(keep)
-        with self._engine.begin() as connection:
-            connection.execute(sa.delete(MODELS).where(MODELS.c.id == model["id"]))
-            connection.execute(sa.insert(MODELS).values(model))
-            kept = connection.execute(last).scalars().all()
-            connection.execute(sa.delete(MODELS).where(mine & MODELS.c.id.not_in(kept)))
-
-    def _move(
-        self,
-        job: str,
-        before: Sequence[str],
-        after: str,
-        *,
-        event: str | None = None,
-        level: str = "info",
-        **facts: Any,
-    ) -> bool:
-        where = (JOBS.c.id == job) & JOBS.c.status.in_(before)
-        with self._engine.begin() as connection:
-            done = connection.execute(sa.update(JOBS).where(where).values(status=after, **facts))
-            if done.rowcount and event is not None:
+            done = connection.execute(sa.update(JOBS).where(live).values(change))
+            if done.rowcount:
                 _add_event(connection, job, event, level=level)
         return bool(done.rowcount)
 
 
-def model_name(base: str, suffix: str | None, job: str, step: int | None = None) -> str:
-    """Return `ft:<base>:<suffix>:<id>`, followed by `:ckpt-step-<n>` for a checkpoint."""
+def model_name(base: str, suffix: str | None, job: str) -> str:
+    """Return `ft:<base>:<suffix>:<id>`."""
     root = base.split(":")[1] if base.startswith("ft:") else base
-    name = f"ft:{root}:{suffix or ''}:{job.removeprefix('ftjob-')[:12]}"
-    return name if step is None else f"{name}:ckpt-step-{step}"
+    return f"ft:{root}:{suffix or ''}:{job.removeprefix('ftjob-')[:12]}"
+
+
+def _event(news: News) -> dict[str, Any]:
+    """Return the event for news of a job's processes."""
+    step, metrics = news.step, news.metrics
+    match news.kind:
+        case "started":
+            resumed = f", from step {step}" if step else ""
+            return {"message": f"Fine-tuning job started{resumed}", "once": f"started {step}"}
+        case "went_back":
+            message = f"A checkpoint is damaged: {news.message}; the job {news.goes_on}"
+            return {"message": message, "level": "warn"}
+        case "ended":
+            message = f"The worker ended early ({news.message}); the job {news.goes_on}"
+            return {"message": message, "level": "warn"}
+    message = f"Step {step}/{news.of}: training loss={metrics.get('loss', math.nan):.4f}"
+    if "valid_loss" in metrics:
+        message += f", validation loss={metrics['valid_loss']:.4f}"
+    data = {"step": step, "total_steps": news.of, "epoch": news.epoch, **metrics}
+    if "loss" in metrics:
+        data["train_loss"] = metrics["loss"]
+    return {"message": message, "once": f"step {step}", "data": data}
 
 
 def _add_event(

@@ -28,9 +28,6 @@ from etude.server.jobs import JobStore
 from etude.server.models import ModelStore
 from etude.wire.http_server import ApiError
 
-IDEMPOTENCY_FIELD = "idempotency_key"
-"""The metadata key for clients that cannot send the header `Idempotency-Key`."""
-
 _Key = Annotated[str, Field(min_length=1, max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 _SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -81,6 +78,11 @@ class MethodBody(BaseModel, extra="allow"):
 
     _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)
 
+    @property
+    def asked(self) -> Hyperparameters:
+        """The hyperparameters that the request gives."""
+        return self._asked
+
 
 class JobBody(BaseModel, extra="forbid"):
     """The body of a job request: model, data and method."""
@@ -89,24 +91,10 @@ class JobBody(BaseModel, extra="forbid"):
     training_file: str = Field(min_length=1)
     validation_file: str | None = None
     method: MethodBody = Field(default_factory=lambda: MethodBody(type="supervised"))
-    hyperparameters: Hyperparameters | None = Field(
-        default=None, description="Options of `supervised` without a `method`; deprecated by OpenAI too."
-    )
     suffix: str | None = Field(default=None, description="Part of the new model's name.")
     seed: int | None = Field(default=None, ge=0, lt=2**53)
     metadata: dict[_Key, _Value] | None = Field(default=None, max_length=16)
     integrations: list[Literal["none"]] | None = Field(default=None, max_length=0)
-
-    @model_validator(mode="after")
-    def _has_hyperparameters_once(self) -> JobBody:
-        if self.hyperparameters is not None and "method" in self.model_fields_set:
-            raise ValueError("hyperparameters belong under method")
-        return self
-
-    @property
-    def asked(self) -> Hyperparameters:
-        """The hyperparameters that the request gives."""
-        return self.hyperparameters or self.method._asked
 
     @field_validator("suffix")
     @classmethod
@@ -115,19 +103,9 @@ class JobBody(BaseModel, extra="forbid"):
             raise ValueError("give 1 to 64 letters, digits, '-' and '_', and begin with a letter or a digit")
         return suffix or None
 
-    def key(self, header: str | None) -> str | None:
-        """Return the idempotency key of this request, or None."""
-        return header or (self.metadata or {}).get(IDEMPOTENCY_FIELD) or None
-
     def hash(self) -> str:
-        """Hash everything that defines the job except its files."""
-        files = {"training_file", "validation_file"}
-        return content_hash(self.model_dump(mode="json", exclude_none=True, exclude=files))
-
-    def created(self, job: Row, files: FileStore) -> bool:
-        """Return whether such a request created a row's job. The same content may be in another file."""
-        asked = [(getattr(self, name), job[name]) for name in ("training_file", "validation_file")]
-        return self.hash() == job["request_hash"] and all(files.are_same(*pair) for pair in asked)
+        """Hash everything that defines the job."""
+        return content_hash(self.model_dump(mode="json", exclude_none=True))
 
 
 _JOB_FIELDS = (
@@ -142,7 +120,6 @@ _JOB_FIELDS = (
     "metadata",
     "error",
     "trained_tokens",
-    "result_files",
 )
 
 
@@ -154,13 +131,13 @@ def job_object(row: Row) -> dict[str, Any]:
         "object": "fine_tuning.job",
         "created_at": int(row["created"]),
         "finished_at": _seconds(row["finished"]),
-        "estimated_finish": _seconds(row["estimated_finish"]) if row["status"] == "running" else None,
         "method": {"type": method, method: {"hyperparameters": values}},
         "hyperparameters": {
             name: values[name] for name in ("n_epochs", "batch_size", "learning_rate_multiplier")
         },
         "organization_id": "etude",
         "integrations": [],
+        "result_files": [],
     }
 
 
@@ -171,19 +148,6 @@ def event_object(row: Row) -> dict[str, Any]:
         "object": "fine_tuning.job.event",
         "created_at": int(row["created"]),
         "data": row["data"] or {},
-    }
-
-
-def checkpoint_object(row: Row) -> dict[str, Any]:
-    """Return the `fine_tuning.job.checkpoint` object. Its id is its model's name, so it serves as `after`."""
-    return {
-        "id": row["id"],
-        "object": "fine_tuning.job.checkpoint",
-        "created_at": int(row["created"]),
-        "fine_tuned_model_checkpoint": row["id"],
-        "fine_tuning_job_id": row["job"],
-        "metrics": row["metrics"],
-        "step_number": row["step"],
     }
 
 
@@ -198,15 +162,16 @@ def job_routes(jobs: JobStore, files: FileStore, models: ModelStore, wake: Calla
     @router.post("/jobs", summary="Train a model")
     def create_job(body: JobBody, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
         """Queue a job. If a job with the same `Idempotency-Key` exists, return that one."""
-        key = body.key(idempotency_key)
-        row, is_new = jobs.find_by_key(key), False
+        row, is_new = jobs.find_by_key(idempotency_key), False
         if row is None:
             values = _values(files, models, body)
             jobs.require_queue_space()
-            row, is_new = jobs.create(values | {"idempotency_key": key, "request_hash": body.hash()})
+            row, is_new = jobs.create(
+                values | {"idempotency_key": idempotency_key, "request_hash": body.hash()}
+            )
         if is_new:
             wake()
-        elif not body.created(row, files):
+        elif row["request_hash"] != body.hash():
             message = f"the idempotency key belongs to job {row['id']}, which was created by another request"
             raise ApiError(409, message, code="idempotency_key_reused")
         return job_object(row)
@@ -224,47 +189,22 @@ def job_routes(jobs: JobStore, files: FileStore, models: ModelStore, wake: Calla
     def retrieve_job(job_id: str) -> dict[str, Any]:
         return job_object(jobs.get(job_id))
 
-    _add_changes(router, jobs, wake)
-    _add_lists(router, jobs)
-    return router
-
-
-def _add_changes(router: APIRouter, jobs: JobStore, wake: Callable[[], None]) -> None:
-    def changed(row: Row) -> dict[str, Any]:
-        wake()
-        return job_object(row)
-
     @router.post("/jobs/{job_id}/cancel", summary="Cancel a job")
     def cancel_job(job_id: str) -> dict[str, Any]:
         """End a waiting or running job. It makes no model."""
-        return changed(jobs.cancel(job_id))
+        return job_object(jobs.cancel(job_id))
 
-    @router.post("/jobs/{job_id}/pause", summary="Pause a job")
-    def pause_job(job_id: str) -> dict[str, Any]:
-        """Pause a job. A running job writes a checkpoint after its current step and frees the device."""
-        return changed(jobs.pause(job_id))
-
-    @router.post("/jobs/{job_id}/resume", summary="Resume a job")
-    def resume_job(job_id: str) -> dict[str, Any]:
-        """Queue a paused job again. It resumes from its checkpoint and reaches the same weights."""
-        return changed(jobs.resume(job_id))
-
-
-def _add_lists(router: APIRouter, jobs: JobStore) -> None:
     @router.get("/jobs/{job_id}/events", summary="List a job's events")
     def list_events(job_id: str, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
         """List the newest events first. Events of type `metrics` describe a step."""
         return list_object(jobs.events(job_id, after, limit), event_object)
 
-    @router.get("/jobs/{job_id}/checkpoints", summary="List a job's checkpoints")
-    def list_checkpoints(job_id: str, after: str | None = None, limit: Limit = 10) -> dict[str, Any]:
-        """List the models after the last epochs. You can call each by its name."""
-        return list_object(jobs.checkpoints(job_id, after, limit), checkpoint_object)
-
     @router.get("/algorithms", summary="List algorithms")
     def list_algorithms() -> dict[str, Any]:
         """List the values for `type` in a job's `method`."""
         return {"object": "list", "data": sorted(server_algorithms())}
+
+    return router
 
 
 def _values(files: FileStore, models: ModelStore, body: JobBody) -> dict[str, Any]:
@@ -276,7 +216,9 @@ def _values(files: FileStore, models: ModelStore, body: JobBody) -> dict[str, An
         _file(files, body.validation_file, method, "validation_file")
     rows, is_fine_tuned = training["rows"], model.folder is not None
     try:
-        values = resolve_hyperparameters(method, body.asked, rows, model.lora, fine_tuned=is_fine_tuned)
+        values = resolve_hyperparameters(
+            method, body.method.asked, rows, model.lora, fine_tuned=is_fine_tuned
+        )
     except ValueError as error:
         param = f"method.{method}.hyperparameters.lora_rank"
         raise ApiError(400, str(error), param=param, code="invalid_value") from error

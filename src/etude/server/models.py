@@ -6,8 +6,8 @@ import asyncio
 import shutil
 import tarfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -97,18 +97,18 @@ def load_policy(settings: ServerSettings, model: ServedModel, *, keep_base: bool
 
 
 def load_policy_of_job(
-    settings: ServerSettings, job: Row, model: ServedModel, keeps_reference: bool
+    settings: ServerSettings, model: ServedModel, values: Mapping[str, Any], seed: int, keeps_reference: bool
 ) -> Policy:
-    """Load the policy that a job trains, from its start model. Raises as `load_policy`.
+    """Load the policy that a job trains, from its start model `model`. Raises as `load_policy`.
 
-    With `keeps_reference`, the policy also keeps the weights of the reference model.
+    `values` are its hyperparameters. With `keeps_reference`, the policy also keeps the weights of the
+    reference model.
     """
-    values = job["hyperparameters"]
     from_base = keeps_reference and values.get("reference") == "base"
     policy = load_policy(settings, model, keep_base=from_base)
     if values["lora_rank"] > 0 and model.lora is None:
         options = LoraOptions(values["lora_rank"], values["lora_alpha"])
-        policy.use_lora(options, fold(job["seed"], "lora"))
+        policy.use_lora(options, fold(seed, "lora"))
     if keeps_reference:
         # Unless the server's base model is the reference, the job's start model is.
         policy.keep_base()
@@ -156,7 +156,7 @@ def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
 def _write(settings: ServerSettings, served: ServedModel, folder: Path, lora: bool) -> None:
     """Write the model as it is served. Use the CPU, because engine and jobs need the device."""
     kind: Any = dtype_name(policy_dtype(settings.model, settings.dtype, choose_device(settings.device)))
-    policy = load_policy(settings.model_copy(update={"device": "cpu", "dtype": kind}), served)
+    policy = load_policy(replace(settings, device="cpu", dtype=kind), served)
     policy.export(folder, merge=not lora)
 
 

@@ -30,7 +30,6 @@ from etude.server.jobs_api import job_routes
 from etude.server.models import ModelStore, weights_routes
 from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings, training_processes
-from etude.server.worker import Stores
 from etude.show.logs import show_logs
 from etude.store.files import SERVER_DATABASE, delete_left_over, private_folder
 from etude.store.run_folder import RunLock
@@ -38,6 +37,8 @@ from etude.wire.http_server import ApiError, listen, server_config
 from etude.wire.models import model_object
 
 _LOOK_SECONDS = 0.1
+_DRAIN_SECONDS = 30
+"""Seconds that running requests have to finish when the server stops."""
 _GRACE_SECONDS = 45.0
 """Seconds for workers and engines to end, after the running requests."""
 _LOADING_GRACE_SECONDS = 3.0
@@ -50,14 +51,13 @@ class ServeError(EtudeError):
 def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. `on_ready` gets the address once the server answers requests.
 
-    Running requests have `settings.drain` seconds to finish. Raises RequestError for a port in use or too
+    Running requests have half a minute to finish. Raises RequestError for a port in use or too
     many training processes. Raises StoreError if the data folder is unusable or in use,
     ServeError if the server cannot start. A base model that cannot be loaded raises its own EtudeError.
     """
     if settings.api_key is not None:
-        key = settings.api_key.get_secret_value()
-        keep_secret(key)
-        for name in [name for name, value in os.environ.items() if value == key]:
+        keep_secret(settings.api_key)
+        for name in [name for name, value in os.environ.items() if value == settings.api_key]:
             del os.environ[name]  # Processes that train get the rest.
     # Check CUDA with NVML, because CUDA itself would be unusable after a fork.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -78,18 +78,12 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
         delete_left_over(settings.data_dir)
         try:
             backend = VllmBackend(settings) if settings.engine == "vllm" else EmbeddedBackend(settings)
-            _run(create_app(settings, backend), backend, settings, listening, on_ready)
+            _run(create_app(settings, backend), backend, listening, on_ready)
         finally:
             lock.release()
 
 
-def _run(
-    app: Guard,
-    backend: Backend,
-    settings: ServerSettings,
-    listening: socket.socket,
-    on_ready: Callable[[str], None],
-) -> None:
+def _run(app: Guard, backend: Backend, listening: socket.socket, on_ready: Callable[[str], None]) -> None:
     host, port = listening.getsockname()[:2]
 
     class Server(uvicorn.Server):
@@ -100,7 +94,7 @@ def _run(
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """Begin to end, with a time limit, because a thread that loads a model cannot be stopped."""
             super().handle_exit(sig, frame)
-            seconds = settings.drain + _GRACE_SECONDS if self.started else _LOADING_GRACE_SECONDS
+            seconds = _DRAIN_SECONDS + _GRACE_SECONDS if self.started else _LOADING_GRACE_SECONDS
             last = threading.Timer(seconds, os._exit, [128 + sig])
             last.daemon = True
             last.start()
@@ -126,9 +120,7 @@ def _run(
             if self.started:
                 on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
-    config = server_config(
-        app, log_config=None, lifespan="on", timeout_graceful_shutdown=max(1, round(settings.drain))
-    )
+    config = server_config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=_DRAIN_SECONDS)
     server = Server(config)
     server.run(sockets=[listening])
     if server.error is not None:
@@ -152,7 +144,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     models = ModelStore(database, settings.data_dir, settings.name)
     pool = EnginePool(settings, models, backend)
     files, jobs = FileStore(database, settings.data_dir, lambda: backend.speech), JobStore(database)
-    scheduler = Scheduler(settings, Stores(jobs, files, models), pool)
+    scheduler = Scheduler(settings, jobs, files, models, pool)
     metrics = Metrics(jobs.counts, lambda: pool.sequences)
 
     @asynccontextmanager

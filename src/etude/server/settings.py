@@ -1,85 +1,83 @@
-"""The settings of a server and of its workers."""
+"""The settings of a server and of its workers, which are the options of `etude serve`.
+
+The command line reads them from here, so nothing slow is imported at the top.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from typer import Argument, Option
 
 from etude.core.errors import RequestError
-from etude.processes.ray_cluster import RayConfig
 from etude.show.logs import LogLevel
-from etude.wire.http_server import is_loopback
+
+if TYPE_CHECKING:
+    from etude.processes.ray_cluster import RayConfig
 
 
-class ServerSettings(BaseModel, frozen=True, extra="forbid"):
-    """The settings of one server process."""
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """The settings of one server process. A list can be given one value at a time."""
 
-    model: str
-    """A model folder, or a name on the Hugging Face hub."""
-    name: str = Field(min_length=1)
-    """The name that clients use for the base model."""
-    data_dir: Path
-    """The folder for files, jobs and fine-tuned models."""
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
-    """0 takes a free port."""
-    api_key: SecretStr | None = None
-    engine: Literal["embedded", "vllm"] = "embedded"
-    """The engine that samples: `embedded`, in this process, or `vllm`, a vLLM that the server runs."""
-    vllm_command: str = "vllm"
-    """The command that starts vLLM, as you would type it in a shell."""
-    vllm_args: tuple[str, ...] = ()
-    """More options for `vllm serve`."""
-    vllm_devices: tuple[str, ...] = ()
-    """The device of each vLLM process. If empty, one process uses all devices."""
-    device: str = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_batch: int = Field(default=256, ge=1)
-    """The number of sequences that an engine samples at once."""
-    max_tokens: int = Field(default=512, ge=1)
-    """The token limit of a chat completion that sets none."""
-    max_queue: int = Field(default=4096, ge=1)
-    """The limit of running and waiting sequences. The server refuses more with 429."""
-    max_models: int = Field(default=3, ge=1)
-    """The number of models in memory at once."""
-    max_file: int = Field(default=512 * 2**20, ge=1024)
-    """The limit of an uploaded file's size in bytes."""
-    running_jobs: int = Field(default=1, ge=1)
-    """The number of jobs that train at once."""
-    training_processes: int | None = Field(default=None, ge=1)
-    """The number of processes that train a job together. None starts one per GPU."""
-    algorithms: tuple[str, ...] = ()
-    """Import paths `module:Name` of custom algorithms that jobs may name. The server imports them."""
-    shard_training: bool = False
-    """Give each training process only a part of the weights and of the optimiser state."""
-    cluster: RayConfig | None = None
-    """The Ray cluster whose nodes train. None trains on this machine."""
-    samplers: int = Field(default=0, ge=0)
-    """The number of vLLM processes on the cluster's nodes. With 0, vLLM runs on this machine."""
-    sampler_cpus: float = Field(default=1.0, ge=0)
-    """The CPUs that Ray reserves for each sampler."""
-    sampler_gpus: float | None = Field(default=None, ge=0)
-    """The GPUs for each sampler. None reserves one if the cluster has GPUs and the device is not `cpu`."""
-    checkpoint_steps: int = Field(default=10, ge=1)
-    """Optimiser steps between two checkpoints. An interrupted job resumes from the last one."""
-    engine_wait: float = Field(default=30.0, ge=0)
-    """Seconds that a request waits for an engine that was stopped."""
-    stop_engine_for_jobs: bool = False
-    """Stop the engine while jobs train, so that they have the device."""
+    model: Annotated[str, Argument(help="A model folder, or a name on the Hugging Face hub.")]
+    name: Annotated[str, Option(help="What clients call the model; by default the name of its folder.")] = ""
+    host: Annotated[str, Option(help="Address to listen on; others than loopback need a key.")] = "127.0.0.1"
+    port: Annotated[int, Option(help="0 takes a free one.", min=0, max=65535)] = 8000
+    data_dir: Annotated[Path, Option(help="Where files, jobs and new models are kept.")] = Path("server")
+    engine: Annotated[
+        Literal["embedded", "vllm"], Option(help="What samples: in this process, or a vLLM of the server's.")
+    ] = "embedded"
+    vllm_command: Annotated[str, Option(help="The command that starts vLLM.")] = "vllm"
+    vllm_arg: Annotated[tuple[str, ...], Option(help="An option of `vllm serve`; repeatable.")] = ()
+    vllm_device: Annotated[
+        tuple[str, ...],
+        Option(help="A vLLM of its own on this GPU (on a CPU: on these cores, as 0-7). Repeatable."),
+    ] = ()
+    device: Annotated[str, Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], Option(help="The dtype of the weights.")
+    ] = "auto"
+    max_models: Annotated[int, Option(help="Maximum number of models in memory.", min=1)] = 3
+    running_jobs: Annotated[int, Option(help="Training jobs at once.", min=1)] = 1
+    training_processes: Annotated[
+        int | None, Option(help="Processes that train a job together; by default one for each GPU.", min=1)
+    ] = None
+    on: Annotated[
+        str | None,
+        Option(
+            help="Train, and with --samplers sample, on a Ray cluster: auto, or HOST:PORT of its head.",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    samplers: Annotated[int, Option(help="With --on and --engine vllm: vLLMs on the nodes.", min=0)] = 0
+    sampler_gpus: Annotated[
+        float | None, Option(help="GPUs for each of them; by default one where there are any.", min=0)
+    ] = None
+    shard_training: Annotated[
+        bool, Option("--shard-training", help="Share weights and optimiser out among the processes.")
+    ] = False
+    algorithms: Annotated[
+        tuple[str, ...],
+        Option(help="An algorithm of yours that jobs may name, as module:Name; it is imported. Repeatable."),
+    ] = ()
+    checkpoint_steps: Annotated[int, Option(help="Training steps between two checkpoints.", min=1)] = 10
+    engine_wait: Annotated[float, Option(help="Seconds that requests wait for the engine.", min=0)] = 30.0
     log_level: LogLevel = LogLevel.INFO
     """The lowest level of log lines to show, also in training processes."""
-    drain: float = Field(default=30.0, ge=0)
-    """Seconds that running requests have to finish when the server stops."""
+    api_key: str | None = field(default=None, repr=False)
+    """The key that clients must have."""
 
+    @property
+    def cluster(self) -> RayConfig | None:
+        """The Ray cluster whose nodes train. None trains on this machine."""
+        if self.on is None:
+            return None
+        from etude.processes.ray_cluster import RayConfig
 
-class WorkerOrder(BaseModel, frozen=True):
-    """The job of a worker. It can appear on a command line, so it contains no secrets."""
-
-    job: str
-    settings: ServerSettings
-    """The server's settings, without its key and with the resolved number of training processes."""
+        return RayConfig(address=self.on, runners=0, learners=self.training_processes or 1)
 
 
 def server_settings(**given: Any) -> ServerSettings:
@@ -87,23 +85,27 @@ def server_settings(**given: Any) -> ServerSettings:
 
     A server that other machines can reach must have a key.
     """
+    from pydantic import TypeAdapter, ValidationError
+
+    from etude.wire.http_server import is_loopback
+
     try:
-        settings = ServerSettings(**given)
+        settings = TypeAdapter(ServerSettings).validate_python(given)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         option = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
         raise RequestError(f"{option}: {first['msg']}") from error
     if settings.engine != "vllm":
         for option, values in {
-            "--vllm-arg": settings.vllm_args,
-            "--vllm-device": settings.vllm_devices,
+            "--vllm-arg": settings.vllm_arg,
+            "--vllm-device": settings.vllm_device,
             "--samplers": (settings.samplers,) * bool(settings.samplers),
         }.items():
             if values:
                 raise RequestError(f"{option} {values[0]} needs --engine vllm")
-    if settings.samplers and settings.cluster is None:
+    if settings.samplers and settings.on is None:
         raise RequestError("--samplers places vLLM processes on a cluster; name one: --on auto")
-    if settings.samplers and settings.vllm_devices:
+    if settings.samplers and settings.vllm_device:
         raise RequestError(
             "--samplers are placed on the nodes of a cluster, and --vllm-device names devices of this "
             "machine; leave one of them out"
@@ -113,7 +115,7 @@ def server_settings(**given: Any) -> ServerSettings:
             f"--host {settings.host} lets other machines in, but there is no API key; put one in an "
             "environment variable and name it: --api-key-env ETUDE_API_KEY"
         )
-    if settings.api_key is not None and not settings.api_key.get_secret_value().strip():
+    if settings.api_key is not None and not settings.api_key.strip():
         raise RequestError("the API key is empty; put one in the variable that --api-key-env names")
     return settings
 
@@ -123,12 +125,13 @@ def training_processes(settings: ServerSettings) -> int:
 
     Raises RequestError if the number exceeds the GPUs to train on.
     """
-    if settings.cluster is not None:
-        return settings.cluster.learners or 1
+    asked = settings.training_processes
+    if settings.on is not None:
+        return asked or 1
     import torch
 
     # None on the CPU, which any number of processes can share.
-    asked, gpus = settings.training_processes, None if settings.device == "cpu" else 1
+    gpus = None if settings.device == "cpu" else 1
     if settings.device in ("auto", "cuda"):
         gpus = torch.cuda.device_count() or (1 if torch.backends.mps.is_available() else None)
     if asked is not None and asked > 1 and gpus is not None and asked > gpus:

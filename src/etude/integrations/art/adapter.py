@@ -1,14 +1,13 @@
 """The OpenPipe ART backend: a job is a stream from an ART server, and a version is a step of its model."""
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 from etude.backends.capabilities import Capabilities, check_method
 from etude.backends.state_folders import JobContent, data_hash
-from etude.backends.trainer_adapter import JobLog, TrainerAdapter, job_status
+from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, EtudeError, TrainingError
@@ -64,7 +63,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         self._engine = engine
         self._inference = inference
         self._jobs_file = None if folder is None else folder / "art_jobs.json"
-        self.job_log = JobLog(log)
+        self.job_log = log
         self._jobs: ArtJobs | None = None
         self._version: ModelVersion | None = None
 
@@ -80,7 +79,6 @@ class ARTTrainerAdapter(TrainerAdapter):
             options=frozenset(),
             versions=True,
             samples_while_training=False,
-            transcripts=False,
             old_versions=False,
         )
 
@@ -241,7 +239,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         try:
             async for line in self.remote_backend.train(progress.given.groups):
                 progress.take(line)
-                self.job_log.add(name, {key: value for key, value in line.items() if math.isfinite(value)})
+                self.log_progress(TrainingJobRef(run_id=name, backend=BACKEND), line)
         except ArtError as failure:
             error = failure
         # A job that the server refused makes no step. After a lost connection, it may still make one.
@@ -277,7 +275,8 @@ class ARTTrainerAdapter(TrainerAdapter):
         jobs = self._require_jobs()
         if (job := jobs.jobs.get(name)) is not None:
             jobs.put(name, job.model_copy(update={"status": status, "message": message, **facts}))
-        self.job_log.add(name, {"status": status, "message": message})
+        ref = TrainingJobRef(run_id=name, backend=BACKEND)
+        self.log_progress(ref, {"status": status, "message": message})
 
     async def _served(self, step: int, job: str) -> ModelVersion:
         """Return the version of a step, with its served name. Raises ArtError if it is not served."""

@@ -1,0 +1,381 @@
+"""Jobs that other processes train: what they are told, what they do, and what they report.
+
+A job's folder is all that they share with the process that started them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import multiprocessing
+import os
+import pkgutil
+import signal
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import takewhile
+from multiprocessing.context import ForkServerProcess, SpawnProcess
+from pathlib import Path
+from threading import Event
+from typing import Literal, Protocol
+
+from pydantic import BaseModel
+
+from etude.backends.job_training import Interrupted, JobListener, TooLittleMemory, training_error
+from etude.backends.state_folders import StateFolders
+from etude.core.errors import EtudeError, TrainingError, error_words
+from etude.core.process import set_up_process
+from etude.engines.child_process import exit_words, last_lines
+from etude.learner.learner import TrainingCanceled
+from etude.learner.optimiser import Step
+from etude.learner.team import PeerLost, Team, join_team
+from etude.models.device import choose_device, choose_dtype, dtype_name
+from etude.processes.team import MemberProgram, TeamMember
+from etude.store.files import append_json_line, open_private, private_folder, write_atomically
+from etude.store.run_folder import RunLock, lock_holder
+
+_LOG = logging.getLogger("etude.jobs")
+_PEER_SECONDS = 600.0
+"""Seconds that a process waits for another one: longer than any checkpoint takes to write."""
+_ALONE_SECONDS = 60.0
+"""Seconds for a forked process to end with a checkpoint after its parent has ended."""
+_ATTEMPTS = 3
+"""The number of teams that may end without a checkpoint before their job fails."""
+_LOOK_SECONDS = 0.5
+_GRACE_SECONDS = 20.0
+"""Seconds for processes to write a checkpoint and end once their job is not wanted any more."""
+_LOG_LINES = 5
+_SLOW_IMPORTS = (
+    "peft",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+)
+
+
+class News(BaseModel, frozen=True):
+    """A report about a job. `ended` is about its processes, which ended early; `done` and `failed` end it."""
+
+    kind: Literal["started", "stepped", "went_back", "ended", "done", "failed"]
+    step: int = 0
+    """The step that was taken, or after which the job starts or goes on."""
+    of: int = 0
+    epoch: int = 0
+    metrics: dict[str, float] = {}
+    message: str = ""
+    """The damage, the cause of an end or failure, or a note for the user."""
+    code: str = ""
+    """The kind of failure."""
+    digest: str = ""
+    """Hash of the new weights."""
+    trained_tokens: int = 0
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the job has ended."""
+        return self.kind in ("done", "failed")
+
+    @property
+    def goes_on(self) -> str:
+        """Where the job goes on, in words."""
+        return f"continues from step {self.step}" if self.step else "begins anew"
+
+
+class JobFolder:
+    """A job's folder: its order, the news of its processes, their locks and log, and checkpoints."""
+
+    def __init__(self, path: Path, log: Path | None = None) -> None:
+        """`log` gets the standard output and error of the processes. Default: `worker.log` in the folder."""
+        self.path = path
+        self.log = log or path / "worker.log"
+        self.order = path / "order.json"
+        self.news = path / "news.jsonl"
+        self.checkpoints = StateFolders(path, "step-", "checkpoint")
+
+    def holders(self) -> list[int]:
+        """Return the pids of the processes that train the job."""
+        holders = (lock_holder(path) for path in sorted(self.path.glob("lock*")))
+        return [pid for pid in holders if pid is not None]
+
+    def give(self, order: JobOrder) -> None:
+        """Store the order for the processes. Raises StoreError."""
+        private_folder(self.path)
+        write_atomically(self.order, order.model_dump_json(), exact=True)
+
+    def tell(self, news: News) -> None:
+        """Add a report. Raises StoreError."""
+        append_json_line(self.news, news.model_dump(exclude_defaults=True))
+
+    def hear(self, position: int) -> Iterator[tuple[News, int]]:
+        """Yield the reports after a position in bytes, each with the position after it."""
+        with suppress(FileNotFoundError), self.news.open("rb") as file:
+            file.seek(position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # It is being written, or its process was killed.
+                position += len(line)
+                with suppress(ValueError):
+                    yield News.model_validate_json(line), position
+
+
+class JobOrder(BaseModel, ABC, frozen=True):
+    """All that processes need to train a job, without secrets."""
+
+    job: str
+    device: str
+    dtype: str
+    shards: bool
+    """Whether each process holds only a part of the weights and of the optimiser state."""
+
+    @abstractmethod
+    def train(self, folder: JobFolder, team: Team, stopping: Event) -> None:
+        """Train from the newest checkpoint, store the weights, and tell that the job is done.
+
+        All processes of the team call this. Raises Interrupted, after a checkpoint, when `stopping` is set.
+        """
+
+    def show_logs(self) -> None:
+        """Make this process write log lines."""
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def loading(self, team: Team) -> dict[str, str]:
+        """Return the `device` and `dtype` with which this process loads the policy."""
+        device = self.device if team.device is None else str(team.device)
+        chosen = choose_device(device)
+        if not team.shards or chosen.type == "cpu":
+            return {"device": device, "dtype": self.dtype}
+        # The whole model need not fit on a device that will hold only a part of it.
+        return {"device": "cpu", "dtype": dtype_name(choose_dtype(self.dtype, chosen, 0))}
+
+
+class NewsListener(JobListener):
+    """A listener that tells a job's progress in the job's folder."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
+
+    def went_back(self, step: int, damage: Sequence[str]) -> None:
+        self._folder.tell(News(kind="went_back", step=step, message="; ".join(damage)))
+
+    def started(self, done: int) -> None:
+        self._folder.tell(News(kind="started", step=done))
+
+    def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        facts = {"step": step.number, "of": step.of, "epoch": step.epoch, "metrics": finite}
+        self._folder.tell(News(kind="stepped", **facts))
+
+
+def program(order: type[JobOrder], folder: JobFolder, shared: Path) -> MemberProgram:
+    """Return the program of a team's processes, which lock the folder `shared`."""
+    return MemberProgram(__name__, (_import_path(order), str(folder.path)), shared)
+
+
+def main(member: TeamMember, order: str, path: str) -> int:
+    """Do this process's part of a job, as a member of its team. Return the exit code."""
+    return _work(order, JobFolder(Path(path)), member)
+
+
+class Processes(Protocol):
+    """The started processes that train a job: a team, or a single one."""
+
+    async def ended(self) -> str | None:
+        """Wait until no process is left. Return why they ended early, or None if all did their part."""
+
+    async def end(self, seconds: float) -> None:
+        """Ask them to end, kill them after this many `seconds`, and return once they have ended."""
+
+
+class ForkedProcess:
+    """One process that trains a job, forked from one that has done the slow imports.
+
+    It has its own session, so that Ctrl-C reaches only its parent, and ends with its parent.
+    """
+
+    def __init__(self, process: ForkServerProcess | SpawnProcess) -> None:
+        """`process` was started."""
+        self._process = process
+        loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[str | None] = loop.create_future()
+
+        def note_end() -> None:
+            loop.remove_reader(process.sentinel)
+            self._end.set_result(exit_words(process.exitcode) if process.exitcode else None)
+
+        loop.add_reader(process.sentinel, note_end)
+
+    @classmethod
+    async def start(cls, order: type[JobOrder], folder: JobFolder) -> ForkedProcess:
+        """Start the process. Raises OSError if it cannot start."""
+        # On other systems, libraries may break in a fork.
+        forks, spawns = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
+        forks.set_forkserver_preload([order.__module__, *_SLOW_IMPORTS])
+        kind = forks.Process if sys.platform == "linux" else spawns.Process
+        process = kind(target=_work_forked, args=[_import_path(order), str(folder.path)])
+        await asyncio.to_thread(process.start)
+        return cls(process)
+
+    async def ended(self) -> str | None:
+        """Wait until the process has ended. Return why it ended early, or None if it did its part."""
+        return await asyncio.shield(self._end)
+
+    async def end(self, seconds: float) -> None:
+        """Ask the process to end, kill it after this many `seconds`, and return once it has ended."""
+        if seconds and not self._end.done():
+            self._process.terminate()
+            await asyncio.wait({self._end}, timeout=seconds)
+        if not self._end.done():
+            self._process.kill()
+        await asyncio.wait({self._end})
+
+
+def _import_path(order: type[JobOrder]) -> str:
+    return f"{order.__module__}:{order.__qualname__}"
+
+
+def _work_forked(order: str, path: str) -> None:
+    os.setsid()
+    _exit_with_parent()
+    folder = JobFolder(Path(path))
+    with open_private(folder.log, "ab") as log:
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+    sys.exit(_work(order, folder, None))
+
+
+def _exit_with_parent() -> None:
+    """Send this process SIGTERM when its parent has ended. Send SIGKILL if it then takes too long."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_ALONE_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="etude-parent-watch", daemon=True).start()
+
+
+def _work(path: str, folder: JobFolder, member: TeamMember | None) -> int:
+    """Do this process's part of a job, or stop if asked. Return the exit code.
+
+    An error that another attempt would repeat is told. After the loss of a peer, new processes resume the job
+    from its last checkpoint.
+    """
+    set_up_process()
+    order: JobOrder = pkgutil.resolve_name(path).model_validate_json(folder.order.read_text("utf-8"))
+    order.show_logs()
+    try:
+        with _stop_event() as stopping, _locked_team(order, folder, member) as team:
+            order.train(folder, team, stopping)
+    except PeerLost as error:
+        _LOG.error("job %s: %s", order.job, error)
+        return 1
+    except (Interrupted, TrainingCanceled) as reason:
+        _LOG.warning("job %s: %s", order.job, type(reason).__name__)
+    except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
+        if not isinstance(error, EtudeError):
+            _LOG.exception("job %s", order.job)
+        code = "insufficient_memory" if isinstance(error, TooLittleMemory) else "training_failed"
+        known = training_error(error) if isinstance(error, RuntimeError) else error
+        words = str(known) if isinstance(known, EtudeError) else f"training failed: {error_words(error)}"
+        folder.tell(News(kind="failed", message=words, code=code))
+        return 1
+    return 0
+
+
+@contextmanager
+def _locked_team(order: JobOrder, folder: JobFolder, member: TeamMember | None) -> Iterator[Team]:
+    """Yield the team of this process while it holds its lock, so that only one of two teams writes."""
+    if member is not None:
+        member.require_shared()
+    alone = nullcontext(Team())
+    with alone if member is None else join_team(order.device, _PEER_SECONDS, shards=order.shards) as team:
+        lock = RunLock(folder.path / "lock") if member is None else member.lock(team)
+        try:
+            yield team
+        finally:
+            lock.release()
+
+
+@contextmanager
+def _stop_event() -> Iterator[Event]:
+    """Yield an event that SIGTERM sets: this process must stop for now."""
+    stopping = Event()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
+    try:
+        yield stopping
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class ProcessJob(ABC):
+    """A job that other processes train. If they end early, for any reason, the next ones resume from its last
+    checkpoint."""
+
+    def __init__(self, folder: JobFolder, position: int = 0) -> None:
+        """`position` is where the news begin that were not heard yet."""
+        self.folder = folder
+        self.position = position
+
+    @abstractmethod
+    async def start(self) -> Processes:
+        """Start processes that train the job in `folder`."""
+
+    @abstractmethod
+    async def hear(self, news: Sequence[News]) -> None:
+        """Take news of the job, which end at `position`."""
+
+    @abstractmethod
+    async def is_wanted(self) -> bool:
+        """Return whether to go on with the job."""
+
+    async def run(self, cause: str = "") -> News | None:
+        """Return the news of the job's end, or None if it is not wanted any more.
+
+        `cause` is why processes have ended that were started elsewhere, which do not count. Raises
+        TrainingError if several teams ended without progress.
+        """
+        attempts, newest = 0, -1 if cause else self.folder.checkpoints.newest()
+        while (end := await self._listen()) is None and await self.is_wanted():
+            if cause:
+                step = self.folder.checkpoints.newest()
+                attempts, newest = 0 if step > newest else attempts + 1, step
+                if attempts == _ATTEMPTS:
+                    lines = last_lines(self.folder.log, _LOG_LINES).replace("\n", " | ")
+                    raise TrainingError(
+                        f"its processes ended {attempts} times without a checkpoint ({cause}); see "
+                        f"{self.folder.log}: {lines}"
+                    )
+                await self.hear([News(kind="ended", message=cause, step=step)])
+            cause = await self._work()
+        return end
+
+    async def _listen(self) -> News | None:
+        """Hear what is new. Return the news of the job's end, which stay at `position`."""
+        told = await asyncio.to_thread(lambda: [*self.folder.hear(self.position)])
+        heard = [*takewhile(lambda each: not each[0].is_end, told)]
+        if heard:
+            self.position = heard[-1][1]
+            await self.hear([news for news, _ in heard])
+        return told[len(heard)][0] if len(told) > len(heard) else None
+
+    async def _work(self) -> str:
+        """Start processes and wait for their end. Return why they ended."""
+        processes = await self.start()
+        ending = asyncio.ensure_future(processes.ended())
+        asked: asyncio.Future[None] | None = None
+        try:
+            while not ending.done():
+                await asyncio.wait({ending}, timeout=_LOOK_SECONDS)
+                await self._listen()
+                if asked is None and not await self.is_wanted():
+                    asked = asyncio.ensure_future(processes.end(_GRACE_SECONDS))
+        finally:
+            await processes.end(0.0)
+        return ending.result() or "all of them are done"
