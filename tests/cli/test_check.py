@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from etude.preflight.doctor import conflicts
 from tests.cli.projects import change, etude, rows, succeed
 
 
@@ -131,10 +130,9 @@ def test_the_doctor_names_versions_that_do_not_fit(project, monkeypatch):
     monkeypatch.setattr(
         "importlib.metadata.version", lambda name: "0.1" if name == "pydantic" else real(name)
     )
-    assert any("needs pydantic>=2.9, and pydantic 0.1 is installed" in one for one in conflicts("etude"))
     shown = etude("doctor")
     assert shown.exit_code == 1
-    assert "pip install 'pydantic>=2.9'" in shown.stdout
+    assert "needs pydantic>=2.9, and pydantic 0.1 is installed: pip install 'pydantic>=2.9'" in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def train_shortly(client: openai.OpenAI) -> None:
 
 @pytest.mark.slow
 def test_the_workers_log_from_the_level_that_the_server_was_given(model: Path, tmp_path: Path) -> None:
-    with ServerProcess(model, tmp_path, "--log-level", "debug") as server:
+    with ServerProcess(model, tmp_path, "--debug") as server:
         client = server.client()
         job = wait(client, create(client, upload(client, supervised(8)), **SHORT).id)
         assert job.status == "succeeded"

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from etude.config.import_path import import_object, make_importable
-from etude.show.logs import LogLevel, LogLines, show_logs
+from etude.show.logs import LogLines, show_logs
 from etude.show.progress import LiveProgress
 
 
@@ -35,18 +35,18 @@ INSTALLED = "/venv/lib/python3.11/site-packages/httpx/_client.py"
 @pytest.mark.parametrize(
     ("level", "file", "least"),
     [
-        (LogLevel.DEBUG, "/home/me/agent.py", logging.DEBUG),
-        (LogLevel.INFO, "/home/me/agent.py", logging.INFO),
-        (LogLevel.ERROR, "/home/me/agent.py", logging.ERROR),
-        (LogLevel.DEBUG, INSTALLED, logging.WARNING),
-        (LogLevel.INFO, INSTALLED, logging.WARNING),
-        (LogLevel.ERROR, INSTALLED, logging.ERROR),
-        (LogLevel.INFO, logging.__file__, logging.WARNING),
-        (LogLevel.INFO, sys.modules[LogLines.__module__].__file__, logging.INFO),
+        (logging.DEBUG, "/home/me/agent.py", logging.DEBUG),
+        (logging.INFO, "/home/me/agent.py", logging.INFO),
+        (logging.ERROR, "/home/me/agent.py", logging.ERROR),
+        (logging.DEBUG, INSTALLED, logging.WARNING),
+        (logging.INFO, INSTALLED, logging.WARNING),
+        (logging.ERROR, INSTALLED, logging.ERROR),
+        (logging.INFO, logging.__file__, logging.WARNING),
+        (logging.INFO, sys.modules[LogLines.__module__].__file__, logging.INFO),
     ],
 )
 def test_user_code_is_shown_from_the_level_on_and_libraries_from_warnings_on(
-    level: LogLevel, file: str, least: int
+    level: int, file: str, least: int
 ) -> None:
     handler = LogLines(level)
     levels = [logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL]
@@ -59,9 +59,9 @@ def test_a_package_that_a_config_names_is_the_users_also_when_it_is_installed(tm
     (tmp_path / "my_installed_agent.py").write_text("def play(example, episode): ...\n")
     make_importable(tmp_path)
     made = record(INSTALLED, logging.INFO, "my_installed_agent.tools")
-    assert not LogLines(LogLevel.INFO).filter(made)
+    assert not LogLines(logging.INFO).filter(made)
     import_object("my_installed_agent:play")
-    assert LogLines(LogLevel.INFO).filter(made)
+    assert LogLines(logging.INFO).filter(made)
 
 
 class Terminal(io.StringIO):
@@ -73,7 +73,7 @@ def test_lines_stand_above_the_live_panel_and_stay_whole(monkeypatch: pytest.Mon
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stderr", terminal)
-    show_logs(LogLevel.INFO)
+    show_logs(logging.INFO)
     with LiveProgress(Console(file=terminal, force_terminal=True, width=80)) as live:
         live.phase("collecting", 2)
         live._live.refresh()

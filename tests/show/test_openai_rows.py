@@ -16,7 +16,7 @@ from etude.core.conversion import to_trajectory
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.training_rows import DpoRow, SupervisedRow
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
-from etude.show.exported_episodes import episode_transcript
+from etude.show.turns import episode_transcript
 from etude.store.episodes import encode_episode
 from etude.store.journal import Journal
 from tests.support import tool_call

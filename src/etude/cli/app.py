@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +22,6 @@ from etude.cli import (
     export,
     import_traces,
     init,
-    report,
     runs,
     serve,
     train,
@@ -29,7 +29,7 @@ from etude.cli import (
 )
 from etude.cli.command import option, report_errors
 from etude.cli.console import INVOCATION
-from etude.show.logs import LogLevel, show_logs
+from etude.show.logs import show_logs
 
 _HELP = """Etude fine-tunes the models inside LLM agents from the agents' own runs.
 
@@ -50,24 +50,11 @@ class Commands(TyperGroup):
             # Future changes in libraries do not concern a user who trains an agent.
             warnings.simplefilter("ignore", FutureWarning)
         words = [word for index, word in enumerate(args) if word != "--debug" or index >= end]
-        words = _move_option_first(words, "--log-level")
         if "-o" in words or "--override" in words:
             from etude.config.document import join_words
 
             words = join_words(words)
         return list(super().parse_args(ctx, words))
-
-
-def _move_option_first(words: list[str], option: str) -> list[str]:
-    """Move an option of the program, with its value, to the front: it may be typed after the command."""
-    end = words.index("--") if "--" in words else len(words)
-    for index, word in enumerate(words[:end]):
-        if word == option:
-            is_complete = index + 1 < end
-            return [word, words[index + 1], *words[:index], *words[index + 2 :]] if is_complete else [word]
-        if word.startswith(f"{option}="):
-            return [word, *words[:index], *words[index + 1 :]]
-    return words
 
 
 app = typer.Typer(
@@ -96,23 +83,14 @@ def etude(
     debug: Annotated[
         bool, option("Show tracebacks, and all log lines; anywhere on the line.", "--debug")
     ] = False,
-    log_level: Annotated[
-        LogLevel | None,
-        option(
-            "Show log lines of the agent's code, and Etude's, from this level on (info by default); "
-            "anywhere on the line.",
-            case_sensitive=False,
-            show_default=False,
-        ),
-    ] = None,
 ) -> None:
     """Set the options of the program itself."""
-    show_logs(log_level or (LogLevel.DEBUG if INVOCATION.debug else LogLevel.INFO))
+    show_logs(logging.DEBUG if INVOCATION.debug else logging.INFO)
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(init.init, demo.demo, check.check, doctor.doctor, train.train, train.resume, evaluate.evaluate),
-    *(episodes.episodes, runs.jobs, report.report, export.export, import_traces.import_traces),
+    *(episodes.episodes, runs.jobs, export.export, import_traces.import_traces),
     *(serve.serve, view.view, init.skill),
 )
 for _command in _COMMANDS:

@@ -117,7 +117,7 @@ def _row(episode: EpisodeOutline) -> tuple[Any, ...]:
 
 
 def _show_episode(ids: list[str], run: str | None, output_dir: Path, as_json: bool) -> None:
-    from etude.show.exported_episodes import episode_transcript
+    from etude.show.turns import episode_transcript
     from etude.store.facts import find_run, list_runs
     from etude.store.run_folder import RunFolder
 

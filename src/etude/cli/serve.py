@@ -20,7 +20,7 @@ def serve(**options: Any) -> None:
 
     folder = local_path(options["model"])
     options["name"] = options["name"] or (options["model"] if folder is None else folder.resolve().name)
-    options["log_level"] = logging.getLevelName(logging.root.level).lower()
+    options["log_level"] = logging.root.level
     options["api_key"] = read_env_key(options.pop("api_key_env"))
     settings = server_settings(**options)
     locate(settings.model)

@@ -9,7 +9,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -43,11 +42,11 @@ def examine(folder: Path) -> Findings:
     findings = Findings()
     findings.ok("etude", f"{importlib.metadata.version('etude')} in {_PACKAGE}")
     findings.ok("python", f"{platform.python_version()} at {sys.executable}, {platform.platform()}")
-    problems = list(conflicts("etude"))
-    for problem in problems:
-        findings.fail("packages", problem)
-    if not problems:
-        findings.ok("packages", "all versions fit together")
+    wrong = [(each, fault) for each in _requirements("etude") if (fault := _fault(each))]
+    for requirement, fault in wrong:
+        findings.fail("packages", f"etude needs {requirement}, and {fault}: pip install '{requirement}'")
+    if not wrong:
+        findings.ok("packages", "all versions that Etude needs; `pip check` examines the others")
     for extra, use in EXTRAS.items():
         _extra(extra, use, findings)
     needs_local = "" if installed("torch") else " (needs the extra 'local')"
@@ -61,20 +60,6 @@ def examine(folder: Path) -> Findings:
     keys = [name for name in _KEYS if os.environ.get(name)]
     findings.ok("keys in the environment", ", ".join(keys) or f"none of {', '.join(_KEYS)}")
     return findings
-
-
-def conflicts(name: str) -> Iterator[str]:
-    """Yield each requirement of a package, or of its dependencies, that is missing or has a wrong version."""
-    waiting, seen = [name], {name}
-    while waiting:
-        package = waiting.pop()
-        for requirement in _requirements(package):
-            version, fault = installed(requirement.name), _fault(requirement)
-            if fault is not None:
-                yield f"{package} needs {requirement}, and {fault}: pip install '{requirement}'"
-            if version is not None and requirement.name not in seen:
-                seen.add(requirement.name)
-                waiting.append(requirement.name)
 
 
 def _fault(requirement: Requirement) -> str | None:

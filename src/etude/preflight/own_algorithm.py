@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, TypeGuard
 
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.episodes import ScoredEpisode, Tally
 from etude.config.import_path import where_raised
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.data_model import name_type, number
+from etude.core.data_model import number
 from etude.core.episode import WORKFLOW, EpisodeRecord, Example
 from etude.core.errors import EtudeError, RequestError
 from etude.core.message import Message
-from etude.core.sample import Pair, Sample
+from etude.core.sample import Sample
 
 if TYPE_CHECKING:
     import torch
 
     from etude.learner.objective import MicroBatch
-
-T = TypeVar("T")
 
 
 def is_custom(algorithm: object) -> TypeGuard[Algorithm]:
@@ -34,59 +32,39 @@ def is_custom(algorithm: object) -> TypeGuard[Algorithm]:
 def try_algorithm(algorithm: Algorithm, examples: Sequence[Example]) -> None:
     """Make samples from made-up episodes on these examples, and a step's loss on them.
 
-    Raises RequestError that names the method and its error or wrong return value.
+    Raises RequestError that names the line of an error, or the methods one of which returned a wrong value.
     """
     episodes = [_group(example) for example in examples[:2] or (Example("made-up-1"), Example("made-up-2"))]
+    name = type(algorithm).__qualname__
     try:
-        made = _tried(algorithm, lambda: algorithm.groups(episodes, Tally()))
-    except RequestError as error:
-        if isinstance(error.__cause__, RequestError):
-            return  # It needs episodes of a protocol, or scores of agents.
-        raise
-    kind = Pair if algorithm.kind == "pairs" else Sample
-    for unit in (unit for group in made for unit in group.units):
-        if not isinstance(unit, kind):
-            raise _wrong(algorithm, "samples", unit, f"a `{kind.__name__}`", "a list with ")
+        _try_step(algorithm, episodes)
+    except EtudeError as error:
+        raise RequestError(f"{name}: {error}") from error
+    except Exception as error:
+        raise RequestError(f"{name}{_explained(algorithm, error)}") from error
+
+
+def _try_step(algorithm: Algorithm, episodes: Sequence[list[ScoredEpisode]]) -> None:
+    try:
+        made = algorithm.groups(episodes, Tally())
+    except RequestError:
+        return  # It needs episodes of a protocol, or scores of agents.
 
     def divergences(samples: Sequence[Sample]) -> list[list[float]]:
         return [[0.0] * len(sample.turns) for sample in samples]
 
-    groups = [group.units for group in made if group.units]
-    units, _ = _tried(algorithm, lambda: algorithm.units(groups, divergences))
+    units, _ = algorithm.units([group.units for group in made if group.units], divergences)
     if not units or find_spec("torch") is None:
         return
-    factors = _tried(algorithm, lambda: algorithm.normalised(units))
-    shape = _tried(algorithm, lambda: [*map(len, factors)])
-    if shape != [*map(len, units)]:
-        raise _wrong(algorithm, "normalised", factors, "for every sample of every unit a number")
-    logprobs_BT, batch = _micro_batch(algorithm, units, factors)
-    loss, metrics = _tried(algorithm, lambda: algorithm.loss(logprobs_BT, batch))
-    if loss.numel() != 1:
-        raise _wrong(algorithm, "loss", loss, "a tensor with one number")
+    logprobs_BT, batch = _micro_batch(algorithm, units, algorithm.normalised(units))
+    loss, metrics = algorithm.loss(logprobs_BT, batch)
     if not loss.requires_grad:
-        raise RequestError(f"{_name(algorithm)}.loss does not depend on `logprobs_BT`: it has no gradient")
-    _tried(algorithm, loss.backward)
+        raise RequestError("its loss does not depend on `logprobs_BT`: it has no gradient")
+    loss.backward()  # type: ignore[no-untyped-call]
     if not (loss.isfinite().all() and logprobs_BT.grad is not None and logprobs_BT.grad.isfinite().all()):
-        raise RequestError(f"{_name(algorithm)}.loss, or its gradient, is not finite: it is {loss.item()}")
-    for name, value in metrics.items():
-        try:
-            number(value)
-        except ValueError:
-            raise _wrong(algorithm, "loss", value, f"a number for the metric {name!r}") from None
-
-
-def _tried(algorithm: Algorithm, call: Callable[[], T]) -> T:
-    """Return the result of a call into an algorithm.
-
-    Any error becomes a RequestError with its line in the algorithm's file, or else with the names of its
-    methods, one of which returned what cannot be used.
-    """
-    try:
-        return call()
-    except EtudeError as error:
-        raise RequestError(f"{_name(algorithm)}: {error}") from error
-    except Exception as error:
-        raise RequestError(f"{_name(algorithm)}{_explained(algorithm, error)}") from error
+        raise RequestError(f"its loss, or the gradient, is not finite: it is {loss.item()}")
+    for value in metrics.values():
+        number(value)
 
 
 def _explained(algorithm: Algorithm, error: Exception) -> str:
@@ -99,15 +77,6 @@ def _explained(algorithm: Algorithm, error: Exception) -> str:
         return f": what it returned cannot be used (it has {methods}): {told}"
     place = f"{own[-1].filename}:{own[-1].lineno}: "
     return f".{own[-1].name} raised {place}{told.removeprefix(place)}"
-
-
-def _wrong(algorithm: Algorithm, method: str, found: Any, expected: str, where: str = "") -> RequestError:
-    returned = f"{where}{name_type(found)}"
-    return RequestError(f"{_name(algorithm)}.{method} returned {returned}; expected: {expected}")
-
-
-def _name(algorithm: Algorithm) -> str:
-    return type(algorithm).__qualname__
 
 
 def _group(example: Example) -> list[ScoredEpisode]:

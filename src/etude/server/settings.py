@@ -5,6 +5,7 @@ The command line reads them from here, so nothing slow is imported at the top.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from etude.core.errors import RequestError
-from etude.show.logs import LogLevel
 
 if TYPE_CHECKING:
     from etude.processes.ray_cluster import RayConfig
@@ -65,7 +65,7 @@ class ServerSettings:
     ] = ()
     checkpoint_steps: Annotated[int, Option(help="Training steps between two checkpoints.", min=1)] = 10
     engine_wait: Annotated[float, Option(help="Seconds that requests wait for the engine.", min=0)] = 30.0
-    log_level: LogLevel = LogLevel.INFO
+    log_level: int = logging.INFO
     """The lowest level of log lines to show, also in training processes."""
     api_key: str | None = field(default=None, repr=False)
     """The key that clients must have."""

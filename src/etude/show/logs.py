@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TextIO
 
@@ -14,16 +13,6 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _PACKAGE = str(Path(__file__).parents[1])
 
 
-class LogLevel(StrEnum):
-    """The lowest level of log lines that are shown."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-    CRITICAL = "critical"
-
-
 class LogLines(logging.Handler):
     """A handler that writes records to standard error, a line each, with the time.
 
@@ -31,10 +20,10 @@ class LogLines(logging.Handler):
     from warnings on, unless somebody gave their logger a level.
     """
 
-    def __init__(self, shown: LogLevel) -> None:
+    def __init__(self, shown: int) -> None:
         super().__init__()
         # The handler's own level would also hide records of loggers with a lower level.
-        self._least = logging.getLevelNamesMapping()[shown.name]
+        self._least = shown
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to show the record."""
@@ -59,13 +48,13 @@ class LogLines(logging.Handler):
             self.handleError(record)
 
 
-def show_logs(level: LogLevel) -> None:
+def show_logs(level: int) -> None:
     """Show log records of this process from now on. A second call changes the level."""
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, LogLines)]:
         root.removeHandler(handler)
     root.addHandler(LogLines(level))
-    root.setLevel(level.name)
+    root.setLevel(level)
 
 
 def _has_level(name: str) -> bool:

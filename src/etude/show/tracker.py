@@ -35,7 +35,7 @@ State: TypeAlias = Literal["finished", "failed", "stopped"]
 
 SECONDS_TO_ANSWER = 10.0
 PATIENCE = 30.0
-"""The most seconds to wait, at the end of a run, until all data arrived. `etude report` sends the rest."""
+"""The most seconds to wait, at the end of a run, until all data arrived. `etude resume` sends the rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import shlex
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any, Self
 from etude.config.assemble import parse_trackers
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
-from etude.config.load import parse_config
 from etude.config.schema import Config
 from etude.core.errors import BudgetReached, EtudeError, RequestError, RunPaused, StoreError, first_line
 from etude.core.interfaces import Progress
@@ -178,17 +177,10 @@ class TrackerReader:
 class Reporting:
     """The trackers of an open run, as a context manager. Nothing is sent before `wake`."""
 
-    def __init__(
-        self, config: Config, run: RunFolder, progress: Progress, *, patience: float | None = None
-    ) -> None:
-        """`patience` replaces `PATIENCE`, the seconds to wait for each tracker."""
+    def __init__(self, config: Config, run: RunFolder, progress: Progress) -> None:
         self._config, self._run, self._progress = config, run, progress
-        self._patience = patience
         self._readers: list[TrackerReader] = []
         self._exits = AsyncExitStack()
-        self.outcomes: list[dict[str, Any]] = []
-        """After the block, for each `tracker`: the `records` of the run, the number `sent`, and any `error`
-        that kept back the others."""
 
     def wake(self) -> None:
         """Let the trackers look for new records in the journal. Returns at once."""
@@ -230,19 +222,15 @@ class Reporting:
             await self._exits.aclose()
 
     async def _report_end(self, reader: TrackerReader, state: State) -> None:
-        seconds = tracker.PATIENCE if self._patience is None else self._patience
-        if state == "stopped":
-            seconds = min(seconds, _SECONDS_AFTER_STOP)
+        seconds = min(tracker.PATIENCE, _SECONDS_AFTER_STOP) if state == "stopped" else tracker.PATIENCE
         await asyncio.to_thread(reader.over.wait, seconds)
         reader.abandon()
         sent, records = reader.counts()
-        about = {"tracker": reader.title, "sent": sent, "records": records, "error": reader.error}
-        self.outcomes.append(about)
         if sent < records:
             why = reader.error or f"the rest could not be sent within {seconds:g} s after its end"
             self._progress.message(
                 f"{reader.title} has {sent} of {records} records of the run ({why}). Send "
-                f"the rest with: etude report {shlex.quote(str(self._run.path))}",
+                f"the rest with: etude resume {shlex.quote(str(self._run.path))}",
                 warning=True,
             )
 
@@ -263,13 +251,3 @@ def with_trackers(config: Config, report: Any) -> Config:
         if not isinstance(each, LiveTrackerConfig) and (each.type_name, each.destination()) not in there
     ]
     return config.model_copy(update={"report": [*kept, *trackers]})
-
-
-def report_config(run: RunFolder, overrides: Sequence[str]) -> Config:
-    """Return only the `report` block of a stored run, with overrides. Raises ConfigError, StoreError."""
-    stored = stored_data(run.path)
-    settings = (stored.get("finetuning") or {}).get("run_configuration") or {}
-    kept: dict[str, Any] = {"report": stored.get("report") or []}
-    if settings.get("config_file"):
-        kept["finetuning"] = {"run_configuration": {"config_file": settings["config_file"]}}
-    return parse_config(kept, overrides)

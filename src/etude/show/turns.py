@@ -1,4 +1,8 @@
-"""The turns of an episode, as a page and a transcript show them."""
+"""The turns of an episode as a page shows them, and its transcript.
+
+A play is shown as a transcript of its protocol. Other episodes are shown as calls and events in order, with
+their result.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from etude.algorithms.episodes import is_play
 from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
+from etude.core.errors import RequestError
 from etude.core.json_text import jsonable, read_json
 from etude.core.message import Message, is_text, message_text
+from etude.protocols.tree import as_yaml, transcript
+from etude.store.episodes import episode_scores, read_episode
+from etude.store.run_folder import RunFolder
+from etude.store.stored_config import reward_names, stored_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +110,35 @@ def _event(event: Event) -> Turn:
         value = () if event.value is None else (f"{event.value:g}",)
         return Turn("event", f"{event.name or 'step reward'}{whose}", event.text, marks=value)
     return Turn("event", f"{event.kind}{whose}", event.text)
+
+
+def episode_transcript(run: RunFolder, episode: str) -> str:
+    """Return an episode's transcript as YAML. Raises RequestError if there is no such episode."""
+    record = read_episode(run.journal, episode)
+    if record is None:
+        raise RequestError(
+            f"run {run.name} has no episode '{episode}'; an episode is named by its phase, example and "
+            f"generation. `etude episodes {run.path}` lists them"
+        )
+    if is_play(record):
+        shown = transcript(record)
+    else:
+        inputs, expected = jsonable(dict(record.example.inputs)), jsonable(record.example.expected)
+        shown = {"episode": record.id, "example": record.example.id, "inputs": inputs, "expected": expected}
+        shown["turns"] = [turn.as_json() for turn in list_turns(record)]
+        if record.failure is None:
+            shown["output"] = jsonable(record.output)
+        else:
+            shown["failure"] = f"{record.failure.kind}: {record.failure.reason}"
+    stored = episode_scores(run.journal, record.id)
+    rewarded = reward_names(stored_data(run.path, required=False)).get(None, "")
+    if (reward := stored.get(rewarded, {}).get("score")) is not None:
+        shown["reward"] = reward
+    if stored:
+        shown["scores"] = {
+            name: row["score"]
+            if not (row.get("reasoning") or row.get("error"))
+            else {key: row[key] for key in ("score", "reasoning", "error") if row.get(key) is not None}
+            for name, row in stored.items()
+        }
+    return as_yaml(shown)

@@ -110,11 +110,6 @@ def reward_names(data: Mapping[str, Any]) -> dict[str | None, str]:
     return {target: reward["name"] for target, reward in rewards.items() if reward.get("name") is not None}
 
 
-def target_names(data: Mapping[str, Any]) -> list[str | None]:
-    """Return the targets of a run that trains several models, or only None if it trains one."""
-    return [*((data.get("finetuning") or {}).get("targets") or {})] or [None]
-
-
 def model_config(run: Path, target_name: str | None = None) -> Config:
     """Return a config with only a run's trained model and its adapter. Raises ConfigError."""
     data = stored_data(run)
