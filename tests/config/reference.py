@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 from etude.config import registry
 from etude.config.component import CHANGEABLE, ComponentConfig
 from etude.config.key_types import KeyType, describe, descriptions, models_in
-from etude.config.registry import BASES, LISTED, LIVE, NAMED, NOUNS, SINGLE, Kind
+from etude.config.registry import KINDS, LIVE, Kind
 from etude.config.schema import Config
 
 _INTRODUCTION = """\
@@ -40,7 +40,7 @@ class _Reference:
     def __init__(self, package: str) -> None:
         self._types = {
             (kind, name): config_type
-            for kind in BASES
+            for kind in KINDS
             for name in registry.names(kind)
             for config_type in [registry.lookup(kind, name).config_type]
             if name != LIVE and config_type.__module__.partition(".")[0] == package
@@ -51,11 +51,9 @@ class _Reference:
         """The page, a heading or a table at a time."""
         yield "## The file\n"
         yield from self._block("", Config, 1, tuple(Config.model_fields))
-        for kind in BASES:
-            keys = [".".join(map(str, NAMED[kind]))] if kind in NAMED else []
-            keys += [".".join(map(str, path)) for path, single in SINGLE.items() if single == kind]
-            keys += [".".join(map(str, LISTED[kind]))] if kind in LISTED else []
-            yield f"## {NOUNS[kind].capitalize()} types\n\nIn {', '.join(f'`{key}`' for key in keys)}.\n"
+        for kind, about in KINDS.items():
+            keys = (".".join(map(str, place)) for place in about.places)
+            yield f"## {about.noun.capitalize()} types\n\nIn {', '.join(f'`{key}`' for key in keys)}.\n"
             for (other, name), config_type in self._types.items():
                 if other == kind:
                     yield from self._component(kind, name, config_type)
@@ -86,7 +84,7 @@ class _Reference:
     def _shared_title(self, kind: Kind, base: type[BaseModel]) -> str:
         users = {key: f"`{key[1]}`" for key, each in self._types.items() if issubclass(each, base)}
         if users.keys() >= {key for key in self._types if key[0] == kind}:
-            return f"Keys of every {NOUNS[kind]}"
+            return f"Keys of every {KINDS[kind].noun}"
         return f"Keys of {', '.join(dict.fromkeys(users.values()))}"
 
     def _block(

@@ -17,7 +17,7 @@ registry._unread_group = None  # Nothing but what is named below.
 for module in sys.argv[1:]:
     registry._registrations = {}
     importlib.import_module(module)
-    print(*sorted({name for kind in registry.BASES for name in registry.names(kind)}))
+    print(*sorted({name for kind in registry.KINDS for name in registry.names(kind)}))
     print(*[name for name in sys.modules if name.startswith("etude.integrations.")])
 """
 

@@ -27,16 +27,7 @@ from etude.config.component import (
 from etude.config.document import Document, KeyPath, dig, holds, replace_at, set_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.key_types import KeyType, Problems, shown
-from etude.config.registry import (
-    BASES,
-    DATASET,
-    NAMED,
-    NOUNS,
-    OTHER_DATASETS,
-    VALIDATION,
-    Kind,
-    components_in,
-)
+from etude.config.registry import DATASET, KINDS, OTHER_DATASETS, VALIDATION, Kind, components_in
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError, alternatives, nearest
 from etude.core.history import Action
@@ -75,7 +66,7 @@ def build_components(
         component = assembly.validate(path, kind, spelled[path])
         if component is not None:
             valid[path] = component
-        replace_at(data, path, component or BASES[kind]())
+        replace_at(data, path, component or KINDS[kind].base())
     return valid | _supplied(data, valid.get(("workflow",)), assembly, problems)
 
 
@@ -96,9 +87,10 @@ def _supplied(
     # `null` is a valid value: no validation.
     if supplies.validation and not holds(dig(data, VALIDATION[:-1]), VALIDATION[-1]):
         written[VALIDATION] = "datasets", supplies.validation
-    if supplies.evaluators and not dig(data, NAMED["evaluators"]):
+    if supplies.evaluators and not dig(data, KINDS["evaluators"].places[0]):
         written |= {
-            (*NAMED["evaluators"], name): ("evaluators", it) for name, it in supplies.evaluators.items()
+            (*KINDS["evaluators"].places[0], name): ("evaluators", it)
+            for name, it in supplies.evaluators.items()
         }
         _choose_rewards(data, supplies)
     valid: dict[KeyPath, ComponentConfig] = {}
@@ -207,7 +199,7 @@ class _Assembly:
             self._problems.add_missing(type_path, hint + alternatives("", registry.names(kind)))
             return None
         if not isinstance(name, str):
-            self._problems.add(type_path, f"expected the name of a {NOUNS[kind]} type, found {name}")
+            self._problems.add(type_path, f"expected the name of a {KINDS[kind].noun} type, found {name}")
             return None
         try:
             config_type = registry.lookup(kind, name).config_type
@@ -250,7 +242,8 @@ def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
         if kind in FUNCTION_TYPES:
             return keys | {"_type": FUNCTION_TYPES[kind], "function": written}
         raise RequestError(
-            f"'{written}' is not registered as {NOUNS[kind]}: it needs one of the decorators etude.register_…"
+            f"'{written}' is not registered as {KINDS[kind].noun}: it needs one of the decorators "
+            "etude.register_…"
         )
     if isinstance(written, str) and kind == "datasets" and ("." in written or "/" in written):
         return keys | {"_type": _file_type(written), "file_path": written}
@@ -278,7 +271,7 @@ def alarms_by_default() -> dict[str, type[AlarmConfig]]:
 
 def spell_out_alarms(data: dict[str, Any], problems: Problems) -> None:
     """Rewrite the alarms of `data` as components with a `_type`, and add a problem for each invalid one."""
-    section = NAMED["alarms"]
+    [section] = KINDS["alarms"].places
     entries = dig(data, section)
     if entries in (False, "off"):
         entries = dict.fromkeys(alarms_by_default(), False)

@@ -17,7 +17,7 @@ from etude.config import registry
 from etude.config.assemble import parse_dataset
 from etude.config.component import ComponentConfig, DatasetConfig
 from etude.config.import_path import user_code, where_defined
-from etude.config.registry import NOUNS, Kind, section
+from etude.config.registry import KINDS, Kind, section
 from etude.config.schema import Config
 from etude.core.data_model import name_type
 from etude.core.episode import ToolSet, ToolSource
@@ -73,7 +73,7 @@ class Builder:
         """Return a component by name. Raises RequestError if there is none, or it cannot be built."""
         entries = section(self.config, kind)
         if name not in entries:
-            raise RequestError(f"there is no {NOUNS[kind]} '{name}'" + alternatives(name, entries))
+            raise RequestError(f"there is no {KINDS[kind].noun} '{name}'" + alternatives(name, entries))
         return await self._build_once(kind, name, entries[name])
 
     async def get_llm(self, name: str) -> Engine:

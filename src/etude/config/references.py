@@ -12,7 +12,7 @@ from etude.config.component import ComponentConfig
 from etude.config.document import KeyPath, dotted
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TargetConfig
 from etude.config.key_types import KeyType, Problems, walk
-from etude.config.registry import NAMED, NOUNS, Kind, section
+from etude.config.registry import KINDS, Kind, section
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, alternatives
 
@@ -116,7 +116,9 @@ class _Names:
         entries = section(self._config, kind)
         if name not in entries:
             listing = alternatives(name, entries, otherwise="it is empty")
-            self._problems.add(path, f"'{dotted(NAMED[kind])}' has no {NOUNS[kind]} '{name}'{listing}")
+            about = KINDS[kind]
+            text = f"'{dotted(about.places[0])}' has no {about.noun} '{name}'{listing}"
+            self._problems.add(path, text)
 
     def choose(self, path: KeyPath, given: str | None, kind: Kind) -> str | None:
         """Return the name for `path`: the given one, or the only candidate.
@@ -132,8 +134,9 @@ class _Names:
             candidates = [name for name in candidates if entries[name].type_name == "local"]
         if len(candidates) == 1:
             return candidates[0]
-        if self._finetuning.enabled and entries and not self._problems.within(NAMED[kind]):
-            several = f"'{dotted(NAMED[kind])}' has several; name one of: {', '.join(entries)}"
+        place = KINDS[kind].places[0]
+        if self._finetuning.enabled and entries and not self._problems.within(place):
+            several = f"'{dotted(place)}' has several; name one of: {', '.join(entries)}"
             self._problems.add_missing(path, f": {several}")
         return None
 

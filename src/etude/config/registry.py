@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
@@ -49,60 +49,30 @@ ConfigT = TypeVar("ConfigT", bound=ComponentConfig)
 
 ENTRY_POINT_GROUP = "etude.components"
 
-BASES: dict[Kind, type[ComponentConfig]] = {}
-"""The base of the configs of each kind."""
-
-NOUNS: dict[Kind, str] = {kind: kind.removesuffix("s").replace("_", " ") for kind in get_args(Kind)} | {
-    "llms": "model",
-    "tools": "tool set",
-}
-
-NAMED: dict[Kind, KeyPath] = {
-    "llms": ("llms",),
-    "tools": ("tools",),
-    "evaluators": ("eval", "evaluators"),
-    "trajectory_builders": ("trajectory_builders",),
-    "trainer_adapters": ("trainer_adapters",),
-    "trainers": ("trainers",),
-    "alarms": ("finetuning", "alarms"),
-}
-"""Sections that hold components by name."""
-
 DATASET: KeyPath = ("eval", "general", "dataset")
 VALIDATION: KeyPath = ("finetuning", "run_configuration", "validation_dataset")
 OTHER_DATASETS: tuple[KeyPath, ...] = (("finetuning", "run_configuration", "dataset"), VALIDATION)
-
-SINGLE: dict[KeyPath, Kind] = {
-    ("workflow",): "workflow",
-    ("cluster",): "cluster",
-    **dict.fromkeys((DATASET, *OTHER_DATASETS), "datasets"),
-}
-"""Keys that hold one component."""
-
-LISTED: dict[Kind, KeyPath] = {"trackers": ("report",)}
-"""Keys that hold a list of components."""
 
 LIVE = "live"
 """For each kind, the type of a live object that a program passes, which no file can name."""
 
 
 def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
-    """Yield each component's path and kind, in the order of `SINGLE`, `NAMED` and `LISTED`."""
-    yield from ((path, kind) for path, kind in SINGLE.items() if dig(data, path) is not None)
-    for kind, section in NAMED.items():
-        entries = dig(data, section)
-        yield from (((*section, name), kind) for name in (list(entries) if isinstance(entries, dict) else ()))
-    for kind, section in LISTED.items():
-        entries = dig(data, section)
-        yield from (
-            ((*section, index), kind) for index in range(len(entries if isinstance(entries, list) else ()))
-        )
+    """Yield each component's path and kind."""
+    for kind, about in KINDS.items():
+        for place in about.places:
+            value = dig(data, place)
+            if about.is_single:
+                yield from [(place, kind)] if value is not None else []
+            elif isinstance(value, list if kind == "trackers" else dict):
+                keys = list(value) if isinstance(value, dict) else range(len(value))
+                yield from (((*place, key), kind) for key in keys)
 
 
 def section(config: BaseModel, kind: Kind) -> Mapping[str, ComponentConfig]:
-    """Return a config's components of a kind. Raises KeyError for a kind whose components have no names."""
+    """Return a config's components of a kind by name."""
     part: Any = config
-    for key in NAMED[kind]:
+    for key in KINDS[kind].places[0]:
         part = getattr(part, str(key))
     entries: Mapping[str, ComponentConfig] = part
     return entries
@@ -165,9 +135,10 @@ def lookup(kind: Kind, name: str) -> Registration:
         if known.fault is not None:
             raise RequestError(known.fault)
         return known
-    sentence = f"there is no {NOUNS[kind]} type '{name}'"
-    if others := [NOUNS[other] for other in BASES if (other, name) in _registrations]:
-        sentence = f"'{name}' is registered as {others[0]}, not as {NOUNS[kind]}"
+    noun = KINDS[kind].noun
+    sentence = f"there is no {noun} type '{name}'"
+    if others := [about.noun for other, about in KINDS.items() if (other, name) in _registrations]:
+        sentence = f"'{name}' is registered as {others[0]}, not as {noun}"
     raise RequestError(sentence + alternatives(name, names(kind), otherwise="none is registered"))
 
 
@@ -178,10 +149,22 @@ def find_registration(kind: Kind, value: object) -> Registration | None:
 
 
 class Decorator(Generic[ConfigT]):
-    """Decorates an async generator `f(config, builder)` that yields a component of one kind."""
+    """A kind of component. It decorates an async generator `f(config, builder)` that yields one."""
 
-    def __init__(self, kind: Kind, base: type[ConfigT], yields: str) -> None:
-        self._kind, BASES[kind] = kind, base
+    def __init__(
+        self,
+        kind: Kind,
+        base: type[ConfigT],
+        yields: str,
+        *places: KeyPath,
+        noun: str = "",
+        is_single: bool = False,
+    ) -> None:
+        """`base` is the base of its configs. They stand at `places`, under names or in a list, or alone
+        (`is_single`). `noun` is the kind in a sentence."""
+        self.kind, self.base, self.places, self.is_single = kind, base, places or ((kind,),), is_single
+        self.noun = noun or kind.removesuffix("s").replace("_", " ")
+        KINDS[kind] = self
         self.__doc__ = f"Decorate an async generator `f(config, builder)` that yields {yields}."
 
     def __call__(self, *, config_type: type[ConfigT]) -> Callable[[FactoryT], FactoryT]:
@@ -189,7 +172,7 @@ class Decorator(Generic[ConfigT]):
 
         If the same class comes again, as when its module is reimported, it replaces the first.
         """
-        kind = self._kind
+        kind = self.kind
 
         def register(factory: FactoryT) -> FactoryT:
             name = config_type.type_name or config_type.__qualname__
@@ -200,7 +183,7 @@ class Decorator(Generic[ConfigT]):
                     for known in (old.config_type, config_type)
                 )
                 raise RequestError(
-                    f"two {NOUNS[kind]} types are called '{name}': {first} and {second}. Rename one of them"
+                    f"two {self.noun} types are called '{name}': {first} and {second}. Rename one of them"
                 )
             fault = _fault(kind, config_type, factory)
             _registrations[kind, name] = Registration(name, config_type, factory, fault)
@@ -209,19 +192,24 @@ class Decorator(Generic[ConfigT]):
         return register
 
 
-register_llm = Decorator("llms", LlmConfig, "an `Engine`")
-register_workflow = Decorator("workflow", WorkflowConfig, "a workflow")
-register_tools = Decorator("tools", ToolsConfig, "a `ToolSource`")
-register_dataset = Decorator("datasets", DatasetConfig, "an object with `examples()`")
-register_evaluator = Decorator("evaluators", EvaluatorConfig, "an `Evaluator`")
+KINDS: dict[Kind, Decorator[Any]] = {}
+"""Each kind of component, with its places in a config and its decorator."""
+
+register_llm = Decorator("llms", LlmConfig, "an `Engine`", noun="model")
+register_workflow = Decorator("workflow", WorkflowConfig, "a workflow", is_single=True)
+register_tools = Decorator("tools", ToolsConfig, "a `ToolSource`", noun="tool set")
+register_dataset = Decorator(
+    "datasets", DatasetConfig, "an object with `examples()`", DATASET, *OTHER_DATASETS, is_single=True
+)
+register_evaluator = Decorator("evaluators", EvaluatorConfig, "an `Evaluator`", ("eval", "evaluators"))
 register_trajectory_builder = Decorator(
     "trajectory_builders", TrajectoryBuilderConfig, "a `TrajectoryBuilder`"
 )
 register_trainer_adapter = Decorator("trainer_adapters", TrainerAdapterConfig, "a `TrainerAdapter`")
 register_trainer = Decorator("trainers", TrainerConfig, "a `Trainer`")
-register_alarm = Decorator("alarms", AlarmConfig, "an `etude.Alarm`")
-register_cluster = Decorator("cluster", ClusterConfig, "an `etude.processes.pool.Cluster`")
-register_tracker = Decorator("trackers", TrackerConfig, "an `etude.Tracker`")
+register_alarm = Decorator("alarms", AlarmConfig, "an `etude.Alarm`", ("finetuning", "alarms"))
+register_cluster = Decorator("cluster", ClusterConfig, "an `etude.processes.pool.Cluster`", is_single=True)
+register_tracker = Decorator("trackers", TrackerConfig, "an `etude.Tracker`", ("report",))
 
 
 def config_factory(make: Callable[[Any], object]) -> Factory:
@@ -235,9 +223,9 @@ def config_factory(make: Callable[[Any], object]) -> Factory:
 
 def _fault(kind: Kind, config_type: type[ComponentConfig], factory: Callable[..., object]) -> str | None:
     """Return why a decorated function makes no component, with its file and line; None if it does."""
-    base, where = BASES[kind], where_defined(factory)
+    base, noun, where = KINDS[kind].base, KINDS[kind].noun, where_defined(factory)
     if not issubclass(config_type, base):
-        return f"{where}: {config_type.__qualname__} must inherit from {base.__name__} to be a {NOUNS[kind]}"
+        return f"{where}: {config_type.__qualname__} must inherit from {base.__name__} to be a {noun}"
     if not config_type.type_name:
         example = f'class {config_type.__name__}({base.__name__}, name="…")'
         return f"{where}: {config_type.__qualname__} has no name for `_type`; write {example}"

@@ -14,7 +14,7 @@ from etude.config.builder import Builder
 from etude.config.document import KeyPath, copied, dig, dotted, replace_at, strings
 from etude.config.key_types import KeyType, walk
 from etude.config.load import find_secrets, parse_config, portable_references, required_variables
-from etude.config.registry import NOUNS, SINGLE, components_in
+from etude.config.registry import KINDS, components_in
 from etude.config.schema import Config
 from etude.core.call import Sampling
 from etude.core.episode import Example
@@ -58,10 +58,10 @@ def config_to_json(
             if not any(field.exclude and getattr(value, name) is not None for name, field in fields):
                 continue
             # It holds objects that a config file cannot name, such as a function of a program.
-            if path not in SINGLE or components[path] != "datasets":
+            if components[path] != "datasets":
                 name = getattr(value, "name", path[-1])
                 raise RequestError(
-                    f"the {NOUNS[components[path]]} '{name}' is an object of this program, which other "
+                    f"the {KINDS[components[path]].noun} '{name}' is an object of this program, which other "
                     "processes cannot import; define it at the top of a module that they can import, or "
                     "leave out eval.general.isolation"
                 )
