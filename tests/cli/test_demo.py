@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -35,15 +34,11 @@ workflow: agent:play
 eval:
   general: {dataset: base/train.jsonl}
   evaluators: {varied: agent:varied}
-trajectory_builders:
-  grpo: {_type: grpo, num_generations: 4}
-  dpo: {_type: dpo, num_generations: 4}
-  expert_iteration: {_type: expert_iteration, num_generations: 4}
+trajectory_builders: {grpo: {_type: grpo, num_generations: 4}}
 trainer_adapters: {local: {_type: local, learning_rate: 3e-3}}
 finetuning:
   enabled: true
   num_epochs: 1
-  trajectory_builder: grpo
   run_configuration: {validation_dataset: base/validation.jsonl}
 """
 
@@ -79,15 +74,6 @@ def test_an_agent_is_made_trained_and_measured_in_a_new_folder(small_example):
     assert (folder / "runs/training/reward_plot.png").stat().st_size > 1000
     assert "before training (v0) |" in (folder / "model/README.md").read_text()
     assert etude("evaluate", folder / "config.yml", "--model", folder / "model").exit_code == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["dpo", "expert_iteration"])
-def test_other_methods(small_example, method):
-    told = events(etude("demo", "--method", method, "--json").stdout)[-1]
-    assert (told["event"], told["method"]) == ("demo", method)
-    run = json.loads(etude("runs", "show", told["run"], "--json").stdout)
-    assert (run["method"], run["state"]) == (method, "finished")
 
 
 def test_a_demo_is_not_written_over(small_example):

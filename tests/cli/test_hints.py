@@ -81,9 +81,7 @@ def test_after_a_run_that_trained_on_nothing(project):
 
 
 def test_after_a_check_an_evaluation_and_a_list(project):
-    assert "epochs          3 trained" in works(
-        etude("check", "config.yml", "-o", "finetuning.num_epochs", "3")
-    )
+    assert "epochs          3 trained" in works(etude("check", "config.yml", "-o", "finetuning.num_epochs=3"))
     assert "scored" in works(etude("evaluate", "config.yml", "--name", "e"))
     assert "reward" in works(etude("episodes", "e"))
     assert "state           finished" in works(etude("runs", "list"))

@@ -140,7 +140,7 @@ def test_a_run_does_not_go_on_from_another_base_model(tmp_path, base, monkeypatc
     others = bytearray(weights.read_bytes())
     others[-1] ^= 1
     weights.write_bytes(others)
-    for arguments in (("resume", "r", "-o", "finetuning.num_epochs", "2"), ("export", "r")):
+    for arguments in (("resume", "r", "-o", "finetuning.num_epochs=2"), ("export", "r")):
         shown = etude(*arguments)
         assert shown.exit_code == 2
         assert "is not what this run began from: model.safetensors has changed" in " ".join(

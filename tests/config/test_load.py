@@ -217,23 +217,6 @@ def test_the_same_config_from_a_mapping(folder: Path):
         parse_config({"finetuning": {"x": 1}})
 
 
-def test_the_resolved_config_has_no_secrets(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("ETUDE_TEST_SECRET", "hunter2")
-    text = SMALL.replace(
-        "{policy: local}",
-        "{a: {_type: openai, model_name: m, api_key: '${ETUDE_TEST_SECRET}', "
-        "headers: {x: '${ETUDE_TEST_SECRET}'}}, "
-        "b: {_type: openai, model_name: m, api_key: swordfish}, policy: local}",
-    )
-    config = load_config(write(folder, text))
-    first = config.llms["a"]
-    assert first.api_key.get_secret_value() == "hunter2"
-    written = resolved_yaml(config)
-    assert "hunter2" not in written and "swordfish" not in written
-    assert "api_key: ${ETUDE_TEST_SECRET}" in written
-    assert "api_key: '**********'" in written
-
-
 def test_the_resolved_config_loads_as_the_same_config(folder: Path):
     text = SMALL.replace("enabled: true", "enabled: true, run_configuration: {validation_dataset: val.json}")
     text = text.replace("{policy: local}", "{policy: {_type: local, model: 'costs 5 $${X} a $'}}")

@@ -15,7 +15,6 @@ from etude.config.document import (
     apply_overrides,
     dig,
     dump,
-    join_words,
     parse_document,
     parse_value,
     read_document,
@@ -269,21 +268,6 @@ def test_a_component_that_is_written_as_its_type_gets_keys():
 def test_what_is_no_override_is_an_error(override: str, message: str):
     with pytest.raises(RequestError, match=message):
         overridden({"l": [1, 2]}, override)
-
-
-@pytest.mark.parametrize(
-    ("words", "joined"),
-    [
-        (["train", "c.yml", "-o", "a.b", "5"], ["train", "c.yml", "-o", "a.b=5"]),
-        (["-o", "a.b=5", "c.yml"], ["-o", "a.b=5", "c.yml"]),
-        (["--override", "a.b", "x=y", "-o", "c", "-1"], ["--override", "a.b=x=y", "-o", "c=-1"]),
-        (["-o", "a.b"], ["-o", "a.b"]),
-        (["-o"], ["-o"]),
-        (["--other", "a", "b"], ["--other", "a", "b"]),
-    ],
-)
-def test_the_two_word_form(words: list[str], joined: list[str]):
-    assert join_words(words) == joined
 
 
 @given(BRANCHES, PATHS, VALUES)

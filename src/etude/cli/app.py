@@ -38,7 +38,7 @@ New here: `etude demo` trains a small agent, in half a minute on two idle cores.
 
 
 class Commands(TyperGroup):
-    """A group that accepts `--debug` anywhere on the line, and overrides as two words."""
+    """A group that accepts `--debug` anywhere on the line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the program's own arguments. Each command parses its own later."""
@@ -50,10 +50,6 @@ class Commands(TyperGroup):
             # Future changes in libraries do not concern a user who trains an agent.
             warnings.simplefilter("ignore", FutureWarning)
         words = [word for index, word in enumerate(args) if word != "--debug" or index >= end]
-        if "-o" in words or "--override" in words:
-            from etude.config.document import join_words
-
-            words = join_words(words)
         return list(super().parse_args(ctx, words))
 
 

@@ -39,7 +39,7 @@ Run: TypeAlias = Annotated[str, argument("A run folder, or a run's name in --out
 Overrides: TypeAlias = Annotated[
     list[str] | None,
     option(
-        "Set a key of the config: -o finetuning.num_epochs=5, also written -o KEY VALUE. Repeatable.",
+        "Set a key of the config: -o finetuning.num_epochs=5. Repeatable.",
         "--override",
         "-o",
         metavar="KEY=VALUE",

@@ -12,13 +12,11 @@ from etude.cli.console import emit, next_step, say, shown_path, table, unused_fo
 
 if TYPE_CHECKING:
     from etude.preflight.demo import DemoReport
-Method = Literal["grpo", "dpo", "expert_iteration"]
 Task = Literal["calculator", "tictactoe", "sort", "extraction"]
 
 
 def demo(
     task: Annotated[Task | None, option("What a tiny model learns, the calculator by default.")] = None,
-    method: Annotated[Method | None, option("How it learns; GRPO by default.")] = None,
     real: Annotated[bool, option("A pretrained model learns to read customers' tickets.", "--real")] = False,
     seed: Annotated[int, option("Seed of every random choice.", min=0)] = 0,
     out: Annotated[Path | None, option("Folder for everything; by default demo-TASK here.")] = None,
@@ -34,18 +32,18 @@ def demo(
     machine 199 s.
     """
     if real:
-        refuse("--real, where one task is learnt by GRPO", task=task, method=method)
+        refuse("--real, where one task is learnt", task=task)
     from etude.models.source import PACKAGED
     from etude.preflight.demo import PRETRAINED, TASKS, run_demo
     from etude.show.progress import progress_for
 
-    learned, method = PRETRAINED if real else task or "calculator", method or "grpo"
+    learned = PRETRAINED if real else task or "calculator"
     folder = (out or unused_folder(Path(f"demo-{'real' if real else learned}"), "-")).absolute()
     if not as_json:
         pretrained = f"{PACKAGED} learns to read customers' messages into the fields of a ticket."
         say(pretrained if real else f"A tiny model, made from scratch on this machine, {TASKS[learned]}.")
         say(f"Everything is written to {shown_path(folder)}.\n")
-    kind = ["--real"] if real else ["--task", learned, "--method", method]
+    kind = ["--real"] if real else ["--task", learned]
 
     def again() -> str:
         """Return the command that repeats the demo in another folder."""
@@ -53,9 +51,9 @@ def demo(
         return hints.command("demo", *kind, "--seed", str(seed), *elsewhere)
 
     with on_error(again), progress_for(json=as_json) as progress:
-        report = run_async(run_demo(learned, method, seed, folder, progress, on_cluster(on)))
+        report = run_async(run_demo(learned, seed, folder, progress, on_cluster(on)))
     if as_json:
-        emit({"event": "demo", "task": learned, "method": method, "seed": seed, **asdict(report)})
+        emit({"event": "demo", "task": learned, "seed": seed, **asdict(report)})
     else:
         _show(report)
 

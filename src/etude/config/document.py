@@ -300,18 +300,6 @@ def _position(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 
-def join_words(arguments: Sequence[str]) -> list[str]:
-    """Join the two-word form `-o a.b.c value` in command-line arguments to `-o a.b.c=value`."""
-    joined: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        joined.append(word)
-        if word in ("-o", "--override") and (key := next(words, None)) is not None:
-            value = None if "=" in key else next(words, None)
-            joined.append(key if value is None else f"{key}={value}")
-    return joined
-
-
 def apply_overrides(document: Document, overrides: Iterable[Override]) -> Document:
     """Set each override in the document, in order. Values are YAML.
 

@@ -88,12 +88,7 @@ class DemoReport:
 
 
 async def run_demo(
-    name: str,
-    method: str,
-    seed: int,
-    folder: Path,
-    progress: Progress,
-    training_overrides: Sequence[Override] = (),
+    name: str, seed: int, folder: Path, progress: Progress, training_overrides: Sequence[Override] = ()
 ) -> DemoReport:
     """Write a project with its model, train it, and measure it before and after on the same examples.
 
@@ -112,7 +107,7 @@ async def run_demo(
         copy_example(name, folder)
         await _make_base(folder, seed, progress)
     output_dir = json.dumps(str(folder / "runs"), ensure_ascii=False)
-    settings = {"trajectory_builder": method, "seed": str(seed), "output_dir": output_dir}
+    settings = {"seed": str(seed), "output_dir": output_dir}
     own = [(f"finetuning.{key}", value) for key, value in settings.items()]
     config = load_config(folder / "config.yml", own)
     with new_run(config, "training") as run:
