@@ -33,20 +33,6 @@ def test_episodes_are_listed_and_filtered(evaluated):
 
 
 @pytest.mark.parametrize(
-    ("word", "close"),
-    [("fialed", "failed"), ("-unscord", "unscored"), ("corect<1", "correct"), ("exampel:v0", "example")],
-)
-def test_a_misspelt_filter_word_has_a_hint(evaluated, word, close):
-    shown = succeed("episodes", "--json", "e", "--", word)
-    assert f"'{word}' is not a filter word; did you mean '{close}'?" in shown.stderr
-
-
-def test_a_known_filter_word_has_no_hint(evaluated):
-    words = ["failed", "-cut-off", "correct<1", "agent:solver", "version:v0", "hello", "v0?"]
-    assert not succeed("episodes", "e", "--", *words).stderr
-
-
-@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["e", "reward<x"], "reward<0.5"),

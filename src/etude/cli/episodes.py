@@ -11,7 +11,7 @@ import typer
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, option
-from etude.cli.console import emit, next_step, say, say_wrapped, table, warn
+from etude.cli.console import emit, next_step, say, say_wrapped, table
 from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -57,10 +57,9 @@ def episodes(
 def _list_episodes(
     name: str, words: str, phase: str | None, limit: int, output_dir: Path, as_json: bool
 ) -> None:
-    from etude.config.document import dig
     from etude.store.episodes import list_phases
     from etude.store.facts import find_run
-    from etude.store.outline import find_episodes, likely_misspelt, parse_query
+    from etude.store.outline import find_episodes, parse_query
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import reward_names, stored_data
 
@@ -71,11 +70,8 @@ def _list_episodes(
             known = ", ".join(phases[:10]) or "none yet"
             raise RequestError(f"there are no episodes of the phase '{phase}'; there are: {known}")
         chosen = phases if phase == "all" else [phase or phases[0]] if phases else []
-        settings = stored_data(path, required=False)
-        reward = next(iter(reward_names(settings).values()), None)
+        reward = next(iter(reward_names(stored_data(path, required=False)).values()), None)
         selection = find_episodes(folder.journal, chosen, reward, query, limit=limit)
-    for word, close in likely_misspelt(words, dig(settings, ("eval", "evaluators")) or ()):
-        warn(f"'{word}' is not a filter word; did you mean '{close}'?")
     if as_json:
         sets = ("agents", "versions")
         rows = [

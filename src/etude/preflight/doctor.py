@@ -49,12 +49,6 @@ def examine(folder: Path) -> Findings:
         findings.ok("packages", "all versions that Etude needs; `pip check` examines the others")
     for extra, use in EXTRAS.items():
         _extra(extra, use, findings)
-    needs_local = "" if installed("torch") else " (needs the extra 'local')"
-    needs_key = "" if os.environ.get("OPENAI_API_KEY") else " (needs OPENAI_API_KEY)"
-    address = os.environ.get("OPENAI_BASE_URL")
-    where = f"; OPENAI_BASE_URL sends models without a base_url to {address}" if address else ""
-    servers = "lm_server and openpipe_art (servers of yours)"
-    findings.ok("training backends", f"local{needs_local}, {servers}, openai{needs_key}{where}")
     _torch(findings)
     _memory_and_disk(folder, findings)
     keys = [name for name in _KEYS if os.environ.get(name)]

@@ -273,16 +273,6 @@ def _test(word: str) -> Test | None:
     return None
 
 
-def likely_misspelt(words: str, evaluators: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each word of a query that names nothing, with the known name that it resembles."""
-    numbers = {*NUMBERS, *evaluators}
-    for word in shlex.split(words):
-        name, sign = re.fullmatch(r"-?([^<>=:]*)(.?).*", word, re.DOTALL).groups()  # type: ignore[union-attr]
-        known = {"": {*FLAGS}, ":": {*_FIELDS, "version", "v", "text"}}.get(sign, numbers)
-        if name not in known and (close := nearest(name, known)) is not None:
-            yield word, close
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The episodes found, and where to continue."""
