@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 63_361,
-    "modules": 314,
-    "lines of tests": 50_558,
+    "lines of source": 62_905,
+    "modules": 312,
+    "lines of tests": 50_403,
     "benchmark files": 15,
     "config keys": 341,
 }

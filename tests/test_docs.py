@@ -197,7 +197,7 @@ def test_commands_that_are_shown_exist_with_their_options():
             name = next((" ".join(words[:n]) for n in (3, 2) if " ".join(words[:n]) in known), None)
             parameters = known[name].params if name else []
             own = {option for each in parameters for option in each.opts + each.secondary_opts}
-            of_all = {"--help", "--version", "--debug", "--log-level"}
+            of_all = {"--help", "--version", "--debug"}
             options = {word.partition("=")[0] for word in words if word.startswith("--")}
             if name is None or options - own - of_all:
                 wrong.append(f"{page_id(page)}: {line}")
