@@ -123,7 +123,7 @@ async def made(name, output, **options):
     collection = await finish(builder, output)
     algorithm = make_algorithm(collection.method, collection.options)
     groups = read_groups(collection, algorithm)
-    return algorithm.units(groups)[0], builder.facts("run")
+    return algorithm.units(groups), builder.facts("run")
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])

@@ -170,11 +170,11 @@ def taught(reward, teacher, student):
 
 def test_an_advantage_is_what_the_teacher_gives_a_token_more_than_the_policy():
     group = [taught(1.0, [-0.5, -2.0], [-1.0, -1.0]), taught(0.0, [-1.0], [-1.5])]
-    alone, _ = Distillation().units([group])
+    alone = Distillation().units([group])
     assert [unit[0].advantages for unit in alone] == [(0, 0.5, -1.0), (0, 0.5)]
-    with pytest.raises(RequestError, match="reward_kl is taken from the reward"):
-        Distillation(reward_kl=0.1).check()
-    both, _ = Distillation(reward_weight=2.0, teacher_weight=0.5).units([group])
+    with pytest.raises(RequestError, match="cut_off_penalty is taken from the reward"):
+        Distillation(cut_off_penalty=0.1).check()
+    both = Distillation(reward_weight=2.0, teacher_weight=0.5).units([group])
     assert [unit[0].advantages for unit in both] == [(0, 2.25, 1.5), (0, -1.75)]
 
 

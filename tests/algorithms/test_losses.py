@@ -144,7 +144,7 @@ def units_for(of, objective):
 @pytest.mark.parametrize(
     "objective",
     [
-        Grpo(aggregation="sequence", entropy_bonus=0.1),
+        Grpo(aggregation="sequence"),
         Dpo(),
         *one_quick(Grpo(beta=0.1), Grpo(), Grpo(aggregation="constant"), Supervised()),
     ],

@@ -110,7 +110,7 @@ async def test_where_a_play_branches_the_answers_to_one_prompt_are_compared(tmp_
 
 
 def _units(group):
-    return Grpo(advantage_scale="none").units([group])[0]
+    return Grpo(advantage_scale="none").units([group])
 
 
 def preferences(part, tally=None, **config):

@@ -173,14 +173,6 @@ def test_a_later_step_of_a_corrected_job_is_clipped_from_the_jobs_start_as_in_tr
     assert_same((metrics["loss"], mine), theirs)
 
 
-def test_the_entropy_bonus_is_that_of_trl(tmp_path):
-    of = fresh_policy()
-    units = sequences(of, 6)
-    trainer = grpo_trainer(of, tmp_path, loss_type="dapo", entropy_coef=0.3)
-    theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, grpo_inputs(units)))
-    assert_same(get_gradient(of, to_batch(units), Grpo(correction="none", entropy_bonus=0.3)), theirs)
-
-
 @pytest.mark.parametrize("kind", ["sigmoid", "sigmoid_norm", "ipo"])
 def test_dpo(kind, tmp_path):
     of = fresh_policy()

@@ -133,7 +133,7 @@ def test_ipo_has_no_labels_to_smooth():
         Dpo(reference="base", loss_type="ipo", beta=0.3),
         Dpo(reference="base", loss_type="sigmoid_norm", label_smoothing=0.1),
         Grpo(variant="gspo"),
-        Grpo(correction="mask", entropy_bonus=0.1),
+        Grpo(correction="mask", beta=0.1),
     ],
     ids=range(5),
 )

@@ -97,7 +97,7 @@ def short(monkeypatch, tmp_path):
         "finetuning.warm_up.batch_size": "4",
         "trajectory_builders.grpo.examples_per_epoch": "2",
         "trajectory_builders.grpo.num_generations": "2",
-        "trajectory_builders.grpo.entropy_bonus": "0.01",
+        "trajectory_builders.grpo.drop_flat_groups": "false",
     }
     monkeypatch.setattr("etude.cli.demo.on_cluster", lambda on: [*few.items()])
 

@@ -16,7 +16,6 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.learner.kernels import block_mask
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.objective import PassObserver
 from etude.learner.optimiser import Optimiser
 from etude.learner.tree import TreeLayout, token_tree
 from tests.learner.gradients import forest, to_batch
@@ -24,7 +23,7 @@ from tests.models.tiny_models import family
 from tests.pretended import DEVICE, moved, pretending
 
 OBJECTIVES = {
-    "grpo": Grpo(beta=0.1, entropy_bonus=0.1),
+    "grpo": Grpo(beta=0.1),
     "grpo by sequence": Grpo(aggregation="sequence", correction="truncate"),
     "dpo": Dpo(beta=0.5, reference="base"),
     "sft": Supervised(),
@@ -94,11 +93,9 @@ def test_numbers_of_samples_are_taken_off_the_device_at_once():
         policy.keep_base()
         learner = Learner(policy, LearnerOptions(token_budget=10_000))
         chunk = next(iter(learner._cut([(one,) for one in sequences], [[1.0]] * count, (1.0, 1.0))))
-        witness = PassObserver()
-        witness.begin([(one,) for one in sequences])
         logprobs_BT = chunk.logprobs(policy.model)
         before = waits.total()
-        witness.saw(chunk, logprobs_BT, logprobs_BT)
+        chunk.trained(logprobs_BT)
         seen = waits.total() - before
         learner._logprobs(sequences)
         return seen, waits.total() - before - seen

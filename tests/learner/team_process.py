@@ -23,7 +23,7 @@ from tests.models.tiny_models import fresh_policy
 OBJECTIVES = {
     "sft": Supervised(),
     "grpo": Grpo(),
-    "grpo by sequence": Grpo(aggregation="sequence", beta=0.1, entropy_bonus=0.01),
+    "grpo by sequence": Grpo(aggregation="sequence", beta=0.1),
     "dpo": Dpo(beta=0.5, reference="base"),
 }
 CASES = [

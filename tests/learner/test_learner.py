@@ -265,7 +265,7 @@ def test_the_gradient_is_the_same(packing, kind):
         with torch.no_grad():
             for parameter in of.trainable().values():
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
-    batch, objective = to_batch(forest(1, 10)), Grpo(entropy_bonus=0.1)
+    batch, objective = to_batch(forest(1, 10)), Grpo()
     plain = get_gradient(of, batch, objective, packing=packing)
     again = get_gradient(of, batch, objective, packing=packing, gradient_checkpointing=True)
     assert_same(again, plain)

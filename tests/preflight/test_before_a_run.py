@@ -97,7 +97,7 @@ HERE = r"test_before_a_run\.py:\d+: "
         ({"loss": lambda self, logprobs, batch: (batch.weights_BT.sum(), {})}, "it has no gradient"),
         ({"loss": lambda self, logprobs, batch: (logprobs.sum().log(), {})}, "is not finite: it is nan"),
         ({"loss": lambda self, logprobs, batch: (logprobs.sum(), {"a": "b"})}, "expected, found a str"),
-        ({"loss": lambda self, logprobs, batch: (logprobs * batch.entropy_BT, {})}, "raised .*TypeError"),
+        ({"loss": lambda self, logprobs, batch: (logprobs * batch.reference_BT, {})}, "raised .*TypeError"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_method_or_the_line(methods, message):

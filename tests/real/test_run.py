@@ -161,7 +161,7 @@ def make_units(run: etude.Run) -> list[Unit]:
     ]
     grpo = Grpo()
     (made,) = grpo.groups([group], Tally(epoch=1))
-    return [*grpo.units([made.samples])[0]]
+    return [*grpo.units([made.samples])]
 
 
 def version_1(run: etude.Run, base: Path, dtype: str) -> Policy:

@@ -16,7 +16,6 @@ from etude.core.errors import StoreError
 from etude.core.json_text import plain
 from etude.core.sample import Pair, Sample, Turn
 from etude.store.learned import (
-    LearnerNumbers,
     Source,
     ids_digest,
     learned_lines,
@@ -57,15 +56,6 @@ def test_what_was_given_is_read_back(tmp_path_factory, sample):
     assert (back.source.version, back.length, back.digest) == (3, len(sample.ids), ids_digest(sample.ids))
     assert back.weights == tuple(map(float, sample.loss_weights))
     assert back.advantages == sample.advantages
-
-
-def test_the_learners_own_numbers_stand_at_their_tokens(tmp_path):
-    sample = Sample((7, 8, 9, 10), (False, True, False, True), (0.0, -1.0, 0.0, -2.0), episode="e/0")
-    sample = Sample(sample.ids, sample.mask, sample.logprobs, turns=(Turn(1, 2), Turn(3, 4)), episode="e/0")
-    seen = {id(sample): LearnerNumbers([-1.5, -1.75], [0.5, 0.25])}
-    write_learned(tmp_path / "checkpoints", 1, learned_lines(Source("j", version=1), [(sample,)], seen))
-    (back,) = read_learned(tmp_path, "e/0")
-    assert back.ratios == {1: -0.5, 3: 0.25} and back.entropies == {1: 0.5, 3: 0.25}
 
 
 def test_both_sides_of_a_pair_are_told_apart(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from etude.core.episode import Failure
-from etude.store.learned import LearnerNumbers, Source, learned_lines, write_learned, write_submitted
+from etude.store.learned import Source, learned_lines, write_learned, write_submitted
 from etude.view.app import create_view
 from etude.view.pages import url
 from etude.view.tokens import CHUNK
@@ -283,8 +283,7 @@ def opened(tmp_path_factory):
     long = Told("eval/l/0", SAYS[:1] * 600)
     run = store_run(root, episodes=[trained, other, long], epochs=[epoch_entry(1)])
     sample = make_sample(trained)
-    seen = {id(sample): LearnerNumbers([-0.25] * 8)}
-    write_learned(run / "checkpoints", 1, learned_lines(Source("job", version=1), [(sample,)], seen))
+    write_learned(run / "checkpoints", 1, learned_lines(Source("job", version=1), [(sample,)]))
     return opened_at(root)
 
 
@@ -295,12 +294,11 @@ def chunk(client, id, start=0):
 def test_the_page_says_what_was_trained_on_and_what_is_not_recorded(opened):
     text = words(shown(opened, "/runs/r/tokens/train/1/a/0"))
     assert "13 tokens of policy, 8 of them sampled in 2 answers" in text
-    assert "Trained on, with reward 0.750, for version 1" in text and "Not recorded: entropy" in text
+    assert "Trained on, with reward 0.750, for version 1" in text
     assert "shown by their ids" in text
     other = words(shown(opened, "/runs/r/tokens/train/1/a/1"))
-    assert (
-        "Nothing of it is recorded as trained on" in other and "Not recorded: advantage, mask, ratio" in other
-    )
+    assert "Nothing of it is recorded as trained on" in other
+    assert "Not recorded: advantage, mask" in other
 
 
 def test_every_token_has_its_numbers(opened):
@@ -310,8 +308,7 @@ def test_every_token_has_its_numbers(opened):
     assert data["logprobs"] == [None] * 3 + [-0.1, -0.7, -0.01, -2.5] + [None] * 2 + [-0.1, -0.7, -0.01, -2.5]
     assert data["weights"] == [0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
     assert data["advantages"] == [0, 0, 0, 1.5, 1.5, 1.5, 1.5, 0, 0, -0.5, -0.5, -0.5, -0.5]
-    assert data["ratios"] == [None] * 3 + [0.25] * 4 + [None] * 2 + [0.25] * 4
-    assert "entropies" not in data and "advantages" not in chunk(opened, "train/1/a/1")
+    assert "advantages" not in chunk(opened, "train/1/a/1")
 
 
 def test_a_long_sequence_comes_in_chunks_that_make_it_up(opened):

@@ -7,7 +7,7 @@ config's schema, the reference page, the hyperparameters of server jobs and the 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.learner.objective import MicroBatch
 
-Divergences = Callable[[Sequence[Sample]], list[list[float]]]
-"""Per sample, per turn: Σ log π_sampled - log π_reference over the turn's tokens (`Learner.divergences`)."""
-
-
 _ROUNDING = 1e-9
 """Advantages below this are rounding noise between equal rewards."""
 
@@ -47,9 +43,6 @@ _ROUNDING = 1e-9
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """Marks an algorithm's option that concerns the gradient. Such options travel with a job's data."""
-
-    everywhere: bool = True
-    """True if a server supports the option too; False if only a learner in this process does."""
 
 
 T = TypeVar("T")
@@ -104,7 +97,7 @@ class Algorithm(Collecting):
     def skips_idle(self) -> bool:
         """Whether units without an advantage have no gradient, so that the learner can skip them. False for
         an algorithm whose loss has another term that reaches such units."""
-        return self.kind == "samples" and not self.needs() & {"reference", "entropy"}
+        return self.kind == "samples" and "reference" not in self.needs()
 
     def advantages(self, group: Sequence[Sample]) -> Sequence[Sequence[float]] | None:
         """Return one number per turn for each sample of a group, or None if the loss needs no advantages."""
@@ -137,7 +130,7 @@ class Algorithm(Collecting):
         samples = [sample for group in groups for sample in group.samples]
         if samples and _has_tokens(samples) and not any(any(sample.loss_weights) for sample in samples):
             return True
-        if self.kind != "samples" or self.needs() & {"entropy", "divergence"}:
+        if self.kind != "samples":
             return False
         has_other_term = not self.skips_idle and not ("reference" in self.needs() and at_base)
         return not has_other_term and not self.teaches([group.samples for group in groups if group.units])
@@ -174,25 +167,12 @@ class Algorithm(Collecting):
             replace(each, advantages=each.by_token(turns)) for each, turns in zip(group, rows, strict=True)
         ]
 
-    def units(
-        self, groups: Sequence[Sequence[SampleOrPair]], divergences: Divergences | None = None
-    ) -> tuple[list[tuple[Sample, ...]], dict[str, float]]:
-        """Return all units of a job in the learner's form, and the metrics measured for them.
-
-        Raises TrainingError if the algorithm needs divergences and `divergences` is None.
-        """
+    def units(self, groups: Sequence[Sequence[SampleOrPair]]) -> list[tuple[Sample, ...]]:
+        """Return all units of a job in the learner's form."""
         if self.kind == "pairs":
-            return [unit.samples for group in groups for unit in group], {}
+            return [unit.samples for group in groups for unit in group]
         samples = [[unit for unit in group if isinstance(unit, Sample)] for group in groups]
-        metrics: dict[str, float] = {}
-        if "divergence" in self.needs():
-            if divergences is None:
-                raise TrainingError(f"{self.type_name}: an option needs a learner in this process: 'local'")
-            by_sample = divergences([sample for group in samples for sample in group])
-            values = iter(by_sample)
-            samples = [[_with_divergences(sample, next(values)) for sample in group] for group in samples]
-            metrics["kl_in_reward"] = sum(map(sum, by_sample)) / max(len(by_sample), 1)
-        return [sample.samples for group in self.assigned(samples) for sample in group], metrics
+        return [sample.samples for group in self.assigned(samples) for sample in group]
 
     def reason_to_skip(
         self, groups: Sequence[Sequence[SampleOrPair]], *, at_base: bool = False
@@ -236,12 +216,10 @@ def _no_loss(algorithm: Algorithm) -> RequestError:
     )
 
 
-def gradient_fields(algorithm: type[Algorithm], *, at_server: bool = False) -> Iterator[str]:
-    """Yield the names of the gradient options; with `at_server`, only those that a server supports."""
-    for name, field in algorithm.model_fields.items():
-        marks = [mark for mark in field.metadata if isinstance(mark, Gradient)]
-        if any(mark.everywhere or not at_server for mark in marks):
-            yield name
+def gradient_fields(algorithm: type[Algorithm]) -> list[str]:
+    """Return the names of the gradient options."""
+    fields = algorithm.model_fields.items()
+    return [name for name, field in fields if any(isinstance(mark, Gradient) for mark in field.metadata)]
 
 
 def changed_options(algorithm: Algorithm, of: type[Algorithm] | None = None) -> dict[str, Any]:
@@ -330,8 +308,3 @@ def by_turn(
 
 def _has_tokens(group: Sequence[Sample]) -> bool:
     return all(sample.ids for sample in group)
-
-
-def _with_divergences(sample: Sample, values: Sequence[float]) -> Sample:
-    pairs = zip(sample.turns, values, strict=True)
-    return replace(sample, turns=tuple(replace(turn, divergence=value) for turn, value in pairs))

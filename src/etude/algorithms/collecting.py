@@ -55,10 +55,9 @@ if TYPE_CHECKING:
     from etude.runtime import Runtime
 
 
-Need = Literal["logprobs", "start", "reference", "entropy", "divergence"]
+Need = Literal["logprobs", "start", "reference"]
 """`logprobs`: the sampler's. `start`: the learner's own at the start of a job of several steps. `reference`:
-logprobs of the model that training began with. `divergence`: their sum over each turn, before advantages are
-computed. `entropy`: the entropy of each token's distribution."""
+logprobs of the model that training began with."""
 
 
 class Collecting(TrajectoryBuilderConfig):

@@ -49,9 +49,8 @@ class Distillation(Grpo, name="distillation"):
         if self.reward_weight:
             super().check()
             return
-        for name in ("cut_off_penalty", "overlong_limit", "reward_kl"):
-            if getattr(self, name):
-                raise RequestError(f"{name} is taken from the reward, and reward_weight is 0: set it too")
+        if self.cut_off_penalty:
+            raise RequestError("cut_off_penalty is taken from the reward, and reward_weight is 0: set it too")
 
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group whether its rewards give any advantage. No teacher was asked yet."""

@@ -10,16 +10,16 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from etude.algorithms.algorithm import Algorithm, Gradient, OfGradient, by_turn
+from etude.algorithms.algorithm import Algorithm, OfGradient, by_turn
 from etude.algorithms.collecting import Need, require_branching
 from etude.algorithms.episodes import Group, Tally, UnitGroup, answer_groups
 from etude.core.errors import RequestError
-from etude.core.sample import Sample, Turn
+from etude.core.sample import Sample
 
 if TYPE_CHECKING:
     import torch
@@ -45,12 +45,11 @@ GRPO (Liu et al., 2025), GSPO (Zheng et al., 2025) and CISPO (MiniMax, 2025)."""
 class Grpo(Algorithm, name="grpo"):
     """Groups of episodes for GRPO.
 
-    L = -Σ w·v·min(r·A, clip(r, 1-ε_low, 1+ε_high)·A) + β·Σ w·(e^d - d - 1) - c·Σ w·H
+    L = -Σ w·v·min(r·A, clip(r, 1-ε_low, 1+ε_high)·A) + β·Σ w·(e^d - d - 1)
 
-    Here r = π/π_sampled, v = 1, d = log π_ref - log π, and H is the entropy of each token's distribution.
-    With `cispo` the first sum is over w·v·min(r, 1+ε_high)·A·log π, with r as a constant. With a correction,
-    v is the bounded π_start/π_sampled and r = π/π_start. π_start is the policy at the job's start (Hilton et
-    al., 2022).
+    Here r = π/π_sampled, v = 1 and d = log π_ref - log π. With `cispo` the first sum is over w·v·min(r,
+    1+ε_high)·A·log π, with r as a constant. With a correction, v is the bounded π_start/π_sampled and r =
+    π/π_start. π_start is the policy at the job's start (Hilton et al., 2022).
     """
 
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "importance")
@@ -69,10 +68,6 @@ class Grpo(Algorithm, name="grpo"):
     """ε_high: the upper bound of the same ratio (clip-higher, DAPO)."""
     beta: OfGradient[FiniteFloat] = Field(0.0, ge=0)
     """Set the weight of the KL to the base model."""
-    reward_kl: Annotated[FiniteFloat, Gradient(everywhere=False)] = Field(0.0, ge=0)
-    """Set how much each nat of distance from the base model costs the reward; `local` only."""
-    entropy_bonus: OfGradient[FiniteFloat] = Field(0.0, ge=0)
-    """Set the weight of each token's entropy."""
     aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "token"
     """Average over all tokens (DAPO), per sequence (GRPO), or divide by a constant (Dr. GRPO)."""
     constant_length: OfGradient[int] = Field(256, ge=1)
@@ -83,10 +78,6 @@ class Grpo(Algorithm, name="grpo"):
     """Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO)."""
     advantage_scale: OfGradient[Literal["std", "none"]] = "std"
     """Divide by the group's standard deviation (GRPO), or not (Dr. GRPO)."""
-    overlong_limit: OfGradient[int | None] = Field(None, ge=1)
-    """Set the answer length in tokens that costs the reward 1 (DAPO); empty: no penalty."""
-    overlong_buffer: OfGradient[int] = Field(1, ge=1)
-    """Set over how many tokens before the limit that penalty grows."""
     correction: OfGradient[Literal["none", "truncate", "mask"]] = "truncate"
     """Weight tokens that other weights or another engine sampled. `truncate`: bounded importance weights
     (truncated importance sampling, Yao et al., 2025). `mask`: 0 beyond the bound (Zheng et al., 2025).
@@ -143,9 +134,8 @@ class Grpo(Algorithm, name="grpo"):
 
     @property
     def _drops(self) -> bool:
-        """Whether groups without an advantage are left out. False if they have a gradient anyway, or if a
-        price on divergence can still give them an advantage."""
-        return self.drop_flat_groups and self.skips_idle and "divergence" not in self.needs()
+        """Whether groups without an advantage are left out. False if they have a gradient anyway."""
+        return self.drop_flat_groups and self.skips_idle
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
         """Return the advantages of a group's rewards: minus their mean, scaled; 0 for equal rewards."""
@@ -159,19 +149,14 @@ class Grpo(Algorithm, name="grpo"):
 
     def advantages(self, group: Sequence[Sample]) -> list[list[float]]:
         """Return one advantage per turn: the episode's, or with step rewards one per turn index."""
-        prices = [[self._price(turn) for turn in sample.turns] for sample in group]
         names = [index if sample.episode is None else sample.episode for index, sample in enumerate(group)]
         if any(sample.returns for sample in group):
-            return self._turn_advantages(group, prices, names)
-        rewards: dict[Any, float] = {}
-        for name, sample, own in zip(names, group, prices, strict=True):
-            rewards[name] = rewards.get(name, sample.reward) - math.fsum(own)
+            return self._turn_advantages(group, names)
+        rewards = {name: sample.reward for name, sample in zip(names, group, strict=True)}
         by_name = dict(zip(rewards, self.compare([*rewards.values()]), strict=True))
         return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
 
-    def _turn_advantages(
-        self, group: Sequence[Sample], prices: Sequence[Sequence[float]], names: Sequence[Any]
-    ) -> list[list[float]]:
+    def _turn_advantages(self, group: Sequence[Sample], names: Sequence[Any]) -> list[list[float]]:
         """Compare each turn with the same turn of other episodes. An agent's branches are one course of
         turns, in the order of their calls."""
         courses: defaultdict[Any, list[tuple[int, int]]] = defaultdict(list)
@@ -179,33 +164,17 @@ class Grpo(Algorithm, name="grpo"):
             functions = (turn.function for turn in sample.turns[:1])
             courses[name, sample.agent, *functions] += [(index, turn) for turn in range(len(sample.turns))]
         values = [sample.turn_rewards for sample in group]
-        returns: list[list[float]] = []
         for places in courses.values():
             places.sort(key=lambda place: group[place[0]].turns[place[1]].call or 0)
-            owed = [*accumulate(prices[index][turn] for index, turn in reversed(places))]
-            pairs = zip(places, reversed(owed), strict=True)
-            returns.append([values[index][turn] - price for (index, turn), price in pairs])
+        returns = [[values[index][turn] for index, turn in places] for places in courses.values()]
         for places, gains in zip(courses.values(), by_turn(returns, self.compare), strict=True):
             for (index, turn), gain in zip(places, gains, strict=True):
                 values[index][turn] = gain
         return values
 
-    def _price(self, turn: Turn) -> float:
-        """Return what an answer costs the reward: for leaving the base model, and for length."""
-        price = self.reward_kl * turn.divergence
-        if self.overlong_limit is not None:
-            over = turn.stop - turn.start - (self.overlong_limit - self.overlong_buffer)
-            price += min(max(over / self.overlong_buffer, 0.0), 1.0)
-        return price
-
     def needs(self) -> set[Need]:
-        """Return the needed data: the options for KL, bonus, price and correction each need their own."""
-        wants: dict[Need, bool] = {
-            "reference": self.beta > 0,
-            "entropy": self.entropy_bonus > 0,
-            "divergence": self.reward_kl > 0,
-            "start": self.correction != "none",
-        }
+        """Return the needed data: the options for KL and correction each need their own."""
+        wants: dict[Need, bool] = {"reference": self.beta > 0, "start": self.correction != "none"}
         return {"logprobs", *(need for need, is_wanted in wants.items() if is_wanted)}
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
@@ -262,9 +231,6 @@ class Grpo(Algorithm, name="grpo"):
             kl_BT = gap_BT.exp() - gap_BT - 1
             loss = loss + self.beta * (batch.weights_BT * kl_BT).sum()
             metrics["reference_kl"] = kl_BT.detach()
-        if batch.entropy_BT is not None:
-            loss = loss - self.entropy_bonus * (batch.weights_BT * batch.entropy_BT).sum()
-            metrics["entropy"] = batch.entropy_BT.detach()
         share = batch.token_share
         return loss, {name: float((of_BT * trained_BT).sum()) * share for name, of_BT in metrics.items()}
 

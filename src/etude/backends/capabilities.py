@@ -183,7 +183,7 @@ def check_options(backend: str, capabilities: Capabilities, config: object) -> N
     if not isinstance(config, Algorithm):
         return
     taken = capabilities.options
-    shared = {*gradient_fields(type(config), at_server=True)}
+    shared = {*gradient_fields(type(config))}
     refused = [
         f"{name}: {value}"
         for name, value in changed_options(config).items()
@@ -271,8 +271,6 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     """Seconds between two versions written to disk; the best and the last are always written. 0 writes each
     before its job ends. After a kill, unwritten versions are trained again on the recorded episodes. Default:
     60 if a version with its optimiser state takes more than 64 MB, otherwise 0."""
-    record_ratios: Annotated[bool, CHANGEABLE] = False
-    """Record the learner's own logprob of every trained token, for the view. It takes about 8 bytes each."""
 
     @property
     def rate(self) -> float:

@@ -286,7 +286,7 @@ def units_of_rows(
                 require_fits(unit, policy.max_context, vocabulary)
         except EtudeError as error:
             raise TrainingError(f"row {number}: {error}") from error
-    units = iter(algorithm.units(groups)[0])
+    units = iter(algorithm.units(groups))
     return [tuple(next(units) for _ in group) for group in groups]
 
 

@@ -40,7 +40,6 @@ _NO_MATTER = {
     "shard_training",
     "checkpoint_steps",
     "checkpoint_seconds",
-    "record_ratios",
 }
 """Config keys that change how a job computes, but not what it learns."""
 

@@ -20,7 +20,7 @@ from etude.core.conversion import TrajectoryCollection
 from etude.core.job import ModelVersion
 from etude.core.sample import SampleOrPair
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.objective import PassObserver, is_trained
+from etude.learner.objective import is_trained
 from etude.learner.optimiser import Schedule, Step
 from etude.models.memory import give_back_freed
 from etude.models.policy import Policy
@@ -82,8 +82,7 @@ class Job(JobListener):
 
         Raises TrainingError, TrainingCanceled when `canceled` is set, and Interrupted when `stopping` is set.
         """
-        units, facts = self.algorithm.units(self.groups, learner.divergences)
-        learner.witness = witness = PassObserver() if self.config.record_ratios else None
+        units = self.algorithm.units(self.groups)
         data = JobData(
             self.algorithm,
             rows=[(unit,) for unit in units if is_trained(unit)],
@@ -94,12 +93,8 @@ class Job(JobListener):
         )
         every = self.config.checkpoint_steps
         training = JobTraining(learner, data, listener, checkpoints, every)
-        try:
-            metrics = training.run(canceled, stopping) | facts
-        finally:
-            learner.witness = None
-        seen = {} if witness is None else witness.seen
-        learned = partial(learned_lines, Source(self.name, version=self.number), units, seen)
+        metrics = training.run(canceled, stopping)
+        learned = partial(learned_lines, Source(self.name, version=self.number), units)
         finished = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
         return MadeVersion(self.number, finished, learned, learner.snapshot())
 

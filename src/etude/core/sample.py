@@ -33,8 +33,6 @@ class Turn:
     finish_reason: str = "stop"
     value: float | None = None
     """Discounted return from this answer on, if the agent gave step rewards."""
-    divergence: float = 0.0
-    """Σ log π_sampled - log π_reference over its tokens in nats, if a learner has measured it."""
     replaced: bool = False
     """Whether its text replaces the sampled answer. It has no tokens until a backend tokenises the text."""
     token_ids: tuple[int, ...] | None = None

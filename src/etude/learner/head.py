@@ -88,19 +88,12 @@ def has_plain_head(model: Any) -> bool:
 
 
 def selective_logprobs(
-    head: Head,
-    hidden_ED: Tensor,
-    targets_E: Tensor,
-    shapes_E: Shapes,
-    vocabulary: int,
-    *,
-    entropies: bool = False,
+    head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, vocabulary: int
 ) -> Tensor:
     """Return the logprobs [E] of `targets_E` after `hidden_ED`, in distributions of the given shapes.
 
-    With `entropies`, return two rows [2, E]: these logprobs, and their distributions' entropies in nats. The
-    number of logits held at a time is limited. All chunks but the last are computed again for the gradient,
-    chunk by chunk.
+    The number of logits held at a time is limited. All chunks but the last are computed again for the
+    gradient, chunk by chunk.
     """
     tempered = all(shape is None or shape.is_tempered for shape in shapes_E)
     chosen = _tempered if tempered and head.weight_VD is not None else _shaped
@@ -112,31 +105,25 @@ def selective_logprobs(
     shapes = [shapes_E[start : start + size] for start in range(0, len(shapes_E), size)] or [shapes_E]
     parts = list(zip(torch.split(hidden_ED, size), torch.split(targets_E, size), shapes, strict=True))
     made = [
-        checkpoint(chosen, head, *part, entropies, use_reentrant=False, preserve_rng_state=False)
-        for part in parts[:-1]
+        checkpoint(chosen, head, *part, use_reentrant=False, preserve_rng_state=False) for part in parts[:-1]
     ]
     # The gradient needs the last chunk first, so its logits can stay in memory until then.
-    made.append(chosen(head, *parts[-1], entropies))
-    return torch.cat(made, dim=-1)
+    made.append(chosen(head, *parts[-1]))
+    return torch.cat(made)
 
 
-def _shaped(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, entropies: bool) -> Tensor:
+def _shaped(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes) -> Tensor:
     logits_EV = adjust_logits(head.logits(hidden_ED), shapes_E, targets_E)
-    if not entropies:
-        return -F.cross_entropy(logits_EV, targets_E, reduction="none")
-    logprobs_EV = F.log_softmax(logits_EV, dim=-1)
-    chosen_E = logprobs_EV.gather(1, targets_E[:, None]).squeeze(1)
-    # A token that cannot be sampled must add nothing, and not zero times minus infinity.
-    return torch.stack([chosen_E, -(logprobs_EV.exp() * logprobs_EV.clamp(min=-1e4)).sum(dim=-1)])
+    return -F.cross_entropy(logits_EV, targets_E, reduction="none")
 
 
-def _tempered(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes, entropies: bool) -> Tensor:
+def _tempered(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes) -> Tensor:
     heat = [1.0 if shape is None else shape.temperature for shape in shapes_E]
     cold_E1 = (
         None if set(heat) <= {1.0} else copy_to_device(1 / torch.tensor(heat)[:, None], hidden_ED.device)
     )
-    made: Tensor = _Tempered.apply(hidden_ED, head.weight_VD, targets_E, cold_E1, entropies)  # type: ignore[no-untyped-call]
-    return made if entropies else made[0]
+    made: Tensor = _Tempered.apply(hidden_ED, head.weight_VD, targets_E, cold_E1)  # type: ignore[no-untyped-call]
+    return made
 
 
 def held_logits(vocabulary: int, choices: int, size: int, on_gpu: bool) -> int:
@@ -149,7 +136,7 @@ def held_logits(vocabulary: int, choices: int, size: int, on_gpu: bool) -> int:
 
 
 class _Tempered(torch.autograd.Function):
-    """Logprobs of some tokens, and entropies if wanted, under softmax(c · hidden · weight).
+    """Logprobs of some tokens under softmax(c · hidden · weight).
 
     The product's logits are kept, and later overwritten by their gradient. Values computed from them are in
     float32; on a CPU, a few rows at a time, which stay in the cache.
@@ -157,73 +144,49 @@ class _Tempered(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_ED: Tensor,
-        weight_VD: Tensor,
-        targets_E: Tensor,
-        cold_E1: Tensor | None,
-        entropies: bool,
+        ctx: Any, hidden_ED: Tensor, weight_VD: Tensor, targets_E: Tensor, cold_E1: Tensor | None
     ) -> Tensor:
-        """Return one or two rows [n, E]; `cold_E1` is one over the temperatures."""
+        """Return the logprobs [E]; `cold_E1` is one over the temperatures."""
         logits_EV = hidden_ED @ weight_VD.t()
-        found_En = hidden_ED.new_empty(len(targets_E), 1 + entropies, dtype=torch.float32)
+        found_E1 = hidden_ED.new_empty(len(targets_E), 1, dtype=torch.float32)
         sums_E1 = hidden_ED.new_empty(len(targets_E), 1, dtype=torch.float32)
         for rows in _rows(logits_EV):
             cold_R1 = None if cold_E1 is None else cold_E1[rows]
-            found_En[rows], sums_E1[rows] = _found(logits_EV[rows], targets_E[rows, None], cold_R1, entropies)
-        ctx.save_for_backward(hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1, found_En)
-        return found_En.t()
+            found_E1[rows], sums_E1[rows] = _found(logits_EV[rows], targets_E[rows, None], cold_R1)
+        ctx.save_for_backward(hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1)
+        return found_E1.squeeze(1)
 
     @staticmethod
-    def backward(ctx: Any, grad_nE: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1, found_En = ctx.saved_tensors
-        grad_En = grad_nE.t()
+    def backward(ctx: Any, grad_E: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1 = ctx.saved_tensors
         for rows in _rows(logits_EV):
             cold_R1 = None if cold_E1 is None else cold_E1[rows]
-            numbers = sums_E1[rows], found_En[rows], grad_En[rows]
+            numbers = sums_E1[rows], grad_E[rows, None]
             _become_gradient(logits_EV[rows], targets_E[rows, None], cold_R1, *numbers)
         of_hidden = logits_EV @ weight_VD if ctx.needs_input_grad[0] else None
         of_weight = logits_EV.t() @ hidden_ED if ctx.needs_input_grad[1] else None
-        return of_hidden, of_weight, None, None, None
+        return of_hidden, of_weight, None, None
 
 
 @fused
-def _found(
-    logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None, entropies: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the tokens' logprobs and, if wanted, entropies [R, n]; and the logits' log-sum-exp [R, 1]."""
+def _found(logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the tokens' logprobs, and the logits' log-sum-exp, both [R, 1]."""
     logits_RV = _cooled(logits_RV, cold_R1)
     sums_R1 = torch.logsumexp(logits_RV, dim=-1, keepdim=True)
-    chosen_R1 = logits_RV.gather(1, target_R1) - sums_R1
-    if not entropies:
-        return chosen_R1, sums_R1
-    logprobs_RV = logits_RV.sub_(sums_R1)
-    entropy_R1 = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1, keepdim=True)
-    return torch.cat([chosen_R1, entropy_R1], dim=-1), sums_R1
+    return logits_RV.gather(1, target_R1) - sums_R1, sums_R1
 
 
 @fused
 def _become_gradient(
-    logits_RV: Tensor,
-    target_R1: Tensor,
-    cold_R1: Tensor | None,
-    sums_R1: Tensor,
-    found_Rn: Tensor,
-    grad_Rn: Tensor,
+    logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None, sums_R1: Tensor, grad_R1: Tensor
 ) -> None:
-    """Overwrite logits with their gradient. With probabilities p and entropy H, log p_t has the gradient
-    1_t - p, and H has the gradient -p·(log p + H)."""
-    logprobs_RV = _cooled(logits_RV, cold_R1).sub_(sums_R1)
-    of_logprob_R1 = grad_Rn[:, :1]
-    factor_RV = of_logprob_R1
-    if grad_Rn.shape[1] > 1:
-        factor_RV = (logprobs_RV + found_Rn[:, 1:]).mul_(grad_Rn[:, 1:]).add_(of_logprob_R1)
-    grad_RV = logprobs_RV.exp_().mul_(factor_RV).neg_()
+    """Overwrite logits with their gradient. With probabilities p, log p_t has the gradient 1_t - p."""
+    grad_RV = _cooled(logits_RV, cold_R1).sub_(sums_R1).exp_().mul_(grad_R1).neg_()
     if is_kernel(logits_RV):
         is_target_RV = torch.arange(logits_RV.shape[1], device=logits_RV.device) == target_R1
-        grad_RV = torch.where(is_target_RV, grad_RV + of_logprob_R1, grad_RV)
+        grad_RV = torch.where(is_target_RV, grad_RV + grad_R1, grad_RV)
     else:
-        grad_RV.scatter_add_(1, target_R1, of_logprob_R1)
+        grad_RV.scatter_add_(1, target_R1, grad_R1)
     logits_RV.copy_(grad_RV if cold_R1 is None else grad_RV.mul_(cold_R1))
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, compress, islice
-from operator import sub
+from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -24,7 +23,6 @@ from etude.learner.memory import ModelNumbers
 from etude.learner.objective import (
     Objective,
     Pass,
-    PassObserver,
     Unit,
     has_gradient,
     is_trained,
@@ -80,8 +78,6 @@ class Learner:
         self.options = options
         self.note: str | None = None
         """Why more is computed than necessary, once that is known."""
-        self.witness: PassObserver | None = None
-        """Observes passes while gradients are computed."""
         self.step = 0
         self.trained = 0
         """Number of trainings completed since the base model."""
@@ -215,20 +211,6 @@ class Learner:
                     totals[name] = totals.get(name, 0.0) + value
         return self.team.sum(totals)
 
-    def divergences(self, samples: Sequence[Sample]) -> list[list[float]]:
-        """Return Σ log π_sampled - log π_ref over the tokens of each turn of each sample, in nats."""
-        trained = [replace(sample, weights=None) for sample in samples]
-        with self.policy.as_base():
-            references = self._logprobs(trained)
-        divergences = list[list[float]]()
-        for sample, own in zip(trained, references, strict=True):
-            # Nothing precedes the first token, so it has no choice.
-            gaps = map(sub, compress((sample.logprobs or ())[1:], sample.mask[1:]), own)
-            divergences.append(
-                [math.fsum(islice(gaps, sum(sample.mask[max(t.start, 1) : t.stop]))) for t in sample.turns]
-            )
-        return divergences
-
     def begin_training(self, units: Sequence[Unit], objective: Objective) -> None:
         """Record the tokens' logprobs before the first step of a job of several steps, if the loss needs
         them. All processes must call it together."""
@@ -282,14 +264,7 @@ class Learner:
         with checkpointing_layers(self.policy.model) if twice else nullcontext():
             if chunk is None:
                 return self._run(idle), {}
-            entropy_BT: torch.Tensor | None = None
-            if "entropy" in objective.needs():
-                logprobs_BT, entropy_BT = self._run(chunk.with_entropies)
-            else:
-                logprobs_BT = self._run(chunk.logprobs)
-            if self.witness is not None and torch.is_grad_enabled():
-                self.witness.saw(chunk, logprobs_BT, entropy_BT)
-            return objective.loss(logprobs_BT, replace(chunk.micro, entropy_BT=entropy_BT))
+            return objective.loss(self._run(chunk.logprobs), chunk.micro)
 
     def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:
         """Return the step's micro-batches, with the reference's logprobs if the objective needs them."""
@@ -297,8 +272,6 @@ class Learner:
         if objective.skips_idle:
             live = [index for index, unit in enumerate(units) if has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]
-        if self.witness is not None and torch.is_grad_enabled():
-            self.witness.begin(units)
         shares = share, 1.0 / max(trained_tokens(units), 1)
         passes = self._cut(units, factors, shares)
         if (start := self._start) is not None and torch.is_grad_enabled():

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from etude.core.sample import Sample
 from etude.learner.head import Head, Shapes, selective_logprobs
 from etude.models.architecture import text_config
-from etude.store.learned import LearnerNumbers
 
 Unit: TypeAlias = Sequence[Sample]
 """Samples that must be trained on together: one, or (chosen, rejected)."""
@@ -41,9 +40,6 @@ class MicroBatch:
     """One over the number of trained tokens in the optimiser step's passes, for metrics as plain means."""
     reference_BT: torch.Tensor | None = None
     """Logprobs under the reference model, if the objective needs them."""
-    entropy_BT: torch.Tensor | None = None
-    """Entropies in nats, with gradient, of the distributions that the tokens were chosen from, if the
-    objective needs them."""
     start_BT: torch.Tensor | None = None
     """Logprobs under the weights at the start of a job of several steps, if the objective needs them."""
 
@@ -73,32 +69,18 @@ class Pass:
     """Index of each entry's choice; E for padding."""
 
     def logprobs(self, model: Any) -> torch.Tensor:
-        """Return the logprobs [B, T] of the micro-batch's tokens, with gradient."""
-        return self._by_rows(self._chosen(model, entropies=False))
-
-    def with_entropies(self, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the same logprobs, and the entropies [B, T] of their distributions."""
-        logprobs_E, entropies_E = self._chosen(model, entropies=True)
-        return self._by_rows(logprobs_E), self._by_rows(entropies_E)
-
-    def _chosen(self, model: Any, *, entropies: bool) -> torch.Tensor:
-        """Return the choices' logprobs [E]; with `entropies` [2, E], with their distributions' entropies."""
+        """Return the logprobs [B, T] of the micro-batch's tokens, with gradient; zeros for padding."""
         head, states_QD = self.states(model)
         states_ED, vocabulary = states_QD.index_select(0, self.after_E), text_config(model).vocab_size
-        return selective_logprobs(
-            head, states_ED, self.targets_E, self.shapes_E, vocabulary, entropies=entropies
-        )
+        logprobs_E = selective_logprobs(head, states_ED, self.targets_E, self.shapes_E, vocabulary)
+        logprobs_F = F.pad(logprobs_E, (0, 1))
+        return logprobs_F.index_select(0, self.choices_BT.flatten()).view(self.choices_BT.shape)
 
     def trained(self, values_BT: torch.Tensor) -> list[list[float]]:
         """Return the values of each row's trained tokens, in order."""
         # Copy all rows at once: waiting for the device row by row takes longer than the rows.
         values_BT, trained_BT = values_BT.detach().cpu(), self.micro.weights_BT.cpu() != 0
         return [values_T[own_T].tolist() for values_T, own_T in zip(values_BT, trained_BT, strict=True)]
-
-    def _by_rows(self, values_E: torch.Tensor) -> torch.Tensor:
-        """Arrange the choices' values as entries of the micro-batch, with zeros for padding."""
-        values_F = F.pad(values_E, (0, 1))
-        return values_F.index_select(0, self.choices_BT.flatten()).view(self.choices_BT.shape)
 
 
 class Objective(Protocol):
@@ -109,8 +91,8 @@ class Objective(Protocol):
         """Whether units without advantage have no gradient and need not be computed."""
 
     def needs(self) -> Collection[str]:
-        """Return the tensors that the loss needs: `reference` means `reference_BT`, `entropy` means
-        `entropy_BT`, and `start` means `start_BT` in a job of several steps."""
+        """Return the tensors that the loss needs: `reference` means `reference_BT`, and `start` means
+        `start_BT` in a job of several steps."""
 
     def normalised(self, units: Sequence[Unit]) -> list[list[float]]:
         """Return, for every sample of an optimiser step, the factor of its weights."""
@@ -144,22 +126,3 @@ def with_start_logprobs(chunk: Pass, logprobs: Iterable[Sequence[float]]) -> Pas
     values = torch.tensor([*chain.from_iterable(logprobs)])
     start_BT = torch.zeros(trained_BT.shape).masked_scatter(trained_BT, values)
     return replace(chunk, micro=replace(chunk.micro, start_BT=start_BT.to(weights_BT.device)))
-
-
-class PassObserver:
-    """Observes each step of a learner, and keeps its first observation of each sample in the loss."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, LearnerNumbers] = {}
-        """Observations by `id` of a sample, which the witness's owner keeps alive."""
-        self._samples: Sequence[Sample] = ()
-
-    def begin(self, units: Sequence[Unit]) -> None:
-        """Begin a step on these units; the rows of its passes are indices of their samples."""
-        self._samples = [sample for unit in units for sample in unit]
-
-    def saw(self, chunk: Pass, logprobs_BT: torch.Tensor, entropies_BT: torch.Tensor | None) -> None:
-        """Record a computed pass of the step."""
-        entropies = [()] * len(chunk.rows) if entropies_BT is None else chunk.trained(entropies_BT)
-        for number, *own in zip(chunk.rows, chunk.trained(logprobs_BT), entropies, strict=True):
-            self.seen.setdefault(id(self._samples[number]), LearnerNumbers(*own))

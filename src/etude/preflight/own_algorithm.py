@@ -50,10 +50,7 @@ def _try_step(algorithm: Algorithm, episodes: Sequence[list[ScoredEpisode]]) -> 
     except RequestError:
         return  # It needs episodes of a protocol, or scores of agents.
 
-    def divergences(samples: Sequence[Sample]) -> list[list[float]]:
-        return [[0.0] * len(sample.turns) for sample in samples]
-
-    units, _ = algorithm.units([group.units for group in made if group.units], divergences)
+    units = algorithm.units([group.units for group in made if group.units])
     if not units or find_spec("torch") is None:
         return
     logprobs_BT, batch = _micro_batch(algorithm, units, algorithm.normalised(units))
@@ -120,6 +117,5 @@ def _micro_batch(
         unit_share=1 / len(units),
         token_share=1 / max(1, int((weights_BT != 0).sum())),
         reference_BT=sampled_BT.clone() if "reference" in algorithm.needs() else None,
-        entropy_BT=-logprobs_BT if "entropy" in algorithm.needs() else None,
     )
     return logprobs_BT, batch

@@ -89,7 +89,7 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
         meaning = "The reference model: the one that the job starts from, or the server's base."
         reference = Literal["auto", "start", "base"] | None
         fields["reference"] = (reference, Field(default=None, description=meaning))
-    meanings, options = descriptions(algorithm), [*gradient_fields(algorithm, at_server=True)]
+    meanings, options = descriptions(algorithm), gradient_fields(algorithm)
     for name in options:
         option = algorithm.model_fields[name]
         bounds = [mark for mark in option.metadata if not isinstance(mark, Gradient)]
@@ -127,7 +127,7 @@ def method_model(algorithm: type[Algorithm]) -> type[BaseModel]:
 def job_algorithm(method: Method, values: Mapping[str, Any]) -> Algorithm:
     """Return a job's algorithm with resolved hyperparameters. DPO's reference is the model it starts from."""
     kind = algorithm_type(method)
-    options = {name: values[name] for name in gradient_fields(kind, at_server=True)}
+    options = {name: values[name] for name in gradient_fields(kind)}
     return make_algorithm(method, options | ({"reference": "base"} if kind.kind == "pairs" else {}))
 
 
@@ -140,7 +140,7 @@ def resolve_hyperparameters(
     job asks for LoRA weights of another shape.
     """
     given, algorithm = asked.given(), algorithm_type(method)
-    kind, options = algorithm.kind, {*gradient_fields(algorithm, at_server=True)}
+    kind, options = algorithm.kind, {*gradient_fields(algorithm)}
     chosen = make_algorithm(method, {name: given[name] for name in options & given.keys()})
     rank, alpha = _lora_size(given, lora, fine_tuned=fine_tuned)
     for_lora, for_all = _LEARNING_RATES[kind]

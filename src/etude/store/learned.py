@@ -14,8 +14,8 @@ import hashlib
 import json
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ from etude.store.log import histories
 
 FOLDER = "learned"
 SUBMITTED = "submitted"
-_DIGITS = 4
-"""Significant digits of numbers that a learner computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +61,7 @@ class LearnedSample:
     side: str = ""
     """`chosen` or `rejected` in a pair, else empty."""
     agent: str | None = None
-    ratios: Mapping[int, float] = field(default_factory=dict)
-    """log π - log π_sampled by position, when the sample was first learned from, if it was recorded."""
-    entropies: Mapping[int, float] = field(default_factory=dict)
-    """Entropies in nats by position, if the loss used them and they were recorded."""
     source: Source = Source()
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerNumbers:
-    """The numbers that the learner computed for a sample's trained tokens, in their order."""
-
-    logprobs: Sequence[float] = ()
-    entropies: Sequence[float] = ()
 
 
 def ids_digest(ids: Iterable[int]) -> str:
@@ -86,18 +72,12 @@ def ids_digest(ids: Iterable[int]) -> str:
     return hashlib.blake2b(packed.tobytes(), digest_size=8).hexdigest()
 
 
-def learned_lines(
-    source: Source, units: Sequence[Sequence[Sample]], seen: Mapping[int, LearnerNumbers] | None = None
-) -> str:
-    """Return the record of a job's samples as lines of JSON. `seen` has a learner's numbers by their `id`."""
+def learned_lines(source: Source, units: Sequence[Sequence[Sample]]) -> str:
+    """Return the record of a job's samples as lines of JSON."""
     lines: list[Any] = [asdict(source)]
     for unit in units:
         sides = ("chosen", "rejected") if len(unit) == 2 else ("",)
-        lines += [
-            _encoded(sample, side, (seen or {}).get(id(sample), LearnerNumbers()))
-            for sample, side in zip(unit, sides, strict=False)
-            if sample.ids
-        ]
+        lines += [_encoded(sample, side) for sample, side in zip(unit, sides, strict=False) if sample.ids]
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
@@ -148,7 +128,7 @@ def records_state(run: Path) -> float:
     return max((folder.stat().st_mtime for folder in folders if folder.exists()), default=0.0)
 
 
-def _encoded(sample: Sample, side: str, seen: LearnerNumbers) -> dict[str, Any]:
+def _encoded(sample: Sample, side: str) -> dict[str, Any]:
     data = {
         "episode": sample.episode or "",
         "digest": ids_digest(sample.ids),
@@ -159,31 +139,20 @@ def _encoded(sample: Sample, side: str, seen: LearnerNumbers) -> dict[str, Any]:
         "side": side or None,
         "agent": sample.agent,
     }
-    # The first token of a sequence is never sampled.
-    places = [at for at, weight in enumerate(sample.loss_weights) if weight and at]
-    if seen.logprobs and sample.logprobs is not None:
-        gaps = (new - sample.logprobs[at] for at, new in zip(places, seen.logprobs, strict=False))
-        data["ratios"] = [*map(_short, gaps)]
-    if seen.entropies:
-        data["entropies"] = [*map(_short, seen.entropies)]
     return {name: value for name, value in data.items() if value is not None}
 
 
 def _decoded(line: str, source: Source) -> LearnedSample:
     data = json.loads(line)
-    weights = _spread(data["weights"])
-    places = [at for at, weight in enumerate(weights) if weight and at]
     return LearnedSample(
         episode=data["episode"],
         digest=data["digest"],
         length=data["length"],
         reward=data["reward"],
         advantages=_spread(data["advantages"]) if "advantages" in data else None,
-        weights=weights,
+        weights=_spread(data["weights"]),
         side=data.get("side", ""),
         agent=data.get("agent"),
-        ratios=dict(zip(places, data.get("ratios", ()), strict=False)),
-        entropies=dict(zip(places, data.get("entropies", ()), strict=False)),
         source=source,
     )
 
@@ -196,10 +165,6 @@ def _shorten(values: Sequence[float]) -> list[list[float]]:
 def _spread(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Return one number per token, from runs of equal numbers."""
     return tuple(chain.from_iterable([value] * int(count) for value, count in runs))
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
 
 
 def trained_samples(run: Path, journal: Journal, episode: str, phase: str) -> list[LearnedSample]:

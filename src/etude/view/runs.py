@@ -223,7 +223,6 @@ _LEARNING: tuple[tuple[str, Source, str], ...] = (
     ("KL to the reference", "training.reference_kl", "nats per token"),
     ("KL to the sampler", "training.sampled_kl", "nats per token, over the job's steps"),
     ("mismatch", "training.mismatch_kl", "learner against engine before the first step; nats per token"),
-    ("entropy in training", "training.entropy", "nats per token"),
     ("clipped share", "training.clip_fraction", "of the trained tokens"),
     ("gradient norm", "training.grad_norm", "before clipping"),
     ("learning rate", "training.learning_rate", ""),

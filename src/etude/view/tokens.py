@@ -28,13 +28,7 @@ from etude.view.pages import library_and_run, page, whole_number
 
 CHUNK = 1000
 """Tokens that are sent at a time."""
-COLOURS: Mapping[str, str] = {
-    "logprobs": "log probability",
-    "advantages": "advantage",
-    "weights": "mask",
-    "ratios": "ratio to the sampler",
-    "entropies": "entropy",
-}
+COLOURS: Mapping[str, str] = {"logprobs": "log probability", "advantages": "advantage", "weights": "mask"}
 """The quantities that tokens can be coloured by."""
 _KEPT = 6
 _DIGITS = 5
@@ -157,8 +151,8 @@ def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, An
     left_out = {*known, *(("advantages",) if takes_none else ())}
     notes = ["Its loss takes no advantages."] if takes_none else []
     notes += [
-        f"As the backend '{source.backend}' received it for the job {source.job}; it does not tell what "
-        "its learner computed, such as the ratio, the entropy, and advantages that it makes of rewards."
+        f"As the backend '{source.backend}' received it for the job {source.job}, without the advantages that "
+        "it makes of rewards."
         for source in sources
     ]
     return {
@@ -194,10 +188,6 @@ def token_chunk(
         columns["weights"] = [_short(value) for value in learned.weights[own]]
         if learned.advantages is not None:
             columns["advantages"] = [_short(value) for value in learned.advantages[own]]
-        for name in ("ratios", "entropies"):
-            values: Mapping[int, float] = getattr(learned, name)
-            if values:
-                columns[name] = [_short(values.get(at)) for at in range(start, stop)]
     columns["top"] = {
         at: [
             [texts.of([token])[0] if isinstance(token, int) else token, _short(value)]

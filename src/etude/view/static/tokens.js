@@ -1,14 +1,13 @@
 // Tokens by chunks: those near the window are loaded and drawn, and the others are empty boxes of their height.
 (() => {
-  const LABELS = { logprobs: "log probability", advantages: "advantage", weights: "share in the loss", ratios: "ratio to the sampler", entropies: "entropy" };
+  const LABELS = { logprobs: "log probability", advantages: "advantage", weights: "share in the loss" };
   const RISING = ["", "warm2", "warm4"], BOTH = ["warm4", "warm2", "cool2", "cool4"];
   const KEYS = {
     logprobs: ["likely", RISING, "unlikely"], advantages: ["worse than expected", BOTH, "better"],
-    weights: ["", ["cool4"], "trained on"], ratios: ["less likely now", BOTH, "more likely"],
-    entropies: ["certain", RISING, "open"],
+    weights: ["", ["cool4"], "trained on"],
   };
   // The value at which a colour is full.
-  const FULL = { logprobs: 5, advantages: 2, weights: 1, ratios: 0.2, entropies: 2.5 };
+  const FULL = { logprobs: 5, advantages: 2, weights: 1 };
   const shown = (value) => value == null ? "–" : String(+value.toPrecision(4));
 
   function setUp(box) {
@@ -22,7 +21,7 @@
       if (value == null || value === 0) return "";
       const level = Math.min(4, Math.ceil(Math.abs(value) / FULL[colour] * 4 - 0.05));
       if (level < 1) return "";
-      return (value > 0 && colour !== "entropies" ? "cool" : "warm") + level;
+      return (value > 0 ? "cool" : "warm") + level;
     };
 
     function draw(chunk) {
@@ -67,7 +66,7 @@
       if (logprob != null) rows.push(["probability", shown(Math.exp(logprob))]);
       for (const name of Object.keys(LABELS)) {
         const value = data[name]?.[at];
-        if (value != null && span) rows.push([LABELS[name], name === "ratios" ? shown(Math.exp(value)) : shown(value)]);
+        if (value != null && span) rows.push([LABELS[name], shown(value)]);
       }
       for (const [text, value] of data.top?.[place] || []) rows.push([JSON.stringify(text), shown(Math.exp(value))]);
       const list = document.createElement("dl");
