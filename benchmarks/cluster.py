@@ -90,7 +90,8 @@ class Place:
             data["eval"]["general"] |= {"isolation": "process", "runners": self.runners}
         if self.name == "ray":
             data["cluster"] = {"_type": "ray", "address": address, "runners": self.runners}
-            data["cluster"]["runtime_env"] = {"working_dir": str(HERE)}
+            # Its folder is sent to the nodes.
+            data.setdefault("finetuning", {})["run_configuration"] = {"config_file": str(HERE / "config.yml")}
         return parse_config(data)
 
 

@@ -16,7 +16,7 @@ import etude.groups.opponents
 import etude.loop.arguments
 import etude.loop.built_in_alarms
 import etude.loop.trainer
-import etude.processes.ray_placement
+import etude.processes.ray_cluster
 import etude.protocols.workflow
 import etude.rollout.agent
 import etude.rollout.datasets

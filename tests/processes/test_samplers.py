@@ -20,7 +20,7 @@ from etude.engines.vllm_process import VllmProcess
 from etude.engines.vllm_processes import VllmProcesses
 from etude.engines.vllm_program import VllmOptions
 from etude.processes.ray_cluster import connect_ray
-from etude.processes.ray_nodes import RayChild, WaitingLauncher
+from etude.processes.ray_nodes import RayChild, RayLauncher
 from tests.engines.test_vllm import (
     PROMPT,
     lora_folder,
@@ -48,7 +48,7 @@ _SECONDS = 240.0
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def connection(cluster: Any) -> AsyncIterator[None]:
     """Of this process with the cluster; not from the main thread, as in a server."""
-    connection = connect_ray(cluster.address, {}, None)
+    connection = connect_ray(cluster.address, None)
     await asyncio.to_thread(connection.__enter__)
     yield
     await asyncio.to_thread(connection.__exit__, None, None, None)
@@ -68,7 +68,7 @@ async def two(
 
 def placed(folder: Path, *, cpus: float = 1.0, **changes: Any) -> VllmProcess:
     options: VllmOptions = replace(make_options(folder), arguments=("--echo",), **changes)
-    return VllmProcess(options, WaitingLauncher(cpus, 0.0, options.start_seconds))
+    return VllmProcess(options, RayLauncher(cpus, 0.0, seconds=options.start_seconds))
 
 
 def list_nodes(processes: VllmProcesses) -> list[str]:

@@ -10,7 +10,6 @@ import pytest
 
 from etude.config.load import parse_config, portable_references, required_variables
 from etude.core.errors import RequestError
-from etude.processes.ray_placement import _require_no_secrets
 from etude.processes.shipping import config_from_json, config_to_json
 
 SECRET = "canary-a7f3"
@@ -96,10 +95,3 @@ def test_a_secret_that_is_written_out_is_refused_by_its_name():
     whole.workflow.arguments = {"service": {"password": SECRET}, "answer_key": "final_answer_v2"}
     with pytest.raises(RequestError, match=r"workflow\.arguments\.service\.password is written out"):
         config_to_json(whole, over_network=True)
-
-
-@pytest.mark.parametrize(("value", "why"), [(SECRET, "is a secret"), ("${JUDGE_KEY}", "comes from the env")])
-def test_no_secret_is_written_into_rays_runtime_environment(value: str, why: str):
-    whole = parse_config({"cluster": {"_type": "ray", "runtime_env": {"env_vars": {"MY_TOKEN": value}}}})
-    with pytest.raises(RequestError, match=rf"cluster\.runtime_env\.env_vars\.MY_TOKEN {why}"):
-        _require_no_secrets(whole)

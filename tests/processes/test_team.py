@@ -39,8 +39,11 @@ def test_two_nodes_learn_what_one_process_does(cluster: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.cluster
-def test_a_cluster_without_room_is_told_with_what_it_has(cluster: Any, tmp_path: Path) -> None:
-    cause, _ = run(cluster, "few", tmp_path, size=3, learner_wait=1)
+def test_a_cluster_without_room_is_told_with_what_it_has(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("etude.processes.ray_cluster.ROOM_SECONDS", 1.0)
+    cause, _ = run(cluster, "few", tmp_path, size=3)
     assert cause is not None and "no room for 3 processes of 1 CPU within 1 s: it has 3 nodes" in cause
 
 
@@ -51,10 +54,11 @@ def test_a_killed_process_ends_the_others(cluster: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_an_address_where_nothing_is(tmp_path: Path) -> None:
-    cause, _ = run(SimpleNamespace(address="127.0.0.1:1"), "few", tmp_path, learner_wait=3)
+def test_an_address_where_nothing_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("etude.processes.ray_cluster._ANSWER_SECONDS", 1.0)
+    cause, _ = run(SimpleNamespace(address="127.0.0.1:1"), "few", tmp_path)
     assert cause is not None
-    assert "no Ray cluster at 127.0.0.1:1" in cause and "no answer within 3 s" in cause
+    assert "no Ray cluster at 127.0.0.1:1" in cause and "no answer within 1 s" in cause
 
 
 def test_the_address_of_rays_client_is_refused() -> None:

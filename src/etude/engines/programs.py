@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from etude.core.errors import EtudeError
+from etude.core.errors import EngineError, EtudeError
 from etude.engines.child_process import MaskedLog, exit_words, start_guarded
 from etude.store.files import private_folder
 
@@ -111,6 +111,10 @@ class Child(Protocol):
         """Release the folder of this name that was sent to its machine."""
 
 
+class NoRoom(EngineError):
+    """No machine had room for a program in time."""
+
+
 class Launcher(Protocol):
     """Starts programs."""
 
@@ -118,7 +122,7 @@ class Launcher(Protocol):
     """Where programs reach this process: a host name or an IP address; empty for a Unix socket."""
 
     async def launch(self, program: Program, log: Path) -> Child:
-        """Start a program, and append its output to a log. Raises EtudeError."""
+        """Start a program, and append its output to a log. Raises NoRoom, EtudeError."""
 
 
 class LocalChild(Child):

@@ -41,7 +41,7 @@ from etude.preflight.estimate import Estimate, check_spending, estimate_run, pla
 from etude.preflight.finding import Findings
 from etude.preflight.own_algorithm import is_custom, try_algorithm
 from etude.processes.pool import number_of_runners
-from etude.processes.ray_placement import require_used
+from etude.processes.ray_cluster import require_used
 from etude.processes.shipping import config_from_json, config_to_json
 from etude.rollout.agent import AgentConfig
 from etude.store.backup_address import probe

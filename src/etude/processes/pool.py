@@ -25,7 +25,7 @@ from etude.core.interfaces import Engine, PortableEngine, innermost
 from etude.core.process import allow_open_files
 from etude.engines.child_process import last_exception, last_lines
 from etude.engines.ledger import Ledger
-from etude.engines.programs import Child, Launcher, LocalLauncher
+from etude.engines.programs import Child, Launcher, LocalLauncher, NoRoom
 from etude.processes.head import Head, RemoteRunner, RunnerDied, RunnerSlot, RunnerSlots
 from etude.processes.link import Disconnected, RunnerInvitation, Stream, shake_hands
 from etude.processes.shipping import build_scorer, config_to_json
@@ -180,6 +180,9 @@ class RunnerPool:
             try:
                 place.runner = await self._start(place)
                 place.since = time.monotonic()
+            except NoRoom as error:
+                self._close(place, f"cannot be started: {error}")
+                return
             except TimeoutError:
                 self._close(place, f"was not ready within {_START_SECONDS:g} s")
                 return

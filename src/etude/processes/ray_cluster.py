@@ -1,4 +1,4 @@
-"""Ray clusters: the `cluster` block, the connection, and places for teams on the nodes."""
+"""The component `cluster: {_type: ray}`: the connection, and places for runners and learners on the nodes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,28 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from etude.config.component import ClusterConfig, Placement
+from etude.config.registry import register_cluster
+from etude.config.schema import Config
 from etude.core.errors import EngineError, RequestError, first_line, require_extra
 from etude.engines.programs import Launcher
-from etude.processes.ray_nodes import WaitingLauncher
+from etude.processes.pool import Cluster
+from etude.processes.ray_nodes import ROOM_SECONDS, RayLauncher
+
+if TYPE_CHECKING:
+    from etude.config.builder import Builder
+
+_ANSWER_SECONDS = 10.0
+"""Seconds for a cluster to answer while somebody waits for it."""
+_PAUSE_SECONDS = 0.2
+_LEFT_OUT = ["runs", ".git", ".venv", "node_modules", "**/__pycache__", ".env", ".env.*"]
+"""The paths that are not sent with the folder."""
 
 
 class RayConfig(ClusterConfig, name="ray"):
@@ -34,11 +47,6 @@ class RayConfig(ClusterConfig, name="ray"):
     learner_gpus: float | None = Field(default=None, ge=0)
     """Set the GPUs for each learner, besides one CPU. Left out: 1 if the cluster has any, unless the model's
     device is `cpu`."""
-    learner_wait: float = Field(default=300.0, gt=0)
-    """Set how many seconds a job waits for room for all `learners`. Then the attempt counts as failed."""
-    runtime_env: dict[str, Any] = Field(default_factory=dict)
-    """Set Ray's runtime environment for runners and learners. Left out, Etude sends the config's folder as
-    `working_dir`, so that modules next to the config are found."""
 
     def learner_room(self, cluster: Mapping[str, float], *, on_gpus: bool) -> dict[str, float]:
         """Return the resources for each learner, on a cluster with these total resources."""
@@ -47,7 +55,7 @@ class RayConfig(ClusterConfig, name="ray"):
 
     def check(self, folder: Path | None, *, on_gpus: bool = True) -> list[Placement]:
         """Check whether the current nodes have room for runners and learners."""
-        with connect_ray(self.address, self.runtime_env, folder):
+        with connect_ray(self.address, folder):
             import ray
 
             nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
@@ -81,13 +89,6 @@ def find_room(
     return Placement(what, f"{count} {what} on {used} of {len(nodes)} nodes of Ray")
 
 
-_ANSWER_SECONDS = 10.0
-"""Seconds for a cluster to answer while somebody waits for it."""
-_PAUSE_SECONDS = 0.2
-_LEFT_OUT = ["runs", ".git", ".venv", "node_modules", "**/__pycache__", ".env", ".env.*"]
-"""The paths that are not sent with the folder."""
-
-
 def require_ray(address: str) -> None:
     """Raise MissingExtraError without Ray, RequestError for an address of Ray's client."""
     require_extra("ray", "a Ray cluster", "ray")
@@ -100,11 +101,10 @@ def require_ray(address: str) -> None:
 
 
 @contextlib.contextmanager
-def connect_ray(address: str, runtime_env: Mapping[str, Any], folder: Path | None) -> Iterator[str | None]:
-    """Connect this process with the cluster within the block, and send `folder` to its nodes.
+def connect_ray(address: str, folder: Path | None) -> Iterator[str | None]:
+    """Connect this process with the cluster within the block, unless it is connected already.
 
-    The runtime environment may name another folder. Yields the address of Ray's dashboard, or None. Raises
-    MissingExtraError, RequestError.
+    Yields the address of Ray's dashboard, or None. Raises MissingExtraError, RequestError.
     """
     require_ray(address)
     import ray
@@ -112,24 +112,21 @@ def connect_ray(address: str, runtime_env: Mapping[str, Any], folder: Path | Non
     if ray.is_initialized():
         yield None
         return
-    dashboard = connect(address, runtime_env, folder, seconds=_ANSWER_SECONDS)
+    dashboard = connect(address, folder)
     try:
         yield dashboard
     finally:
         ray.shutdown()
 
 
-def connect(
-    address: str, runtime_env: Mapping[str, Any], folder: Path | None, *, seconds: float
-) -> str | None:
+def connect(address: str, folder: Path | None) -> str | None:
     """Make this process a driver of the cluster, whose workers have `folder` as their current folder.
 
-    Returns the address of Ray's dashboard, or None. Waits up to `seconds` for an answer at the address.
-    Raises RequestError.
+    Return the address of Ray's dashboard, or None. Raises RequestError.
     """
     import ray
 
-    _wait_for(address, seconds)
+    _wait_for(address)
     # Etude handles SIGTERM itself, so the warning that Ray does not is useless.
     logging.getLogger("ray._private.worker").addFilter(
         lambda record: "SIGTERM handler is not set" not in record.getMessage()
@@ -137,17 +134,14 @@ def connect(
     # Files can only be sent with the whole connection.
     code = {} if folder is None else {"working_dir": str(folder), "excludes": _LEFT_OUT}
     try:
-        context = ray.init(
-            address=address, log_to_driver=False, configure_logging=False, runtime_env={**code, **runtime_env}
-        )
+        context = ray.init(address=address, log_to_driver=False, configure_logging=False, runtime_env=code)
     except ConnectionError as error:
         raise RequestError(no_cluster(address, first_line(error))) from error
     except (ValueError, TypeError, RuntimeError) as error:
         raise RequestError(
             f"Ray cannot connect with {address}, or cannot send '{folder}' to its nodes: "
             f"{first_line(error)}\n"
-            "Where it is the folder, name what is to go along: `cluster: {runtime_env: {working_dir: …, "
-            "excludes: […]}}`"
+            "Ray leaves out what a .gitignore in the folder names"
         ) from error
     return f"http://{context.dashboard_url}" if context.dashboard_url else None
 
@@ -160,19 +154,19 @@ def no_cluster(address: str, reason: str) -> str:
     )
 
 
-def _wait_for(address: str, seconds: float) -> None:
+def _wait_for(address: str) -> None:
     """Wait until a head with an address listens. Ray itself tries for many minutes. Raises RequestError."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         return
-    end = time.monotonic() + seconds
+    end = time.monotonic() + _ANSWER_SECONDS
     while True:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
             return
         except OSError as error:
             if time.monotonic() >= end:
-                reason = f"no answer within {seconds:g} s: {error.strerror or error}"
+                reason = f"no answer within {_ANSWER_SECONDS:g} s: {error.strerror or error}"
                 raise RequestError(no_cluster(address, reason)) from error
             time.sleep(_PAUSE_SECONDS)
 
@@ -186,51 +180,68 @@ async def ray_places(
     `on_gpus`: each process gets a GPU, if the cluster has any. `code` is the current folder of the processes,
     unless this process is connected already. Raises EngineError without room in time, RequestError.
     """
-    if not _is_connected():
-        # In a thread: in the main thread, Ray would take over SIGTERM.
-        await asyncio.to_thread(
-            connect,
-            config.address,
-            config.runtime_env,
-            code,
-            seconds=min(_ANSWER_SECONDS, config.learner_wait),
-        )
+    require_ray(config.address)
     import ray
+
+    if not ray.is_initialized():
+        # In a thread: in the main thread, Ray would take over SIGTERM.
+        await asyncio.to_thread(connect, config.address, code)
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    seconds = config.learner_wait
     room = config.learner_room(ray.cluster_resources(), on_gpus=on_gpus)
     group = placement_group([room] * count, strategy="PACK")
     try:
-        if not await _ready(group, seconds):
+        if not await _ready(group):
             words = " and ".join(f"{amount:g} {name}" for name, amount in room.items())
             alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             rooms = "; ".join(f"{node.get('CPU', 0):g} CPU, {node.get('GPU', 0):g} GPU" for node in alive)
             raise EngineError(
-                f"the cluster had no room for {count} processes of {words} within {seconds:g} s: it has "
+                f"the cluster had no room for {count} processes of {words} within {ROOM_SECONDS:g} s: it has "
                 f"{len(alive)} nodes ({rooms}); add nodes, or ask for fewer"
             )
         gpus = room.get("GPU", 0)
         yield [
-            WaitingLauncher(room["CPU"], gpus, seconds, PlacementGroupSchedulingStrategy(group, index))
+            RayLauncher(room["CPU"], gpus, strategy=PlacementGroupSchedulingStrategy(group, index))
             for index in range(count)
         ]
     finally:
         remove_placement_group(group)
 
 
-async def _ready(group: Any, seconds: float) -> bool:
-    """Wait for a placement group. Return whether it has its room within these `seconds`."""
-    end = time.monotonic() + seconds
+async def _ready(group: Any) -> bool:
+    """Wait for a placement group. Return whether it has its room in time."""
+    end = time.monotonic() + ROOM_SECONDS
     while not await asyncio.to_thread(group.wait, _PAUSE_SECONDS):
         if time.monotonic() >= end:
             return False
     return True
 
 
-def _is_connected() -> bool:
-    require_extra("ray", "a Ray cluster", "ray")
-    import ray
+@register_cluster(config_type=RayConfig)
+async def ray_cluster(config: RayConfig, builder: Builder) -> AsyncIterator[Cluster]:
+    """Place runners and learners on a cluster. Raises RequestError if there is none."""
+    if builder.run is None:
+        raise RequestError("processes on a cluster need a run folder")
+    require_used(config, builder.config)
+    file = builder.config.finetuning.run_configuration.config_file
+    # The folder to send: the config file's, or the current one.
+    folder = (file.parent if file is not None else Path()).absolute()
+    connection = connect_ray(config.address, folder)
+    # In a thread: in the main thread, Ray would take over SIGTERM.
+    dashboard = await asyncio.to_thread(connection.__enter__)
+    try:
+        runners = RayLauncher(config.num_cpus, config.num_gpus, config.resources) if config.runners else None
+        yield Cluster(runners, dashboard, partial(ray_places, config=config) if config.learners else None)
+    finally:
+        await asyncio.to_thread(connection.__exit__, None, None, None)
 
-    return bool(ray.is_initialized())
+
+def require_used(cluster: ClusterConfig, config: Config) -> None:
+    """Raise RequestError for learners without an adapter that could use them."""
+    kinds = [adapter.type_name for adapter in config.trainer_adapters.values()]
+    if cluster.learners is not None and config.finetuning.enabled and "local" not in kinds:
+        raise RequestError(
+            f"cluster.learners train for the adapter 'local', and the config has {', '.join(kinds)}: leave "
+            "them out, or set `trainer_adapters: {local: {_type: local}}`"
+        )

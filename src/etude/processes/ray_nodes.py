@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import EngineError, EtudeError, first_line
+from etude.core.errors import EngineError, first_line
 from etude.engines.child_process import MaskedLines
-from etude.engines.programs import Child, Launcher, LocalLauncher, ProcessEnd, Program
+from etude.engines.programs import Child, Launcher, LocalLauncher, NoRoom, ProcessEnd, Program
 from etude.store.files import open_private, private_folder
 
 _LOG_SECONDS = 0.5
@@ -27,6 +27,8 @@ _LOST_SECONDS = 5.0
 """Seconds for Ray to report the end of a killed actor."""
 _ANSWER_SECONDS = 30.0
 """Seconds for an actor to answer a short call."""
+ROOM_SECONDS = 300.0
+"""Seconds that programs wait for room on the cluster."""
 _PAUSE_SECONDS = 1.0
 """Seconds before an actor that was lost at its start is placed again."""
 
@@ -80,28 +82,21 @@ class ProgramActor:
 class RayChild(Child):
     """A program on some node."""
 
-    def __init__(self, actor: Any, started: Any, log: Path) -> None:
-        """Follow a program. `started` is Ray's reference to the result of `ProgramActor.start`."""
+    def __init__(self, actor: Any, at: tuple[str, str, str, int], log: Path) -> None:
+        """Follow a started program. `at` is the result of `ProgramActor.start`."""
         self._actor = actor
+        self.node, self.node_id, self.address, self.pid = at
         self.log, self.begin = log, log.stat().st_size if log.exists() else 0
-        self.node = self.node_id = self.address = ""
-        self.pid = 0
         self._lines, self._taken, self._turn = MaskedLines(), 0, asyncio.Lock()
         self._killed = asyncio.Event()
-        self.started = asyncio.ensure_future(self._start(started))
-        """Raises RayTaskError with the cause of a failed start, another RayError for a lost actor."""
         self._end = asyncio.ensure_future(self._wait(asyncio.ensure_future(self._follow())))
 
     async def ended(self) -> ProcessEnd:
         """Wait until the program or its actor has ended."""
         return await asyncio.shield(self._end)
 
-    async def _start(self, started: Any) -> None:
-        self.node, self.node_id, self.address, self.pid = await started
-
     async def _follow(self) -> ProcessEnd:
         """Write the program's output to the log while it runs. Returns how it ended."""
-        await self.started
         ending: asyncio.Future[ProcessEnd] = asyncio.ensure_future(self._actor.ended.remote())
         try:
             while not ending.done():
@@ -130,10 +125,7 @@ class RayChild(Child):
         try:
             return following.result()
         except ray.exceptions.RayError as error:
-            reason = first_line(error)
-            if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
-                return ProcessEnd(f"was lost with its actor or its node: {reason}", is_lost=True)
-            return ProcessEnd(f"has no actor: {reason}")
+            return ProcessEnd(f"was lost with its actor or its node: {first_line(error)}", is_lost=True)
 
     async def _fetch(self) -> None:
         async with self._turn:
@@ -195,60 +187,57 @@ class RayLauncher(Launcher):
         cpus: float,
         gpus: float,
         resources: Mapping[str, float] | None = None,
+        *,
+        seconds: float = ROOM_SECONDS,
         strategy: object = "SPREAD",
     ) -> None:
-        """Set the resources that Ray reserves for each program, and its strategy to choose a node."""
+        """Set what Ray reserves for each program, how many `seconds` it may wait for room, and Ray's strategy
+        to choose a node."""
         import ray
 
         self.address = str(ray.util.get_node_ip_address())
+        self._seconds = seconds
         room = {"num_cpus": cpus, "num_gpus": gpus, "resources": dict(resources or {}) or None}
         self._options = {**room, "scheduling_strategy": strategy, "max_restarts": 0}
+        named = {"CPU": cpus, "GPU": gpus, **(resources or {})}
+        self._room = ", ".join(f"{name}: {amount:g}" for name, amount in named.items() if amount)
 
     async def launch(self, program: Program, log: Path) -> RayChild:
-        """Start a program on a node with room. Raises EtudeError for resources that Ray refuses."""
+        """Start a program on a node, once there is room. Raises NoRoom, EngineError."""
         import ray
 
         private_folder(log.parent)
-        try:
-            actor: Any = ray.remote(ProgramActor).options(**self._options).remote()
-            # Ray sends a short argument directly, not through the object store.
-            return RayChild(actor, actor.start.remote(program), log)
-        except (ray.exceptions.RayError, ValueError, TypeError) as error:
-            raise EtudeError(f"Ray cannot start a program: {error}; look at the keys of `cluster`") from error
-
-
-class WaitingLauncher(RayLauncher):
-    """Places programs like `RayLauncher`, and returns once each has started."""
-
-    def __init__(self, cpus: float, gpus: float, seconds: float, strategy: object = "SPREAD") -> None:
-        """Set the resources of each program, and how many `seconds` it may wait for room."""
-        super().__init__(cpus, gpus, strategy=strategy)
-        self._seconds = seconds
-        self._room = f"{{CPU: {cpus:g}" + (f", GPU: {gpus:g}}}" if gpus else "}")
-
-    async def launch(self, program: Program, log: Path) -> RayChild:
-        """Start a program on a node, once there is room. Raises EngineError."""
-        import ray
-
         lost = ""
         try:
             async with asyncio.timeout(self._seconds):
                 while True:
-                    child = await super().launch(program, log)
                     try:
-                        await asyncio.shield(child.started)
-                        return child
+                        return await self._start(program, log)
                     except ray.exceptions.RayTaskError as error:
                         raise EngineError(str(error.cause)) from error
                     except ray.exceptions.RayError as error:
+                        if getattr(error, "actor_init_failed", False):
+                            raise EngineError(f"Ray cannot start a program: {first_line(error)}") from error
                         # Ray may place actors on a lost node until it notices the loss.
                         lost = f" (the last attempt: {first_line(error)})"
                         await asyncio.sleep(_PAUSE_SECONDS)
-                    finally:
-                        if not child.address:
-                            child.kill()
+                    except (ValueError, TypeError) as error:
+                        raise EngineError(
+                            f"Ray cannot start a program: {error}; look at the keys of `cluster`"
+                        ) from error
         except TimeoutError as error:
-            raise EngineError(
-                f"Ray had no room for a process of {self._room} within {self._seconds:g} s{lost}; ask for "
-                "fewer, or add nodes: ray start --address=…"
+            raise NoRoom(
+                f"Ray had no room for a process of {{{self._room}}} within {self._seconds:g} s{lost}; ask "
+                "for fewer, or add nodes: ray start --address=…"
             ) from error
+
+    async def _start(self, program: Program, log: Path) -> RayChild:
+        import ray
+
+        actor: Any = ray.remote(ProgramActor).options(**self._options).remote()
+        try:
+            # Ray sends a short argument directly, not through the object store.
+            return RayChild(actor, await actor.start.remote(program), log)
+        except BaseException:
+            ray.kill(actor)
+            raise

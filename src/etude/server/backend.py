@@ -154,19 +154,19 @@ class VllmBackend(Backend):
         """Connect to the cluster and place the processes there. Do not call this in the main thread: Ray
         would handle SIGTERM there."""
         from etude.processes.ray_cluster import connect_ray, gpus_each
-        from etude.processes.ray_nodes import WaitingLauncher
+        from etude.processes.ray_nodes import RayLauncher
 
         settings, cluster = self._settings, self._settings.cluster
         assert cluster is not None
         code = Path.cwd() if settings.algorithms else None  # For jobs, which use the same connection.
-        self._exits.enter_context(connect_ray(cluster.address, cluster.runtime_env, code))
+        self._exits.enter_context(connect_ray(cluster.address, code))
         import ray  # Without Ray, `connect_ray` has raised an error that says so.
 
         on_gpus = self._device != "cpu"
         gpus = gpus_each(settings.sampler_gpus, ray.cluster_resources(), on_gpus=on_gpus)
         for process in self._processes.processes:
             seconds = process.options.start_seconds
-            process.launcher = WaitingLauncher(_SAMPLER_CPUS, gpus, seconds)
+            process.launcher = RayLauncher(_SAMPLER_CPUS, gpus, seconds=seconds)
 
     def memory_group(self, model: ServedModel) -> str:
         """LoRA weights share the base model's group. A model with full weights has its own."""
