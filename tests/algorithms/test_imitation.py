@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from etude.algorithms import imitation
 from etude.algorithms.distillation import Distillation
 from etude.algorithms.episodes import Tally
-from etude.algorithms.imitation import GuessReplacementConfig, SelectionConfig
+from etude.algorithms.imitation import ExpertIteration
 from etude.config.load import parse_config
 from etude.core.conversion import Encoder, to_sample, to_trajectory
 from etude.core.errors import ConfigError, RequestError
@@ -31,22 +30,9 @@ from tests.protocols.games import Labelled, example
 from tests.support import END
 
 
-def imitations(groups, config, seed=0):
-    made = imitation.imitations(groups, config, 1.0, Tally(seed=seed))
+def imitations(groups, algorithm, seed=0):
+    made = algorithm.groups(groups, Tally(seed=seed))
     return [[*map(to_trajectory, group.units)] for group in made]
-
-
-@pytest.mark.parametrize(
-    ("annealing", "expected"),
-    [
-        ({}, [0.2, 0.2, 0.2, 0.2]),
-        ({"annealing": "linear", "annealing_rate": 0.08}, [0.2, 0.12, 0.04, 0.0]),
-        ({"annealing": "exponential", "annealing_rate": 0.5}, [0.2, 0.1, 0.05, 0.025]),
-    ],
-)
-def test_the_share_of_replaced_guesses_is_annealed(annealing, expected):
-    config = GuessReplacementConfig(proportion=0.2, **annealing)
-    assert [config.share(epoch) for epoch in range(4)] == pytest.approx(expected)
 
 
 ASK, WRONG, RIGHT = "show me", "Decision: accept", "Decision: reject"
@@ -58,14 +44,14 @@ async def fooled(tmp_path):
     return await played(tmp_path, nip(max_message_rounds=3), [ASK, "trust me", WRONG], about=example(0))
 
 
-def verifier_rows(*records, seed=0, **replacement):
-    config = SelectionConfig(min_reward=0.5, guess_replacement=GuessReplacementConfig(**replacement))
-    return imitations([agent_part("verifier", *records)], config, seed)[0]
+def verifier_rows(*records, seed=0, share=0.0):
+    algorithm = ExpertIteration(min_reward=0.5, guess_replacement=share)
+    return imitations([agent_part("verifier", *records)], algorithm, seed)[0]
 
 
 async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled):
     assert verifier_rows(fooled) == []
-    (row,) = verifier_rows(fooled, proportion=1.0)
+    (row,) = verifier_rows(fooled, share=1.0)
     assert [(item.role, item.content) for item in row.episode] == [
         ("system", "You are verifier. e"),
         ("user", "Begin."),
@@ -82,7 +68,7 @@ async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled)
 
 
 async def test_the_backend_makes_the_tokens_of_what_was_not_sampled(fooled):
-    (row,) = verifier_rows(fooled, proportion=1.0)
+    (row,) = verifier_rows(fooled, share=1.0)
     encoder = Encoder(lambda prompt: (), lambda text: (*text.encode(), END))
     sample = to_sample(row, encoder, needs_logprobs=False)
     prompt = fooled.calls[2].completion.prompt_ids
@@ -97,7 +83,7 @@ async def test_a_replaced_guess_is_one_that_the_protocols_own_scale_reads(tmp_pa
     protocol = adp(verifier_decision_spectrum=scale)
     wrong = f"Decision: {SCALES[scale].strongest(1 - truth)}"
     record = await played(tmp_path, protocol, ["trust me", wrong], about=example(truth))
-    (row,) = verifier_rows(record, proportion=1.0)
+    (row,) = verifier_rows(record, share=1.0)
     (turn,) = protocol.rounds(0)[1]
     act = parse_answer(row.episode[-1].content, turn)
     assert act.decision == (1.0 if truth else -1.0)
@@ -118,7 +104,7 @@ class JsonVerdicts(Labelled):
 async def test_a_replaced_guess_is_written_as_the_scenario_reads_it(tmp_path):
     answers = ["trust me", '{"right": 1}']
     record = await played(tmp_path, adp(), answers, about=example(0), scenario=JsonVerdicts())
-    (row,) = verifier_rows(record, proportion=1.0)
+    (row,) = verifier_rows(record, share=1.0)
     assert row.episode[-1].content == '{"right": 0}'
 
 
@@ -134,7 +120,7 @@ async def test_a_guess_that_cannot_be_written_is_no_row_but_an_error(tmp_path):
     record = await played(tmp_path, adp(), answers, about=example(0), scenario=Unwritable())
     assert verifier_rows(record) == []
     with pytest.raises(RequestError, match=r"'train/1/e/0'.*answer of 'verifier'.*write_decision"):
-        verifier_rows(record, proportion=1.0)
+        verifier_rows(record, share=1.0)
 
 
 async def test_replaced_guesses_are_a_share_of_all_and_the_rest_is_selected_by_reward(tmp_path):
@@ -144,7 +130,7 @@ async def test_replaced_guesses_are_a_share_of_all_and_the_rest_is_selected_by_r
         )
         for number, said in enumerate([WRONG, RIGHT] * 2)
     ]
-    rows = verifier_rows(*records, seed=3, proportion=0.5)
+    rows = verifier_rows(*records, seed=3, share=0.5)
     replaced = [row for row in rows if row.metadata.get("guess_replaced")]
     selected = [row for row in rows if not row.metadata.get("guess_replaced")]
     assert len(replaced) == 2
@@ -156,9 +142,9 @@ async def test_replaced_guesses_are_a_share_of_all_and_the_rest_is_selected_by_r
 
 async def test_each_agent_is_selected_by_what_it_earned_itself(tmp_path):
     fooling = await played(tmp_path, adp(), ["lie", WRONG], about=example(0))
-    config = SelectionConfig(min_reward=0.5)
+    algorithm = ExpertIteration(min_reward=0.5)
     parts = [agent_part("prover", fooling), agent_part("verifier", fooling)]
-    prover, verifier = imitations(parts, config)
+    prover, verifier = imitations(parts, algorithm)
     assert [row.episode[-1].content for row in prover] == ["lie"]
     assert verifier == []
 

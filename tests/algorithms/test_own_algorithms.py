@@ -130,11 +130,7 @@ async def test_a_server_that_has_no_such_loss_is_not_sent_another(project):
     adapter.planned = make_algorithm("plain_gradient:PlainGradient")
     with pytest.raises(CapabilityError, match="has no such loss"):
         await adapter.initialize(FinetuneConfig())
-    for known in (
-        etude.Malt(initial_expert_iterations=1),
-        etude.ExpertIteration(),
-        make_algorithm("max_rl:MaxRL"),
-    ):
+    for known in (etude.Malt(), etude.ExpertIteration(), make_algorithm("max_rl:MaxRL")):
         adapter.planned = known
         await adapter.initialize(FinetuneConfig())
 

@@ -85,7 +85,7 @@ class Algorithm(Collecting):
         if cls.type_name:
             register_trajectory_builder(config_type=cls)(_build)
 
-    def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
+    def job_method(self) -> tuple[Method, dict[str, Any]]:
         """Return the algorithm's own name and its gradient options."""
         return self.type_name, self.gradient()
 

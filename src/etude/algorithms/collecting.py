@@ -85,13 +85,8 @@ class Collecting(TrajectoryBuilderConfig):
     """Subtract this from an episode's reward for each answer that the token limit cut off."""
 
     @abstractmethod
-    def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
-        """Return the algorithm whose loss learns from an epoch's data, and its gradient options."""
-
-    @property
-    def methods(self) -> tuple[Method, ...]:
-        """All algorithms whose losses learn from the data, in any epoch."""
-        return (self.method_at(0)[0],)
+    def job_method(self) -> tuple[Method, dict[str, Any]]:
+        """Return the algorithm whose loss learns from the data, and its gradient options."""
 
     def needs(self) -> set[Need]:
         """Return the data that the samples must have, or that a learner must compute."""
@@ -116,8 +111,9 @@ class Collecting(TrajectoryBuilderConfig):
             f"of {logged.origin} were logged without token ids and logprobs; {remedy}"
         )
 
-    def widths(self, epoch: int) -> Any:
-        """Return how many answers an epoch's plays have for each turn; None leaves this to the workflow."""
+    @property
+    def widths(self) -> Any:
+        """How many answers plays have for each turn; None leaves this to the workflow."""
         return None
 
     def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
@@ -162,19 +158,16 @@ class CollectingBuilder(TrajectoryBuilder):
     def __init__(self, trajectory_builder_config: Collecting) -> None:
         super().__init__(trajectory_builder_config)
         self.algorithm = trajectory_builder_config
-        self.method = self.algorithm.methods[-1]
+        self.method = self.algorithm.job_method()[0]
         self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._replacements: dict[int, int] = {}
         """The number of examples that each epoch played to replace flat ones."""
 
     @property
-    def methods(self) -> tuple[Method, ...]:
-        return self.algorithm.methods
-
-    def collection_label(self, epoch: int) -> str:
-        """Return a part of the episodes' names, equal for all targets that collect alike in an epoch."""
-        widths = self.algorithm.widths(epoch)
+    def collection_label(self) -> str:
+        """A part of the episodes' names, equal for all targets that collect alike."""
+        widths = self.algorithm.widths
         if widths is None:
             return ""
         return f"k{widths if isinstance(widths, int) else content_hash(widths)[:8]}"
@@ -209,7 +202,7 @@ class CollectingBuilder(TrajectoryBuilder):
         examples = examples_for_epoch(
             self.runtime.examples, self.algorithm.examples_per_epoch, epoch, self.run_config.seed
         )
-        output = await self._run(examples, epoch)
+        output = await self._run(examples)
         left, latest = self.algorithm.replace_flat_groups, output
         if not left:
             return output
@@ -220,22 +213,22 @@ class CollectingBuilder(TrajectoryBuilder):
             # A stored run is read back without its examples. Each call then gives the stored result.
             if not others and self.runtime.examples:
                 break
-            latest, others = await self._run(others[:count], epoch), others[count:]
+            latest, others = await self._run(others[:count]), others[count:]
             left -= count
             played = {item.id for item in latest.eval_input.eval_input_items}
             self._replacements[epoch] = self._replacements.get(epoch, 0) + len(played)
             output = merge_outputs([output, latest])
         return output
 
-    async def _run(self, examples: Sequence[Example], epoch: int) -> EvaluationRunOutput:
+    async def _run(self, examples: Sequence[Example]) -> EvaluationRunOutput:
         self.runtime.progress.phase("collecting", len(examples) * self.algorithm.num_generations)
         return await self.runtime.evaluation.run(
             examples,
-            phase=self.collection_label(epoch),
+            phase=self.collection_label,
             generations=self.algorithm.num_generations,
             on_episode=self._episode_finished,
             on_score=self._score_made,
-            widths=self.algorithm.widths(epoch),
+            widths=self.algorithm.widths,
         )
 
     async def _flat_groups(self, output: EvaluationRunOutput, epoch: int) -> int:
@@ -274,7 +267,7 @@ class CollectingBuilder(TrajectoryBuilder):
             groups = [without_cut_off(group, self.algorithm.kind, tally) for group in groups]
         self._facts = {run_id: tally.facts()}
         made = [[replace(unit, group_rewards=group.rewards) for unit in group.units] for group in groups]
-        method, options = self.algorithm.method_at(epoch)
+        method, options = self.algorithm.job_method()
         return TrajectoryCollection(
             trajectories=[*filter(None, made)], run_id=run_id, method=method, options=options
         )

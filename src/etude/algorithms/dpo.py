@@ -113,12 +113,11 @@ class Dpo(Preferences, name="dpo"):
     compare: Literal["episodes", "turns"] = "episodes"
     """Compare episodes of an example by their rewards, or answers to one prompt within an episode. In a
     protocol answers count by their value, elsewhere by the step reward after each."""
-    pairs: Literal["all", "best_vs_worst"] = "all"
-    """Pair every two episodes of an example, or only its best and its worst."""
     min_reward_diff: float = Field(default=0.01, gt=0)
     """Leave out pairs whose rewards differ by less. Ties are always left out."""
     max_pairs_per_group: int | None = Field(default=None, ge=1)
-    """Keep at most this many pairs of an example (with `compare: turns`, of a prompt): the clearest ones."""
+    """Keep at most this many pairs of an example (with `compare: turns`, of a prompt): the clearest ones. 1
+    keeps the best with the worst."""
 
     def check(self) -> None:
         """Raise RequestError for groups that can never have a pair."""
@@ -161,8 +160,6 @@ class Dpo(Preferences, name="dpo"):
     def _rank_pairs(self, items: Sequence[T], value: Callable[[T], float], tally: Tally) -> list[tuple[T, T]]:
         """Return the pairs that differ enough, better one first, sorted by largest difference."""
         order = sorted(items, key=lambda item: -value(item))
-        if self.pairs == "best_vs_worst":
-            order = [order[0], order[-1]] if len(order) > 1 else []
         kept: list[tuple[T, T]] = []
         for better, worse in combinations(order, 2):
             if value(better) == value(worse):

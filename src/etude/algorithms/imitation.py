@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.episodes import Group, ScoredEpisode, Tally, UnitGroup, is_play, list_rewards, read_tree
@@ -54,74 +54,40 @@ NOT_BEST = "episode that is not among its group's best"
 NO_BEST = "group with equal rewards: no episode is better than another"
 
 
-class GuessReplacementConfig(BaseModel, extra="forbid"):
-    """In a protocol: imitate some episodes with the verifier's decision replaced by the truth."""
-
-    proportion: float = Field(default=0.0, ge=0, le=1)
-    """Set the share of such episodes in the first epoch."""
-    annealing: Literal["none", "linear", "exponential"] = "none"
-    """Choose how the share falls from epoch to epoch."""
-    annealing_rate: float = Field(0.1, ge=0, le=1)
-    """`linear`: subtract this each epoch. `exponential`: lose this part of the share each epoch."""
-
-    def share(self, epoch: int) -> float:
-        """Return the share in an epoch, from 0."""
-        match self.annealing:
-            case "none":
-                return self.proportion
-            case "linear":
-                return max(self.proportion - epoch * self.annealing_rate, 0.0)
-            case "exponential":
-                return self.proportion * (1 - self.annealing_rate) ** epoch
-
-
-class SelectionConfig(BaseModel, extra="forbid"):
-    """The choice of episodes to imitate."""
+class ExpertIteration(Supervised, name="expert_iteration"):
+    """Good episodes for supervised training."""
 
     min_reward: float | None = None
     """Keep episodes with at least this reward."""
     best_k: int | None = Field(default=None, ge=1)
     """Keep the best k episodes of each example. Without min_reward the default is 1."""
-    guess_replacement: GuessReplacementConfig = Field(default_factory=GuessReplacementConfig)
-    """Imitate some decisions replaced by the truth."""
+    guess_replacement: float = Field(default=0.0, ge=0, le=1)
+    """Imitate this share of the episodes of a protocol with the verifier's decision replaced by the truth."""
 
-
-class ExpertIteration(Supervised, SelectionConfig, name="expert_iteration"):
-    """Good episodes for supervised training."""
-
-    def method_at(self, epoch: int) -> tuple[str, dict[str, object]]:
+    def job_method(self) -> tuple[str, dict[str, object]]:
         """Return the loss of `supervised`."""
         return Supervised.type_name, {}
 
     def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
-        """Return the samples of the selected episodes."""
-        parts = [part for group in episodes for part in self.parts(group, tally)]
-        return imitations(parts, self, self.discount, tally)
-
-
-def imitations(
-    groups: Sequence[Group], config: SelectionConfig, discount: float, tally: Tally
-) -> list[UnitGroup]:
-    """Return the samples to imitate, by group. Each agent's episodes are selected separately."""
-    made: list[list[Sample]] = [[] for _ in groups]
-    seed = fold(tally.seed, "expert iteration", tally.epoch)
-    for agent in {scored.agent: None for group in groups for scored in group}:
-        own = [
-            (index, scored) for index, group in enumerate(groups) for scored in group if scored.agent == agent
-        ]
-        share = config.guess_replacement.share(tally.epoch)
-        count = int(share * len(own))
-        truths = [(*each, true_decision(each[1], discount)) for each in own] if count else []
-        righted = [(index, scored, sample) for index, scored, sample in truths if sample is not None]
-        generator(fold(seed, str(agent), "guess")).shuffle(righted)
-        for index, scored, sample in righted[:count]:
-            made[index].append(sample)
-            own.remove((index, scored))
-        for index, group in groupby(own, key=itemgetter(0)):
-            episodes = [scored for _, scored in group]
-            for scored in best_episodes(episodes, config.min_reward, config.best_k, tally):
-                made[index] += scored.samples(discount)
-    return [UnitGroup(samples, list_rewards(group)) for samples, group in zip(made, groups, strict=True)]
+        """Return the samples to imitate, by group. Each agent's episodes are selected separately."""
+        groups = [part for group in episodes for part in self.parts(group, tally)]
+        made: list[list[Sample]] = [[] for _ in groups]
+        seed = fold(tally.seed, "expert iteration", tally.epoch)
+        numbered = [(index, scored) for index, group in enumerate(groups) for scored in group]
+        for agent in {scored.agent: None for _, scored in numbered}:
+            own = [(index, scored) for index, scored in numbered if scored.agent == agent]
+            count = int(self.guess_replacement * len(own))
+            truths = [(*each, true_decision(each[1], self.discount)) for each in own] if count else []
+            righted = [(index, scored, sample) for index, scored, sample in truths if sample is not None]
+            generator(fold(seed, str(agent), "guess")).shuffle(righted)
+            for index, scored, sample in righted[:count]:
+                made[index].append(sample)
+                own.remove((index, scored))
+            for index, group in groupby(own, key=itemgetter(0)):
+                siblings = [scored for _, scored in group]
+                for scored in best_episodes(siblings, self.min_reward, self.best_k, tally):
+                    made[index] += scored.samples(self.discount)
+        return [UnitGroup(samples, list_rewards(group)) for samples, group in zip(made, groups, strict=True)]
 
 
 def best_episodes(

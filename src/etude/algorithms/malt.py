@@ -15,7 +15,6 @@ from pydantic import AliasChoices, Field
 from etude.algorithms.collecting import played_by, require_branching
 from etude.algorithms.dpo import Dpo, Preferences
 from etude.algorithms.episodes import Choice, Group, Tally, UnitGroup, by_agent, pair_answers
-from etude.algorithms.imitation import SelectionConfig, Supervised, imitations
 from etude.config.builder import Builder
 from etude.config.references import ReferenceTo
 from etude.core.errors import RequestError
@@ -39,34 +38,18 @@ class Malt(Preferences, name="malt"):
     num_responses: int | list[int] | Annotated[dict[str, int | list[int]], ReferenceTo("agents")] | None = 2
     """Set the number of answers for each turn: a number, a list by round, or either of them by agent. Leave
     it empty for the workflow's setting."""
-    pairs: Literal["sign", "interval"] = "sign"
-    """`sign`: pairs an answer at or above the mid-point of what the agent can earn with one below it.
-    `interval`: pairs two answers whose values differ by more than a share of that range."""
-    interval: float = Field(default=0.5, ge=0, lt=1)
-    """Set the share of the range, for `pairs: interval`."""
-    initial_expert_iterations: int = Field(default=0, ge=0)
-    """Set the number of first epochs that do expert iteration on plays without branches."""
-    expert_iteration: SelectionConfig = Field(
-        default_factory=lambda: SelectionConfig(min_reward=0.9), description="What these epochs imitate."
-    )
+    interval: float | None = Field(default=None, ge=0, lt=1)
+    """Pair two answers whose values differ by more than this share of what the agent can earn. Left out: pair
+    an answer at or above the mid-point of that range with one below it."""
 
-    def method_at(self, epoch: int) -> tuple[Method, dict[str, Any]]:
-        """Return the loss of `supervised` for the first epochs, then `dpo`'s."""
-        return (Supervised.type_name, {}) if self.imitates(epoch) else (Dpo.type_name, self.gradient())
+    def job_method(self) -> tuple[Method, dict[str, Any]]:
+        """Return the loss of `dpo`."""
+        return Dpo.type_name, self.gradient()
 
     @property
-    def methods(self) -> tuple[Method, ...]:
-        """`dpo`, preceded by `supervised` if there are epochs of expert iteration."""
-        first = (Supervised.type_name,) if self.initial_expert_iterations else ()
-        return (*first, Dpo.type_name)
-
-    def widths(self, epoch: int) -> Any:
-        """Return one answer per turn in the first epochs, then `num_responses`."""
-        return 1 if self.imitates(epoch) else self.num_responses
-
-    def imitates(self, epoch: int) -> bool:
-        """Return whether the epoch is one of expert iteration."""
-        return epoch < self.initial_expert_iterations
+    def widths(self) -> Any:
+        """The answers for each turn."""
+        return self.num_responses
 
     async def check_protocol(self, builder: Builder) -> None:
         """Raise RequestError if the protocol has no bounds, or never has several answers to one prompt."""
@@ -80,10 +63,8 @@ class Malt(Preferences, name="malt"):
         await require_branching(builder, widths, "`_type: malt`", remedy)
 
     def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
-        """Return the pairs of each agent and example, judged by answer values, or plays to imitate."""
+        """Return the pairs of each agent and example, judged by answer values."""
         parts = [part for group in episodes for part in by_agent(group)]
-        if self.imitates(tally.epoch):
-            return imitations(parts, self.expert_iteration, self.discount, tally)
         return [UnitGroup.of_pairs(self.samples(part, tally)) for part in parts]
 
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
@@ -106,6 +87,9 @@ class Malt(Preferences, name="malt"):
         for first, second in combinations(choice.samples, 2):
             better, worse = (first, second) if first.reward >= second.reward else (second, first)
             middle = (low + high) / 2 - _TOLERANCE
-            apart = better.reward - worse.reward > self.interval * (high - low) + _TOLERANCE
-            if better.reward >= middle > worse.reward if self.pairs == "sign" else apart:
+            if self.interval is None:
+                differ = better.reward >= middle > worse.reward
+            else:
+                differ = better.reward - worse.reward > self.interval * (high - low) + _TOLERANCE
+            if differ:
                 yield better, worse

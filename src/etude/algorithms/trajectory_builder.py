@@ -22,11 +22,6 @@ class TrajectoryBuilder(ABC):
     method: Method = "grpo"
     """The algorithm that the trajectories are for. The adapter must support it."""
 
-    @property
-    def methods(self) -> tuple[Method, ...]:
-        """All algorithms that it makes data for, in any epoch."""
-        return (self.method,)
-
     token_ids_required: bool = False
     """Set by the trainer from the adapter's capabilities before the first epoch."""
 

@@ -197,23 +197,23 @@ def check_options(backend: str, capabilities: Capabilities, config: object) -> N
 
 
 def check_tokens(
-    backend: str, capabilities: Capabilities, methods: Collection[Method], llm: LlmConfig, model: str
+    backend: str, capabilities: Capabilities, method: Method, llm: LlmConfig, model: str
 ) -> None:
     """Raise CapabilityError if training needs tokens that the model's endpoint does not return.
 
-    `methods` are the methods of the data. `llm` is the entry `model` of `llms`.
+    `method` is the method of the data. `llm` is the entry `model` of `llms`.
     """
-    needed = [name for name in sorted(methods) if {name, data_kind(name)} & capabilities.token_ids_for]
+    needed = {method, data_kind(method)} & capabilities.token_ids_for
     if not needed or not isinstance(llm, OpenAiLlmConfig):
         return
-    needs = f"the trainer adapter {backend} needs token ids for the method '{needed[0]}'"
+    needs = f"the trainer adapter {backend} needs token ids for the method '{method}'"
     if not llm.asks_for_token_ids:
         raise CapabilityError(
             f"{needs}, and llms.{model} does not ask its endpoint for them. If that is vLLM (>= 0.10.2) or "
             "`etude serve`, say so: 'provider: vllm' or 'provider: etude'. Others tell text only: choose a "
             "builder for 'supervised' or 'dpo'"
         )
-    if any(data_kind(name) != "imitation" for name in needed) and not llm.asks_for_logprobs:
+    if data_kind(method) != "imitation" and not llm.asks_for_logprobs:
         raise CapabilityError(
             f"{needs} and their logprobs, and llms.{model} does not ask for logprobs; set 'logprobs: true'"
         )

@@ -70,7 +70,7 @@ class LmServerAdapter(OpenAiJobs):
         await self.check()
         self._algorithms = tuple(await self.server.algorithms())
         if isinstance(self.planned, Algorithm):
-            self._find_server_algorithm(make_algorithm(*self.planned.method_at(0)))
+            self._find_server_algorithm(make_algorithm(*self.planned.job_method()))
 
     def capabilities(self) -> Capabilities:
         # All algorithms that the server knows or has a loss for.

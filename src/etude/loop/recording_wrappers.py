@@ -200,14 +200,13 @@ class RecordedTrainer:
     def _check(self, run_config: FinetuneConfig) -> None:
         builder, adapter, runtime = self.builder, self.adapter, self._given
         backend, capabilities = _name(adapter, adapter.adapter_config), adapter.capabilities()
-        for method in builder.methods:
-            check_method(backend, capabilities, method, _name(builder, builder.trajectory_builder_config))
+        check_method(backend, capabilities, builder.method, _name(builder, builder.trajectory_builder_config))
         check_options(backend, capabilities, builder.trajectory_builder_config)
         check_block(backend, capabilities, run_config)
-        needing = {*builder.methods, *map(data_kind, builder.methods)} & capabilities.token_ids_for
-        builder.token_ids_required = bool(needing)
+        kinds = {builder.method, data_kind(builder.method)}
+        builder.token_ids_required = bool(kinds & capabilities.token_ids_for)
         if (target := runtime.target_model) in runtime.config.llms:
-            check_tokens(backend, capabilities, builder.methods, runtime.config.llms[target], target)
+            check_tokens(backend, capabilities, builder.method, runtime.config.llms[target], target)
             check_opponents(backend, capabilities, runtime.config.llms, target)
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:

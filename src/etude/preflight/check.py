@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -317,9 +317,9 @@ async def _check_training(
         check_block(backend, capabilities, block)
         if block.fine_tune_from_scratch:
             check_from_base(backend, capabilities)
-        check_tokens(backend, capabilities, trajectories.methods, builder.config.llms[target], target)
+        check_tokens(backend, capabilities, trajectories.method, builder.config.llms[target], target)
         check_opponents(backend, capabilities, builder.config.llms, target)
-        _check_shape(what, target, builder.config.llms[target], trajectories.methods, findings)
+        _check_shape(what, target, builder.config.llms[target], trajectories.method, findings)
         # Give it a copy, so that it cannot change the loaded config.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
@@ -328,11 +328,11 @@ async def _check_training(
         findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
 
 
-def _check_shape(what: str, name: str, llm: Any, methods: Collection[Method], findings: Findings) -> None:
+def _check_shape(what: str, name: str, llm: Any, method: Method, findings: Findings) -> None:
     """Warn of fields that change the distribution of answers without the trainer's knowledge."""
     fields = llm.extra_body if isinstance(llm, OpenAiLlmConfig) else {}
     shaping = [field for field in fields if field in _SHAPING]
-    if shaping and any(data_kind(method) != "imitation" for method in methods):
+    if shaping and data_kind(method) != "imitation":
         findings.warn(
             what,
             f"llms.{name}.extra_body has {', '.join(shaping)}: what trains knows nothing of it, and takes "
