@@ -84,7 +84,7 @@ def moved(of):
     return of
 
 
-QUICK = {"gspo", "cispo", "grpo with kl", "grpo with entropy", "dpo against the base", "sft"}
+QUICK = {"gspo", "cispo", "grpo with kl", "dpo against the base", "sft"}
 
 
 @pytest.mark.parametrize(

@@ -172,8 +172,6 @@ async def test_what_is_waited_for_is_said_with_the_stacks_and_that_it_goes_on_ag
         going = asyncio.ensure_future(runtime.evaluation.run(examples(*[""] * 6), phase="eval"))
         text = await messages.one_with("nothing has moved for")
         assert "4 answers of model 'policy'" in text
-        assert "an episode ends after 5 min 0 s (eval.general.timeout)" in text
-        assert "the run ends 1 h 0 min after the last progress (stall.end_after)" in text
         assert text.endswith(f"Stacks: {tmp_path / 'run' / 'stalls.txt'}")
         assert "await self.free.wait()" in stacks(text)
         await messages.one_with("nothing has moved for", 2)

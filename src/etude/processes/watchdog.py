@@ -21,7 +21,6 @@ from etude.config.schema import StallConfig
 from etude.core.errors import StalledError
 from etude.core.stats import shown_seconds
 from etude.processes.status import Parts, snapshot
-from etude.store.status import RunStatus
 
 STACKS = "stalls.txt"
 """In the run folder: the stacks of tasks and threads each time that the run stalled."""
@@ -132,7 +131,7 @@ class Watchdog:
             file.write(f"{self._diagnosis}\n{task_stacks()}\n")
             file.flush()
             faulthandler.dump_traceback(file)
-            self._warn(self._diagnosis + (" The run ends." if is_over else self._outlook(status, ends)))
+            self._warn(self._diagnosis + " The run ends." * is_over)
         return is_over
 
     def _warn(self, text: str) -> None:
@@ -143,16 +142,6 @@ class Watchdog:
             silent = shown_seconds(time.monotonic() - self._moved)
             self._parts.counts.message(f"the run moves again after {silent}")
         self._moved, self._said = time.monotonic(), 0
-
-    def _outlook(self, status: RunStatus, ends: float | None) -> str:
-        """Return when the waiting ends at the latest."""
-        bounds = []
-        episode = self._parts.collector.timeout
-        if status.playing and episode is not None:
-            bounds.append(f"an episode ends after {shown_seconds(episode)} (eval.general.timeout)")
-        if ends is not None:
-            bounds.append(f"the run ends {shown_seconds(ends)} after the last progress (stall.end_after)")
-        return f" At the latest, {' and '.join(bounds)}." if bounds else ""
 
 
 def task_stacks() -> str:
