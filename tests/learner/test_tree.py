@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement, pairwise
+from itertools import combinations, combinations_with_replacement, pairwise
 
 import numpy as np
 import pytest
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from etude.algorithms.grpo import Grpo
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.padding import balanced_runs, trained_units
+from etude.learner.padding import balanced_runs, cheapest_runs, trained_units
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
-from etude.learner.tree_passes import PackedStep, packs, tree_refusal
+from etude.learner.tree_passes import PackedStep, tree_refusal
 from tests.learner.gradients import assert_same, forest, get_gradient, to_batch, train
 from tests.learner.team_process import OBJECTIVES, batch
 from tests.models.tiny_models import family, fresh_policy, policy
@@ -176,39 +176,28 @@ def test_the_parts_add_up_to_the_gradient_of_one_process(packing, objective, see
     assert_same((loss, total), whole)
 
 
-IDS = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=2, max_size=12)
+@given(WORDED_SEQUENCES, st.integers(1, 20))
+def test_runs_are_within_the_budget_and_no_cut_costs_less(sequences, budget):
+    row = PackedStep(trained_units(make_units(sequences))).row()
+    found, count = cheapest_runs(row.alone, row.after, budget), len(sequences)
+    assert [index for start, stop in found for index in range(start, stop)] == list(range(count))
 
+    def allowed(runs):
+        return all(
+            stop - start == 1 or cost(row.alone, row.after, start, stop) <= budget for start, stop in runs
+        )
 
-def packed_by(units, token_budget):
-    """The packs of units of sequences, and for each how many tokens its tree has."""
-    tree = token_tree([sequence for unit in units for sequence in unit])
-    paths = iter(tree.paths)
-    found = packs(tree, [[next(paths) for _ in unit] for unit in units], token_budget)
-    return found, [len(token_tree([one for index in pack for one in units[index]])) for pack in found]
-
-
-@given(IDS, st.integers(1, 20), st.integers(1, 2))
-def test_every_unit_is_in_one_pack_and_packs_are_within_the_budget(sequences, token_budget, size):
-    units = [sequences[at : at + size] for at in range(0, len(sequences) - size + 1, size)]
-    found, sizes = packed_by(units, token_budget)
-    assert sorted(np.concatenate(found)) == list(range(len(units)))
-    for pack, tokens in zip(found, sizes, strict=True):
-        assert tokens <= max(token_budget, *(packed_by([units[index]], 10**6)[1][0] for index in pack))
-
-
-@given(IDS, st.integers(1, 20))
-def test_two_packs_are_never_made_where_one_has_room_for_both(sequences, token_budget):
-    units = [[one] for one in sequences]
-    found, _ = packed_by(units, token_budget)
-    for pack in found:
-        for other in found:
-            _, (together,) = packed_by([units[index] for index in {*pack, *other}], 10**6)
-            assert pack == other or together > token_budget
+    assert allowed(found)
+    inner = [cut for size in range(count) for cut in combinations(range(1, count), size)]
+    every = [[*pairwise([0, *cut, count])] for cut in inner]
+    rated = [
+        (sum(cost(row.alone, row.after, *run) for run in runs), len(runs)) for runs in filter(allowed, every)
+    ]
+    assert (sum(cost(row.alone, row.after, *run) for run in found), len(found)) == min(rated)
 
 
 def test_a_tree_that_is_too_large_is_cut_where_its_prompt_is_repeated_least():
     system = (1, 2, 3, 4)
-    units = [[(*system, question, answer)] for question in (7, 8) for answer in range(3)]
-    found, sizes = packed_by(units, 9)
-    assert found == [[0, 1, 2], [3, 4, 5]]
-    assert sizes == [8, 8]
+    sequences = [(*system, question, answer, 9) for question in (7, 8) for answer in range(3)]
+    row = PackedStep(trained_units(make_units(sequences))).row()
+    assert cheapest_runs(row.alone, row.after, 9) == [(0, 3), (3, 6)]

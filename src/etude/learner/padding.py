@@ -131,6 +131,32 @@ class UnitSequence:
         return sorted(self.order[start:stop])
 
 
+def cheapest_runs(alone: Sequence[int], after: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Cut a row into runs that cost least in total; return `(start, stop)` of each.
+
+    Costs are as for `balanced_runs`. Each run costs at most `most`, or has one unit. Of equal cuts, take one
+    with the fewest runs.
+    """
+    best, starts = [(0, 0)], list[int]()
+    for stop in range(1, len(alone) + 1):
+        start, cost = stop - 1, alone[stop - 1]
+        options = [(best[start][0] + cost, best[start][1] + 1, start)]
+        while start:
+            cost += alone[start - 1] + after[start] - alone[start]
+            start -= 1
+            if cost > most:
+                break
+            options.append((best[start][0] + cost, best[start][1] + 1, start))
+        total, count, start = min(options)
+        best.append((total, count))
+        starts.append(start)
+    runs, stop = list[tuple[int, int]](), len(alone)
+    while stop:
+        runs.insert(0, (starts[stop - 1], stop))
+        stop = starts[stop - 1]
+    return runs
+
+
 def balanced_runs(alone: Sequence[int], after: Sequence[int], count: int) -> list[tuple[int, int]]:
     """Cut a row into `count` runs that minimise the highest cost; return `(start, stop)` of each.
 

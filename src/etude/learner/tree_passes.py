@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,15 @@ import torch.nn.functional as F
 from etude.core.sample import Sample
 from etude.learner.head import Head, has_plain_head, head_logits
 from etude.learner.objective import Pass, States, Unit
-from etude.learner.padding import Shares, TrainedUnit, UnitSequence, make_pass, padded_passes, trained_units
+from etude.learner.padding import (
+    Shares,
+    TrainedUnit,
+    UnitSequence,
+    cheapest_runs,
+    make_pass,
+    padded_passes,
+    trained_units,
+)
 from etude.learner.tree import Kernel, Places, TokenTree, TreeLayout, token_tree
 from etude.learner.tree_attention import tree_attention
 from etude.learner.tree_llama import is_lean, lean_hidden
@@ -49,14 +56,16 @@ class PackedStep:
 
     def passes(self, shares: Shares, token_budget: int, policy: Policy) -> Iterator[Pass]:
         """Yield passes of at most `token_budget` tokens of the tree; arguments are as for `padded_passes`."""
-        packed = packs(self._tree, self._paths, token_budget)
-        for pack in packed:
-            samples = [sample for index in pack for sample in self._units[index]]
-            tree = self._tree if len(packed) == 1 else token_tree([sample.ids for sample in samples])
+        row, runs = self.row(), [(0, len(self._units))] if self._units else []
+        if self.size > token_budget:
+            runs = cheapest_runs(row.alone, row.after, token_budget)
+        for start, stop in runs:
+            samples = [sample for index in sorted(row.order[start:stop]) for sample in self._units[index]]
+            tree = self._tree if len(runs) == 1 else token_tree([sample.ids for sample in samples])
             yield make_pass(samples, tree.paths, shares, policy, partial(_states, tree, policy.device))
 
     def row(self) -> UnitSequence:
-        """Return the units in depth-first order, so that they can be split among processes."""
+        """Return the units in depth-first order, as passes and processes take them."""
         places = [np.unique(np.concatenate(paths)) for paths in self._paths]
         order = sorted(range(len(places)), key=lambda index: tuple(places[index][-1:]))
         before = [np.empty(0, np.int64), *(places[index] for index in order)]
@@ -64,58 +73,6 @@ class PackedStep:
         pairs = zip((places[index] for index in order), before, strict=False)
         shared = [len(np.intersect1d(own, last, assume_unique=True)) for own, last in pairs]
         return UnitSequence(tuple(order), tuple(alone), tuple(map(sub, alone, shared)))
-
-
-def packs(tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int) -> list[list[int]]:
-    """Return the indices of `units` by pack; a pack has at most `token_budget` tokens of the tree.
-
-    A unit is given as the paths of its sequences in `tree`, and is never split. A unit above the budget
-    shares its pack only with units that lie within it. The largest subtrees that fit stay whole. A pack with
-    a part of a larger subtree repeats the tokens before that part. Each subtree goes to the pack that already
-    has most of its tokens. Among equals, the one with the least room left is chosen (best fit).
-    """
-    if units and len(tree) <= token_budget:
-        return [list(range(len(units)))]
-    packed: list[list[int]] = []
-    held: list[np.ndarray] = []
-    used: list[int] = []
-    for piece, wanted in _pieces(tree, units, token_budget):
-        costs = [len(wanted) - int(mask[wanted].sum()) for mask in held]
-        fitting = [
-            number for number, cost in enumerate(costs) if not cost or used[number] + cost <= token_budget
-        ]
-        if fitting:
-            best = min(fitting, key=lambda number: (costs[number], -used[number]))
-        else:
-            best = len(packed)
-            packed.append([])
-            held.append(np.zeros(len(tree), dtype=bool))
-            used.append(0)
-            costs.append(len(wanted))
-        packed[best] += piece
-        held[best][wanted] = True
-        used[best] += costs[best]
-    return [sorted(pack) for pack in packed]
-
-
-def _pieces(
-    tree: TokenTree, units: Sequence[Sequence[Places]], token_budget: int
-) -> list[tuple[list[int], Places]]:
-    """Return units by the largest subtree that fits, with all of their tokens; the largest pieces first."""
-    places = [np.unique(np.concatenate(unit)) for unit in units]
-    pieces: dict[int, list[int]] = defaultdict(list)
-    for index, unit in enumerate(units):
-        path = max(unit, key=len)
-        sizes = tree.ends[path] - path + tree.depths[path]
-        fits = sizes <= token_budget
-        pieces[int(path[fits.argmax()]) if fits.any() else -1 - index].append(index)
-    result: list[tuple[list[int], Places]] = []
-    for piece in pieces.values():
-        together = np.unique(np.concatenate([places[index] for index in piece]))
-        # The shorter sequence of a preference may lie outside the subtree of the longer one.
-        fits_together = len(together) <= token_budget
-        result += [(piece, together)] if fits_together else [([index], places[index]) for index in piece]
-    return sorted(result, key=lambda sized: (-len(sized[1]), sized[0]))
 
 
 def _states(tree: TokenTree, device: torch.device, needed: Places) -> States:
