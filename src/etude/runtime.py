@@ -89,7 +89,7 @@ async def open_runtime(
         cluster: Cluster | None = await builder.get_cluster()
         collector = await build_collector(builder, models, run.journal, runner)
         parts = Parts(run, counts, collector, runner, models, cluster)
-        await exits.enter_async_context(publish_status(parts, config.metrics))
+        await exits.enter_async_context(publish_status(parts))
         watchdog = Watchdog(parts, config.stall)
         await exits.enter_async_context(watchdog.watching())
         evaluation = EvaluationRun(

@@ -1,4 +1,4 @@
-"""A run says what of it is where and what it waits for, over HTTP too, and ends where nothing moves."""
+"""A run says what of it is where and what it waits for, and ends where nothing moves."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import time
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from etude.config.load import parse_config
 from etude.config.schema import StallConfig
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import StalledError
@@ -206,39 +202,3 @@ async def test_a_job_that_is_waited_for_is_no_stall(tmp_path: Path):
         await messages.one_with("nothing has moved")
         runtime.progress.phase("training")
     assert (tmp_path / "run" / watchdog.STACKS).stat().st_size
-
-
-def scraped(address: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """The labels and values of all samples, by name."""
-    with urllib.request.urlopen(address, timeout=60) as response:
-        assert response.headers["content-type"].startswith("text/plain")
-        text = response.read().decode()
-    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for family in text_string_to_metric_families(text):
-        assert family.documentation
-        for sample in family.samples:
-            samples.setdefault(sample.name, []).append((sample.labels, sample.value))
-    return samples
-
-
-@pytest.mark.slow
-async def test_a_run_is_scraped_while_it_goes_on(tmp_path: Path):
-    engine, run = Held(), tmp_path / "a run"
-    config = config_with(max_concurrency=2, isolation="process", runners=1)
-    config = config.model_copy(update={"metrics": parse_config({"metrics": {"port": 0}}).metrics})
-    going = asyncio.ensure_future(evaluate(run, config, engine, examples("", "")))
-    try:
-        status = await seen(run, lambda status: status.models[0].waiting == 2)
-        assert status.metrics.startswith("http://127.0.0.1:")
-        samples = await asyncio.to_thread(scraped, status.metrics)
-        assert samples["etude_calls_in_flight"] == [({"run": "a run", "model": "policy"}, 2)]
-        assert samples["etude_runners"] == [
-            ({"run": "a run", "node": socket.gethostname(), "state": "ready"}, 1)
-        ]
-        assert samples["etude_episodes_total"][1] == ({"run": "a run", "outcome": "failed"}, 0)
-        assert samples["etude_status_seconds"][0][1] == pytest.approx(time.time(), abs=60)
-    finally:
-        engine.free.set()
-        await going
-    with pytest.raises(OSError, match="refused"):
-        await asyncio.to_thread(scraped, status.metrics)

@@ -138,15 +138,6 @@ class EvalConfig(BaseModel, extra="forbid", frozen=True):
     """The evaluators that score an episode, by name."""
 
 
-class MetricsConfig(BaseModel, extra="forbid", frozen=True):
-    """Where Prometheus finds the metrics of a run while it runs."""
-
-    port: Annotated[int, CHANGEABLE] = Field(ge=0, le=65535)
-    """The port to listen on. 0 takes a free one, which `etude cluster status` shows."""
-    host: Annotated[str, CHANGEABLE] = "127.0.0.1"
-    """The address to listen on. Anyone who can reach it can read the metrics: there is no key."""
-
-
 class StallConfig(BaseModel, extra="forbid", frozen=True):
     """When a run without progress ends."""
 
@@ -181,8 +172,6 @@ class Config(BaseModel, extra="forbid", frozen=True):
     """The model to train, and for how long."""
     budget: Annotated[RunBudget | None, CHANGEABLE] = None
     """The most that the run may consume; by default there is no limit."""
-    metrics: Annotated[MetricsConfig | None, CHANGEABLE] = None
-    """An address with metrics for Prometheus, open during the run; by default there is none."""
     stall: Annotated[StallConfig, CHANGEABLE] = Field(default_factory=StallConfig)
     """When a run without progress ends, to be resumed: after `end_after` seconds (3600; null: never), and at
     least twice an episode's `timeout`. Training jobs have the trainer's `job_timeout` instead."""

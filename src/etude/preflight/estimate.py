@@ -260,7 +260,7 @@ async def play_some(config: Config, episodes: int, findings: Findings) -> Episod
 
     Raises the errors of a run, and RequestError if no model or no target function was called.
     """
-    config = config.model_copy(update={"storage": None, "metrics": None})
+    config = config.model_copy(update={"storage": None})
     with (
         tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
         RunFolder.create(Path(folder), "played") as run,

@@ -117,7 +117,7 @@ def _remove_secrets(config: Config, data: dict[str, Any], at_head: Collection[st
 
     Raises RequestError for written-out secrets that runners need.
     """
-    for block in ("cluster", "storage", "metrics"):
+    for block in ("cluster", "storage"):
         data[block] = None
     references = {path: text for path, text in config._as_written.items() if "$" in text}
     for path, text in references.items():

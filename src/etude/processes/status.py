@@ -1,4 +1,4 @@
-"""The current status of a run, published in its folder and for Prometheus while the run is active."""
+"""The current status of a run, published in its folder while the run is active."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import asyncio
 import os
 import socket
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
-from etude.config.schema import MetricsConfig
-from etude.core.errors import RequestError, StoreError, require_extra
+from etude.core.errors import StoreError
 from etude.core.interfaces import Engine
 from etude.core.secrets import masked
 from etude.processes.counts import RunCounts
@@ -45,32 +42,26 @@ class Parts:
 
 
 @asynccontextmanager
-async def publish_status(parts: Parts, metrics: MetricsConfig | None) -> AsyncIterator[None]:
-    """Publish the run's status during the block: in its folder, and at its metrics address if it has one.
-
-    Raises RequestError if that address is not available.
-    """
-    with serve_metrics(metrics) as server:
-        publishing = asyncio.ensure_future(_publish(parts, server))
-        try:
-            yield
-        finally:
-            publishing.cancel()
-            await asyncio.gather(publishing, return_exceptions=True)
-            (parts.run.path / STATUS).unlink(missing_ok=True)
+async def publish_status(parts: Parts) -> AsyncIterator[None]:
+    """Publish the run's status in its folder during the block."""
+    publishing = asyncio.ensure_future(_publish(parts))
+    try:
+        yield
+    finally:
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+        (parts.run.path / STATUS).unlink(missing_ok=True)
 
 
-async def _publish(parts: Parts, server: MetricsServer | None) -> None:
+async def _publish(parts: Parts) -> None:
     since = time.time()
     dashboard = None if parts.cluster is None else parts.cluster.dashboard
     if dashboard is not None:
         parts.counts.message(f"the cluster's dashboard: {dashboard}")
     while True:
         begun = time.thread_time()
-        status = snapshot(parts, since, None if server is None else server.address)
+        status = snapshot(parts, since)
         seconds = time.thread_time() - begun
-        if server is not None:
-            server.status = status
         writing = asyncio.ensure_future(asyncio.to_thread(_write, parts.run.path / STATUS, status))
         try:
             await asyncio.shield(writing)
@@ -88,7 +79,7 @@ def _write(path: Path, status: RunStatus) -> None:
         draft.write_text(masked(status.model_dump_json(indent=1)) + "\n", encoding="utf-8")
 
 
-def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatus:
+def snapshot(parts: Parts, since: float) -> RunStatus:
     """Return the current status of the run. `since` is the start of its process, in Unix seconds."""
     counts, pool = parts.counts, parts.pool
     begun = parts.collector.playing if pool is None else pool.playing
@@ -135,7 +126,6 @@ def snapshot(parts: Parts, since: float, metrics: str | None = None) -> RunStatu
         models=models,
         journal=journal,
         dashboard=None if cluster is None else cluster.dashboard,
-        metrics=metrics,
         waits=_waits(counts, begun, runners, learners, models, journal),
     )
 
@@ -200,105 +190,3 @@ def _waits(
 
 def _number(count: int, one: str, many: str | None = None) -> str:
     return f"{count} {one if count == 1 else many or f'{one}s'}"
-
-
-Values: TypeAlias = Callable[[RunStatus], float | Mapping[Any, float]]
-"""Returns the value of a metric, or a value for each set of labels."""
-
-_COUNTERS: tuple[tuple[str, str, str, Values], ...] = (
-    (
-        "episodes",
-        "outcome",
-        "Episodes that ended since the process began, including those already in the journal.",
-        lambda s: {"completed": s.totals.finished - s.totals.failed, "failed": s.totals.failed},
-    ),
-    ("calls", "", "Model calls of these episodes.", lambda s: s.totals.calls),
-    ("prompt_tokens", "", "Tokens of their prompts.", lambda s: s.totals.prompt_tokens),
-    ("sampled_tokens", "", "Tokens sampled by them.", lambda s: s.totals.completion_tokens),
-    ("scores", "", "Number of rewards of these episodes.", lambda s: s.totals.scores),
-    ("epochs_trained", "", "Epochs trained on, for each target.", lambda s: s.totals.trained),
-    ("epochs_skipped", "", "Epochs without data.", lambda s: s.totals.skipped),
-    ("journal_entries", "", "Entries of the journal.", lambda s: s.journal.committed),
-)
-"""The name after `etude_`, labels (except the run), help text and values of each metric that never falls."""
-
-
-def _by_model(value: Callable[[ModelStatus], float]) -> Values:
-    return lambda status: {model.name: value(model) for model in status.models}
-
-
-_GAUGES: tuple[tuple[str, str, str, Values], ...] = (
-    # Rewards may be negative.
-    ("scores_sum", "", "Rewards of these episodes, added up.", lambda s: s.totals.score_sum),
-    ("episodes_playing", "", "Episodes under way.", lambda s: s.playing),
-    ("episodes_waiting", "", "Episodes that have not begun.", lambda s: s.waiting or 0),
-    ("epoch", "", "The epoch, from 1; 0 before the first.", lambda s: s.epoch or 0),
-    ("epochs", "", "Number of epochs that the run was asked for.", lambda s: s.num_epochs),
-    ("reward", "target", "Mean reward of the last epoch's episodes.", lambda s: s.rewards),
-    ("validation_reward", "target", "Mean reward of the last validation.", lambda s: s.validation),
-    ("phase_seconds", "phase", "Time in this phase.", lambda s: {s.phase: s.phase_seconds}),
-    ("model_version", "model", "The version that is sampled from.", _by_model(lambda m: m.version)),
-    ("calls_in_flight", "model", "Calls that wait for an answer.", _by_model(lambda m: m.waiting)),
-    ("oldest_call_seconds", "model", "Age of the oldest call.", _by_model(lambda m: m.oldest or 0.0)),
-    (
-        "runners",
-        "node state",
-        "Processes that play episodes.",
-        lambda s: Counter((each.node, each.state) for each in s.runners),
-    ),
-    ("journal_waiting", "", "Entries not on the disk yet.", lambda s: s.journal.waiting),
-    ("status_seconds", "", "When these figures were taken; Unix seconds.", lambda s: s.at),
-)
-"""The same of each metric that may fall."""
-
-
-class MetricsServer:
-    """The latest status of a run, as a collector for a registry of Prometheus's client."""
-
-    def __init__(self) -> None:
-        self.status: RunStatus | None = None
-        self.address = ""
-
-    def collect(self) -> Iterator[Any]:
-        """Yield the metrics; none before the first status."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        if (status := self.status) is None:
-            return
-        for make, metrics in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
-            for name, labels, text, values in metrics:
-                family = make(f"etude_{name}", text, labels=["run", *labels.split()])
-                told = values(status)
-                for own, value in (told if isinstance(told, Mapping) else {(): told}).items():
-                    family.add_metric([status.run, *([own] if isinstance(own, str) else own)], value)
-                yield family
-
-
-@contextmanager
-def serve_metrics(config: MetricsConfig | None) -> Iterator[MetricsServer | None]:
-    """Serve metrics during the block, if the config asks for it.
-
-    Raises MissingExtraError, and RequestError if the address is not available.
-    """
-    if config is None:
-        yield None
-        return
-    require_extra("prometheus_client", "metrics for Prometheus", "metrics")
-    from prometheus_client import CollectorRegistry, start_http_server
-
-    server, registry = MetricsServer(), CollectorRegistry()
-    registry.register(server)
-    try:
-        http, thread = start_http_server(config.port, config.host, registry)
-    except OSError as error:
-        raise RequestError(
-            f"metrics cannot be served at {config.host}:{config.port}: {error}; choose another metrics.port"
-        ) from error
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    server.address = f"http://{host}:{http.server_port}/metrics"
-    try:
-        yield server
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()

@@ -130,8 +130,6 @@ class RunStatus(_Value):
     journal: JournalStatus
     dashboard: str | None = None
     """The address of the cluster's web page."""
-    metrics: str | None = None
-    """The address of the run's metrics for Prometheus."""
     waits: list[Wait] = Field(default_factory=list)
     """The longest first."""
 
