@@ -221,16 +221,6 @@ def lines(run):
     return [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
 
 
-async def test_flat_groups_are_replaced_up_to_the_limit(run):
-    run.evaluator = easy({example.id for example in run.examples})
-    await use(run, 4).start(num_epochs=1)
-    # All are flat: three, three in their place, and one more.
-    assert len(run.engine.requests) == (3 + 4) * 4
-    (line,) = lines(run)
-    assert (line["replacements"], line["episodes"]) == (4, 28)
-    assert line["reward_groups"] == {"compared": 7, "flat": 7}
-
-
 async def test_a_resumed_run_has_the_same_replacements(run, tmp_path):
     names = {example.id for example in run.examples}
     (tmp_path / "other").mkdir()

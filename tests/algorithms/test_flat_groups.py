@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -20,8 +19,6 @@ from etude.core.episode import WORKFLOW
 from etude.core.errors import TrainingError
 from etude.learner.objective import MicroBatch
 from tests.algorithms.scripted_episodes import conversation, episode
-from tests.models.tiny_models import fresh_policy
-from tests.support import one_quick
 from tests.training import Run, ScriptedEngine, examples
 
 
@@ -153,31 +150,3 @@ async def test_the_kl_counts_once_the_policy_has_moved_and_is_nothing_to_compare
         {"compared": 5, "flat": 5},
     )
     assert "no episode has an advantage" in second.alarms[0].text
-
-
-@etude.workflow
-async def play(example: Any, episode: Any) -> str:
-    question = [{"role": "user", "content": example.inputs["question"]}]
-    return (await episode.chat(question, max_tokens=4 + 4 * episode.generation)).text
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "moves"),
-    one_quick((Constant(group=3), True), (Grpo(group=3, beta=0.1), False)),
-    ids=["no baseline", "at the base"],
-)
-def test_weights_move_by_what_there_is_besides_the_reward(algorithm, moves, tmp_path, monkeypatch):
-    """A real training, in which every episode earns 1."""
-    monkeypatch.chdir(tmp_path)
-    fresh_policy(max_context=128).export(tmp_path / "model")
-    rows = [etude.Example(f"e{number}", {"question": f"what is {number}?"}) for number in range(2)]
-    given: dict[str, Any] = {"examples": rows, "model": "model", "algorithm": algorithm, "epochs": 1}
-    given |= {"reward": lambda example, output: 1.0, "progress": False}
-    if not moves:
-        with pytest.raises(TrainingError, match="nothing to train on"):
-            etude.train(play, **given)
-        return
-    run = etude.train(play, **given)
-    (line,) = (run.folder / "training_metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)["training"]["grad_norm"] > 0
-    assert (run.summary["epochs_trained"], run.summary["last_version"]["number"]) == (1, 1)

@@ -63,44 +63,6 @@ def test_grpo_is_the_clipped_policy_gradient(aggregation, temperature):
     assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, aggregation)))
 
 
-def test_grpo_pulls_towards_the_base_model():
-    of = fresh_policy()
-    of.keep_base()
-    units = sequences(of, 4)
-    with torch.no_grad():
-        base = [[float(lp) for _, lp, _, _ in tokens(of, one)] for one in units]
-        for parameter in of.trainable().values():
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.02)
-    ours = get_gradient(of, to_batch(units), Grpo(correction="none", beta=0.3))
-    count = sum(map(len, base))
-    gain = grpo_by_hand(of, units, "token")
-    kl = sum(
-        torch.exp(reference - lp) - (reference - lp) - 1
-        for one, references in zip(units, base, strict=True)
-        for (_, lp, _, _), reference in zip(tokens(of, one), references, strict=True)
-    )
-    assert_same(ours, gradient_by_autograd(of, gain + 0.3 * kl / count))
-    assert float(kl.detach()) / count > 1e-3
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_dpo_prefers_by_how_much_the_policy_has_moved(smoothing):
-    of = policy()
-    one = sequences(of, 6, seed=3)
-    pairs = [(one[n], one[n + 1]) for n in (0, 2, 4)]
-
-    def moved(sequence):
-        return sum(logprob - sampled for _, logprob, sampled, _ in tokens(of, sequence))
-
-    loss = torch.zeros(())
-    for chosen, rejected in pairs:
-        margin = 0.5 * (moved(chosen) - moved(rejected))
-        loss = loss - (1 - smoothing) * torch.nn.functional.logsigmoid(margin)
-        loss = loss - smoothing * torch.nn.functional.logsigmoid(-margin)
-    by_hand = gradient_by_autograd(of, loss / 3)
-    assert_same(get_gradient(of, to_batch(pairs), Dpo(beta=0.5, label_smoothing=smoothing)), by_hand)
-
-
 def test_dpo_against_the_base_does_not_look_at_sampled_logprobs():
     of = fresh_policy()
     of.keep_base()

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
@@ -236,21 +234,6 @@ def test_warm_up_multiplies_what_the_rate_has_fallen_to():
     assert [schedule.share(step, step - 1, 0.0) for step in range(1, 6)] == pytest.approx(
         [1 / 4, 2 / 4 * 7 / 8, 3 / 4 * 6 / 8, 5 / 8, 4 / 8]
     )
-
-
-@given(
-    st.sampled_from(["constant", "linear", "cosine"]),
-    st.integers(0, 10),
-    st.integers(1, 10),
-    st.integers(1, 100),
-    st.integers(0, 30),
-    st.floats(0, 1, exclude_max=True),
-)
-def test_a_rate_is_never_above_the_highest_and_is_0_at_the_end(shape, warmup, trainings, step, trained, part):
-    share = Schedule(shape, warmup, trainings).share(step, trained, part)
-    assert 0 <= share <= 1 + 1e-12
-    if trained >= trainings and step >= warmup and shape != "constant":
-        assert share == pytest.approx(0.0)
 
 
 GEMMA = {"head_dim": 8, "sliding_window": 6}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from tests.processes.cluster_jobs import (
     done,
     jobs,
     learners,
-    members,
     newest_step,
     ref,
     wait_for_checkpoint,
@@ -72,25 +69,6 @@ def of_one_process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
     asyncio.run(train())
     return folder
-
-
-async def test_the_job_goes_on_when_a_learner_is_killed_and_ends_with_the_same_weights(
-    cluster: Any, model: Path, tmp_path: Path, of_one_process: Path
-) -> None:
-    on = learners(cluster.address, tmp_path, 2)
-    there, _ = await adapter_on(model, tmp_path / "there", on, **LONG)
-    await there.submit(jobs("a")[0])
-    await wait_for_checkpoint(on.folder, 10)
-    os.kill(members(on.folder, 2)[1], signal.SIGKILL)
-    for _ in range(600):
-        status = await there.status(ref("a"))
-        if status.message is not None:
-            break
-        await asyncio.sleep(0.05)
-    assert "process 1 was killed" in str(status.message) and "continues from step" in str(status.message)
-    status = await there.wait_until_complete(ref("a"))
-    assert status.status is TrainingStatusEnum.COMPLETED, status.message
-    await assert_same(model, tmp_path / "there", of_one_process)
 
 
 async def test_a_lost_node_is_waited_for(
