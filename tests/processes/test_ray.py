@@ -114,9 +114,9 @@ async def test_what_would_be_placed_where_is_said_before(config_file: Path, clus
         address = f"cluster.address={cluster.address}"
         return check_config(load_config(config_file, ["cluster._type=ray", address, *changes]))
 
-    fine = next(each for each in (await found()).findings.items if each.what == "runners")
+    fine = next(each for each in (await found()).findings.items if each.what == "cluster")
     assert (fine.status, fine.detail.startswith("2 runners on ")) == ("ok", True)
     lacking = await found("cluster.resources={'accelerator': 1}")
-    problem = next(each for each in lacking.findings.items if each.what == "runners")
+    problem = next(each for each in lacking.findings.items if each.what == "cluster")
     assert problem.status == "error"
     assert "room for 0 of 2 runners with {CPU: 1, accelerator: 1}" in problem.detail

@@ -54,15 +54,18 @@ def _say_placements(settings: ServerSettings) -> None:
     """Print whether there is room for the job processes now. Raises RequestError without a cluster."""
     from concurrent.futures import ThreadPoolExecutor
 
+    from etude.engines.programs import NoRoom
+
     if (cluster := settings.cluster) is None:
         return
     code, on_gpus = (Path.cwd() if settings.algorithms else None), settings.device != "cpu"
     # In the main thread, Ray would take over SIGTERM.
     with ThreadPoolExecutor(1) as thread:
-        placements = thread.submit(cluster.check, code, on_gpus=on_gpus).result()
-    for placement in placements:
-        mark = "✓" if placement.is_ready else "!"
-        warn(f"{mark} {placement.what}: {placement.detail}")
+        checking = thread.submit(cluster.check, code, on_gpus=on_gpus)
+        try:
+            warn(f"✓ cluster: {checking.result()}")
+        except NoRoom as error:  # Jobs wait for it.
+            warn(f"! cluster: {error}")
 
 
 def _require_extras() -> None:

@@ -166,16 +166,6 @@ class ToolsConfig(ComponentConfig):
         return ToolSet(name, source, limits, only, self.prefix, path)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Whether a cluster has room for the processes of one kind."""
-
-    what: str
-    """`runners` or `learners`."""
-    detail: str
-    is_ready: bool = True
-
-
 class ClusterConfig(ComponentConfig):
     """Machines that play the episodes, and train: the `cluster` block."""
 
@@ -184,14 +174,13 @@ class ClusterConfig(ComponentConfig):
     learners: int | None = Field(default=None, ge=1)
     """Processes that train a job of the adapter `local` together; by default the run's own process trains."""
 
-    def check(self, folder: Path | None, *, on_gpus: bool = True) -> list[Placement]:
-        """Return whether there is room for the processes, for `etude check`.
+    def check(self, folder: Path | None, *, on_gpus: bool = True) -> str:
+        """Return where the processes have room, for `etude check`.
 
         `folder` has the user's modules. With `on_gpus`, learners use GPUs if there are any. Raises EtudeError
-        if the room is unknown.
+        if there is too little room, or if it is unknown.
         """
-        counts = {"runners": self.runners, "learners": self.learners}
-        return [Placement(what, f"{count} {what}") for what, count in counts.items() if count]
+        return f"{self.runners} runners, {self.learners or 0} learners"
 
 
 class DatasetConfig(ComponentConfig):

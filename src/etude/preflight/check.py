@@ -167,10 +167,8 @@ def _check_cluster(config: Config, findings: Findings) -> None:
         folder = (file.parent if file is not None else Path()).absolute()
         devices = [llm.device for llm in config.llms.values() if isinstance(llm, LocalLlmConfig)]
         on_gpus = any(device != "cpu" for device in devices)
-        for placement in cluster.check(folder, on_gpus=on_gpus):
-            has_room = placement.is_ready and placement.what == "runners"
-            more = f"; {general.max_concurrency} episodes at a time" if has_room else ""
-            (findings.ok if placement.is_ready else findings.fail)(placement.what, placement.detail + more)
+        room = cluster.check(folder, on_gpus=on_gpus)
+        findings.ok("cluster", f"{room}; {general.max_concurrency} episodes at a time")
 
 
 async def _check_workflow(builder: Builder, findings: Findings) -> Any:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from etude.config.component import ClusterConfig, Placement
+from etude.config.component import ClusterConfig
 from etude.config.registry import register_cluster
 from etude.config.schema import Config
 from etude.core.errors import EngineError, RequestError, first_line, require_extra
-from etude.engines.programs import Launcher
+from etude.engines.programs import Launcher, NoRoom
 from etude.processes.pool import Cluster
 from etude.processes.ray_nodes import ROOM_SECONDS, RayLauncher
 
@@ -53,8 +53,8 @@ class RayConfig(ClusterConfig, name="ray"):
         gpus = gpus_each(self.learner_gpus, cluster, on_gpus=on_gpus)
         return {"CPU": 1.0} | ({"GPU": gpus} if gpus else {})
 
-    def check(self, folder: Path | None, *, on_gpus: bool = True) -> list[Placement]:
-        """Check whether the current nodes have room for runners and learners."""
+    def check(self, folder: Path | None, *, on_gpus: bool = True) -> str:
+        """Return which of the current nodes have room for runners and learners. Raises NoRoom if not all."""
         with connect_ray(self.address, folder):
             import ray
 
@@ -63,7 +63,7 @@ class RayConfig(ClusterConfig, name="ray"):
         asked = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
         runner_room = {name: amount for name, amount in asked.items() if amount}
         groups = [("runners", self.runners, runner_room), ("learners", self.learners or 0, learner_room)]
-        return [find_room(*group, nodes) for group in groups if group[1]]
+        return "; ".join(find_room(*group, nodes) for group in groups if group[1])
 
 
 def gpus_each(asked: float | None, cluster: Mapping[str, float], *, on_gpus: bool) -> float:
@@ -71,10 +71,8 @@ def gpus_each(asked: float | None, cluster: Mapping[str, float], *, on_gpus: boo
     return asked if asked is not None else float(on_gpus and bool(cluster.get("GPU")))
 
 
-def find_room(
-    what: str, count: int, room: Mapping[str, float], nodes: Sequence[dict[str, float]]
-) -> Placement:
-    """Check whether processes have room on nodes, and subtract it from the nodes' resources."""
+def find_room(what: str, count: int, room: Mapping[str, float], nodes: Sequence[dict[str, float]]) -> str:
+    """Subtract the room of processes from the nodes'. Raises NoRoom if there is too little."""
     found, used = 0, 0
     for left in nodes:
         before = found
@@ -85,8 +83,8 @@ def find_room(
     each = ", ".join(f"{name}: {amount:g}" for name, amount in room.items())
     if found < count:
         there = f"room for {found} of {count} {what} with {{{each}}} on {len(nodes)} nodes"
-        return Placement(what, f"{there}; ask for fewer, or add nodes: ray start --address=…", is_ready=False)
-    return Placement(what, f"{count} {what} on {used} of {len(nodes)} nodes of Ray")
+        raise NoRoom(f"{there}; ask for fewer, or add nodes: ray start --address=…")
+    return f"{count} {what} on {used} of {len(nodes)} nodes of Ray"
 
 
 def require_ray(address: str) -> None:

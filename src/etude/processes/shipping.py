@@ -21,7 +21,6 @@ from etude.core.call import Sampling
 from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine, Evaluator
-from etude.core.json_text import plain
 from etude.engines.local import OpponentsConfig
 from etude.rollout.collector import Collector, Limits, Runner
 from etude.rollout.scorer import Scorer
