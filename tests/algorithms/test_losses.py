@@ -63,6 +63,23 @@ def test_grpo_is_the_clipped_policy_gradient(aggregation, temperature):
     assert_same(ours, gradient_by_autograd(of, grpo_by_hand(of, units, aggregation)))
 
 
+def test_smoothed_labels_prefer_both_ways():
+    of = policy()
+    one = sequences(of, 6, seed=3)
+    pairs = [(one[n], one[n + 1]) for n in (0, 2, 4)]
+
+    def moved(sequence):
+        return sum(logprob - sampled for _, logprob, sampled, _ in tokens(of, sequence))
+
+    loss = torch.zeros(())
+    for chosen, rejected in pairs:
+        margin = 0.5 * (moved(chosen) - moved(rejected))
+        loss = loss - 0.9 * torch.nn.functional.logsigmoid(margin)
+        loss = loss - 0.1 * torch.nn.functional.logsigmoid(-margin)
+    by_hand = gradient_by_autograd(of, loss / 3)
+    assert_same(get_gradient(of, to_batch(pairs), Dpo(beta=0.5, label_smoothing=0.1)), by_hand)
+
+
 def test_dpo_against_the_base_does_not_look_at_sampled_logprobs():
     of = fresh_policy()
     of.keep_base()

@@ -155,10 +155,8 @@ def test_a_later_step_of_a_corrected_job_is_clipped_from_the_jobs_start_as_in_tr
     assert_same((metrics["loss"], mine), theirs)
 
 
-@pytest.mark.parametrize(
-    ("kind", "smoothing"), [("sigmoid", 0.0), ("sigmoid", 0.1), ("sigmoid_norm", 0.0), ("ipo", 0.0)]
-)
-def test_dpo(kind, smoothing, tmp_path):
+@pytest.mark.parametrize("kind", ["sigmoid", "sigmoid_norm", "ipo"])
+def test_dpo(kind, tmp_path):
     of = fresh_policy()
     of.keep_base()
     base = copy.deepcopy(of.model)
@@ -168,7 +166,7 @@ def test_dpo(kind, smoothing, tmp_path):
         for parameter in of.trainable().values():
             parameter.mul_(1.05)
     rows = {"prompt": ["a"] * 3, "chosen": ["b"] * 3, "rejected": ["c"] * 3}
-    options = {"beta": 0.5, "loss_type": kind, "label_smoothing": smoothing}
+    options = {"beta": 0.5, "loss_type": kind}
     trainer = make_trainer("DPO", of, tmp_path, rows, ref_model=base, **options)
     ids, real, trained = tensors([*chosen, *rejected])
     inputs = {"input_ids": ids, "attention_mask": real, "completion_mask": trained}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -38,16 +38,12 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-9
 """Advantages below this are rounding noise between equal rewards."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """Marks an algorithm's option that concerns the gradient. Such options travel with a job's data."""
-
+GRADIENT = "gradient"
+"""Marks an algorithm's option that concerns the gradient. Such options travel with a job's data."""
 
 T = TypeVar("T")
 
-OfGradient: TypeAlias = Annotated[T, Gradient()]
+OfGradient: TypeAlias = Annotated[T, GRADIENT]
 """`clip_low: OfGradient[float] = Field(0.2, …)`. Options without the mark concern the collection."""
 
 
@@ -218,8 +214,7 @@ def _no_loss(algorithm: Algorithm) -> RequestError:
 
 def gradient_fields(algorithm: type[Algorithm]) -> list[str]:
     """Return the names of the gradient options."""
-    fields = algorithm.model_fields.items()
-    return [name for name, field in fields if any(isinstance(mark, Gradient) for mark in field.metadata)]
+    return [name for name, field in algorithm.model_fields.items() if GRADIENT in field.metadata]
 
 
 def changed_options(algorithm: Algorithm, of: type[Algorithm] | None = None) -> dict[str, Any]:

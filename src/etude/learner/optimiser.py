@@ -87,6 +87,8 @@ class Schedule:
     """Steps over which the rate rises from 0, counted over the whole run."""
     trainings: int = 1
     """Number of trainings in the run; the rate falls over all of them."""
+    floor: float = 0.0
+    """The share that remains at the end of the run, and after it."""
 
     def share(self, step: int, trained: int, part: float) -> float:
         """Return a step's share of the highest rate.
@@ -103,7 +105,7 @@ class Schedule:
                 fall = 1.0 - done
             case "cosine":
                 fall = 0.5 * (1.0 + math.cos(math.pi * done))
-        return warm * fall
+        return warm * (self.floor + (1.0 - self.floor) * fall)
 
 
 _HALF = torch.bfloat16, torch.float16

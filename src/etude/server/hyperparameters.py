@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from etude.algorithms.algorithm import Algorithm, Gradient, algorithm_type, gradient_fields, make_algorithm
+from etude.algorithms.algorithm import Algorithm, algorithm_type, gradient_fields, make_algorithm
 from etude.config import registry
 from etude.config.key_types import descriptions
 from etude.core.sample import Kind
@@ -92,8 +92,7 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
     meanings, options = descriptions(algorithm), gradient_fields(algorithm)
     for name in options:
         option = algorithm.model_fields[name]
-        bounds = [mark for mark in option.metadata if not isinstance(mark, Gradient)]
-        kind = Annotated[option.annotation, *bounds] if bounds else option.annotation
+        kind: Any = Annotated[option.annotation, *option.metadata]
         fields[name] = (Auto | kind | None, Field(default=None, description=meanings.get(name)))
 
     def fits(asked: Hyperparameters) -> Hyperparameters:

@@ -151,8 +151,8 @@ def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, An
     left_out = {*known, *(("advantages",) if takes_none else ())}
     notes = ["Its loss takes no advantages."] if takes_none else []
     notes += [
-        f"As the backend '{source.backend}' received it for the job {source.job}, without the advantages that "
-        "it makes of rewards."
+        f"As the backend '{source.backend}' received it for the job {source.job}, without the advantages "
+        "that it makes of rewards."
         for source in sources
     ]
     return {
