@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 62_905,
-    "modules": 312,
-    "lines of tests": 50_403,
+    "lines of source": 62_367,
+    "modules": 311,
+    "lines of tests": 50_066,
     "benchmark files": 15,
-    "config keys": 341,
+    "config keys": 324,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

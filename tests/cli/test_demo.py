@@ -95,9 +95,7 @@ def short(monkeypatch, tmp_path):
         "finetuning.num_epochs": "1",
         "finetuning.warm_up.steps": "1",
         "finetuning.warm_up.batch_size": "4",
-        "trajectory_builders.grpo.examples_per_epoch": "2",
-        "trajectory_builders.grpo.num_generations": "2",
-        "trajectory_builders.grpo.drop_flat_groups": "false",
+        "trajectory_builders.grpo": "{_type: supervised, examples_per_epoch: 2, num_generations: 2}",
     }
     monkeypatch.setattr("etude.cli.demo.on_cluster", lambda on: [*few.items()])
 
