@@ -34,8 +34,8 @@ class TooLittleMemory(TrainingError):
 def training_error(error: RuntimeError) -> TrainingError:
     """Return a job's error for a torch error."""
     # torch's own message explains operations that a device lacks.
-    lacks = isinstance(error, NotImplementedError)
-    hint = "" if lacks else "; if memory ran out, lower token_budget or batch_size"
+    is_lack = isinstance(error, NotImplementedError)
+    hint = "" if is_lack else "; if memory ran out, lower token_budget or batch_size"
     return TrainingError(f"training failed: {error}{hint}")
 
 

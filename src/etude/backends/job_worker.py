@@ -49,7 +49,8 @@ _ATTEMPTS = 3
 _LOOK_SECONDS = 0.5
 _GRACE_SECONDS = 20.0
 """Seconds for processes to write a checkpoint and end once their job is not wanted any more."""
-_LOG_LINES = 5
+_FORK_SERVER_LOST = 255
+"""The exit code that multiprocessing shows for a process whose fork server has ended."""
 _SLOW_IMPORTS = (
     "peft",
     "transformers.models.auto.modeling_auto",
@@ -98,8 +99,8 @@ class JobFolder:
 
     def holders(self) -> list[int]:
         """Return the pids of the processes that train the job."""
-        holders = (lock_holder(path) for path in sorted(self.path.glob("lock*")))
-        return [pid for pid in holders if pid is not None]
+        locks = sorted(self.path.glob("lock*"))
+        return [pid for path in locks if (pid := lock_holder(path)) is not None]
 
     def give(self, order: JobOrder) -> None:
         """Store the order for the processes. Raises StoreError."""
@@ -199,6 +200,7 @@ class ForkedProcess:
     def __init__(self, process: ForkServerProcess | SpawnProcess) -> None:
         """`process` was started."""
         self._process = process
+        self._is_over = False
         loop = asyncio.get_running_loop()
         self._end: asyncio.Future[str | None] = loop.create_future()
 
@@ -221,16 +223,29 @@ class ForkedProcess:
 
     async def ended(self) -> str | None:
         """Wait until the process has ended. Return why it ended early, or None if it did its part."""
-        return await asyncio.shield(self._end)
+        how = await asyncio.shield(self._end)
+        # If the fork server was killed, its process goes on.
+        while self._process.exitcode == _FORK_SERVER_LOST and self._send(0):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._is_over = True
+        return how
 
     async def end(self, seconds: float) -> None:
         """Ask the process to end, kill it after this many `seconds`, and return once it has ended."""
-        if seconds and not self._end.done():
-            self._process.terminate()
-            await asyncio.wait({self._end}, timeout=seconds)
-        if not self._end.done():
-            self._process.kill()
-        await asyncio.wait({self._end})
+        if seconds and not self._is_over:
+            self._send(signal.SIGTERM)
+            await asyncio.wait({asyncio.ensure_future(self.ended())}, timeout=seconds)
+        if not self._is_over:
+            self._send(signal.SIGKILL)
+            await self.ended()
+
+    def _send(self, number: int) -> bool:
+        """Send a signal to the process. Return whether the process exists."""
+        assert self._process.pid
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, number)
+            return True
+        return False
 
 
 def _import_path(order: type[JobOrder]) -> str:
@@ -239,26 +254,21 @@ def _import_path(order: type[JobOrder]) -> str:
 
 def _work_forked(order: str, path: str) -> None:
     os.setsid()
-    _exit_with_parent()
-    folder = JobFolder(Path(path))
-    with open_private(folder.log, "ab") as log:
-        for descriptor in (1, 2):
-            os.dup2(log.fileno(), descriptor)
-    sys.exit(_work(order, folder, None))
-
-
-def _exit_with_parent() -> None:
-    """Send this process SIGTERM when its parent has ended. Send SIGKILL if it then takes too long."""
-    parent = multiprocessing.parent_process()
+    parent, folder = multiprocessing.parent_process(), JobFolder(Path(path))
     assert parent is not None
 
     def watch() -> None:
+        """End with a checkpoint when the parent has ended, or at once if that takes too long."""
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_ALONE_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="etude-parent-watch", daemon=True).start()
+    with open_private(folder.log, "ab") as log:
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+    sys.exit(_work(order, folder, None))
 
 
 def _work(path: str, folder: JobFolder, member: TeamMember | None) -> int:
@@ -347,7 +357,7 @@ class ProcessJob(ABC):
                 step = self.folder.checkpoints.newest()
                 attempts, newest = 0 if step > newest else attempts + 1, step
                 if attempts == _ATTEMPTS:
-                    lines = last_lines(self.folder.log, _LOG_LINES).replace("\n", " | ")
+                    lines = last_lines(self.folder.log, 5).replace("\n", " | ")
                     raise TrainingError(
                         f"its processes ended {attempts} times without a checkpoint ({cause}); see "
                         f"{self.folder.log}: {lines}"

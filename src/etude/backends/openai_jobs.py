@@ -133,10 +133,9 @@ class OpenAiJobs(TrainerAdapter):
             return self._ref(name, known)
         if (skipped := self.reason_to_skip(trajectories, rows := content.count(b"\n"))) is not None:
             return skipped
-        new = TrainingJobRef(run_id=name, backend=self.backend)
-        self.log_progress(new, {"event": "submitting", "rows": rows})
-        request["training_file"] = await self._upload(name, content)
-        job = await self._create(name, request)
+        ref = TrainingJobRef(run_id=name, backend=self.backend)
+        self.log_progress(ref, {"event": "submitting", "rows": rows})
+        job = await self._create(name, request | {"training_file": await self._upload(name, content)})
         self._newest = max(self._newest, int(request["metadata"][_VERSION]))
         return self._ref(name, job)
 

@@ -17,8 +17,6 @@ from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, fetch_page, f
 from etude.server.guard import not_found
 from etude.wire.http_server import ApiError
 
-FINAL = ("succeeded", "failed", "cancelled")
-
 _RETRY_SECONDS = 60
 _WAITING_JOBS = 100
 

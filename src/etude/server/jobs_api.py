@@ -130,7 +130,7 @@ def job_object(row: Row) -> dict[str, Any]:
         **{name: row[name] for name in _JOB_FIELDS},
         "object": "fine_tuning.job",
         "created_at": int(row["created"]),
-        "finished_at": _seconds(row["finished"]),
+        "finished_at": None if row["finished"] is None else int(row["finished"]),
         "method": {"type": method, method: {"hyperparameters": values}},
         "hyperparameters": {
             name: values[name] for name in ("n_epochs", "batch_size", "learning_rate_multiplier")
@@ -149,10 +149,6 @@ def event_object(row: Row) -> dict[str, Any]:
         "created_at": int(row["created"]),
         "data": row["data"] or {},
     }
-
-
-def _seconds(time: float | None) -> int | None:
-    return None if time is None else int(time)
 
 
 def job_routes(jobs: JobStore, files: FileStore, models: ModelStore, wake: Callable[[], None]) -> APIRouter:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from etude.backends.job_worker import ForkedProcess, News, Processes, ProcessJob, program
 from etude.backends.lm_client import FREE_ENGINE
@@ -155,7 +154,16 @@ class Scheduler:
         if end is not None and end.kind == "failed":
             await asyncio.to_thread(self.jobs.fail, name, end.message, end.code, param)
         elif end is not None:
-            model = self._model(job, order, end.digest)
+            rank = order.values["lora_rank"]
+            model = {
+                "id": model_name(job["model"], job["suffix"], name),
+                "created": time.time(),
+                "job": name,
+                # Relative, because the data folder may be moved.
+                "folder": str(order.made.relative_to(self.workers_settings.data_dir)),
+                "lora": {"r": rank, "alpha": order.values["lora_alpha"]} if rank else None,
+                "digest": end.digest,
+            }
             await asyncio.to_thread(self.jobs.succeed, name, model, end.trained_tokens)
         await asyncio.to_thread(work.folder.checkpoints.prune, ())
 
@@ -176,18 +184,6 @@ class Scheduler:
             validation_file=None if held_out is None else self._files.path(held_out).absolute(),
             made=settings.data_dir / "models" / job["id"],
         )
-
-    def _model(self, job: Row, order: ServerOrder, digest: str) -> dict[str, Any]:
-        """Return a new model's row. Its folder is relative, because the data folder may be moved."""
-        rank = order.values["lora_rank"]
-        return {
-            "id": model_name(job["model"], job["suffix"], job["id"]),
-            "created": time.time(),
-            "job": job["id"],
-            "folder": str(order.made.relative_to(self.workers_settings.data_dir)),
-            "lora": {"r": rank, "alpha": order.values["lora_alpha"]} if rank else None,
-            "digest": digest,
-        }
 
 
 def places_for(settings: ServerSettings) -> Places:
