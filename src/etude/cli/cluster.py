@@ -12,7 +12,6 @@ from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, report_errors
 from etude.cli.console import emit, next_step, say, say_wrapped, shown_path, table, warn
 from etude.core.errors import RequestError
-from etude.core.stats import shown_seconds
 
 if TYPE_CHECKING:
     from etude.store.log import JobFacts
@@ -79,7 +78,7 @@ def _find_active_run(output_dir: Path) -> Path:
 
 def _say_liveness(seen: SeenStatus, path: Path) -> None:
     """Say whether the head process runs, and how old its last status is."""
-    status, age = seen.status, shown_seconds(seen.age or 0.0)
+    status, age = seen.status, _since(seen.age or 0.0)
     if seen.state == "starting":
         say(f"head            process {seen.pid} has just started, and has not reported yet")
     elif status is None:
@@ -90,7 +89,7 @@ def _say_liveness(seen: SeenStatus, path: Path) -> None:
             f"{age} ago, is below"
         )
     else:
-        up = shown_seconds(max(0.0, status.at - status.since))
+        up = _since(max(0.0, status.at - status.since))
         say(f"head            process {status.pid} on {status.host}, since {up}")
     if seen.state == "silent":
         say_wrapped(
@@ -101,7 +100,7 @@ def _say_liveness(seen: SeenStatus, path: Path) -> None:
 
 def _show(status: RunStatus, jobs: list[JobFacts]) -> None:
     epoch = "" if status.epoch is None else f", epoch {status.epoch}/{status.num_epochs}"
-    say(f"phase           {status.phase}{epoch}, since {shown_seconds(status.phase_seconds)}")
+    say(f"phase           {status.phase}{epoch}, since {_since(status.phase_seconds)}")
     of = "" if status.expected is None else f" of {status.expected}"
     waiting = "" if status.waiting is None else f", {status.waiting} waiting"
     failed = f"; {status.totals.failed} failed so far" if status.totals.failed else ""
@@ -116,7 +115,7 @@ def _show(status: RunStatus, jobs: list[JobFacts]) -> None:
     if status.dashboard is not None:
         say(f"dashboard       {status.dashboard}")
     for wait in status.waits:
-        say_wrapped(f"waits for       {wait.what}, {shown_seconds(wait.seconds)}")
+        say_wrapped(f"waits for       {wait.what}, {_since(wait.seconds)}")
     if status.runners:
         runners = [
             (each.number, each.node or None, each.state, _since(each.seconds), each.episodes)
@@ -130,4 +129,6 @@ def _show(status: RunStatus, jobs: list[JobFacts]) -> None:
 
 
 def _since(seconds: float | None) -> str | None:
+    from etude.core.stats import shown_seconds  # Imported here because `etude --help` does not need it.
+
     return None if seconds is None else shown_seconds(seconds)

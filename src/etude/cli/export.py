@@ -34,8 +34,7 @@ def export(
 
     path = find_run(run, output_dir)
     with version_on_disk(path, version, warn) as wanted:
-        folder = out or path / "export" / f"v{wanted.number}{'-lora' if lora else ''}"
-        folder = folder.absolute()
+        folder = (out or path / "export" / f"v{wanted.number}{'-lora' if lora else ''}").absolute()
         files = export_model(wanted, folder, lora_only=lora, license=license)
     warning = collapse_in(read_histories(path)[wanted.target])
     if as_json:
