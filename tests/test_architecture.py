@@ -57,7 +57,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 62_376,
+    "lines of source": 62_373,
     "modules": 311,
     "lines of tests": 50_066,
     "benchmark files": 15,

@@ -48,9 +48,8 @@ def empty_registry() -> Iterator[None]:
 @pytest.fixture
 def parts(empty_registry: None) -> None:
     """All types that ship, but for models of this room's own."""
-    for (kind, name), each in SHIPPED.items():
-        if kind != "llms" and each.config_type.__module__.startswith("etude."):
-            registry._registrations[kind, name] = each
+    own = {key: each for key, each in SHIPPED.items() if each.config_type.__module__.startswith("etude.")}
+    registry._registrations |= {key: each for key, each in own.items() if key[0] != "llms"}
     register_parts()
 
 

@@ -163,6 +163,7 @@ class NewsListener(JobListener):
         self._folder.tell(News(kind="went_back", step=step, message="; ".join(damage)))
 
     def started(self, done: int) -> None:
+        _LOG.info("begins after %d steps", done)
         self._folder.tell(News(kind="started", step=done))
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:

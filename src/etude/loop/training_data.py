@@ -206,11 +206,7 @@ async def record_samples(
     collection: TrajectoryCollection,
     job: TrainingJobRef,
 ) -> None:
-    """Record the token sequences that a backend got for an epoch (from 1).
-
-    The record is for people, and training does not need it. If something cannot be written, this is only
-    logged.
-    """
+    """Record the token sequences that a backend got for an epoch (from 1). A failure to write is logged."""
     if adapter.capabilities().records_samples:
         return
     backend = adapter.adapter_config.type_name or type(adapter).__name__
