@@ -39,8 +39,7 @@ def test_episodes_and_calls_are_counted(project):
     # 7 epochs with 4 episodes for each of 8 examples; validations before, after 5 and at the end.
     assert estimate["training_episodes"] == 7 * 8 * 4
     assert estimate["validation_episodes"] == 3 * 6
-    assert estimate["calls"] == 7 * 8 * 4 + 3 * 6
-    assert any("1 call per episode" in text for text in estimate["assumptions"])
+    assert (estimate["measured_on"], estimate["tokens"]) == (0, None)
 
 
 MAZE = """
@@ -155,25 +154,3 @@ def test_a_target_function_that_no_call_has_is_found_by_a_few_episodes(project, 
     report, code = checked("config.yml", "--play", 4)
     assert code == 2 and report["estimate"] is None
     assert f"({name}); functions that called it: '<workflow>'" in details(report, "error")["playing"]
-
-
-OWN = """
-import etude
-
-
-class Own(etude.Grpo):
-    def advantages(self, group):
-        return [0.5 for sample in group]
-"""
-
-
-def test_an_algorithm_of_ones_own_is_called(local):
-    (local / "flawed.py").write_text(OWN)
-    (local / "sound.py").write_text(OWN.replace("0.5", "[0.5]"))
-    own = {name: {"_type": f"{name}:Own", "num_generations": 4} for name in ("flawed", "sound")}
-    change(local / "config.yml", trajectory_builders=own, finetuning__trajectory_builder="flawed")
-    report, code = checked("config.yml")
-    assert code == 2
-    assert "Own.advantages returned a list ([0.5" in details(report, "error")["training"]
-    change(local / "config.yml", finetuning__trajectory_builder="sound")
-    assert checked("config.yml")[1] == 0

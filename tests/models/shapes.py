@@ -8,7 +8,7 @@ from etude.core.call import Call, ChatRequest, Completion
 from etude.core.message import Message, Tool
 from etude.models.family import written_answers
 from etude.models.template import ChatTemplate
-from etude.preflight.local_model import unread_values
+from tests.models.round_trips import unread_values
 
 TOOL: Tool = {
     "type": "function",

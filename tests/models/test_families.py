@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.models.probe import MORE, NAME, PROBES, QUESTION, RESULT, THOUGHT, TOOL
-from etude.preflight.local_model import VALUES, unread_values
 from tests.models import families
 from tests.models.families import FAMILIES, template
+from tests.models.round_trips import VALUES, unread_values
 from tests.models.shapes import Shape, missing, played
 from tests.models.test_template import make_template
 from tests.models.tiny_models import CHATML, answered

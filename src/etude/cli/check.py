@@ -62,6 +62,9 @@ def _show_estimate(estimate: Estimate) -> None:
         say_wrapped(f"{STATUS_SIGNS['warning']} {warning}")
     training, validation = estimate.training_episodes, estimate.validation_episodes
     say(f"\nepisodes        {training:,} to train on + {validation:,} to validate")
+    if not estimate.measured_on:
+        say("tokens          measure calls, tokens and their price on a few episodes: --play 8")
+        return
     say(f"calls           about {estimate.calls:,}")
     prompt, sampled = estimate.prompt_tokens, estimate.completion_tokens
     apart = _interval(estimate.tokens, "{:,.0f}")
@@ -73,8 +76,7 @@ def _show_estimate(estimate: Estimate) -> None:
         say_wrapped(f"price           about {money} for calls")
     if estimate.training_usd is not None:
         say(f"price           at most about ${estimate.training_usd:,.2f} for training")
-    for assumption in estimate.assumptions:
-        say_wrapped(f"assuming        {assumption}")
+    say(f"measured on     {estimate.measured_on} episodes played with the models as they are now")
 
 
 def _interval(estimate: Range | None, form: str) -> str:

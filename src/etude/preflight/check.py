@@ -39,7 +39,6 @@ from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
 from etude.engines.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.preflight.estimate import Estimate, check_spending, estimate_run, play_some, target_blocks
 from etude.preflight.finding import Findings
-from etude.preflight.own_algorithm import is_custom, try_algorithm
 from etude.processes.pool import number_of_runners
 from etude.processes.ray_cluster import require_used
 from etude.processes.shipping import config_from_json, config_to_json
@@ -126,7 +125,7 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
             if config.storage is not None:
                 with findings.catch_errors("storage"):
                     findings.ok("storage", await probe(config.storage))
-            prompt_tokens = await _check_models(builder, examples, findings)
+            await _check_models(builder, examples, findings)
             for name, block in target_blocks(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
@@ -142,9 +141,7 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
         with findings.catch_errors("playing"):
             played = await play_some(config, play, findings)
     if report.is_ready:
-        report.estimate = await asyncio.to_thread(
-            estimate_run, config, len(examples), len(held_out), prompt_tokens, played
-        )
+        report.estimate = estimate_run(config, len(examples), len(held_out), played)
     return report
 
 
@@ -171,8 +168,7 @@ def _check_cluster(config: Config, findings: Findings) -> None:
         findings.ok("cluster", f"{room}; {general.max_concurrency} episodes at a time")
 
 
-async def _check_workflow(builder: Builder, findings: Findings) -> Any:
-    """Return the agent's function, or None if it cannot be used."""
+async def _check_workflow(builder: Builder, findings: Findings) -> None:
     with findings.catch_errors("workflow"):
         workflow = await builder.get_workflow()
         workflow.check(complete=True)
@@ -181,8 +177,6 @@ async def _check_workflow(builder: Builder, findings: Findings) -> Any:
         for tools in workflow.tool_sets:
             with findings.catch_errors(f"tools {tools.name}"):
                 await _open_tools(tools, findings)
-        return workflow.fn
-    return None
 
 
 async def _open_tools(tools: ToolSet, findings: Findings) -> None:
@@ -245,9 +239,7 @@ async def _check_evaluators(builder: Builder, findings: Findings) -> None:
             findings.ok(f"evaluator {name}", f"_type: {settings.type_name}{is_reward}")
 
 
-async def _check_models(builder: Builder, examples: Sequence[Example], findings: Findings) -> float:
-    """Check all models. Return the tokens of an example's text for the models trained here, 0 without any."""
-    prompt_tokens: dict[str, float] = {}
+async def _check_models(builder: Builder, examples: Sequence[Example], findings: Findings) -> None:
     config = builder.config
     blocks = target_blocks(config.finetuning).values()
     if not config.llms:
@@ -268,11 +260,7 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
                 base = llm.model
                 if llm.tiny is not None:
                     await make_base(llm.tiny, name, builder, base := Path(scratch) / "tiny")
-                prompt_tokens[name] = await asyncio.to_thread(
-                    check_local_model, what, llm, str(base), adapter, examples, findings
-                )
-    trained = [block.target_model for block in blocks]
-    return max((tokens for name, tokens in prompt_tokens.items() if name in trained), default=0.0)
+                await asyncio.to_thread(check_local_model, what, llm, str(base), adapter, examples, findings)
 
 
 def _check_remote(what: str, llm: Any, findings: Findings) -> None:
@@ -295,10 +283,7 @@ def _find_adapter(config: Config, block: FinetuneConfig) -> Any:
 async def _check_training(
     builder: Builder, what: str, block: FinetuneConfig, examples: Sequence[Example], findings: Findings
 ) -> None:
-    """Build the parts that train, and check that the adapter can do what the config asks.
-
-    A user's own algorithm is tried on made-up episodes if there are examples.
-    """
+    """Build the parts that train, and check that the adapter can do what the config asks."""
     for stage in block.warm_ups:
         if not is_import_path(stage.transcripts):  # A function may take long, or ask a model.
             with findings.catch_errors("warm-up"):
@@ -321,8 +306,6 @@ async def _check_training(
         # Give it a copy, so that it cannot change the loaded config.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
-        if examples and is_custom(settings):
-            await asyncio.to_thread(try_algorithm, settings, examples)
         findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
 
 

@@ -23,7 +23,6 @@ from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
 from etude.core.keys import generator
-from etude.core.message import Message
 from etude.engines.local import require_local_extra
 from etude.loop.evaluation import Evaluation, load_version_engine, measure
 from etude.loop.lifecycle import new_run
@@ -32,6 +31,7 @@ from etude.preflight.starter import write_starter
 from etude.runtime import Runtime, open_runtime
 from etude.show.exported_model import export_model
 from etude.show.metrics_files import PLOT
+from etude.show.turns import list_turns
 from etude.store.episodes import read_episode
 from etude.store.files import write_new_files
 from etude.store.journal import Journal
@@ -221,22 +221,14 @@ def _scores(evaluation: Evaluation) -> dict[str, float | None]:
 
 
 def episode_lines(record: EpisodeRecord, score: float | None) -> list[str]:
-    """Return the messages up to the last answer, a line each, and the reward."""
-    said: list[Message] = []
-    if record.calls:
-        last = record.calls[-1]
-        said = [*last.request.messages, *([] if last.completion is None else [last.completion.message])]
-    lines: list[str] = []
-    for message in said:
-        who = "agent" if message["role"] == "assistant" else message["role"]
-        for call in message.get("tool_calls") or ():
-            called = f"{call['function']['name']}({call['function']['arguments']})"
-            lines.append(in_one_line(f"{who} calls {called}"))
-        if message.get("content"):
-            lines.append(in_one_line(f"{who}: {message['content']}"))
+    """Return the first messages and tool calls of an episode, a line each, and the reward."""
+    lines = []
+    for turn in list_turns(record):
+        if turn.kind != "event":
+            calls = "; ".join(f"{name}({json.dumps(arguments)})" for name, arguments in turn.tools)
+            lines.append(in_one_line(f"{turn.who}: {turn.text or calls}"))
     if len(lines) > _LINES:
-        left_out = len(lines) - _LINES + 1
-        lines = [*lines[: _LINES // 2], f"… {left_out} more …", *lines[len(lines) - _LINES // 2 + 1 :]]
+        lines[_LINES:] = [f"… {len(lines) - _LINES} more …"]
     if record.failure is not None:
         lines.append(f"failed: {record.failure.reason}")
     lines.append("no reward" if score is None else f"reward {score:g}")

@@ -1,4 +1,4 @@
-"""The tokens and money that a run would take, assumed, or measured on a few played episodes."""
+"""The tokens and money that a run would take, measured on a few played episodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from etude.store.run_folder import RunFolder
 
 _LOOKED_AT = 64
 """The spread is measured on at most this number of a run's episodes."""
-_DEFAULT_PROMPT, _DEFAULT_COMPLETION = 200.0, 128.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +42,12 @@ class Range:
 class EpisodeUsage:
     """The average usage of an episode: its own calls, and calls about it, such as judges'."""
 
-    episodes: int = 1
+    episodes: int
     """The number of episodes that this was measured on."""
-    is_assumed: bool = False
-    """Whether the figures are assumed and not measured."""
     lines: tuple[BillEntry, ...] = ()
     """The sums over these episodes by model."""
     spread: float = math.nan
     """The standard deviation of the episodes' tokens divided by their mean; NaN if unknown."""
-    assumptions: tuple[str, ...] = field(default=())
 
     def per_episode(self, name: str) -> float:
         """Return the `calls`, `prompt_tokens` or `completion_tokens` of one episode over all models."""
@@ -113,45 +109,42 @@ def check_spending(config: Config, findings: Findings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A rough estimate of a run, with its assumptions."""
+    """The episodes of a run. If some were played, also its calls, tokens and price."""
 
     training_episodes: int
+    """Each epoch counts with all examples that may replace its flat groups."""
     validation_episodes: int
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    assumptions: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
-    training_usd: float | None = None
-    """The highest price of hosted training; None if there is none or it is unknown."""
+    measured_on: int = 0
+    """The number of episodes that the figures below were measured on. Without any, they are None."""
+    calls: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     tokens: Range | None = None
     """The tokens of all calls, including calls of judges and other models."""
     usd: Range | None = None
     """The price of these calls; None if no model has a price."""
     usd_by_model: Mapping[str, float] = field(default_factory=dict)
-    measured_on: int = 0
-    """The number of episodes that tokens and money were measured on; 0 if they are assumed."""
+    training_usd: float | None = None
+    """The highest price of hosted training; None if there is none or it is unknown."""
+    warnings: tuple[str, ...] = ()
 
 
 def estimate_run(
-    config: Config, examples: int, held_out: int, example_tokens: float, played: EpisodeUsage | None = None
+    config: Config, examples: int, held_out: int, played: EpisodeUsage | None = None
 ) -> Estimate:
-    """Estimate a training run on `examples` examples with texts of `example_tokens` each.
+    """Estimate a run on `examples` training and `held_out` validation examples.
 
     `played` is the measured usage of played episodes, if there are any.
     """
     training, validation = episode_counts(config, examples, held_out)
-    episodes = training + validation
-    each = played or _assumed(config, example_tokens)
-    usd, priced = _training_cost(config, training, each)
-    prompt_tokens, completion_tokens = (
-        each.per_episode("prompt_tokens"),
-        each.per_episode("completion_tokens"),
+    if played is None:
+        return Estimate(training, validation)
+    episodes, costs = training + validation, played.usd(config)
+    calls, prompt, completion = (
+        episodes * played.per_episode(name) for name in ("calls", "prompt_tokens", "completion_tokens")
     )
-    more = _epoch_examples(config, examples)[1] if config.finetuning.enabled else 0
-    replaced = [f"each epoch plays {more} more examples in place of flat ones, the most it may"] * (more > 0)
-    tokens, costs = each.of(prompt_tokens + completion_tokens, episodes), each.usd(config)
-    money = each.of(math.fsum(costs.values()), episodes) if costs else None
+    tokens = played.of((prompt + completion) / episodes, episodes)
+    money = played.of(math.fsum(costs.values()), episodes) if costs else None
     needed = {"usd": money and money.mean, "tokens": tokens.mean}
     warnings = (
         f"budget.{unit} is {most:,g}, and the whole run would take about {need:,.4g}: it would stop before "
@@ -162,16 +155,15 @@ def estimate_run(
     return Estimate(
         training_episodes=training,
         validation_episodes=validation,
-        calls=round(episodes * each.per_episode("calls")),
-        prompt_tokens=round(episodes * prompt_tokens),
-        completion_tokens=round(episodes * completion_tokens),
-        assumptions=(*each.assumptions, *replaced, *priced),
-        warnings=tuple(warnings),
-        training_usd=usd,
+        measured_on=played.episodes,
+        calls=round(calls),
+        prompt_tokens=round(prompt),
+        completion_tokens=round(completion),
         tokens=tokens,
         usd=money,
         usd_by_model={name: usd * episodes for name, usd in costs.items()},
-        measured_on=0 if each.is_assumed else each.episodes,
+        training_usd=_training_cost(config, training, played),
+        warnings=tuple(warnings),
     )
 
 
@@ -189,70 +181,35 @@ def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, i
     finetuning = config.finetuning
     if not finetuning.enabled:  # `etude evaluate` plays each example once.
         return 0, held_out or examples
-    builder: Any = config.trajectory_builders.get(_first_block(config).trajectory_builder or "")
-    each = sum(_epoch_examples(config, examples)) * getattr(builder, "num_generations", 1)
-    training = finetuning.num_epochs * each
+    # Several targets share the episodes of an epoch.
+    block = next(iter(target_blocks(finetuning).values()))
+    builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
+    first = getattr(builder, "examples_per_epoch", None) or examples
+    each = min(first + getattr(builder, "replace_flat_groups", 0), examples)
+    training = finetuning.num_epochs * each * getattr(builder, "num_generations", 1)
     interval = finetuning.run_configuration.validation_interval
     # Validations come before training, after a warm-up, and after epochs.
-    start = 2 if _first_block(config).warm_ups else 1
+    start = 2 if block.warm_ups else 1
     validations = start + finetuning.num_epochs // interval + (finetuning.num_epochs % interval != 0)
     return training, validations * held_out
 
 
-def _epoch_examples(config: Config, examples: int) -> tuple[int, int]:
-    """Return the number of an epoch's examples, and of others that it may play in place of flat ones."""
-    # Several targets share the episodes of an epoch.
-    builder: Any = config.trajectory_builders.get(_first_block(config).trajectory_builder or "")
-    first = min(getattr(builder, "examples_per_epoch", None) or examples, examples)
-    return first, min(getattr(builder, "replace_flat_groups", 0), examples - first)
+def _training_cost(config: Config, episodes: int, each: EpisodeUsage) -> float | None:
+    """Return the USD for a run's jobs at OpenAI. None if nothing is trained there, or a price is unknown.
 
-
-def _first_block(config: Config) -> FinetuneConfig:
-    return next(iter(target_blocks(config.finetuning).values()))
-
-
-def _assumed(config: Config, example_tokens: float) -> EpisodeUsage:
-    target = _first_block(config).target_model or next(iter(config.llms), "")
-    limit = getattr(config.llms.get(target), "max_tokens", None)
-    completion, half = (limit / 2, "half of max_tokens") if limit else (_DEFAULT_COMPLETION, "assumed")
-    prompt, source = _DEFAULT_PROMPT, "assumed"
-    if example_tokens:
-        prompt, source = example_tokens, "its example"
-    assumption = (
-        f"1 call per episode with {prompt:.0f} prompt tokens ({source}) and {completion:.0f} sampled tokens "
-        f"({half}); an agent with several turns takes a multiple, and judges are not counted. `--play 8` "
-        "measures it on a few episodes"
-    )
-    line = BillEntry(
-        target, "agent", "", calls=1, prompt_tokens=round(prompt), completion_tokens=round(completion)
-    )
-    return EpisodeUsage(is_assumed=True, lines=(line,), assumptions=(assumption,))
-
-
-def _training_cost(config: Config, episodes: int, each: EpisodeUsage) -> tuple[float | None, tuple[str, ...]]:
-    """Return the USD for a run's jobs at OpenAI, with the assumptions.
-
-    None if nothing is trained there, or if a price is unknown. All tokens of the model in the episodes count
-    as trained on, so this is an upper bound.
+    All tokens of the model in the episodes count as trained on, so this is an upper bound.
     """
-    total, assumptions = 0.0, []
+    total, is_hosted = 0.0, False
     for block in target_blocks(config.finetuning).values():
         adapter = config.trainer_adapters.get(block.trainer_adapter or "")
         if not block.enabled or not isinstance(adapter, OpenAiAdapterConfig):
             continue
-        tokens = episodes * each.average_tokens(block.target_model)
         llm = config.llms.get(block.target_model or "")
-        model = str(getattr(llm, "model_name", ""))
-        prices = None if llm is None else llm.prices
-        if prices is None or (price := prices.training) is None:
-            how = f"give llms.{block.target_model}.prices.training, in USD for a million tokens"
-            return None, (f"what OpenAI charges for training {model} is not known here: {how}",)
-        total += tokens * adapter.epochs * price / 1e6
-        assumptions.append(
-            f"every episode is trained on {adapter.epochs} times in {model}, at "
-            f"${price:g} for a million tokens; sampling not counted"
-        )
-    return (total, tuple(assumptions)) if assumptions else (None, ())
+        if llm is None or llm.prices is None or (price := llm.prices.training) is None:
+            return None
+        is_hosted = True
+        total += episodes * each.average_tokens(block.target_model) * adapter.epochs * price / 1e6
+    return total if is_hosted else None
 
 
 async def play_some(config: Config, episodes: int, findings: Findings) -> EpisodeUsage:
@@ -277,8 +234,7 @@ async def play_some(config: Config, episodes: int, findings: Findings) -> Episod
             raise RequestError(
                 "no model was asked in the episodes that were played: there is nothing to measure"
             )
-        counted = f"calls and tokens as in {averages.episodes} episodes that were played now"
-        return replace(averages, assumptions=(f"{counted}, with the models as they are before training",))
+        return averages
 
 
 def _check_targets(
