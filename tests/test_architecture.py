@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 62_373,
-    "modules": 311,
-    "lines of tests": 50_066,
+    "lines of source": 62_090,
+    "modules": 310,
+    "lines of tests": 50_064,
     "benchmark files": 15,
     "config keys": 324,
 }
