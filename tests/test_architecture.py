@@ -59,7 +59,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 62_090,
     "modules": 310,
-    "lines of tests": 50_064,
+    "lines of tests": 49_384,
     "benchmark files": 15,
     "config keys": 324,
 }

@@ -6,21 +6,13 @@ from hypothesis import strategies as st
 
 from etude.algorithms import dpo, grpo, malt
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.episodes import (
-    Tally,
-    answer_groups,
-    by_agent,
-    find_choices,
-    read_tree,
-    turn_returns,
-    without_retries,
-)
+from etude.algorithms.episodes import Tally, answer_groups, by_agent, read_tree, turn_returns, without_retries
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.malt import Malt
 from etude.core.conversion import to_trajectory
 from etude.protocols import adp, debate, mnip, nip
 from tests.algorithms.scripted_episodes import agent_part, played, scored_play
-from tests.protocols.games import ChanceEngine, example, expected_value
+from tests.protocols.games import ChanceEngine
 from tests.support import END, ScriptedEngine, drawn
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
@@ -206,24 +198,6 @@ async def test_early_answers_count_as_much_as_late_ones(tmp_path):
     (pair,) = malt_trajectories(agent_part("verifier", record), Malt(), Tally())
     assert (pair.metadata["chosen_reward"], pair.metadata["rejected_reward"]) == (1.0, -1.0)
     assert read_tree(record).value(None, "verifier") == 0.0
-
-
-@settings(max_examples=drawn(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 10**6), label=st.integers(0, 1))
-async def test_values_are_those_of_listing_every_way_to_the_end(tmp_path_factory, seed, label):
-    folder = tmp_path_factory.mktemp("play")
-    protocol = mnip(max_message_rounds=3, verifier_no_guess_reward=-0.1)
-    record = await played(
-        folder, protocol, ChanceEngine(), widths=2, seed=seed, about=example(label), retries=1
-    )
-    tree = read_tree(record)
-    for agent in tree.agents:
-        for part in agent_part(agent, record):
-            for turn in find_choices(part):
-                for answer in turn.samples:
-                    places = [node for node in tree.nodes if node.call == answer.turns[0].call]
-                    values = [expected_value(tree, node, agent) for node in places]
-                    assert answer.reward == pytest.approx(sum(values) / len(values))
 
 
 @settings(max_examples=drawn(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

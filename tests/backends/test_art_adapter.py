@@ -10,9 +10,8 @@ import pytest
 import etude
 from etude.backends.state_folders import JobNameTakenError
 from etude.config.finetuning import FinetuneConfig
-from etude.core.call import ChatRequest
 from etude.core.errors import CapabilityError, TrainingError
-from etude.core.job import TrainingJobRef, TrainingStatusEnum
+from etude.core.job import TrainingStatusEnum
 from etude.core.trajectory import EpisodeItem, Trajectory
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
@@ -113,12 +112,6 @@ async def test_a_name_belongs_to_one_job(server, backend):
     assert len(server.jobs) == 1
 
 
-async def test_the_base_is_sampled_under_the_name_of_its_step(server, backend):
-    adapter = await backend()
-    await adapter._engine.complete(ChatRequest(messages=({"role": "user", "content": "hi"},)))
-    assert set(server.sampled) == {"agent@0"}
-
-
 async def test_a_server_of_0_4_serves_the_bare_name(server, backend, tmp_path, adapters):
     with running(StandIn(release="0.4")) as old:
         server.url = old.url
@@ -150,12 +143,6 @@ async def test_learning_rate_kl_and_loss_options_reach_the_server(server, backen
         "init_args": {"max_seq_length": 4096},
     }
     assert server.keys == {f"Bearer {KEY}"}
-
-
-async def test_another_process_knows_a_job_that_was_done(server, backend):
-    first = await trained(await backend())
-    again = await (await backend()).status(TrainingJobRef(run_id="run-epoch-1", backend="openpipe_art"))
-    assert again == first
 
 
 async def left_alone(server, backend):
@@ -350,14 +337,6 @@ async def test_it_says_where_its_job_failed_and_what_is_not_healthy(alone, serve
     with pytest.raises(etude.EtudeError, match="not initialized; call initialize"):
         await away.status(etude.TrainingJobRef(run_id="x", backend="openpipe_art"))
     await away.cleanup()
-
-
-async def test_an_order_that_the_page_rules_out_is_a_value_error(alone):
-    wrong = ordered("user", "other", "assistant")
-    with pytest.raises(ValueError, match="role other"):
-        await alone._validate_episode_order(wrong)
-    with pytest.raises(ValueError, match="role other"):
-        await alone._construct_trajectory_groups([[ordered("user", "assistant"), wrong]])
 
 
 async def test_trajectories_become_arts_groups_one_for_each_example(alone):

@@ -24,15 +24,6 @@ def impatient(monkeypatch):
     monkeypatch.setattr("etude.backends.lm_client._POLL", 0.0)
 
 
-async def test_a_server_that_is_up_is_ready():
-    server = LmStandIn()
-    client = server.language_model_client()
-    await client.wait_for_ready(timeout=60)
-    assert await client.get_server_version() == server.version
-    await client.close()
-    await client.close()
-
-
 @pytest.mark.parametrize("fault", ["html", "half-json", "list", "no-utf-8", "trickle", "headers"])
 async def test_an_answer_that_is_none_is_asked_for_again(fault):
     async with FaultyEndpoint().serving() as endpoint:
@@ -129,12 +120,3 @@ async def test_a_server_that_takes_connections_and_never_answers_is_given_up_in_
     assert told == [
         f"waiting up to 0.2 s for a language-model server at {url}: GET {url}/health: no answer in time"
     ]
-
-
-async def test_what_is_waited_for_is_told():
-    server, told = LmStandIn(), []
-    server.faults["GET /health"] = ["lost", 503, 503]
-    await server.language_model_client(warn=told.append).wait_for_ready(timeout=20)
-    begun, changed = told
-    assert "waiting up to 20 s for a language-model server at http://stand-in.invalid: GET" in begun
-    assert "answered HTTP 503" in changed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import resource
 import shutil
 import threading
@@ -173,20 +172,6 @@ async def test_a_running_job_tells_so_and_can_be_canceled(tmp_path):
     assert everything(adapter) == before
     assert not list(tmp_path.iterdir())
     await adapter.cleanup()
-
-
-async def test_a_canceled_job_that_nobody_asks_after_warns_of_nothing(tmp_path):
-    warnings = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: warnings.append(context))
-    of = fresh_policy()
-    adapter, held = await adapter_on(tmp_path, of), Held(of)
-    await adapter.submit(collection("one"))
-    await asyncio.to_thread(held.entered.wait)
-    threading.Timer(0.1, held.gate.set).start()
-    await adapter.cleanup()
-    del adapter
-    gc.collect()
-    assert warnings == []
 
 
 async def test_a_failed_job_leaves_weights_and_optimiser_as_they_were(tmp_path):

@@ -20,7 +20,7 @@ from etude.store.facts import read_histories
 from etude.store.files import SUMS
 from etude.store.run_folder import LOCK
 from tests.cli.killed import repeatable_project
-from tests.cli.projects import change, etude, local_project, succeed, train_two_models
+from tests.cli.projects import change, etude, succeed
 from tests.support import one_quick, without_times
 
 FILES = (SUMS, "job.json", "learner.json", "optimiser.safetensors", "trained.safetensors")
@@ -154,30 +154,6 @@ def test_a_damaged_version_is_neither_evaluated_nor_exported(run: Path) -> None:
         refused = etude(*command)
         assert refused.exit_code == 1
         assert "v2 is damaged: v2/trained.safetensors is not what was written" in refused.output
-
-
-@pytest.mark.slow
-def test_of_two_models_the_one_that_is_damaged_goes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: Path, calls: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    local_project(tmp_path, base)
-    train_two_models(tmp_path, base)
-    change(tmp_path / "config.yml", finetuning__deterministic=True)
-    assert etude("train", "config.yml", "--name", "run").exit_code == 0
-    run = tmp_path / "runs" / "run"
-    before = {path: path.read_bytes() for path in run.glob("checkpoints/*/v*/*.safetensors")}
-    assert len(before) == 8
-    del calls[:]
-    empty(run / "checkpoints" / "right" / "v2" / "job.json")
-    found = etude("runs", "check", "run")
-    assert "right/v2/job.json is empty" in found.output
-    result = succeed("resume", "run")
-    assert "second: stored weights are damaged or were not written: v2/job.json is empty" in result.output
-    assert not calls
-    assert {path: path.read_bytes() for path in before} == before
-    recoveries = {target: history.recoveries for target, history in read_histories(run).items()}
-    assert (len(recoveries["left"]), len(recoveries["second"])) == (0, 1)
 
 
 @pytest.mark.slow

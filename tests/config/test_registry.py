@@ -105,16 +105,6 @@ def test_a_function_that_does_not_fit_is_refused_with_its_line_when_it_is_used(
         registry.lookup("trainers", "mine")
 
 
-def test_an_unknown_type_is_answered_with_the_nearest(empty_registry: None):
-    with pytest.raises(RequestError, match=r"there is no trainer type 'x'\. Allowed: none is registered"):
-        registry.lookup("trainers", "x")
-    register_trainer(config_type=define())(build)
-    with pytest.raises(RequestError, match=r"'mien'; did you mean 'mine'\? Allowed: mine"):
-        registry.lookup("trainers", "mien")
-    with pytest.raises(RequestError, match="'mine' is registered as trainer, not as model"):
-        registry.lookup("llms", "mine")
-
-
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Installs a package `acme-etude` whose entry point is a module of the given text."""

@@ -233,14 +233,6 @@ async def test_a_call_is_counted_for_whom_it_was_made_with_what_it_cost_before_i
     ]
 
 
-async def test_what_a_failed_call_was_charged_counts():
-    engine, account = Engine(), Account()
-    engine.fails = True
-    with pytest.raises(EngineError):
-        await MeteredEngine("policy", engine, account, LLMS).complete(REQUEST)
-    assert account.settled[0][3] == Usage(6, 1)
-
-
 async def test_opponents_are_opponents_for_every_caller():
     account = Account()
     with asking_for("agent", "train/1/t1/0"):

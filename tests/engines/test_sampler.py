@@ -99,16 +99,6 @@ def test_logits_that_are_not_finite_are_an_error(bad):
         draw([0.0, bad, 1.0], uniform=[0.5])
 
 
-def test_a_rows_draws_depend_on_its_key_alone():
-    def sampled(company):
-        rows = [LiveRow("", [1], Sampling(), uniforms(key)) for key in (5, *range(100, 100 + company))]
-        for _ in range(20):
-            append_samples(rows, torch.tensor([LOGITS] * len(rows)))
-        return rows[0].ids, rows[0].logprobs
-
-    assert sampled(0) == sampled(3) == sampled(17)
-
-
 @pytest.mark.parametrize("words", one_quick(2**12 + 7, 2**12, 50_000))
 def test_a_draw_among_many_words_is_where_the_running_sum_of_their_masses_is(words):
     generator = torch.Generator().manual_seed(words)

@@ -152,14 +152,6 @@ def test_a_prefix_is_shared_and_the_logprobs_are_the_models_own(name, cheap, pre
     assert_right(of, rows)
 
 
-def test_others_go_on_when_the_row_that_was_read_for_all_finishes_first(cheap, prefixes):
-    rows, of = grouped(4), policy()
-    run(make_decoder(of, slots=8, deterministic=False), rows, {row: 66 + 6 * n for n, row in enumerate(rows)})
-    assert next(len(found[0].rows) for found in prefixes if found) == 4
-    assert {len(prefix.rows) for found in prefixes for prefix in found} == {4, 3, 2}
-    assert_right(of, rows)
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", one_quick(torch.float32, torch.bfloat16))
 def test_a_prefix_is_shared_beside_prompts_that_are_read_and_where_slots_are_not_next_to_each_other(

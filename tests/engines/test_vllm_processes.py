@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 import etude.engines
 from etude.core.call import Completion
 from etude.core.errors import EngineAway, EngineError
-from etude.engines.child_process import MaskedLines, MaskedLog
+from etude.engines.child_process import MaskedLog
 from etude.engines.vllm_engine import VllmEngine
 from etude.engines.vllm_process import VllmProcess
 from etude.engines.vllm_processes import VllmProcesses
@@ -239,11 +239,3 @@ async def test_a_child_that_nobody_reads_goes_on(tmp_path: Path):
     await log.settled()
     assert (tmp_path / "child.log").stat().st_size == 101 * 5000
     assert stat.S_IMODE((tmp_path / "child.log").stat().st_mode) == 0o600
-
-
-def test_a_secret_in_two_pieces_is_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("SOME_API_KEY", SECRET)
-    lines = MaskedLines()
-    text = f"a {SECRET} b\nc {SECRET}".encode()
-    pieces = [lines.add(text[index : index + 3]) for index in range(0, len(text), 3)]
-    assert b"".join([*pieces, lines.end()]) == b"a ********** b\nc **********"

@@ -1,4 +1,4 @@
-"""The shared model group against a real `etude serve`: where jobs start, what they are told and disturb."""
+"""The shared model group against a real `etude serve`: names of jobs, settings, and states of others."""
 
 from __future__ import annotations
 
@@ -170,38 +170,6 @@ async def test_a_group_waits_for_a_server_that_is_not_there_yet_and_says_so(unst
     setting.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fresh", "prepare"), [(True, "eval"), (False, "eval"), (True, "wait_for_ready"), (True, None)]
-)
-async def test_after_going_back_the_next_job_starts_from_there(setting, plays, fresh, prepare):
-    name = f"back-{fresh}-{prepare}"
-    group = setting.group(name=name)
-    await group.wait_for_ready()
-    first = await trained(group, plays[0])
-    state = group.get_state_dict()
-    second = await trained(group, plays[1])
-    entries = group.lineage()
-    assert (first.number, second.number) == (1, 2)
-    if fresh:
-        group = setting.group(name=name)
-    group.set_state(state)
-    if prepare is not None:
-        await getattr(group, prepare)()
-        assert group.jobs.engine.version == 1
-    ref = await group.create_supervised_fine_tune_job({"prover": [plays[2]]})
-    assert setting.job(ref).model == first.location
-    await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
-    third = await group.switch_to_next_model()
-    assert third.number == 3
-    assert group.lineage()[:2] == entries
-    assert [entry.data.parent for entry in group.lineage()] == [0, 1, 1]
-    # A later process continues from there, and not from what was left.
-    later = setting.group(name=name)
-    await later.wait_for_ready()
-    assert later.model_name == third.location
-
-
 async def test_a_name_belongs_to_one_job(setting, plays, pair):
     group = setting.group(name="names")
     await group.wait_for_ready()
@@ -223,20 +191,6 @@ async def test_a_name_belongs_to_one_job(setting, plays, pair):
         )
     assert setting.group("third").lineage() == []
     assert len(setting.jobs()) == before
-
-
-@pytest.mark.slow
-async def test_a_name_belongs_to_one_start(setting, plays):
-    group = setting.group(name="starts")
-    await trained(group, plays[0], "begin")
-    with pytest.raises(JobNameTakenError, match="another start model"):
-        await group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="begin")
-    elsewhere = setting.group("elsewhere")
-    elsewhere.set_state({"fine_tune_job_id": None, "fine_tuned_model_name": group.model_name})
-    await elsewhere.create_supervised_fine_tune_job({"prover": [plays[1]]}, job_name="next")
-    # The base model is not what 'next' starts from.
-    with pytest.raises(JobNameTakenError, match=r"another start model \(ft:tiny:.*, and not tiny\)"):
-        await setting.group("fresh").create_supervised_fine_tune_job({"prover": [plays[1]]}, job_name="next")
 
 
 async def test_the_settings_reach_the_job(setting, pair, plays):

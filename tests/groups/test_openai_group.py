@@ -6,7 +6,6 @@ import json
 import pytest
 
 from etude.backends.capabilities import Capabilities
-from etude.backends.lm_client import ServerVersionError
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError
@@ -351,13 +350,6 @@ async def test_what_submits_nothing_leaves_the_servers_engine_alone(tmp_path, jo
     if "min_rows" not in settings:
         await group.train()
     assert "away" not in server.engine
-
-
-async def test_a_group_refuses_a_server_of_another_major_version(tmp_path, journal):
-    adapter = LmStandIn(version="9.0").adapter()
-    group = Made(tmp_path, journal, adapter=adapter).group
-    with pytest.raises(ServerVersionError):
-        await group.wait_for_ready(timeout=60)
 
 
 async def test_a_job_that_a_server_forgot_is_not_found_by_its_name(tmp_path, journal, plays):

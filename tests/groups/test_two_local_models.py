@@ -14,7 +14,7 @@ from etude.core.call import ChatRequest, Sampling
 from etude.core.conversion import TrajectoryCollection
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.engines.embedded import EmbeddedEngine
-from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup, Skipped, Step
+from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup, Step
 from etude.groups.model_jobs import JobRules, ModelJobs
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
@@ -133,13 +133,6 @@ async def test_deleting_versions_of_one_leaves_the_others_alone(models, tmp_path
     assert verifier.engine.version == 1
 
 
-async def test_a_job_of_one_is_not_known_to_the_other(models):
-    prover, verifier = models
-    ref = await prover.jobs.submit(prover.data("only-mine"))
-    await prover.jobs.wait(ref, 60, 1)
-    assert not await verifier.jobs.is_known(ref)
-
-
 async def test_jobs_from_the_base_model_start_there_and_count_on(tokenizer, tmp_path):
     with Journal(tmp_path / "run.db") as journal:
         model = Model("prover", tokenizer, tmp_path / "checkpoints", journal, from_scratch=True)
@@ -203,17 +196,3 @@ async def test_a_group_trains_its_model_in_this_process_by_every_method(models, 
     methods = [entry.data.method for entry in group.lineage()]
     assert methods == ["supervised", "dpo", "grpo"]
     assert model.engine.version == 3
-
-
-async def test_groups_of_equal_rewards_are_skipped_and_no_job_fails(models, tmp_path):
-    model = models[0]
-    group = make_group(model, "prover", "verifier")
-    await group.wait_for_ready()
-    records = await record_plays(model, tmp_path, 1, 2)
-    equal = dict.fromkeys([record.id for record in records], 1.0)
-    result = await group.create_grpo_fine_tune_job({"prover": records}, equal)
-    assert isinstance(result, Skipped) and "all rewards within a group are the same" in result.reason
-    assert await group.get_fine_tune_job_status() == "not_found"
-    assert not await group.fine_tune_job_failed()
-    await group.wait_for_fine_tune_job()
-    assert await group.switch_to_next_model() == model.jobs.version

@@ -24,7 +24,6 @@ from etude.learner.padding import trained_units
 from etude.learner.tree import TreeLayout, token_tree
 from etude.learner.tree_attention import _attend
 from etude.learner.tree_passes import PackedStep, tree_hidden, tree_refusal
-from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, forest, get_gradient, to_batch, train
 from tests.models.tiny_models import family, fresh_policy, policy
 from tests.support import one_quick
@@ -144,15 +143,6 @@ def test_long_spans_are_cut_and_their_parts_looked_back_at(monkeypatch, name):
     layout = tree.TreeLayout.of(tree.token_tree([batch[0][0].ids]), torch.device("cpu"), np.arange(1), 2)
     assert {block.shape[1] for block in layout.all.back} == {3}
     assert_same(*both(family(config, **changes), batch, Grpo()))
-
-
-def test_lora_weights_have_the_gradient_of_padding():
-    of = fresh_policy()
-    of.use_lora(LoraOptions(r=4), seed=0)
-    with torch.no_grad():
-        for parameter in of.trainable().values():
-            parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
-    assert_same(*both(of, to_batch(forest(2, 30)), Grpo()))
 
 
 @pytest.mark.parametrize("packing", one_quick("tree", "padded"))

@@ -7,14 +7,11 @@ import json
 import random
 from typing import Any
 
-import jsonschema
 import llguidance
 import llguidance.hf
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall
@@ -228,50 +225,3 @@ def test_a_tool_that_is_not_strict_loses_what_cannot_be_kept() -> None:
     assert '"minimum"' not in asked().text and '"integer"' in asked().text
     with pytest.raises(ImpossibleCall, match=r"properties\.a\.minimum"):
         asked(strict=True)
-
-
-EDGES = [2**power + more for power in (0, 1, 31, 32, 52, 53, 54, 62, 63, 64, 70) for more in range(-2, 4)]
-NUMBERS = st.one_of(
-    st.sampled_from([*EDGES, *(-each for each in EDGES)]),
-    st.integers(-50, 50),
-    st.integers(-10_000, 10_000).map(lambda hundredths: hundredths / 100),
-)
-BOUNDS = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), NUMBERS)
-SCHEMAS = st.one_of(
-    st.fixed_dictionaries(
-        {"type": st.sampled_from(["integer", "number", ["integer", "null"]])}, optional=BOUNDS
-    ),
-    st.fixed_dictionaries({"type": st.just("integer"), "multipleOf": st.integers(1, 12)}, optional=BOUNDS),
-    st.builds(lambda value: {"const": value}, NUMBERS),
-    st.builds(lambda values: {"enum": values}, st.lists(NUMBERS, min_size=1, max_size=3)),
-)
-
-
-def drawn(plain_grammars: Grammars, schema: Any, choose: random.Random) -> str | None:
-    """An answer by tokens that are drawn from those that the schema leaves; None where it has no end."""
-    found, ids = matcher(plain_grammars, schema), list[int]()
-    for step in range(60):
-        bits = found.compute_bitmask()
-        allowed = [token for token in range(plain_grammars.vocabulary) if bits[token // 8] >> token % 8 & 1]
-        if GRAMMAR_END in allowed and (step > 20 or choose.random() < 0.3):
-            break
-        tokens = [token for token in allowed if token != GRAMMAR_END]
-        if not tokens:
-            break
-        ids.append(choose.choice(tokens))
-        assert found.consume_token(ids[-1])
-    return plain_grammars.tokenizer.decode(ids) if found.is_accepting() else None
-
-
-def test_every_answer_fits_its_schema(plain_grammars: Grammars) -> None:
-    @settings(max_examples=50)
-    @given(SCHEMAS, st.randoms(use_true_random=False))
-    def holds(schema: Any, choose: random.Random) -> None:
-        try:
-            texts = [drawn(plain_grammars, schema, choose) for _ in range(3)]
-        except ImpossibleCall:
-            return
-        for text in filter(None, texts):
-            jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
-
-    holds()

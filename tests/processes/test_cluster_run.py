@@ -20,7 +20,7 @@ from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.weights import load_tensors
 from tests.cli.conftest import base as base
 from tests.cli.killed import everything, killed_after, repeatable_project
-from tests.cli.projects import change, events, finished, train_two_models
+from tests.cli.projects import change, events, finished
 from tests.learner.test_team import SOURCE, assert_near
 from tests.models.tiny_models import fresh_policy
 from tests.processes.cluster_jobs import newest_step
@@ -167,35 +167,3 @@ def test_a_run_that_is_killed_again_and_again_goes_on_with_and_without_the_clust
     last = finished("resume", "run", *there, "--json", folder=deterministic_project)
     assert last.returncode == 0, last.stderr
     assert changed(expected, everything(deterministic_project / "runs" / "run")) == {}
-
-
-def test_a_run_on_the_cluster_whose_head_is_lost_goes_on_from_its_storage(
-    deterministic_project: Path, cluster: Any
-) -> None:
-    """The folder is gone, and another process makes it anew from the backup: first here, then there."""
-    count, expected = whole(deterministic_project)
-    there, address = ("--on", cluster.address), f"file://{deterministic_project}/storage/run"
-    command: tuple[str, ...] = ("train", "config.yml", "--name", "run", *there)
-    choice = random.Random(1)
-    for where in (HERE, there, there):
-        killed_after(
-            choice.randint(count // 3, count // 2), *command, folder=deterministic_project, seconds=0.1
-        )
-        shutil.rmtree(deterministic_project / "runs")
-        command = ("resume", address, *where)
-    last = finished(*command, "--json", folder=deterministic_project)
-    assert last.returncode == 0, last.stderr
-    assert events(last.stdout)[0]["event"] == "restored"
-    assert everything(deterministic_project / "runs" / "run") == expected
-
-
-def test_several_models_are_trained_on_nodes_as_they_are_here(
-    deterministic_project: Path, base: Path, cluster: Any
-) -> None:
-    train_two_models(deterministic_project, base)
-    count, expected = whole(deterministic_project)
-    begin = ("train", "config.yml", "--name", "run", "--on", cluster.address, "-o", "storage=null")
-    assert killed_after(count // 2, *begin, folder=deterministic_project, seconds=0.1)
-    last = finished("resume", "run", "--json", folder=deterministic_project)
-    assert last.returncode == 0, last.stderr
-    assert everything(deterministic_project / "runs" / "run") == expected

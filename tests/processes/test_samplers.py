@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-import torch
 
 from etude.core.errors import EngineError
 from etude.engines.vllm_process import VllmProcess
@@ -21,21 +20,11 @@ from etude.engines.vllm_processes import VllmProcesses
 from etude.engines.vllm_program import VllmOptions
 from etude.processes.ray_cluster import connect_ray
 from etude.processes.ray_nodes import RayChild, RayLauncher
-from tests.engines.test_vllm import (
-    PROMPT,
-    lora_folder,
-    make_options,
-    measure_logprobs,
-    require_weights,
-    written_model,
-)
-from tests.engines.test_vllm import make_engine as make_real_engine
+from tests.engines.test_vllm import make_options
 from tests.engines.test_vllm_processes import answers, ask, make_engine
 from tests.engines.test_vllm_processes import lora as lora
 from tests.engines.test_vllm_processes import source as source
-from tests.models.tiny_models import continuing
 from tests.support import is_alive, until
-from tests.vllm import QUICKLY, choose_command
 
 pytest.importorskip("ray")
 
@@ -152,32 +141,3 @@ async def test_what_cannot_be_placed_or_found_is_said(two, tmp_path):
     broken.options = replace(broken.options, arguments=("--fail",))
     with pytest.raises(EngineError, match=r"ended with code 1[\s\S]*no room for the KV cache"):
         await broken.start("some/model")
-
-
-@pytest.mark.vllm
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_real_vllm_on_a_node_samples_from_the_weights_that_it_was_given(
-    connection, tmp_path, monkeypatch
-):
-    """The base, LoRA weights that are sent to its node, and then whole weights in place of the base."""
-    command = choose_command("real", monkeypatch)
-    first, second = written_model(tmp_path / "a", 1, tied=False), written_model(tmp_path / "b", 2, tied=False)
-    process = placed(tmp_path / "vllm", command=command, environment=QUICKLY)
-    process.options = replace(process.options, arguments=("--enforce-eager",))
-    processes = VllmProcesses([process])
-    await processes.start(str(first))
-    pid = process.pid
-    await require_weights(processes, first, first)
-    trained = lora_folder(first, tmp_path / "lora", 3)
-    await processes.add_lora("lora-1", tmp_path / "lora")
-    engine = make_real_engine(process, "lora-1", first)
-    engine._processes = processes
-    sampled = await engine.sample(continuing(PROMPT, key=7))
-    expected = measure_logprobs(trained, PROMPT, sampled.completion_ids)
-    assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
-    await engine.close()
-    await processes.remove_lora("lora-1")
-    await processes.start(str(second), in_place=True)
-    assert process.pid == pid
-    await require_weights(processes, second, second)
-    await processes.stop()

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -145,15 +144,6 @@ async def test_thinking_stands_before_the_answer_and_is_told_to_nobody(journal: 
     record = await play_record(adp(), engine, journal)
     assert transcript(record)["turns"][0] == {"round": 0, "prover.thinking": "a secret", "prover@main": "one"}
     assert not any("secret" in str(request.messages) for request in engine.requests)
-
-
-async def test_yaml_says_the_same(journal: Journal) -> None:
-    questions = "Question for Expert_1: a?\nQuestion for Expert_2: b\n  c?"
-    engine = scripted(verifier=[questions, "hm"], prover0=["no – «never»"], prover1=[""])
-    record = await play_record(debate(max_message_rounds=3), engine, journal, retries=1)
-    shown = transcript(record)
-    assert yaml.safe_load(as_yaml(shown)) == shown
-    assert "«never»" in as_yaml(shown)
 
 
 async def test_where_a_play_branched_the_branches_are_shown(journal: Journal) -> None:

@@ -86,10 +86,6 @@ class ServerProcess:
         options = {"api_key": self.key or "none", "max_retries": 0, "timeout": 60.0} | options
         return openai.OpenAI(base_url=f"{self.address}/v1", **options)
 
-    def async_client(self, **options: Any) -> openai.AsyncOpenAI:
-        options = {"api_key": self.key or "none", "max_retries": 0, "timeout": 60.0} | options
-        return openai.AsyncOpenAI(base_url=f"{self.address}/v1", **options)
-
     def raw(self, request: bytes) -> bytes:
         """The first line of the answer to bytes that no client would send."""
         host, port = self.address.removeprefix("http://").split(":")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import openai
 import pytest
 
 from tests import canaries
-from tests.server.data import ASK, create, messages, supervised, upload, wait, wait_for_step
+from tests.server.data import ASK, create, supervised, upload, wait
 from tests.server.process import ServerProcess
-from tests.server.test_crash import LONG, check_whole, find_worker
 
 
 @pytest.mark.slow
@@ -36,27 +33,6 @@ def test_a_damaged_model_is_refused_by_name_and_the_others_are_served(server: Se
     assert failed.status == "failed"
     assert failed.error is not None
     assert f"is damaged: {job.id}/SHA256SUMS is missing" in failed.error.message
-
-
-@pytest.mark.slow
-def test_a_job_goes_on_from_the_checkpoint_before_a_damaged_one(own_server: ServerProcess) -> None:
-    server, client = own_server, own_server.client()
-    job = create(client, upload(client, supervised(8)), **LONG).id
-    wait_for_step(client, job, 12)
-    worker = find_worker(server, job)
-    server.kill()
-    os.kill(worker, signal.SIGKILL)
-    checkpoints = sorted(
-        (path for path in (server.data_dir / "jobs" / job).glob("step-*") if path.suffix != ".part"),
-        key=lambda path: int(path.name.removeprefix("step-")),
-    )
-    os.truncate(checkpoints[-1] / "optimiser.safetensors", 100)
-    server.start()
-    client = server.client()
-    check_whole(client, job)
-    (event,) = (text for text in messages(client, job) if "checkpoint is damaged" in text)
-    assert f"{checkpoints[-1].name}/optimiser.safetensors is not what was written" in event
-    assert event.endswith(f"continues from step {checkpoints[-2].name.removeprefix('step-')}")
 
 
 KEY, TOKEN = "canary-server-key-01", "canary-hub-token-02"

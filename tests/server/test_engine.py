@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,24 +87,6 @@ def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
         wait(client, plain.id)
 
 
-@pytest.mark.slow
-def test_the_engine_makes_way_for_jobs_and_comes_back_by_itself(model: Path, tmp_path: Path) -> None:
-    with ServerProcess(model, tmp_path, "--max-models", "1") as running:
-        client = running.client()
-        job = create(client, upload(client, supervised(8)), request=ASKS, n_epochs=30, batch_size=2)
-        wait_for_step(client, job.id, 1)
-        with running.http() as http:
-            assert http.get("/engine/status").json()["status"] == "stopped"
-            # A request to start it changes nothing while a job trains.
-            assert http.post("/engine/start").json()["status"] == "stopped"
-        done = wait(client, job.id)
-        assert done.fine_tuned_model is not None
-        for name in ("tiny", done.fine_tuned_model, "tiny"):
-            client.chat.completions.create(model=name, messages=ASK, max_tokens=1)
-            with running.http() as http:
-                assert http.get("/engine/status").json()["models"] == [name]
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -178,16 +160,6 @@ def train_shortly(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.slow
-def test_the_workers_log_from_the_level_that_the_server_was_given(model: Path, tmp_path: Path) -> None:
-    with ServerProcess(model, tmp_path, "--debug") as server:
-        client = server.client()
-        job = wait(client, create(client, upload(client, supervised(8)), **SHORT).id)
-        assert job.status == "succeeded"
-        lines = (tmp_path / "jobs" / job.id / "worker.log").read_text()
-        assert " DEBUG etude.server.worker: order: " in lines
-
-
-@pytest.mark.slow
 def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_path: Path) -> None:
     with ServerProcess(model, tmp_path) as server:
         client = server.client()
@@ -208,18 +180,6 @@ def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_
         told = [text for one in client.fine_tuning.jobs.list() for text in messages(client, one.id)]
         assert not any("ended early" in text for text in told)
     wait_for_end([last.pid])
-
-
-@pytest.mark.slow
-def test_a_server_that_stops_before_its_worker_is_there_leaves_none(model: Path, tmp_path: Path) -> None:
-    with ServerProcess(model, tmp_path) as server:
-        client = server.client()
-        job = create(client, upload(client, supervised(8)), **LONG).id
-        while not (started := children(server)):
-            time.sleep(0.01)
-    wait_for_end([each.pid for each in started])
-    with ServerProcess(model, tmp_path) as server:
-        assert wait(server.client(), job).status == "succeeded"
 
 
 @pytest.mark.slow
@@ -275,41 +235,6 @@ def test_two_processes_train_what_one_does_and_survive_kill_9(
         assert wait(client, job).status == "succeeded"
         found.append(losses(client, job))
     assert found[1] == pytest.approx(found[0], rel=1e-3, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_a_cancelled_job_ends_all_its_processes(two: ServerProcess) -> None:
-    client = two.client()
-    job = create(client, upload(client, supervised(8)), **LONG).id
-    wait_for_step(client, job, 2)
-    ranks = list_ranks(two, job)
-    assert client.fine_tuning.jobs.cancel(job).status == "cancelled"
-    wait_for_end(ranks)
-    assert client.fine_tuning.jobs.retrieve(job).status == "cancelled"
-
-
-def the_server(server: ServerProcess, ranks: list[int]) -> None:
-    server.kill()
-    wait_for_end(ranks)
-    server.start()
-
-
-def nothing_but_stop_the_server(server: ServerProcess, ranks: list[int]) -> None:
-    server.stop()
-    wait_for_end(ranks)
-    server.start()
-
-
-@pytest.mark.parametrize("kill", [the_server, nothing_but_stop_the_server])
-@pytest.mark.slow
-def test_whatever_is_killed_nothing_is_lost(
-    two: ServerProcess, kill: Callable[[ServerProcess, list[int]], None]
-) -> None:
-    client = two.client()
-    job = create(client, upload(client, supervised(8)), **LONG).id
-    wait_for_step(client, job, 8)
-    kill(two, list_ranks(two, job))
-    check_whole(two.client(), job)
 
 
 @pytest.mark.slow

@@ -180,14 +180,6 @@ def test_a_row_that_the_model_cannot_take_fails_the_job_with_its_number(client: 
 
 
 @pytest.mark.slow
-def test_groups_in_which_all_are_worth_the_same_teach_nothing(client: openai.OpenAI) -> None:
-    turn = {"context_ids": [3], "token_ids": [4, 1], "logprobs": [-1.0, -1.0]}
-    group = {"trajectories": [{"turns": [turn], "reward": 1.0}] * 3}
-    job = wait(client, create(client, upload(client, [group]), "grpo").id)
-    assert job.status == "failed" and job.error is not None and "nothing to learn" in job.error.message
-
-
-@pytest.mark.slow
 def test_a_fine_tuned_model_can_be_deleted(client: openai.OpenAI) -> None:
     job = wait(client, create(client, upload(client, supervised(2)), n_epochs=1).id)
     name = job.fine_tuned_model

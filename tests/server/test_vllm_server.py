@@ -64,49 +64,18 @@ def test_vllm_answers_with_what_jobs_trained_and_comes_back_from_a_crash(
 
 
 @pytest.mark.slow
-def test_with_a_vllm_for_each_device_a_crash_of_one_costs_no_request(wide: Path, tmp_path: Path) -> None:
-    options = ["--engine", "vllm", "--vllm-command", shlex.join(STAND_IN)]
-    options += ["--vllm-device", "0", "--vllm-device", "1"]
-    with ServerProcess(wide, tmp_path, *options) as server, server.http(timeout=300) as http:
-        client = server.client(timeout=300)
-        job = wait(client, create(client, upload(client, supervised(8)), lora_rank=4, n_epochs=1).id)
-        assert job.fine_tuned_model is not None, job.error
-        model = job.fine_tuned_model
-
-        def ask(number: int) -> str | None:
-            question = {"role": "user", "content": f"what is {number}?"}
-            answer = client.chat.completions.create(
-                model=model, messages=[question], temperature=0, max_tokens=5
-            )
-            return answer.choices[0].message.content
-
-        before = [ask(number) for number in range(12)]
-        rows = http.get("/engine/status").json()["processes"]
-        assert [row["device"] for row in rows] == ["0", "1"]
-        assert sum(row["answers"] for row in rows) == 12 and min(row["answers"] for row in rows) >= 4
-        os.kill(list_vllms(server.pid)[0], signal.SIGKILL)
-        assert [ask(number) for number in range(12)] == before
-        deadline = time.monotonic() + 120
-        while (row := http.get("/engine/status").json()["processes"][0])["restarts"] == 0 or (
-            row["process"] != "running"
-        ):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        assert [ask(number) for number in range(24)][:12] == before
-
-
-@pytest.mark.slow
 def test_sigterm_while_vllm_starts_ends_the_server_and_leaves_no_process(wide: Path, tmp_path: Path) -> None:
     options = ["--engine", "vllm", "--vllm-command", shlex.join(STAND_IN), "--vllm-arg=--slow"]
+    options += ["--vllm-device", "0", "--vllm-device", "1"]
     command = ["serve", str(wide), "--port", "0", "--data-dir", str(tmp_path), *options]
     process = Forked(command, Path.cwd(), dict(os.environ), errors=tmp_path / "errors")
     deadline = time.monotonic() + 60
-    while not (vllms := list_vllms(process.pid)):
+    while len(vllms := list_vllms(process.pid)) < 2:
         assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "errors").read_text()
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     process.wait(timeout=5)
-    assert not Path(f"/proc/{vllms[0]}").exists()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in vllms)
 
 
 def refused(model: Path, folder: Path, *options: str) -> str:
