@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 62_090,
-    "modules": 310,
-    "lines of tests": 49_384,
+    "lines of source": 61_857,
+    "modules": 309,
+    "lines of tests": 49_344,
     "benchmark files": 15,
     "config keys": 324,
 }

@@ -29,10 +29,7 @@ def otlp_rows(line: Row) -> Iterator[Row]:
         asked = [{"role": "system", "parts": system}] if system else []
         tools = _parsed(given.get("gen_ai.tool.definitions"))
         yield {
-            "id": span["spanId"],
             "trace_id": span["traceId"],
-            "session_id": given.get("gen_ai.conversation.id"),
-            "timestamp": int(span["startTimeUnixNano"]) / 1e9,
             "request": {
                 "model": given.get("gen_ai.request.model"),
                 "messages": [
@@ -109,16 +106,13 @@ def langfuse_rows(exported: list[Row]) -> Iterator[Row]:
     for row in rows:
         if "data_type" in row and isinstance(row.get("value"), int | float):
             name = row.get("observation_id") or last.get(row["trace_id"], "")
-            scores.setdefault(name, {})[row["name"]] = {"score": row["value"], "comment": row.get("comment")}
+            scores.setdefault(name, {})[row["name"]] = row["value"]
     for row in generations:
         asked, answer = _parsed(row["input"]), _parsed(row["output"])
         request = asked if isinstance(asked, dict) else {"messages": asked}
         usage = row.get("usage_details") or row.get("usage") or {}
         yield {
-            "id": row["id"],
             "trace_id": row["trace_id"],
-            "session_id": row.get("session_id"),
-            "timestamp": row.get("start_time"),
             "request": {**request, "model": row.get("provided_model_name") or row.get("model")},
             "response": {
                 "choices": [{"message": {"content": answer} if isinstance(answer, str) else answer}],
@@ -138,7 +132,7 @@ def _inner_rows(row: Row) -> list[Row]:
     if "observations" not in row:
         return [row]
     about = row.get("trace", row)
-    own = {"traceId": about["id"], "sessionId": about.get("sessionId")}
+    own = {"traceId": about["id"]}
     return [{**own, **each} for each in [*row["observations"], *about.get("scores", ())]]
 
 

@@ -26,7 +26,7 @@ import etude.rollout.tools
 import etude.rollout.workflow
 import etude.show.tracker
 import etude.show.tracker_services
-import etude.wire.trace_importing
+import etude.wire.logged_chats
 
 for module in pkgutil.iter_modules(etude.algorithms.__path__, "etude.algorithms."):
     importlib.import_module(module.name)

@@ -18,12 +18,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from etude.core.call import ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import DatasetError, RequestError
 from etude.core.secrets import MASK
-from etude.wire.logged_chats import LoggedCall, SkippedEntry
-from etude.wire.trace_importing import Log, read_log
+from etude.wire.logged_chats import read_log
 from tests.support import drawn
 
 LOGS = Path(__file__).parent / "logs"
@@ -33,43 +31,23 @@ ANSWER = {"role": "assistant", "content": "Hello"}
 MORE = {"role": "user", "content": "And?"}
 
 
-def call(*messages: dict[str, Any], answer: str = "Hello", **facts: Any) -> LoggedCall:
-    said = Completion({"role": "assistant", "content": answer})
-    return LoggedCall("log:1", ChatRequest(messages), said, **facts)
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
 
 
-def lengths(*records: Any) -> list[int]:
-    log = Log()
-    log.add(records)
-    return [*map(len, log.chats())]
-
-
-def test_a_prompt_that_goes_on_with_a_chat_is_of_it():
-    later = call(QUESTION, ANSWER, MORE)
-    assert lengths(call(QUESTION), later) == [2]
-    assert lengths(call(QUESTION, trace="a"), call(QUESTION, ANSWER, MORE, trace="b")) == [2]
-    assert lengths(call(QUESTION, answer="Bye"), later) == [1, 1]
-    assert lengths(call(QUESTION), later, later) == [2, 1], "it is resumed once"
-
-
-def test_the_times_decide_on_the_order_where_all_are_known():
-    assert lengths(call(QUESTION, ANSWER, MORE, began=2.0), call(QUESTION, began=1.0)) == [2]
-    assert lengths(call(QUESTION, ANSWER, MORE), call(QUESTION, began=1.0)) == [1, 1]
-
-
-def test_what_forms_no_chat_is_counted():
-    log = Log()
-    log.add([call(QUESTION, id="c"), SkippedEntry("log:2", "nothing"), call(QUESTION, id="c")])
-    assert len(log.chats()) == 1
-    assert log.left_out == {"nothing": (1, "log:2"), "call whose id occurs twice": (1, "log:1")}
+def test_rows_of_one_trace_are_one_chat(tmp_path: Path):
+    first = {"messages": [QUESTION, ANSWER], "trace_id": "a", "score": 1}
+    second = {"messages": [QUESTION, ANSWER, MORE, ANSWER], "trace_id": "a", "feedback": 0.5}
+    episodes, imported = read_log([write(tmp_path / "log.jsonl", first, {**first, "trace_id": "b"}, second)])
+    assert [len(episode.calls) for episode in episodes] == [3, 1]
+    assert imported.scores == {"score": 2, "feedback": 1}
 
 
 def test_chats_that_began_alike_are_of_one_example(tmp_path: Path):
-    path = tmp_path / "log.jsonl"
     rows = [{"messages": [QUESTION, {"role": "assistant", "content": text}]} for text in ("a", "b", "a")]
     other = {"messages": [MORE, ANSWER], "expected": "Hello"}
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, other]), encoding="utf-8")
-    episodes, imported = read_log([path], hold_out=0)
+    episodes, imported = read_log([write(tmp_path / "log.jsonl", *rows, other)], hold_out=0)
     assert [episode.generation for episode in episodes] == [0, 1, 2, 0]
     assert (imported.prompts, imported.compared) == (2, 1)
     assert episodes[-1].example.expected == "Hello"
@@ -78,10 +56,8 @@ def test_chats_that_began_alike_are_of_one_example(tmp_path: Path):
 
 def test_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SHOP_API_KEY", "k-8871-very-secret")
-    path = tmp_path / "log.jsonl"
     asked = {"role": "user", "content": "My key is k-8871-very-secret"}
-    path.write_text(json.dumps({"messages": [asked, ANSWER]}), encoding="utf-8")
-    (episode,), _ = read_log([path])
+    (episode,), _ = read_log([write(tmp_path / "log.jsonl", {"messages": [asked, ANSWER]})])
     assert "k-8871" not in str(episode) and MASK in str(episode)
 
 
@@ -122,18 +98,13 @@ def test_a_row_with_anything_in_it_is_read_or_named_with_its_line(
         for key in path:
             place = place[key]
         place[last] = value
-    log = tmp_path / "log.jsonl"
-    log.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    log = write(tmp_path / "log.jsonl", row)
     try:
         read_log([log])
     except DatasetError as error:
         assert str(error).startswith(f"{log}:1")
     except RequestError as error:
-        assert "no chats" in str(error)
-    try:
-        read_log([log], skip_broken=True)
-    except RequestError as error:
-        assert "no chats" in str(error)
+        assert "no chats" in str(error) and f"{log}:1" in str(error)
 
 
 def openai_log(log: Path, folder: Path) -> Path:
@@ -143,15 +114,13 @@ def openai_log(log: Path, folder: Path) -> Path:
     spec = importlib.util.spec_from_file_location("convert", LOGS.parents[2] / "examples/logs/convert.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made = folder / "log.jsonl"
-    made.write_text("".join(json.dumps(row) + "\n" for row in module.converted(log)), encoding="utf-8")
-    return made
+    return write(folder / "log.jsonl", *module.converted(log))
 
 
 def described(log: Path, folder: Path) -> dict[str, Any]:
     """All that is known of the chats of a log, and what was left out of it."""
     episodes, imported = read_log([openai_log(log, folder)], hold_out=0)
-    left_out = {reason: count for reason, (count, _) in imported.left_out.items()}
+    left_out = {reason: row["count"] for reason, row in imported.left_out.items()}
     return {"chats": [*map(chat, episodes)], "left_out": left_out}
 
 
@@ -170,11 +139,9 @@ def chat(episode: EpisodeRecord) -> dict[str, Any]:
                 "sampling": call.request.sampling.changed(),
                 "usage": usage,
                 "finish_reason": None if answer is None else answer.finish_reason,
-                "error": call.error,
-                "began": call.began,
             }
         )
-    scores = [[event.name, event.value, event.text] for event in episode.events]
+    scores = [[event.name, event.value] for event in episode.events]
     return {"calls": calls, "scores": scores, "output": episode.output}
 
 
@@ -194,38 +161,31 @@ def test_a_list_is_read_as_the_lines_are(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("line", "problem"),
+    ("row", "problem"),
     [
-        ("{", "3:1: broken JSON"),
-        ("[1]", "3: a row must be an object, found a list"),
-        ('{"prompt": "Hi"}', "3: a row must have `messages`, or a `request` and its `response`"),
-        ('{"messages": "Hi"}', "3: messages: Input should be a valid list"),
-        ('{"messages": [{"role": "robot"}]}', "3: messages[0].role must be one of system, developer, user"),
-        ('{"messages": [{"role": "user", "content": 5}]}', "3: messages[0].content must be a string"),
-        (
-            '{"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}',
-            "3: messages[0].tool_calls must be a list of calls, each of a function with a name",
-        ),
-        (
-            '{"request": {"messages": [{"role": "tool"}], "temperature": -1}, "response": {}}',
-            "3: messages[0].content is missing",
-        ),
-        (
-            '{"request": {"messages": [{"role": "user", "content": "a"}]}, "response": {"choices": [{}]}}',
-            "3: response: malformed answer: KeyError: 'message'",
-        ),
-        ('{"request": "[{", "response": {}}', "3: request: "),
+        ([1], "the request must be a JSON object"),
+        ({"prompt": "Hi"}, "a row must have `messages`, or a `request` and its `response`"),
+        ({"messages": "Hi"}, "messages: Input should be a valid list"),
+        ({"messages": [{"role": "robot"}]}, "messages[0].role must be one of system, developer, user"),
+        ({"messages": [QUESTION, {"role": "assistant", "content": ""}]}, "an answer is empty"),
+        ({"messages": [QUESTION, ANSWER], "score": "good"}, "score: Input should be a valid number"),
+        ({"request": {"messages": [QUESTION]}, "response": {"choices": [{}]}}, "response: malformed answer"),
+        ({"request": {"messages": [QUESTION]}, "response": {"error": "busy"}}, "a response has no choices"),
+        ({"request": "[{", "response": {}}, "request: "),
     ],
 )
-def test_a_row_that_is_wrong_is_named_with_its_line(line: str, problem: str, tmp_path: Path):
-    log = tmp_path / "log.jsonl"
-    right = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
-    log.write_text(f"{right}\n\n{line}\n", encoding="utf-8")
-    with pytest.raises(DatasetError) as raised:
+def test_a_row_that_is_wrong_is_counted_with_its_line(row: Any, problem: str, tmp_path: Path):
+    log = write(tmp_path / "log.jsonl", {"messages": [QUESTION, ANSWER]}, row, row)
+    episodes, imported = read_log([log])
+    [(reason, counted)] = imported.left_out.items()
+    assert reason.startswith(problem) and counted == {"count": 2, "first": f"{log}:2"}
+    assert len(episodes) == 1
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path: Path):
+    (log := tmp_path / "log.jsonl").write_text("\n{", encoding="utf-8")
+    with pytest.raises(DatasetError, match=r"log\.jsonl:2:1: broken JSON"):
         read_log([log])
-    assert str(raised.value).startswith(f"{log}:{problem}") and "--skip-broken" in str(raised.value)
-    episodes, imported = read_log([log], skip_broken=True)
-    assert len(episodes) == 1 and [count for count, _ in imported.left_out.values()] == [1]
 
 
 if __name__ == "__main__":

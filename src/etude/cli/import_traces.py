@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +16,6 @@ def import_traces(
     hold_out: Annotated[
         float, option("Share of the prompts that are held out, to validate on.", min=0, max=0.9)
     ] = 0.2,
-    skip_broken: Annotated[
-        bool, option("Leave out rows that are broken, and count them.", "--skip-broken")
-    ] = False,
     name: Annotated[str | None, option("Name of the run; chosen by default.")] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
@@ -28,18 +26,18 @@ def import_traces(
     """
     from etude.show.run_text import imported_lines
     from etude.store.run_folder import RunFolder
-    from etude.wire.trace_importing import read_log, write_run
+    from etude.wire.logged_chats import read_log, write_run
 
-    episodes, imported = read_log(files, skip_broken=skip_broken, hold_out=hold_out)
+    episodes, imported = read_log(files, hold_out=hold_out)
     with RunFolder.create(output_dir, name) as run:
         run_async(write_run(run, episodes, imported))
     if as_json:
-        emit({"run": str(run.path), **imported.as_json()})
+        emit({"run": str(run.path), **asdict(imported)})
         return
     if imported.left_out:
-        rows = [(reason, count, first) for reason, (count, first) in imported.left_out.items()]
+        rows = [(reason, of["count"], of["first"]) for reason, of in imported.left_out.items()]
         table(("left out", "count", "first at"), rows)
-    for label, text in imported_lines(imported.as_json()):
+    for label, text in imported_lines(asdict(imported)):
         say(f"{label:<15} {text}")
     say(f"run             {shown_path(run.path)}")
     next_step(hints.command("episodes", run.path))

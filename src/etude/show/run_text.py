@@ -58,11 +58,10 @@ def _list_ends(summary: Summary, *, short: bool = False) -> list[str | None]:
 
 def imported_lines(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the counts of an imported log, as labels and texts."""
-    failed = f", {counts['failed']} of them ended in an error" if counts["failed"] else ""
     scores = ", ".join(f"{name} ({count})" for name, count in counts["scores"].items())
     several = f"{counts['compared']} with several chats"
     return [
-        ("chats", f"{counts['chats']} with {counts['calls']} calls{failed}"),
+        ("chats", f"{counts['chats']} with {counts['calls']} calls"),
         ("prompts", f"{counts['prompts']}, {several}, {counts['held_out']} held out"),
         *([("feedback", scores)] if scores else []),
     ]

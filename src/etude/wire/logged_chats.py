@@ -1,4 +1,4 @@
-"""Rows of logs in OpenAI's format: finished conversations, and requests with their responses.
+"""Logged chats as episodes: rows in OpenAI's format, their import into a run, and the dataset that reads it.
 
 {"messages": [...], "tools": [...]}
 {"request": {"model": ..., "messages": [...]}, "response": {"object": "chat.completion", "choices": [...]}}
@@ -6,71 +6,51 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StringConstraints
 from pydantic_core import to_json
 
-from etude.config.data_files import json_value, read_json_file, read_parquet, readable
-from etude.core.call import ChatRequest, Completion, Sampling
-from etude.core.data_model import name_type, number
+from etude.config.builder import Builder
+from etude.config.component import DatasetConfig
+from etude.config.data_files import read_json_file, read_jsonl, read_parquet
+from etude.config.registry import register_dataset
+from etude.core.call import Call, ChatRequest, Completion, Sampling
+from etude.core.conversion import written
+from etude.core.episode import WORKFLOW, EpisodeRecord, Event, Example, LoggedExample
 from etude.core.errors import DatasetError, RequestError
-from etude.core.evaluation import is_score
+from etude.core.evaluation import LARGEST_SCORE
 from etude.core.json_text import read_json
+from etude.core.keys import content_hash, fold
+from etude.core.message import is_text, message_key, message_text
+from etude.core.secrets import masked_data
+from etude.store.episodes import read_episode, stored_episodes, write_episode
+from etude.store.facts import IMPORT, find_run
+from etude.store.journal import Journal
+from etude.store.run_folder import RunFolder
 from etude.wire.bodies import check_conversation, plain_messages
 from etude.wire.client import parse_completion
 from etude.wire.retries import Refusal, Retryable
 from etude.wire.sampling import change_sampling, validated
 
-
-@dataclass(frozen=True, slots=True)
-class LoggedScore:
-    """A number that somebody gave to a call."""
-
-    name: str
-    value: float
-    reason: str = ""
+CHATS, HELD_OUT = "chats", "held_out"
+"""The phases of a run of chats: those to learn from, and those with held-out prompts."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedCall:
-    """One model call."""
+@dataclass(slots=True)
+class Chat:
+    """The calls of one conversation, in order, with its feedback."""
 
-    where: str
-    """`file:line`."""
-    request: ChatRequest
-    completion: Completion | None = None
-    """None if the call failed."""
-    model: str = ""
-    error: str | None = None
-    began: float = 0.0
-    """In Unix seconds; 0 if unknown."""
-    id: str = ""
-    """Unique in a log."""
-    trace: str = ""
-    """Calls of one trace form one chat."""
-    session: str = ""
-    """A call only continues a chat of the same session."""
-    is_whole: bool = False
-    """Whether the log has each chat whole, so that the call continues no other chat."""
+    calls: list[Call]
     expected: Any = None
-    scores: tuple[LoggedScore, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedEntry:
-    """A part of a log that forms no chat."""
-
-    where: str
-    reason: str
-
-
-Record: TypeAlias = LoggedCall | SkippedEntry
+    scores: dict[str, float] = field(default_factory=dict)
 
 
 def _parse(value: Any) -> Any:
@@ -80,7 +60,8 @@ def _parse(value: Any) -> Any:
 
 _Parsed = BeforeValidator(_parse)
 """Parses a column that holds JSON text."""
-_Name: TypeAlias = str | int | None
+_Score: TypeAlias = Annotated[float, Field(ge=-LARGEST_SCORE, le=LARGEST_SCORE)]
+_Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[^/]+$")]
 
 
 class _Request(BaseModel):
@@ -102,7 +83,9 @@ class _Request(BaseModel):
             else message
             for message in self.messages or ()
         ]
-        messages, tools = plain_messages(given), tuple(self.tools or ())
+        messages, tools = plain_messages(masked_data(given)), tuple(self.tools or ())
+        if not all(map(is_text, messages)):
+            raise RequestError("a message has a part that is not text, such as an image")
         check_conversation((), tools)
         settings = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
         return ChatRequest(messages, tools, change_sampling(Sampling(), settings))
@@ -111,135 +94,127 @@ class _Request(BaseModel):
 class _Row(_Request):
     """A conversation, or a request with its response."""
 
-    id: _Name = Field(default=None, validation_alias=AliasChoices("id", "request_id"))
-    trace_id: _Name = None
-    session: _Name = Field(
-        default=None, validation_alias=AliasChoices("session_id", "conversation_id", "thread_id")
-    )
+    trace_id: str | int | None = None
     expected: Any = Field(default=None, validation_alias=AliasChoices("expected", "answer"))
-    score: Any = None
-    reward: Any = None
-    feedback: Any = None
-    scores: dict[str, Any] | None = None
-    timestamp: datetime | None = None
+    score: _Score | None = None
+    reward: _Score | None = None
+    feedback: _Score | None = None
+    scores: dict[_Name, _Score | None] | None = None
     request: Annotated[_Request | None, _Parsed] = None
-    response: Annotated[dict[str, Any] | list[Any] | None, _Parsed] = None
-    error: Any = None
+    response: Annotated[dict[str, Any] | None, _Parsed] = None
 
-    def records(self, where: str) -> Iterator[Record]:
-        """Yield the row's calls, with its feedback on the last one. Raises RequestError."""
-        feedback = [*self._read_feedback(where)]
-        yield from (entry for entry in feedback if isinstance(entry, SkippedEntry))
-        named = {"id": self.id or where, "trace": self.trace_id or "", "session": self.session or ""}
-        facts: dict[str, Any] = {name: str(value) for name, value in named.items()}
-        facts["expected"] = self.expected
-        facts["scores"] = tuple(score for score in feedback if isinstance(score, LoggedScore))
+    def chats(self) -> list[Chat]:
+        """Return the row's chats: one, or one for each answer to a request. Raises RequestError."""
         if self.messages is not None:
-            yield from self._conversation(where, facts)
+            chats = [self._conversation()]
         elif self.request is None or self.response is None:
             raise RequestError("a row must have `messages`, or a `request` and its `response`")
-        elif self.request.messages is None:
-            yield SkippedEntry(where, "request without messages: not a chat completion")
-        elif isinstance(self.response, list):
-            yield SkippedEntry(where, "response in the chunks of a stream: log the complete response")
         else:
-            yield from self._exchange(where, self.request, self.response, facts)
+            chats = [[call] for call in _answers(self.request, self.response)]
+        given = {"score": self.score, "reward": self.reward, "feedback": self.feedback, **(self.scores or {})}
+        scores = {name: value for name, value in given.items() if value is not None}
+        # Feedback on a request is about its first answer.
+        return [Chat(calls, self.expected, {} if at else scores) for at, calls in enumerate(chats)]
 
-    def _conversation(self, where: str, facts: dict[str, Any]) -> Iterator[Record]:
-        """Yield a call for each answer of a conversation, except those with weight 0."""
+    def _conversation(self) -> list[Call]:
+        """Return a call for each answer of a conversation, except those with weight 0."""
         request, given = self.as_chat(), self.messages or ()
         messages = request.messages
-        answers = [
-            index
-            for index, message in enumerate(messages)
-            if message["role"] == "assistant" and given[index].get("weight") != 0 and index
-        ]
-        if not answers:
-            yield SkippedEntry(where, "conversation without an answer by the assistant")
-            return
-        if answers[-1] + 1 < len(messages):
-            yield SkippedEntry(where, "messages after the last answer of a conversation")
-        for index in answers:
-            is_last = index == answers[-1]
-            own = {} if is_last else {"id": f"{facts['id']}@{index}", "scores": ()}
-            reason = "tool_calls" if messages[index].get("tool_calls") else "stop"
-            yield LoggedCall(
-                where,
-                replace(request, messages=messages[:index]),
-                Completion(messages[index], reason),
-                model=self.model or "",
-                is_whole=True,
-                **facts | {"trace": facts["trace"] or where} | own,
-            )
-
-    def _exchange(
-        self, where: str, request: _Request, response: dict[str, Any], facts: dict[str, Any]
-    ) -> Iterator[Record]:
-        """Yield the call of a request. Further answers to it are separate chats on its prompt."""
-        at, created = self.timestamp, response.get("created")
-        began = float(created) if isinstance(created, int | float) else 0.0
-        if at is not None:
-            began = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-        model = str(response.get("model") or request.model or "")
-        call = LoggedCall(where, request.as_chat(), model=model, began=max(0.0, began), **facts)
-        if error := response.get("error") or self.error:
-            reason = error.get("message") or error.get("type") if isinstance(error, dict) else error
-            yield replace(call, error=str(reason or "an error without a message"))
-            return
-        choices = response.get("choices")
-        if not choices or not isinstance(choices, list):
-            yield SkippedEntry(where, "response without choices: not a chat completion, or cut off")
-            return
-        for index, choice in enumerate(choices):
-            answered = call
-            if index:
-                name, trace = f"{call.id}#{index}", f"{call.trace or where}#{index}"
-                answered = replace(call, id=name, trace=trace, scores=())
-            try:
-                answer = parse_completion(to_json({**response, "choices": [choice]}))
-            except Retryable as problem:
-                raise RequestError(f"response: {problem}") from problem
-            except Refusal as refusal:
-                yield replace(answered, error=str(refusal))
-                continue
-            completion = Completion(answer.message, answer.finish_reason, usage=answer.usage)
-            yield replace(answered, completion=completion)
-
-    def _read_feedback(self, where: str) -> Iterator[LoggedScore | SkippedEntry]:
-        """Yield feedback: numbers, or objects with `score` or `value`, and a `comment` or `reason`."""
-        own = {"score": self.score, "reward": self.reward, "feedback": self.feedback}
-        for name, value in {**own, **(self.scores or {})}.items():
-            if value is None:
-                continue
-            given = value if isinstance(value, dict) else {"score": value}
-            reason = given.get("comment", given.get("reason"))
-            try:
-                score = number(given.get("score", given.get("value")))
-            except ValueError:
-                score = math.nan
-            if name and "/" not in name and is_score(score):
-                yield LoggedScore(name, score, reason if isinstance(reason, str) else "")
-            else:
-                yield SkippedEntry(where, f"feedback '{name}' that is not a finite number")
+        calls = []
+        for at, message in enumerate(messages):
+            if message["role"] == "assistant" and given[at].get("weight") != 0 and at:
+                reason = "tool_calls" if message.get("tool_calls") else "stop"
+                asked = replace(request, messages=messages[:at])
+                calls.append(_call(asked, Completion(message, reason), self.model))
+        if not calls:
+            raise RequestError("a conversation has no answer by the assistant")
+        return calls
 
 
-def read_records(path: Path, *, skip_broken: bool = False) -> Iterator[Record]:
-    """Read a log: JSON Lines, a JSON list (`.json`) or Parquet.
-
-    Raises DatasetError for an unreadable file, and for a row that breaks the format. `skip_broken` leaves
-    such rows out.
-    """
-    for where, row in _rows(path):
+def _answers(request: _Request, response: dict[str, Any]) -> Iterator[Call]:
+    """Yield a call for each answer to a request. Raises RequestError if there is none."""
+    asked, choices = request.as_chat(), response.get("choices")
+    if not choices or not isinstance(choices, list):
+        raise RequestError("a response has no choices: it is an error, cut off, or no chat completion")
+    for choice in choices:
         try:
-            yield from _read_row(where, row)
-        except DatasetError as error:
-            if not skip_broken:
-                raise DatasetError(f"{error}; fix it, or leave such rows out with --skip-broken") from error
-            yield SkippedEntry(where, "broken row")
+            answer = parse_completion(to_json({**response, "choices": [choice]}))
+        except (Retryable, Refusal) as problem:
+            raise RequestError(f"response: {problem}") from problem
+        completion = Completion(masked_data(answer.message), answer.finish_reason, usage=answer.usage)
+        yield _call(asked, completion, str(response.get("model") or request.model or ""))
+
+
+def _call(request: ChatRequest, answer: Completion, model: str | None) -> Call:
+    if not is_text(answer.message) or not (message_text(answer.message) or answer.message.get("tool_calls")):
+        raise RequestError("an answer is empty, or is not text")
+    return Call(0, WORKFLOW, model or "", request, answer, logged=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The chats found in a log."""
+
+    files: list[str]
+    chats: int = 0
+    calls: int = 0
+    prompts: int = 0
+    """Different first prompts of chats."""
+    compared: int = 0
+    """Prompts that several chats began with."""
+    held_out: int = 0
+    """Prompts that are held out."""
+    scores: dict[str, int] = field(default_factory=dict)
+    """Chats with feedback, by its name."""
+    left_out: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The rows that form no chat, by reason: their `count`, and the place of the `first` one."""
+
+
+def read_log(files: Sequence[Path], *, hold_out: float = 0.2) -> tuple[list[EpisodeRecord], Imported]:
+    """Read a log's chats as episodes, and count them. Rows that form no chat are left out and counted.
+
+    A file has JSON Lines, a JSON list (`.json`) or Parquet. Raises DatasetError for an unreadable file, and
+    RequestError if there are no chats.
+    """
+    chats: list[Chat] = []
+    traces: dict[str, Chat] = {}
+    left_out: dict[str, dict[str, Any]] = {}
+    for where, row in (pair for file in files for pair in _rows(file)):
+        try:
+            read = validated(_Row, row)
+            found = read.chats()
+        except RequestError as error:
+            reason = str(error).partition(", found ")[0]
+            left_out.setdefault(reason, {"count": 0, "first": where})["count"] += 1
+            continue
+        if (trace := traces.get(str(read.trace_id or ""))) is not None:
+            first = found.pop(0)
+            trace.calls += first.calls
+            trace.scores |= first.scores
+            trace.expected = trace.expected if first.expected is None else first.expected
+        elif read.trace_id:
+            traces[str(read.trace_id)] = found[0]
+        chats += found
+    left_out = dict(sorted(left_out.items(), key=lambda each: -each[1]["count"]))
+    if not chats:
+        reasons = "".join(f"\n  {why}: {of['count']}, first at {of['first']}" for why, of in left_out.items())
+        raise RequestError(f"there are no chats in {', '.join(map(str, files))}{reasons}")
+    episodes = [*chat_episodes(chats, hold_out)]
+    sizes = Counter(episode.example.id for episode in episodes)
+    return episodes, Imported(
+        files=[*map(str, files)],
+        chats=len(episodes),
+        calls=sum(len(episode.calls) for episode in episodes),
+        prompts=len(sizes),
+        compared=sum(size > 1 for size in sizes.values()),
+        held_out=len({each.example.id for each in episodes if each.id.startswith(f"{HELD_OUT}/")}),
+        scores=dict(Counter(name for chat in chats for name in chat.scores)),
+        left_out=left_out,
+    )
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each row with its place; a line that is not JSON as the error."""
+    """Yield each row with its place. Raises DatasetError."""
     if path.suffix == ".parquet":
         yield from read_parquet(path)
     elif path.suffix == ".json":
@@ -247,24 +222,113 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         for index, item in enumerate(data if isinstance(data, list) else [data], start=1):
             yield f"{path}: row {index}", item
     else:
-        with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
-            for index, line in enumerate(file, start=1):
-                row: Any = None
-                try:
-                    row = json_value(line.rstrip("\n"), path, index) if line.strip() else None
-                except DatasetError as error:
-                    row = error
-                if row is not None:
-                    yield f"{path}:{index}", row
+        yield from read_jsonl(path)
 
 
-def _read_row(where: str, row: Any) -> list[Record]:
-    """Return the records of a row. Raises DatasetError."""
-    if isinstance(row, DatasetError):
-        raise row
-    if not isinstance(row, Mapping):
-        raise DatasetError(f"{where}: a row must be an object, found {name_type(row)}")
-    try:
-        return [*validated(_Row, row).records(where)]
-    except RequestError as error:
-        raise DatasetError(f"{where}: {error}") from error
+def chat_episodes(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRecord]:
+    """Yield each chat as an episode. Chats that began with the same prompt share an example."""
+    examples = [_make_example(chat) for chat in chats]
+    order = sorted({example.id for example in examples}, key=lambda name: fold(0, "hold out", name))
+    # With two prompts or more, hold out at least one, unless the share is 0.
+    least = 1 if hold_out and len(order) > 1 else 0
+    held_out = set(order[: max(round(hold_out * len(order)), least)])
+    generations: Counter[str] = Counter()
+    for chat, example in zip(chats, examples, strict=True):
+        generation = generations[example.id]
+        generations[example.id] += 1
+        phase = HELD_OUT if example.id in held_out else CHATS
+        name = f"{phase}/{example.id}/{generation}"
+        calls = tuple(
+            replace(call, index=index, request=replace(call.request, conversation=name))
+            for index, call in enumerate(chat.calls)
+        )
+        last = calls[-1].completion
+        yield EpisodeRecord(
+            id=name,
+            example=example,
+            generation=generation,
+            calls=calls,
+            events=tuple(Event("score", len(calls) - 1, v, "", score) for score, v in chat.scores.items()),
+            output=None if last is None else written(last.message),
+        )
+
+
+def _make_example(chat: Chat) -> Example:
+    first = chat.calls[0].request
+    messages, tools = list(first.messages), list(first.tools)
+    inputs = {"messages": messages, "tools": tools} if tools else {"messages": messages}
+    key = content_hash([[*map(message_key, messages)], tools, chat.expected])
+    return Example(key, inputs, chat.expected)
+
+
+async def write_run(run: RunFolder, episodes: Iterable[EpisodeRecord], imported: Imported) -> None:
+    """Store the episodes in a new run folder, and last the counts. Raises StoreError."""
+    rest = iter(episodes)
+    while some := list(islice(rest, 256)):
+        await asyncio.gather(*(_write(run.journal, episode) for episode in some))
+    await run.journal.put(IMPORT, asdict(imported))
+
+
+async def _write(journal: Journal, episode: EpisodeRecord) -> None:
+    """Store an episode, with its feedback as its scores."""
+    for event in episode.events:
+        score = {"score": event.value, "reasoning": None, "error": None}
+        await journal.put(f"{episode.id}/score/{event.name}", score)
+    await write_episode(journal, episode)
+
+
+class LoggedConfig(DatasetConfig, name="logged"):
+    """Chats that `etude import-traces` has stored."""
+
+    run: Path
+    """Set the folder of their run, or its name in `runs`."""
+    part: Literal["chats", "held_out"] = "chats"
+    """`chats`: use the stored chats, without asking a model. `held_out`: have the agent answer the held-out
+    prompts."""
+
+
+@dataclass(frozen=True)
+class LoggedDataset:
+    """The chats of a run, by their first prompts."""
+
+    config: LoggedConfig
+    run: RunFolder
+
+    def examples(self) -> list[Example]:
+        """Return an example for each prompt, in the order of ids."""
+        part = self.config.part
+        phase = HELD_OUT if part == "held_out" else CHATS
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        examples: dict[str, Example] = {}
+        for name, data in stored_episodes(self.run.journal, f"{phase}/"):
+            example = Example(**data["example"])
+            names[example.id].append(name)
+            examples[example.id] = example
+        if not names:
+            hint = "; import the log with --hold-out 0.2" if part == "held_out" else ""
+            raise DatasetError(f"{self.run.path} has no chats of the part '{part}'{hint}")
+        if part == "held_out":
+            return [*examples.values()]
+        return [
+            LoggedExample(
+                each.id,
+                each.inputs,
+                each.expected,
+                episodes=len(names[each.id]),
+                read=partial(self._read, names[each.id]),
+                origin=self.run.name,
+            )
+            for each in examples.values()
+        ]
+
+    def _read(self, names: list[str], number: int) -> EpisodeRecord:
+        record = read_episode(self.run.journal, names[number])
+        assert record is not None, "an import is never written to again"
+        return record
+
+
+@register_dataset(config_type=LoggedConfig)
+async def logged(config: LoggedConfig, builder: Builder) -> AsyncIterator[LoggedDataset]:
+    """Open the dataset. Raises RequestError if there is no such run."""
+    with RunFolder.read(find_run(str(config.run), Path("runs"))) as run:
+        yield LoggedDataset(config, run)
