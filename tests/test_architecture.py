@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 61_857,
-    "modules": 309,
-    "lines of tests": 49_344,
+    "lines of source": 61_710,
+    "modules": 308,
+    "lines of tests": 49_322,
     "benchmark files": 15,
     "config keys": 324,
 }

@@ -172,7 +172,7 @@ TEXT = COMMON | {
 }
 RESPONSES = {
     "background": (free(False), refused(True)),
-    "include": (honoured(["message.output_text.logprobs"]), refused(["file_search_call.results"])),
+    "include": (free(["reasoning.encrypted_content"]), refused(["message.output_text.logprobs"])),
     "input": honoured("what?"),
     "instructions": honoured("Be brief."),
     "max_output_tokens": honoured(7),
@@ -192,7 +192,7 @@ RESPONSES = {
     "text": honoured({"format": {"type": "json_object"}}),
     "tool_choice": honoured("required", tools=[{"type": "function", "name": "add"}]),
     "tools": honoured([{"type": "function", "name": "add"}]),
-    "top_logprobs": honoured(2, include=["message.output_text.logprobs"]),
+    "top_logprobs": refused(2),
     "top_p": honoured(0.5),
     "truncation": (free("disabled"), refused("auto")),
     "user": free("someone"),

@@ -48,7 +48,7 @@ def check(
                 keys = (each.partition("=")[0] for each in secrets)
                 say(f"\ngive the secrets again: {' '.join(f'-o {key}=…' for key in keys)}")
             rest = (word for each in override if each not in secrets for word in ("-o", each))
-            next_step(hints.command("train" if report.trains else "evaluate", config, *rest))
+            next_step(hints.command("train" if settings.finetuning.enabled else "evaluate", config, *rest))
         else:
             say(f"\nfix what is marked {STATUS_SIGNS['error']}, and check again")
     if not report.is_ready:

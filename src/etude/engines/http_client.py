@@ -17,7 +17,7 @@ import httpx
 from yarl import URL
 
 from etude.wire.http_answers import USUAL_MEGABYTES, AnswerTooLarge, limit_stream
-from etude.wire.retries import Refusal, Retryable, describe, is_plain_http, to_failure
+from etude.wire.retries import Refusal, Retryable, describe, to_failure
 
 _KEEPALIVE_SECONDS = 4.0
 """uvicorn, and so vLLM, closes idle connections after 5 s. Closing them earlier avoids a race on reuse."""
@@ -92,8 +92,6 @@ class HttpClient:
         except AnswerTooLarge as error:
             raise Retryable(str(error), cause="too_large") from error
         except httpx.RequestError as error:
-            if is_plain_http(error):
-                raise Refusal(describe(error), cause="scheme") from error
             raise Retryable(describe(error), cause="connection") from error
         if response.status == 200:
             return body

@@ -23,7 +23,6 @@ from etude.backends.capabilities import (
     check_tokens,
 )
 from etude.backends.local import check_learners
-from etude.backends.openai_adapter import OpenAiAdapterConfig
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig, read_transcripts
 from etude.config.import_path import is_import_path
@@ -59,8 +58,6 @@ class CheckReport:
     findings: Findings = field(default_factory=Findings)
     estimate: Estimate | None = None
     """None if there is an error."""
-    trains: bool = False
-    """Whether a run would train: training is enabled, and some epoch would not be skipped."""
 
     @property
     def is_ready(self) -> bool:
@@ -130,7 +127,6 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
                 await _check_training(own, what, block, examples, findings)
-                report.trains |= _check_hosted(own.config, what, block, len(examples), findings)
     if not finetuning.enabled:
         findings.warn(
             "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
@@ -320,26 +316,6 @@ def _check_shape(what: str, name: str, llm: Any, method: Method, findings: Findi
             "the answers for those of another distribution. Ask for it in the agent's calls, such as "
             "`response_format=…`, which are recorded",
         )
-
-
-def _check_hosted(
-    config: Config, what: str, block: FinetuneConfig, examples: int, findings: Findings
-) -> bool:
-    """Warn of too few rows for OpenAI. Return whether it would train on anything."""
-    adapter = _find_adapter(config, block)
-    if not isinstance(adapter, OpenAiAdapterConfig):
-        return True
-    builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
-    groups = min(getattr(builder, "examples_per_epoch", None) or examples, examples)
-    rows = groups * getattr(builder, "num_generations", 1)
-    enough = builder.type_name != "expert_iteration" or rows >= adapter.min_rows
-    if not enough:
-        findings.warn(
-            what,
-            f"an epoch makes {rows} rows at most, and jobs need {adapter.min_rows}: every epoch would be "
-            "skipped. Raise examples_per_epoch or num_generations of the builder",
-        )
-    return enough
 
 
 async def _capabilities(builder: Builder, block: FinetuneConfig) -> Capabilities:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import shutil
 import sys
@@ -34,8 +33,6 @@ EXTRAS = {
     "plots": "pictures of a run's rewards",
 }
 
-_KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
-
 
 def examine(folder: Path) -> Findings:
     """Examine Python, packages, extras, device, threads, memory and the disk of `folder`."""
@@ -51,8 +48,6 @@ def examine(folder: Path) -> Findings:
         _extra(extra, use, findings)
     _torch(findings)
     _memory_and_disk(folder, findings)
-    keys = [name for name in _KEYS if os.environ.get(name)]
-    findings.ok("keys in the environment", ", ".join(keys) or f"none of {', '.join(_KEYS)}")
     return findings
 
 
@@ -65,16 +60,11 @@ def _fault(requirement: Requirement) -> str | None:
 
 
 def _extra(extra: str, use: str, findings: Findings) -> None:
-    what = f"extra '{extra}'"
-    needed = [(each, fault) for each in _requirements("etude", extra) if (fault := _fault(each))]
-    wrong = [f"it needs {each}, and {fault}" for each, fault in needed if installed(each.name)]
-    if wrong:
-        findings.fail(what, f"{'; '.join(wrong)}; {install_command(extra)}")
-    elif needed:
-        missing = ", ".join(each.name for each, _ in needed)
-        findings.warn(what, f"not installed ({missing}); for {use}: {install_command(extra)}")
+    faults = [fault for each in _requirements("etude", extra) if (fault := _fault(each))]
+    if faults:
+        findings.warn(f"extra '{extra}'", f"{'; '.join(faults)}; for {use}: {install_command(extra)}")
     else:
-        findings.ok(what, f"installed: {use}")
+        findings.ok(f"extra '{extra}'", f"installed: {use}")
 
 
 def _requirements(package: str, extra: str = "") -> list[Requirement]:
@@ -103,17 +93,11 @@ def _torch(findings: Findings) -> None:
     except (ImportError, OSError) as error:
         findings.fail("torch", f"is installed and cannot be imported: {error}; install it again")
         return
-    from etude.models.device import choose_device, multiplies_bfloat16_faster, usable_cores
+    from etude.models.device import choose_device, usable_cores
 
     device = choose_device()
     name = f" ({torch.cuda.get_device_name()})" if device.type == "cuda" else ""
-    threads, cores = os.environ.get("OMP_NUM_THREADS"), usable_cores()
-    taken = f"{threads} (OMP_NUM_THREADS)" if threads else "1 for small models and all for others"
-    findings.ok("torch", f"{torch.__version__}, device {device.type}{name}")
-    if device.type == "cpu":
-        yes, no = "faster here: models of 10 M parameters or more are loaded in it", "not faster here"
-        findings.ok("bfloat16", yes if multiplies_bfloat16_faster() else no)
-    findings.ok("threads", f"{cores} cores, of which torch takes {taken}; OMP_NUM_THREADS sets it")
+    findings.ok("torch", f"{torch.__version__}, device {device.type}{name}, {usable_cores()} cores")
 
 
 def _memory_and_disk(folder: Path, findings: Findings) -> None:

@@ -20,8 +20,7 @@ from etude.core.keys import fold
 from etude.engines.meter import Role, asking_for
 from etude.store.episodes import CallReader, call_key, encode_call, shared_messages
 from etude.store.journal import Json, Steps
-from etude.wire.dialect import ChatBody
-from etude.wire.models import model_object
+from etude.wire.dialect import ChatBody, model_object
 from etude.wire.retries import counting_retries
 from etude.wire.sampling import change_sampling
 

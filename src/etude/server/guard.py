@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -21,8 +20,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.core.errors import EngineAway, EngineError, EtudeError, ImpossibleCall, RequestError, StoreError
-from etude.core.json_text import read_json
-from etude.core.threads import call_off_loop
 from etude.server.settings import ServerSettings
 from etude.wire.gateway import choose_code
 from etude.wire.http_server import (
@@ -88,31 +85,6 @@ def api_error(request: Request, error: Exception) -> ApiError:
             return ApiError(500 if isinstance(error, EngineError) else 503, str(error))
     # The error is raised again, and `RequestChecks` logs it.
     return ApiError(500, "the server failed to answer this request; its log has the reason")
-
-
-class JsonRequest(Request):
-    """A request that reads its JSON within limits, and off the event loop if it is large."""
-
-    async def json(self) -> Any:
-        """Return the body's value. Raises ApiError."""
-        body = await self.body()
-        try:
-            return await call_off_loop(len(body), read_json, body)
-        except ValueError as error:
-            raise ApiError(400, f"the request is not JSON: {error}", code="invalid_value") from error
-
-
-class JsonRoute(APIRoute):
-    """A route with a `JsonRequest`. Pass it to a router as its `route_class`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, called with a `JsonRequest`."""
-        handle = super().get_route_handler()
-
-        async def handle_json(request: Request) -> Response:
-            return await handle(JsonRequest(request.scope, request.receive))
-
-        return handle_json
 
 
 _OPEN = frozenset({"/health", "/version", "/docs", "/openapi.json"})

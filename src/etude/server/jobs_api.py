@@ -17,7 +17,6 @@ from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.database import Row, list_object
 from etude.server.files import FileStore
-from etude.server.guard import JsonRoute
 from etude.server.hyperparameters import (
     Hyperparameters,
     method_model,
@@ -153,7 +152,7 @@ def event_object(row: Row) -> dict[str, Any]:
 
 def job_routes(jobs: JobStore, files: FileStore, models: ModelStore, wake: Callable[[], None]) -> APIRouter:
     """Return the routes for jobs and algorithms. `wake` makes the scheduler look at the queue."""
-    router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"], route_class=JsonRoute)
+    router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
 
     @router.post("/jobs", summary="Train a model")
     def create_job(body: JobBody, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:

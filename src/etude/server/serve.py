@@ -33,8 +33,8 @@ from etude.server.settings import ServerSettings, training_processes
 from etude.show.logs import show_logs
 from etude.store.files import SERVER_DATABASE, delete_left_over, private_folder
 from etude.store.run_folder import RunLock
+from etude.wire.dialect import model_object
 from etude.wire.http_server import ApiError, listen, server_config
-from etude.wire.models import model_object
 
 _LOOK_SECONDS = 0.1
 _DRAIN_SECONDS = 30

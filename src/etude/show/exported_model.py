@@ -6,7 +6,6 @@ publication, and names no folder of this machine.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,8 +21,6 @@ from etude.store.figures import collapse_in
 from etude.store.files import open_draft
 from etude.store.stored_config import stored_data, trained_parts
 from etude.store.versions import RunVersion
-
-_PACKAGES = ("etude", "torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers")
 
 CARD = "README.md"
 
@@ -51,7 +48,7 @@ def model_card(wanted: RunVersion, lora_only: bool, license: str | None) -> str:
     parts = trained_parts(data, wanted.target)
     lines = [*_introduction(wanted, parts, facts, lora_only, license)]
     lines += _results(facts.histories[wanted.target], wanted)
-    lines += [_USE.format(load=_LOAD_LORA if lora_only else _LOAD), *_making(wanted)]
+    lines.append(_USE.format(load=_LOAD_LORA if lora_only else _LOAD))
     dataset = dig(data, ("eval", "general", "dataset"))
     is_of_hub = isinstance(dataset, dict) and dataset.get("_type") == "huggingface"
     front = ModelCardData(
@@ -119,17 +116,6 @@ def _results(history: History, wanted: RunVersion) -> Iterator[str]:
     collapse = collapse_in(history)
     if collapse is not None:
         yield f"Warning: {collapse}.\n"
-
-
-def _making(wanted: RunVersion) -> Iterator[str]:
-    file = wanted.run / "environment.json"
-    environment = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    packages = environment.get("packages") or {}
-    rows = [(name, packages[name]) for name in _PACKAGES if name in packages]
-    rows += [(key, environment[key]) for key in ("python", "platform", "seed") if environment.get(key)]
-    if rows:
-        yield "## Made with\n"
-        yield from _table(("", ""), rows)
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Iterator[str]:

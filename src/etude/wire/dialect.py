@@ -342,6 +342,11 @@ class BlockStream(Stream):
             yield from self.opened(kind)
 
 
+def model_object(name: str, created: float) -> dict[str, Any]:
+    """Return OpenAI's `model` object."""
+    return {"id": name, "object": "model", "created": int(created), "owned_by": "etude"}
+
+
 _JSON = {"content-type": "application/json"}
 
 

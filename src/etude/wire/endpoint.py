@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from etude.wire.dialect import AnswerMemory
-from etude.wire.models import Readers
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from etude.wire.gateway import Gateway, Handler
+    from etude.wire.gateway import Gateway, Handler, Readers
     from etude.wire.http_server import BackgroundServer
 
 _HOST = "127.0.0.1"

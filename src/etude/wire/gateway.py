@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import httpx
 
-from etude.core.call import Delta
+from etude.core.call import ChatRequest, Delta
 from etude.core.errors import EngineError, EtudeError, ImpossibleCall, PromptTooLong, RequestError
 from etude.core.json_text import read_json
 from etude.core.threads import call_off_loop
@@ -21,7 +22,6 @@ from etude.wire.answers import AnswerHeader, RecordedCompletion, require_asked
 from etude.wire.chat import ChatDialect, CompletionsDialect
 from etude.wire.dialect import ERROR_HEADER, AnswerMemory, ChatBody, Dialect, Reply, json_reply, server_sent
 from etude.wire.messages import MessagesDialect
-from etude.wire.models import COUNT_TOKENS, Readers, count_tokens, models_reply
 from etude.wire.responses import ResponsesDialect
 
 if TYPE_CHECKING:
@@ -54,6 +54,36 @@ _SETTINGS: dict[str, Any] = {
     "timeout": None,
 }
 """No client retries or timeouts: the handler's engine retries, and the episode's timeout ends a request."""
+
+
+COUNT_TOKENS = "/messages/count_tokens"
+
+
+class Readers(Protocol):
+    """The models behind a gateway, and their tokenizers and templates."""
+
+    def models(self) -> list[dict[str, Any]]:
+        """Return OpenAI's `model` object of each model."""
+
+    def reader(self, model: str) -> AbstractAsyncContextManager[Any]:
+        """Open the `TextCodec` of a model; "" names the default model. Raises EtudeError."""
+
+
+async def _count_tokens(body: Any, size: int, readers: Readers) -> dict[str, int]:
+    """Return the reply to a request of `size` bytes to `COUNT_TOKENS`. Raises EtudeError."""
+    asked = MessagesDialect(AnswerMemory()).parse(body)
+    request = ChatRequest(asked.messages, asked.tools, template_options=asked.template_options)
+    async with readers.reader(asked.model) as codec:
+        prompt = await call_off_loop(size, codec.template.prompt, request)
+        return {"input_tokens": len(prompt.ids)}
+
+
+def _models_reply(path: str, readers: Readers) -> dict[str, Any] | None:
+    """Return the reply to `GET /models` or `GET /models/NAME`, or None if there is no such model."""
+    models, name = readers.models(), path.removeprefix("/models").removeprefix("/")
+    if not name:
+        return {"object": "list", "data": models, "has_more": False}
+    return next((model for model in models if model["id"] == name), None)
 
 
 class Gateway:
@@ -99,14 +129,14 @@ class Gateway:
         if (refusal := self._refusal(method, path)) is not None:
             return refusal
         if method == "GET" and self._readers is not None:
-            reply = models_reply(path, self._readers)
+            reply = _models_reply(path, self._readers)
             if reply is None:
                 message = f"there is no model '{path.removeprefix('/models/')}'"
                 return error_response(path, 404, message, param="model", code="model_not_found")
             return json_reply(reply)
         if path == COUNT_TOKENS and self._readers is not None:
             data = await call_off_loop(len(body), _value, body)
-            return json_reply(await count_tokens(data, len(body), self._readers))
+            return json_reply(await _count_tokens(data, len(body), self._readers))
         dialect = self._dialects[path]
         asked = await call_off_loop(len(body), self._read, dialect, body)
         if (function := headers.get(FUNCTION_HEADER)) is not None:

@@ -9,9 +9,8 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from etude.core.errors import RequestError
 from etude.core.message import Message
-from etude.wire.answers import AnswerHeader, RecordedCompletion, TokenLogprob
+from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.bodies import check_conversation
-from etude.wire.chat import logprobs_object
 from etude.wire.dialect import BlockStream, ChatBody, Dialect, Event, Kind, Stream, as_parts, tool_call
 from etude.wire.forms import (
     Effort,
@@ -25,7 +24,6 @@ from etude.wire.forms import (
 )
 from etude.wire.sampling import BOOKKEEPING, Flag, Integer, Neutral, RequestBody, validated
 
-_LOGPROBS = "message.output_text.logprobs"
 _REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens", "reasoning")
 """Request fields that the response repeats."""
 
@@ -113,9 +111,7 @@ class ResponsesBody(RequestBody):
     input: Annotated[list[_Item], BeforeValidator(_as_items)] = Field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
-    """Likeliest tokens for each token of the text, if `include` asks for logprobs."""
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
     tools: ResponseTools | None = None
     tool_choice: Wish | None = None
     parallel_tool_calls: Flag | None = None
@@ -136,7 +132,6 @@ class ResponsesBody(RequestBody):
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         asked = self.reasoning.effort if self.reasoning else None
         effort = {"reasoning_effort": asked} if asked else {}
-        has_logprobs = _LOGPROBS in (self.include or ())
         offered = tuple(chat for tool in self.tools or () for chat in tool.as_chat())
         tools, tool_choice = choose_tools(offered, self.tool_choice)
         return super().request(
@@ -145,8 +140,6 @@ class ResponsesBody(RequestBody):
             tool_choice=tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             template_options=effort | (self.chat_template_kwargs or {}),
-            logprobs=has_logprobs,
-            top_logprobs=(self.top_logprobs or 0) if has_logprobs else 0,
             **fields,
         )
 
@@ -271,8 +264,7 @@ def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, A
     if thoughts := message.get("reasoning_content"):
         yield _item(answer, "reasoning", thoughts, status="completed" if text or calls else status)
     if text or not (calls or thoughts):
-        tokens = answer.tokens if asked.logprobs else []
-        yield _item(answer, "content", text or "", _logprobs(answer, tokens), status=status)
+        yield _item(answer, "content", text or "", status=status)
     names = names_of_calls(asked.body.get("tools"))
     for index, call in enumerate(calls):
         name = call["function"]["name"]
@@ -286,9 +278,7 @@ def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, A
         }
 
 
-def _item(
-    heading: AnswerHeader, kind: Kind, text: str, logprobs: Sequence[Any] = (), *, status: str
-) -> dict[str, Any]:
+def _item(heading: AnswerHeader, kind: Kind, text: str, *, status: str) -> dict[str, Any]:
     """Return an item with one part of text."""
     if kind == "reasoning":
         part: dict[str, Any] = {"type": "reasoning_text", "text": text}
@@ -299,14 +289,9 @@ def _item(
             "content": [part],
             "status": status,
         }
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     item = {"type": "message", "id": heading.id_as("msg_"), "role": "assistant"}
     return {**item, "content": [part], "status": status}
-
-
-def _logprobs(heading: AnswerHeader, tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    content = logprobs_object(tokens, heading)["content"]
-    return [{**token, "bytes": token["bytes"] or []} for token in content]
 
 
 class _ResponseStream(BlockStream):
@@ -314,8 +299,6 @@ class _ResponseStream(BlockStream):
         super().__init__(asked)
         self._events = count()
         self._heading = AnswerHeader("", "")
-        self._given: list[dict[str, Any]] = []
-        """Logprobs of the text so far."""
 
     def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         self._heading = heading
@@ -333,18 +316,14 @@ class _ResponseStream(BlockStream):
         if kind == "reasoning":
             yield self._part("response.reasoning_text.delta", item, delta=text)
             return
-        logprobs = _logprobs(self._heading, self.said[0].taken()) if self.asked.logprobs else []
-        self._given += logprobs
-        yield self._part("response.output_text.delta", item, delta=text, logprobs=logprobs)
+        yield self._part("response.output_text.delta", item, delta=text, logprobs=[])
 
     def closed(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
-        if kind == "content" and self.asked.logprobs and self.said[0].waiting:
-            yield from self.piece(kind, "")  # For tokens without text, such as the last one.
-        item = _item(self._heading, kind, text, self._given, status=status)
+        item = _item(self._heading, kind, text, status=status)
         if kind == "reasoning":
             yield self._part("response.reasoning_text.done", item, text=text)
         else:
-            yield self._part("response.output_text.done", item, text=text, logprobs=self._given)
+            yield self._part("response.output_text.done", item, text=text, logprobs=[])
         yield self._part("response.content_part.done", item, part=item["content"][0])
         yield self._event("response.output_item.done", output_index=self.number, item=item)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import ssl
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -206,11 +205,6 @@ async def with_retries(
         await asyncio.sleep(wait)
 
 
-_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNSUPPORTED_PROTOCOL", "RECORD_LAYER_FAILURE")
-"""OpenSSL's reasons when the other side does not speak TLS."""
-WRITE_HTTP = "the server speaks plain HTTP: write http:// in place of https:// in the address"
-
-
 def describe(error: httpx.RequestError) -> str:
     """Describe the error, with a remedy where one is known."""
     import httpx
@@ -218,34 +212,16 @@ def describe(error: httpx.RequestError) -> str:
     if isinstance(error, httpx.UnsupportedProtocol):
         return "an address must begin with http:// or https://"
     words = f"{type(error).__name__}: {error}".rstrip(": ")
-    if isinstance(error, httpx.ConnectTimeout):
-        is_tls = error.request.url.scheme == "https"
-        return f"{words}: no connection" + (f", or {WRITE_HTTP}" if is_tls else "")
-    ssl_errors = [each for each in _chain(error) if isinstance(each, ssl.SSLError)]
-    if any(isinstance(each, ssl.SSLCertVerificationError) for each in ssl_errors):
-        return f"{words}; name a file of certificates to trust in SSL_CERT_FILE, or fix the server's"
-    return f"{words}; {WRITE_HTTP}" if is_plain_http(error) else words
-
-
-def is_plain_http(error: httpx.RequestError) -> bool:
-    """Return whether an https address was answered without TLS."""
-    # aiohttp's SSLErrors may have no reason; the error that caused them has one.
-    return any(getattr(each, "reason", None) in _NOT_TLS for each in _chain(error))
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
+    is_no_connection = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+    if not is_no_connection or error.request.url.scheme != "https":
+        return words
+    return (
+        f"{words}; if the server speaks plain HTTP, write http:// in place of https:// in the address. "
+        "SSL_CERT_FILE names a file of certificates to trust"
+    )
 
 
 _REQUEST_AT_FAULT = frozenset({400, 413, 422})
-
-
-_WRONG_SCHEME = ("http request to an https server", "http request was sent to https port")
-"""The texts with which Go's servers and nginx report, with status 400, plain HTTP on a TLS port."""
 
 
 _SHOWN_CHARACTERS = 300
@@ -308,8 +284,6 @@ def to_failure(status: int, headers: Mapping[str, str], data: bytes) -> Refusal 
     out_of_money = status == 429 and "insufficient_quota" in reason
     if is_worth_retrying(status) and not out_of_money:
         return Retryable(reason, retry_after(headers), cause=cause)
-    if any(words in reason.lower() for words in _WRONG_SCHEME):
-        return Refusal(f"{reason}: write https:// in place of http:// in `base_url`", cause="scheme")
     location = headers.get("location")
     if 300 <= status < 400 and location:
         reason = f"{reason}: redirected to {location}; give that address as `base_url`"
