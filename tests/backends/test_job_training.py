@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
-from etude.backends import job_training as job_memory
+from etude.backends import job_training
 from etude.backends.job_training import Interrupted, JobData, JobTraining, TooLittleMemory
 from etude.backends.state_folders import StateFolders
 from etude.core.errors import TrainingError
 from etude.learner import tree_passes
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
-from etude.learner.memory import ModelNumbers
 from etude.learner.optimiser import Schedule, plan_steps
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
@@ -200,50 +199,24 @@ class PretendedTeam(Team):
 
 
 @pytest.mark.parametrize("team", one_quick(PretendedTeam(), Team()))
-def test_a_job_whose_steps_do_not_fit_into_memory_is_refused_before_the_first(tmp_path, team, monkeypatch):
-    free = []
-    monkeypatch.setattr(job_memory, "available_memory", lambda device: free[-1])
+def test_a_job_whose_optimiser_does_not_fit_into_memory_is_refused_before_its_first_step(
+    tmp_path, team, monkeypatch
+):
+    free = [0]
+    monkeypatch.setattr(job_training, "available_memory", lambda device: free[-1])
     listener = Listener()
     learner, job = training(tmp_path, listener, team)
-    needed = ModelNumbers.of(learner.policy).training(
-        *learner.largest_pass(job._data.largest(job.steps)), on_gpu=False
-    )
-    processes = int(team.sum({"": 1})[""])
-    learner.options = replace(OPTIONS, gradient_checkpointing=False)
-    free.append(int(0.7 * processes * needed.to_come(has_moments=False)))
-    with pytest.raises(TooLittleMemory, match=r"\d tokens at a time takes about .*, and .* are free on cpu"):
+    numbers = sum(value.numel() for value in learner.policy.trainable().values())
+    needed = 12 * numbers * int(team.sum({"": 1})[""])
+    free.append(needed - 1)
+    with pytest.raises(TooLittleMemory, match=r"beside the weights, and .* are free on cpu"):
         job.run(threading.Event())
     assert not listener.starts and not learner.step
-    free.append(int(0.9 * processes * needed.to_come(has_moments=False)))
+    free.append(needed)
     job.run(threading.Event())
     assert len(listener.steps) == 6
-    free.append(0)  # What has been allowed is not asked about again.
-    learner.reset()
+    free.append(needed // 3)  # The moments are in memory now.
     JobTraining(learner, data(), listener).run(threading.Event())
-
-
-def test_layers_are_computed_twice_where_memory_would_not_be_enough_otherwise(tmp_path, monkeypatch):
-    learner, job = training(tmp_path, listener := Listener())
-    passes = learner.largest_pass(job._data.largest(job.steps))
-    numbers = replace(ModelNumbers.of(learner.policy), layers=4000)
-    monkeypatch.setattr(ModelNumbers, "of", lambda policy: numbers)
-    plain, twice = (numbers.training(*passes, on_gpu=False, checkpointed=own) for own in (False, True))
-    assert twice.total < 0.6 * plain.total
-    monkeypatch.setattr(job_memory, "available_memory", lambda device: twice.total)
-    job.run(threading.Event())
-    assert learner.computes_twice and "layers are computed twice" in learner.note
-    assert len(listener.steps) == 6
-
-    expected, other = training(None, Listener())
-    monkeypatch.setattr(job_memory, "available_memory", lambda device: plain.total)
-    other.run(threading.Event())
-    assert not expected.computes_twice and expected.note is None
-    assert weights(learner) == weights(expected)
-
-    _, last = training(None, Listener())
-    monkeypatch.setattr(job_memory, "available_memory", lambda device: int(0.5 * twice.total))
-    with pytest.raises(TooLittleMemory, match="lower token_budget or batch_size, train LoRA weights"):
-        last.run(threading.Event())
 
 
 def test_what_sequences_share_is_found_out_once_a_step_where_memory_is_ample(tmp_path, monkeypatch):

@@ -1,85 +1,24 @@
-"""The memory of training by a model's numbers, and steps in bfloat16 that are finer than its numbers."""
+"""Free memory, a GPU whose memory runs out, and steps in bfloat16 that are finer than its numbers."""
 
 from __future__ import annotations
 
 import os
 import platform
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
 
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.core.job import ModelVersion
-from etude.learner.head import last_hidden
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.memory import ModelNumbers
 from etude.learner.optimiser import Optimiser, Schedule
-from etude.learner.tree import TreeLayout, token_tree
-from etude.learner.tree_passes import tree_hidden
 from etude.models import memory
-from etude.models.policy import LoraOptions
 from tests.learner.gradients import forest, to_batch, train
 from tests.models.tiny_models import fresh_policy
-from tests.support import one_quick
-
-TOKENS = 32
-
-
-def kept(policy, is_lean: bool) -> float:
-    """Bytes that a layer keeps for each token."""
-    own = {value.untyped_storage().data_ptr() for value in policy.model.parameters()}
-    storages, ids = {}, torch.zeros(TOKENS, dtype=torch.long)
-    tree = token_tree([ids.tolist()])
-    layout = TreeLayout.of(tree, ids.device, np.arange(TOKENS))
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            storages[storage.data_ptr()] = storage
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        if is_lean:
-            tree_hidden(policy.model, ids, layout)
-        else:
-            last_hidden(policy.model, ids[None])
-    return sum(map(len, storages.values())) / TOKENS / policy.model.config.num_hidden_layers
-
-
-@pytest.mark.parametrize("is_lean", [False, True])
-@pytest.mark.parametrize("is_lora", one_quick(True, False))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_activations_are_those_that_a_layer_keeps(is_lora: bool, is_lean: bool, dtype: torch.dtype):
-    policy = fresh_policy()
-    policy.model.to(dtype)
-    if is_lora:
-        policy.use_lora(LoraOptions(1), seed=0)
-    assert ModelNumbers.of(policy).kept_by_a_layer(is_lean=is_lean) == pytest.approx(
-        kept(policy, is_lean), rel=0.15
-    )
-
-
-def test_weights_gradients_moments_and_copies_are_counted_by_their_bytes():
-    numbers = ModelNumbers.of(fresh_policy())
-    count = numbers.trained
-    whole = numbers.training(on_gpu=True, reference=True)
-    assert (whole.weights, whole.gradients, whole.moments, whole.copies) == (
-        4 * count,
-        4 * count,
-        8 * count,
-        4 * count,
-    )
-    assert whole.total == (4 + 4 + 8 + 4) * count
-    half = replace(numbers, size=2).training(on_gpu=True)
-    assert half.copies == 4 * count, "masters in float32"
-    assert numbers.training(on_gpu=True, parts=4).moments == 2 * count
 
 
 def test_the_free_memory_of_a_gpu_counts_what_torch_holds_and_does_not_use(monkeypatch: pytest.MonkeyPatch):
@@ -118,6 +57,27 @@ def half_policy():
 
 def job(seed: int = 0, units: int = 8):
     return to_batch(forest(seed, units))
+
+
+class Exhausting(Supervised, name=""):
+    """A loss for which memory runs out until layers are computed twice."""
+
+    def loss(self, logprobs_BT, batch):
+        self.__dict__["losses"] = losses = self.__dict__.get("losses", 0) + 1
+        if losses == 2:
+            raise torch.OutOfMemoryError("tried to allocate 1 TiB")
+        return super().loss(logprobs_BT, batch)
+
+
+def test_a_step_that_runs_out_of_memory_is_computed_again_with_checkpointing():
+    plain, short = (Learner(fresh_policy(), LearnerOptions(token_budget=60)) for _ in range(2))
+    train(plain, job(), Supervised(), **STEPS)
+    train(short, job(), Exhausting(), **STEPS)
+    assert "layers are computed twice" in str(short.note) and plain.note is None
+    assert short.policy.digest() == plain.policy.digest()
+    refused = Learner(fresh_policy(), LearnerOptions(gradient_checkpointing=False, token_budget=60))
+    with pytest.raises(torch.OutOfMemoryError):
+        train(refused, job(), Exhausting(), **STEPS)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from etude.algorithms.grpo import Grpo
 from etude.backends.local import LocalAdapterConfig
-from etude.backends.local_adapter import LocalAdapter
-from etude.config.finetuning import FinetuneConfig
-from etude.core.errors import CapabilityError, RequestError
+from etude.core.errors import RequestError
 from etude.engines.decoder import make_decoder
 from etude.engines.local import LocalLlmConfig
 from etude.learner.objective import Unit
 from etude.models.architecture import logit_error
 from etude.models.lora import merge_lora
 from etude.models.policy import LoraOptions, Policy
-from etude.models.tiny import TinyShape, build_policy
 from etude.preflight.finding import Findings
 from etude.preflight.local_model import check_local_model
 from etude.server.backend import context_arguments
@@ -41,7 +38,7 @@ from tests.learner.gradients import (
     token_logprob,
 )
 from tests.models.architectures import ARCHITECTURES, HEAD, PAGE, REFUSED, Architecture, row
-from tests.models.tiny_models import family, fresh_policy, loud, tokenizer
+from tests.models.tiny_models import family, fresh_policy, tokenizer
 from tests.support import one_quick
 
 IDS = torch.arange(20)[None] * 7 % 300
@@ -167,63 +164,17 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def checked(folder, lora):
-    llm = LocalLlmConfig(model=folder, device="cpu", dtype="float32", quantization="4bit")
-    return check_local_model("policy", llm, str(folder), LocalAdapterConfig(lora=lora), [], Findings())
-
-
-def test_the_check_of_a_config_refuses_too_and_counts_the_bytes_of_weights(folder, monkeypatch):
-    with pytest.raises(RequestError, match="needs a CUDA device"):
-        checked(folder, {"r": 4})
-    monkeypatch.setattr("etude.preflight.local_model.require_four_bits", lambda *_: None)
-    with pytest.raises(RequestError, match="`quantization: 4bit` trains LoRA weights only"):
-        checked(folder, None)
-    checked(folder, {"r": 4})
+def test_the_check_of_a_config_counts_the_bytes_of_weights_and_of_their_training(folder, monkeypatch):
     monkeypatch.setattr("etude.preflight.local_model.available_memory", lambda *_: 1)
     monkeypatch.setattr("etude.preflight.local_model.shown_bytes", str)
     needed = []
-    for quantization in ("4bit", None):
+    for dtype, adapter in product(("float32", "bfloat16"), (None, LocalAdapterConfig())):
         findings = Findings()
-        llm = LocalLlmConfig(model=folder, device="cpu", dtype="float32", quantization=quantization)
-        check_local_model("policy", llm, str(folder), None, [], findings)
-        needed.append(int(findings.of("warning")[-1].detail.split()[2]))
-    assert needed[1] == 8 * needed[0]
-
-
-async def test_all_weights_of_such_a_model_are_never_trained_nor_merged(tmp_path):
-    of = fresh_policy()
-    of.model.is_quantized = True
-    adapter = LocalAdapter(LocalAdapterConfig(), of, tmp_path, seed=0)
-    with pytest.raises(CapabilityError, match="`quantization` trains LoRA weights only: set 'lora'"):
-        await adapter.initialize(FinetuneConfig())
-    with pytest.raises(RequestError, match="not merged: load the model without 'quantization'"):
-        of.export(tmp_path / "out")
-
-
-@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs the extra bnb")
-def test_lora_weights_on_four_bits_are_sampled_and_trained(tmp_path, monkeypatch):
-    """On a CPU, for which bitsandbytes has a slower way to compute the same, for widths of whole blocks."""
-    whole = loud(build_policy(tokenizer(), 0, TinyShape(intermediate_size=128, max_context=512)))
-    whole.export(tmp_path)
-    monkeypatch.setattr("etude.models.policy.require_four_bits", lambda *_: None)
-    of = Policy.load(tmp_path, device="cpu", quantization="4bit")
-    assert of.is_quantized
-    assert not of.trainable()
-    small, large = (each.model.model.layers[0].mlp.up_proj.weight.nbytes for each in (of, whole))
-    assert small == large / 8
-    other = of.beside()
-    of.use_lora(LoraOptions(r=2, alpha=4), 1)
-    assert all("lora_" in name for name in of.trainable())
-    chance = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in of.trainable().values():
-            parameter.normal_(0, 0.1, generator=chance)
-    for policy in (of, other):
-        rows, until = rows_of_many_lengths(5, tokens=5)
-        run(make_decoder(policy, slots=8, deterministic=False), rows, until)
-        assert_right(policy, rows, 2e-5)
-    batch = to_batch(forest(7, 12))
-    assert_same(get_gradient(of, batch, Grpo()), get_gradient(of, batch, Grpo(), packing="padded"), 1e-5)
+        llm = LocalLlmConfig(model=folder, device="cpu", dtype=dtype)
+        check_local_model("policy", llm, str(folder), adapter, [], findings)
+        needed.append(int(findings.of("warning")[-1].detail.partition("at least ")[2].split()[0]))
+    count = needed[0] // 4
+    assert needed == [4 * count, (4 + 12) * count, 2 * count, (2 + 16) * count]
 
 
 def by_plain_passes(of: Policy, batch: Sequence[Unit]) -> tuple[float, Gradient]:

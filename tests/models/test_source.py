@@ -121,7 +121,6 @@ def test_a_gguf_file_is_the_model_that_was_unpacked_from_it():
     assert packed.tokenizer.decode([*packed.stop_ids]) == "<|im_end|>"
     assert packed.max_context == folder.max_context == 8192
     assert packed.tokenizer.chat_template == folder.tokenizer.chat_template
-    assert not packed.is_quantized
     assert packed.tokenizer.tokenize("a\n\n12") == ["a", "ĊĊ", "1", "2"]  # As the model's own tokenizer.
 
 

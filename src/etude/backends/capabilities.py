@@ -256,10 +256,10 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     """The number of passes over an epoch's trajectories."""
     token_budget: Annotated[int | None, CHANGEABLE] = Field(default=None, ge=1)
     """Tokens in a pass through the model. More need more memory and save time. Default: 16384, on a CPU fewer
-    to keep at most 1.2 GB for the gradient (2083 for 135 million parameters), but at least 1024."""
+    to keep about 1.2 GB for the gradient (1929 for 135 million parameters), but at least 1024."""
     gradient_checkpointing: Annotated[bool | None, CHANGEABLE] = None
     """Recompute the insides of layers for the gradient instead of keeping them. This saves memory and takes
-    up to a third more time. Default: only if memory would not be enough otherwise."""
+    up to a third more time. Default: only once a GPU's memory has run out."""
     lora: LoraConfig | None = None
     """Train LoRA weights. Default: train all weights."""
     shard_training: Annotated[bool, CHANGEABLE] = False

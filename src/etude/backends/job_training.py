@@ -9,16 +9,17 @@ from itertools import chain
 from threading import Event
 from typing import TypeAlias, TypeVar
 
+from torch import OutOfMemoryError
+
 from etude.algorithms.algorithm import Algorithm, read_groups
 from etude.backends.state_folders import StateFolders
 from etude.core.call import ChatRequest
 from etude.core.conversion import Encoder, TrajectoryCollection
-from etude.core.errors import EtudeError, RequestError, TrainingError
+from etude.core.errors import EtudeError, RequestError, TrainingError, first_line
 from etude.core.message import Message, Tool
 from etude.core.sample import Pair, Sample
 from etude.core.training_rows import DpoRow, GrpoRow, RowMessage, SupervisedRow, TrainingRow
 from etude.learner.learner import Learner, TrainingCanceled
-from etude.learner.memory import ModelNumbers, fits
 from etude.learner.objective import Objective, Unit, has_gradient, is_trained, trained_tokens
 from etude.learner.optimiser import Step, plan_steps
 from etude.models.memory import available_memory, shown_bytes
@@ -33,59 +34,32 @@ class TooLittleMemory(TrainingError):
 
 def training_error(error: RuntimeError) -> TrainingError:
     """Return a job's error for a torch error."""
-    # torch's own message explains operations that a device lacks.
-    is_lack = isinstance(error, NotImplementedError)
-    hint = "" if is_lack else "; if memory ran out, lower token_budget or batch_size"
-    return TrainingError(f"training failed: {error}{hint}")
+    if isinstance(error, OutOfMemoryError):
+        return TooLittleMemory(
+            f"memory ran out: {first_line(error)}; lower token_budget or batch_size, set "
+            "gradient_checkpointing, or train LoRA weights"
+        )
+    return TrainingError(f"training failed: {error}")
 
 
-def require_room(learner: Learner, units: Sequence[Unit]) -> None:
-    """Raise TooLittleMemory if a step on `units` takes more memory than is free.
+def require_room(learner: Learner) -> None:
+    """Raise TooLittleMemory if gradients and AdamW's moments take more memory than is free.
 
-    If it fits with gradient checkpointing and the options allow that, checkpointing is on from then on. All
-    processes of a team must call this together. Processes on one machine or GPU add up their needs. A step no
-    larger than an allowed one is not checked again.
+    Processes on one machine or GPU add up their needs. All processes of a team must call this together.
     """
-    for by_length in (True, False):  # By length first: shared tokens take as long to find as a small step.
-        tokens, choices, is_lean = learner.largest_pass(units, by_length=by_length)
-        if tokens <= learner.allowed_tokens:
-            return
-        why_not = _why_not(learner, tokens, choices, is_lean)
-        if why_not is not None and not by_length and learner.spare_memory():
-            why_not = _why_not(learner, tokens, choices, is_lean)
-        if why_not is None:
-            learner.allowed_tokens = tokens
-            return
-    raise TooLittleMemory(why_not)
-
-
-def _why_not(learner: Learner, tokens: int, choices: int, is_lean: bool) -> str | None:
-    """Return why a pass takes more memory than is free, on any machine of the team, or None."""
-    policy, team = learner.policy, learner.team
-    device = next(policy.model.parameters()).device
-    needed = ModelNumbers.of(policy).training(
-        tokens,
-        choices,
-        is_lean,
-        on_gpu=device.type == "cuda",
-        checkpointed=learner.computes_twice,
-        parts=team.size if team.shards else 1,
-    )
-    own, free = needed.to_come(has_moments=learner.optimiser.has_moments), available_memory(str(device))
-    place = f"{platform.node()}/{device}"
-    together = int(team.sum({place: own})[place])
-    short = free is not None and not fits(together, free)
-    if not team.any(short):
-        return None
-    if free is None or not short:
-        return "another process of the job has too little memory"
-    twice = "" if learner.computes_twice else "set gradient_checkpointing, "
-    return (
-        f"training on {tokens} tokens at a time takes about {shown_bytes(together)} of memory beside the "
-        f"weights ({needed.shown('gradients', 'moments', 'activations', 'overhead')}), and "
-        f"{shown_bytes(free)} are free on {device} of {platform.node()}; lower token_budget or "
-        f"batch_size, {twice}train LoRA weights, or free some memory"
-    )
+    team, device = learner.team, next(learner.policy.model.parameters()).device
+    place, free = f"{platform.node()}/{device}", available_memory(str(device))
+    needed = int(team.sum({place: learner.optimiser.bytes_to_come})[place])
+    is_short = free is not None and needed > free
+    if not team.any(is_short):
+        return
+    if free is not None and is_short:
+        raise TooLittleMemory(
+            f"gradients and the optimiser's state take {shown_bytes(needed)} of memory beside the weights, "
+            f"and {shown_bytes(free)} are free on {device} of {platform.node()}; train LoRA weights, or free "
+            "some memory"
+        )
+    raise TooLittleMemory("another process of the job has too little memory")
 
 
 Row: TypeAlias = Sequence[Unit]
@@ -138,11 +112,6 @@ class JobData:
     def units(self, step: Step) -> list[Unit]:
         """Return the units of a step, except those without a trained token."""
         return [unit for row in step.rows for unit in self.rows[row] if is_trained(unit)]
-
-    def largest(self, steps: Sequence[Step]) -> list[Unit]:
-        """Return the units of the step with the most tokens."""
-        every = map(self.units, steps)
-        return max(every, key=lambda units: sum(len(each.ids) for unit in units for each in unit), default=[])
 
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
         """Return further metrics after a step: `valid_loss` at the end of an epoch."""
@@ -210,11 +179,9 @@ class JobTraining:
 
         The weights in memory change meanwhile. After an error they are between two versions. Raises
         TrainingCanceled when `canceled` is set. Raises Interrupted, after a checkpoint, when `stopping` is
-        set. Raises TooLittleMemory before a step that does not fit.
+        set. Raises TooLittleMemory before the first step if the optimiser's state does not fit.
         """
-        largest = self._data.largest(self.steps[len(self.history) :])
-        skips = self._data.objective.skips_idle
-        require_room(self._learner, [*filter(has_gradient, largest)] if skips else largest)
+        require_room(self._learner)
         if self._team.leads:
             self._listener.started(len(self.history))
         for step in self.steps[len(self.history) :]:

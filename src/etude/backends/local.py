@@ -21,18 +21,12 @@ if TYPE_CHECKING:
     from etude.config.component import ClusterConfig
 
 
-def check_learners(config: LocalAdapterConfig, llm: LocalLlmConfig, cluster: ClusterConfig | None) -> None:
-    """Raise CapabilityError for settings that need training on a cluster, or that do not support it."""
-    if cluster is None or cluster.learners is None:
-        if config.shard_training:
-            raise CapabilityError(
-                "`shard_training` shares the weights out among processes, and the run's own process trains: "
-                "set cluster.learners, or leave it out"
-            )
-    elif llm.quantization is not None:
+def check_learners(config: LocalAdapterConfig, cluster: ClusterConfig | None) -> None:
+    """Raise CapabilityError for settings that need training on a cluster."""
+    if config.shard_training and (cluster is None or cluster.learners is None):
         raise CapabilityError(
-            f"a model with `quantization: {llm.quantization}` is trained in the run's own process: leave out "
-            "cluster.learners, or 'quantization'"
+            "`shard_training` shares the weights out among processes, and the run's own process trains: "
+            "set cluster.learners, or leave it out"
         )
 
 
@@ -53,7 +47,7 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
         )
     llm = builder.config.llms[target]
     assert isinstance(llm, LocalLlmConfig)
-    check_learners(config, llm, builder.config.cluster)
+    check_learners(config, builder.config.cluster)
     block = builder.config.finetuning
     trainer = builder.config.trainers.get(block.trainer or "")
     # Opponents are loaded from disk. `epochs` ends with a failed job, and a resumed run makes lost versions

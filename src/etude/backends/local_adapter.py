@@ -92,11 +92,6 @@ class LocalAdapter(TrainerAdapter):
         await super().initialize(run_config)
         config = self.adapter_config
         lora = config.lora_with(self._hyperparameters)
-        if lora is None and self._policy.is_quantized:
-            raise CapabilityError(
-                "a model with `quantization` trains LoRA weights only: set 'lora' in its adapter, as "
-                "`lora: {r: 16}`, or leave 'quantization' out"
-            )
         if lora is not None:
             self._policy.use_lora(LoraOptions(**lora.model_dump()), fold(self._seed, "lora"))
         self._versions.delete_drafts()

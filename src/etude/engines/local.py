@@ -99,9 +99,6 @@ class LocalLlmConfig(LlmConfig, name="local"):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto` is bfloat16 on CUDA. On CPUs that multiply bfloat16 faster (AMX, or AMD's AVX512-BF16), it is
     bfloat16 for models of 10 million parameters or more. Elsewhere it is float32."""
-    quantization: Literal["4bit"] | None = None
-    """How to store the base under trained LoRA weights. `4bit` stores NF4 numbers, in about a quarter of
-    bfloat16's memory; it needs CUDA and the extra `bnb`."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -120,7 +117,7 @@ class LocalLlmConfig(LlmConfig, name="local"):
     @property
     def loading(self) -> dict[str, Any]:
         """The keyword arguments of `Policy.load`."""
-        return {"device": self.device, "dtype": self.dtype, "quantization": self.quantization}
+        return {"device": self.device, "dtype": self.dtype}
 
     @property
     def sampling(self) -> Sampling:

@@ -28,9 +28,6 @@ _IN_CACHE = 1 << 18
 _LOGITS_ON_GPU = 1 << 27
 """The limit `_LOGITS` on a GPU: half a gigabyte in float32."""
 
-_OF_LOGITS = 12
-"""Bytes per logit on a GPU: the logit, its logprob and the gradient of either, in float32."""
-
 _EXTRAS = "logit_scale", "logits_scaling", "final_logit_softcapping"
 """Settings of Cohere, Granite and Gemma; a trial run finds out what other models do."""
 
@@ -124,15 +121,6 @@ def _tempered(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes
     )
     made: Tensor = _Tempered.apply(hidden_ED, head.weight_VD, targets_E, cold_E1)  # type: ignore[no-untyped-call]
     return made
-
-
-def held_logits(vocabulary: int, choices: int, size: int, on_gpu: bool) -> int:
-    """Return the bytes of the logits after `choices` tokens and of values made from them, if the model's
-    numbers have `size` bytes.
-    """
-    if on_gpu:
-        return min(choices * vocabulary, _LOGITS_ON_GPU) * _OF_LOGITS
-    return min(choices * vocabulary * size, _HELD)
 
 
 class _Tempered(torch.autograd.Function):

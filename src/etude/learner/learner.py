@@ -19,7 +19,6 @@ import torch
 from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.sample import Sample
 from etude.learner.head import has_plain_head
-from etude.learner.memory import ModelNumbers
 from etude.learner.objective import (
     Objective,
     Pass,
@@ -32,12 +31,19 @@ from etude.learner.objective import (
 from etude.learner.optimiser import OPTIMISER_FILE, STATE_FILE, Optimiser, Schedule, Snapshot
 from etude.learner.padding import Shares, padded_passes, padded_row, trained_units
 from etude.learner.team import Team, idle
-from etude.learner.tree_llama import checkpointable_layers, checkpointing_layers, is_lean
+from etude.learner.tree_llama import checkpointable_layers, checkpointing_layers
 from etude.learner.tree_passes import PackedStep, tree_refusal
-from etude.models.architecture import without_lora
+from etude.models.architecture import text_config
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors
 from etude.store.files import require_as_written
+
+_BUDGET_ON_GPU, _LEAST_BUDGET = 16384, 1024
+"""Default tokens in a pass through the model on a GPU, and the least on a CPU."""
+_KEPT = 1_200_000_000
+"""Bytes that a pass on a CPU keeps for the gradient by default: more saved no time."""
+_KEPT_PER_NUMBER = 18
+"""Numbers that a layer keeps for the gradient of each token, as a multiple of its width."""
 
 Packing: TypeAlias = Literal["tree", "padded"]
 """`tree` computes shared tokens only once, if sequences share enough and the model supports token trees;
@@ -54,11 +60,11 @@ class LearnerOptions:
     max_grad_norm: float = 1.0
     schedule: Schedule = field(default_factory=Schedule)
     token_budget: int | None = None
-    """Maximum number of tokens in a pass through the model; None for `ModelNumbers.token_budget`."""
+    """Maximum number of tokens in a pass through the model; None chooses it by device and model."""
     packing: Packing = "tree"
     gradient_checkpointing: bool | None = None
     """Recompute activations inside the model's layers for the gradient, instead of keeping them. With None,
-    this starts when `Learner.spare_memory` is called because memory would not suffice."""
+    this starts when a GPU's memory has run out."""
 
 
 class TrainingCanceled(TrainingError):
@@ -81,8 +87,6 @@ class Learner:
         self.step = 0
         self.trained = 0
         """Number of trainings completed since the base model."""
-        self.allowed_tokens = 0
-        """Tokens of the largest pass for which memory was known to suffice."""
         self._spares_memory = False
         self._start: dict[int, tuple[Sample, list[float]]] | None = None
         """Logprobs at the start of a job of several steps, for clipped ratios. They belong to each sample's
@@ -105,31 +109,28 @@ class Learner:
         return False
 
     @property
-    def computes_twice(self) -> bool:
-        """Whether gradient checkpointing is on now."""
-        wish = self.options.gradient_checkpointing
-        return self._spares_memory if wish is None else wish
-
-    @property
     def token_budget(self) -> int:
         """Maximum number of tokens in a pass through the model."""
         if self.options.token_budget is not None:
             return self.options.token_budget
-        lean, on_gpu = is_lean(without_lora(self.policy.model)), self.policy.device.type == "cuda"
-        return ModelNumbers.of(self.policy).token_budget(lean, on_gpu=on_gpu)
+        if self.policy.device.type == "cuda":
+            return _BUDGET_ON_GPU
+        model = self.policy.model
+        config, size = text_config(model), model.get_input_embeddings().weight.itemsize
+        kept = _KEPT_PER_NUMBER * int(config.num_hidden_layers * config.hidden_size * size)
+        return min(max(_KEPT // kept, _LEAST_BUDGET), _BUDGET_ON_GPU)
 
-    def spare_memory(self) -> bool:
+    def _spare_memory(self) -> bool:
         """Turn on gradient checkpointing, if options and model allow it; return whether this turned it on."""
-        if self.options.gradient_checkpointing is not None or self._spares_memory:
+        if self.options.gradient_checkpointing is not None or self._spares_memory or self.team.shards:
             return False
         try:
             checkpointable_layers(self.policy.model)
         except RequestError:
             return False
         self._spares_memory = True
-        self._add_note(
-            "layers are computed twice, since what they keep for the gradient does not fit into memory"
-        )
+        self._add_note("layers are computed twice, because the GPU's memory had run out")
+        torch.cuda.empty_cache()
         return True
 
     def _add_note(self, note: str) -> None:
@@ -160,7 +161,7 @@ class Learner:
             try:
                 canceled = canceled or threading.Event()
                 try:
-                    metrics, tokens = self.add_gradient(units, objective, canceled)
+                    metrics, tokens = self._add_gradient_sparingly(units, objective, canceled)
                 except TrainingCanceled:
                     metrics, tokens = {}, 0
                 counts = {"tokens": float(tokens), "canceled": float(canceled.is_set())}
@@ -180,20 +181,17 @@ class Learner:
             speed = totals.pop("tokens") / max(time.perf_counter() - start, 1e-9)
         return totals | {"grad_norm": norm, "learning_rate": rate, "tokens_per_s": speed}
 
-    def largest_pass(self, units: Sequence[Unit], *, by_length: bool = False) -> tuple[int, int, bool]:
-        """Return the tokens of a step's largest pass, how many are trained, and whether the pass is lean.
-
-        A lean pass bypasses the model's own modules. Only padding within units counts. `by_length` gives a
-        quick upper bound that ignores shared tokens. All processes must ask together.
-        """
-        sizes = [len(unit) * max(len(sample.ids) for sample in unit) for unit in units]
-        size, lean = sum(sizes), False
-        if self.options.packing == "tree" and not by_length:
-            tree = PackedStep(trained_units(units))
-            if tree.pays and self._takes_trees:
-                size, sizes, lean = tree.size, [0], is_lean(without_lora(self.policy.model))
-        tokens = max(min(self.token_budget, size // self.team.size), *sizes, 0)
-        return tokens, min(tokens, trained_tokens(units)), lean
+    def _add_gradient_sparingly(
+        self, units: Sequence[Unit], objective: Objective, canceled: threading.Event
+    ) -> tuple[dict[str, float], int]:
+        """Add the gradient, and add it again with gradient checkpointing if a GPU's memory runs out."""
+        try:
+            return self.add_gradient(units, objective, canceled)
+        except torch.OutOfMemoryError:
+            self.optimiser.drop_gradient()
+            if not self._spare_memory():
+                raise
+        return self.add_gradient(units, objective, canceled)
 
     def end_training(self) -> None:
         """Record that all steps of a training have been taken; the next training begins at its start."""
@@ -260,7 +258,8 @@ class Learner:
         return totals, tokens
 
     def _loss(self, chunk: Pass | None, objective: Objective) -> tuple[torch.Tensor, dict[str, float]]:
-        twice = self.computes_twice and torch.is_grad_enabled()
+        wish = self.options.gradient_checkpointing
+        twice = (self._spares_memory if wish is None else wish) and torch.is_grad_enabled()
         with checkpointing_layers(self.policy.model) if twice else nullcontext():
             if chunk is None:
                 return self._run(idle), {}

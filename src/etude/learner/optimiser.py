@@ -146,9 +146,10 @@ class Optimiser:
         return list(self.masters.values())
 
     @property
-    def has_moments(self) -> bool:
-        """Whether AdamW's moments are in memory, as they are after the first step."""
-        return bool(self.adam.state)
+    def bytes_to_come(self) -> int:
+        """Bytes of this process's gradients, and of AdamW's moments before the first step."""
+        numbers = sum(_local(master).numel() for master in self.gradients)
+        return numbers * (4 if self.adam.state else 12)
 
     def drop_gradient(self) -> None:
         """Discard the gradient that backward passes have added up."""

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("etude.versions")
 
 
-def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
+def load_version(wanted: RunVersion) -> Policy:
     """Load the run's local model with the weights of version `wanted`, on the device from its config.
-
-    The base is loaded as the config says, but with all its bits unless `quantized`.
 
     Raises RequestError when the run's model is not local or its base has changed. Raises MissingExtraError
     without torch, EngineError when the weights are not the ones that the run recorded.
@@ -53,7 +51,7 @@ def load_version(wanted: RunVersion, *, quantized: bool = True) -> Policy:
     else:
         with RunFolder.read(wanted.run) as run:
             require_base(run.journal, name, base)
-    policy = Policy.load(base, **llm.loading | ({} if quantized else {"quantization": None}))
+    policy = Policy.load(base, **llm.loading)
     adapter = next(iter(config.trainer_adapters.values()), None)
     if wanted.version is None:
         return policy

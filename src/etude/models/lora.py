@@ -1,4 +1,4 @@
-"""LoRA weights: adding them to a model and merging them into it; base models quantised to four bits."""
+"""LoRA weights: adding them to a model and merging them into it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-import torch
 from torch import nn
 
-from etude.core.errors import RequestError, first_line, require_extra
+from etude.core.errors import RequestError, first_line
 from etude.models.architecture import base_layer, lora_exclusions, text_config, without_lora
 
 _TIED = "Model has `tie_word_embeddings=True`"
@@ -94,29 +93,6 @@ def _why_shared(model: Any) -> str | None:
             layers = " and ".join(path.removesuffix(".base_layer") for path in shared)
             return f"{layers} have one weight; leave them out of 'target_modules'"
     return None
-
-
-def require_four_bits(device: torch.device) -> None:
-    """Raise RequestError if the device has no four-bit weights, MissingExtraError without bitsandbytes."""
-    if device.type != "cuda":
-        raise RequestError(
-            f"quantization '4bit' needs a CUDA device, and the model is to run on '{device.type}': leave "
-            "'quantization' out, or take a machine with an NVIDIA GPU"
-        )
-    require_extra("bitsandbytes", "quantization '4bit' (bitsandbytes not installed)", "bnb")
-
-
-def nf4_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that quantise a model to four bits while loading it."""
-    from transformers import BitsAndBytesConfig
-
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
-    return {"quantization_config": config, "device_map": {"": device}}
 
 
 def gguf_options() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 
 from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
-from etude.models.architecture import count_parameters, language_parts, why_unusable, without_lora
+from etude.models.architecture import count_parameters, language_parts, why_unusable
 from etude.models.device import choose_device, choose_dtype, limit_threads
-from etude.models.lora import gguf_options, merge_lora, nf4_options, require_four_bits, with_lora
+from etude.models.lora import gguf_options, merge_lora, with_lora
 from etude.models.text_codec import TextCodec, load_tokenizer
 from etude.models.weights import (
     digest,
@@ -71,47 +71,27 @@ class Policy:
         self._lent: set[int] = set()
         """The ids of parameters that share memory with another policy."""
         self._digests: dict[int, str] = {}
-        if not self.is_quantized and len(parts := language_parts(model)) > 1:
+        if len(parts := language_parts(model)) > 1:
             model.requires_grad_(False)  # Vision and audio parts are not trained on text.
             for part in parts:
                 part.requires_grad_(True)
         model.eval()
 
     @classmethod
-    def load(
-        cls,
-        source: str | Path,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        quantization: Literal["4bit"] | None = None,
-    ) -> Policy:
+    def load(cls, source: str | Path, *, device: str = "auto", dtype: str = "auto") -> Policy:
         """Load a causal LM and its tokenizer from a folder, from a GGUF file, or by its Hugging Face name.
 
-        Raises RequestError if there is no such model, or it cannot be used for chat or quantised here.
+        Raises RequestError if there is no such model, or it cannot be used for chat.
         """
         silence_transformers()
         chosen = choose_device(device)
-        if quantization is not None:
-            require_four_bits(chosen)
         with loading(source) as (name, file, config):
-            if file and quantization is not None:
-                raise RequestError(
-                    f"'{source}' is a GGUF file, which is not quantised again: leave '4bit' out"
-                )
             parameters = count_parameters(config)
             limit_threads(parameters)
             kind = choose_dtype(dtype, chosen, parameters)
-            more = gguf_options() if file else {} if quantization is None else nf4_options(kind, chosen)
             tokenizer = load_tokenizer(name, file)
-            model = load_model(config, name, dtype=kind, **file, **more)
-        if quantization is None:
-            model = model.to(chosen)
-        else:
-            from peft import prepare_model_for_kbit_training
-
-            # Frozen, and in float32 wherever it is not quantised.
-            model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+            options = gguf_options() if file else {}
+            model = load_model(config, name, dtype=kind, **file, **options).to(chosen)
         if reason := why_unusable(model.eval()):
             kind = model.config.model_type
             raise RequestError(f"cannot use the model '{source}' (of the type '{kind}'): {reason}")
@@ -184,11 +164,6 @@ class Policy:
         if lent:
             self._lent.clear()
             self.weights_id += 1
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether the base is quantised, so that only LoRA weights can be trained."""
-        return bool(getattr(without_lora(self.model), "is_quantized", False))
 
     @property
     def is_lora(self) -> bool:
@@ -297,13 +272,8 @@ class Policy:
     def export(self, folder: Path, *, merge: bool = True) -> None:
         """Write a folder that `transformers` loads: merged weights, or only the LoRA weights.
 
-        Raises StoreError if writing fails, and RequestError for merging into quantised weights, which would
-        round them again.
+        Raises StoreError if writing fails.
         """
-        if merge and self.is_quantized:
-            raise RequestError(
-                "quantised weights are not merged: load the model without 'quantization' for that"
-            )
         silence_transformers()
         with self.lock:
             model = merge_lora(self.model) if self.is_lora and merge else self.model

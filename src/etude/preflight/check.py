@@ -332,5 +332,5 @@ async def _capabilities(builder: Builder, block: FinetuneConfig) -> Capabilities
             f"the trainer adapter 'local' trains models of `_type: local`, and llms.{target} is `_type: "
             f"{llm.type_name}`; make it local, or choose an adapter for its backend"
         )
-    check_learners(adapter, llm, builder.config.cluster)
+    check_learners(adapter, builder.config.cluster)
     return LOCAL_CAPABILITIES

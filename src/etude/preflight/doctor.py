@@ -28,7 +28,6 @@ _PACKAGE = Path(__file__).parents[1]
 
 EXTRAS = {
     "local": "models that run and train in this process",
-    "bnb": "local models with a base of four bits (`quantization: 4bit`), on CUDA",
     "data": "Parquet and Hugging Face datasets",
     "plots": "pictures of a run's rewards",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,9 +14,7 @@ from etude.core.call import ChatRequest
 from etude.core.episode import Example
 from etude.core.errors import EtudeError, RequestError
 from etude.engines.local import LocalLlmConfig
-from etude.learner.memory import ModelNumbers, fits
 from etude.models.device import choose_device, choose_dtype
-from etude.models.lora import require_four_bits
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.probe import TOOL
@@ -43,13 +40,6 @@ def check_local_model(
     cannot be used.
     """
     device = choose_device(llm.device)
-    if llm.quantization is not None:
-        require_four_bits(device)
-        if adapter is not None and adapter.lora is None:
-            raise RequestError(
-                f"`quantization: {llm.quantization}` trains LoRA weights only: set 'lora' in the trainer "
-                "adapter"
-            )
     policy = outline(base)
     parameters = sum(value.numel() for value in policy.model.parameters())
     dtype = choose_dtype(llm.dtype, device, parameters)
@@ -68,7 +58,7 @@ def check_local_model(
         findings.ok(what, f"unpacked from GGUF, with the chat template in the file; a turn ends at {ends}")
     _check_template(what, policy, llm.chat_template_kwargs, findings)
     _check_context(what, llm, policy, longest, findings)
-    _check_memory(what, llm, policy, parameters, device, dtype, longest, adapter, findings)
+    _check_memory(what, policy, parameters, device, dtype, adapter, findings)
     if device.type == "cpu" and parameters > 1_000_000_000:
         findings.warn(what, "more than a billion parameters on a CPU: expect hours for each epoch")
 
@@ -142,34 +132,23 @@ def _check_context(what: str, llm: LocalLlmConfig, policy: Policy, longest: int,
 
 def _check_memory(
     what: str,
-    llm: LocalLlmConfig,
     policy: Policy,
     parameters: int,
     device: torch.device,
     dtype: torch.dtype,
-    longest: int,
     adapter: LocalAdapterConfig | None,
     findings: Findings,
 ) -> None:
-    """Check that the weights fit in memory, with training on one sequence or the smaller `token_budget`."""
-    needed = int(parameters * (dtype.itemsize if llm.quantization is None else 0.5))
-    free = available_memory(device.type)
-    use = "needs"
+    """Check that the weights fit in memory, and in training their gradients and AdamW's state."""
+    needed, free, use = parameters * dtype.itemsize, available_memory(device.type), "needs"
     if adapter is not None:
-        numbers = replace(ModelNumbers.of(policy), weights=needed, size=dtype.itemsize)
-        budget = adapter.token_budget or numbers.token_budget(on_gpu=device.type == "cuda")
-        tokens = min(budget, longest + llm.max_tokens, policy.max_context)
-        training = numbers.training(
-            tokens,
-            tokens,
-            on_gpu=device.type == "cuda",
-            checkpointed=adapter.gradient_checkpointing is not False,
-            reference=True,
-        )
-        use, needed = f"training it on {tokens} tokens at a time takes", training.total
-    if free is not None and not fits(needed, free):
+        trained = sum(value.numel() for value in policy.trainable().values())
+        # Gradients and two moments in float32, and masters of weights in half precision.
+        has_masters = dtype.itemsize < 4 and not policy.is_lora
+        use, needed = "and its training need", needed + trained * (16 if has_masters else 12)
+    if free is not None and needed > free:
         findings.warn(
             what,
-            f"{use} about {shown_bytes(needed)} of memory, and {shown_bytes(free)} are free; train with "
-            "`lora` or `gradient_checkpointing`, lower token_budget, or choose a smaller model",
+            f"{use} at least {shown_bytes(needed)} of memory, and {shown_bytes(free)} are free; train with "
+            "`lora`, or choose a smaller model",
         )

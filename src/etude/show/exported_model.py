@@ -136,7 +136,7 @@ def export_model(
     StoreError if it cannot be written.
     """
     _require_replaceable(folder)
-    policy = load_version(wanted, quantized=False)
+    policy = load_version(wanted)
     if lora_only and not policy.is_lora:
         raise RequestError(
             f"run {wanted.run.name} trained all weights and no LoRA weights; export it without --lora"
