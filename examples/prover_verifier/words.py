@@ -13,7 +13,7 @@ from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.protocols import Log, Malformed, Move, Scenario, Turn, Verdict
-from etude.protocols.decision import ACCEPT, REJECT
+from etude.protocols.tree import ACCEPT, REJECT
 
 TRAIN, HELD_OUT, WORDS = 1024, 256, 3
 ANIMALS, OTHERS = map(

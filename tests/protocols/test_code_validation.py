@@ -22,10 +22,9 @@ from etude.core.keys import generator
 from etude.protocols import SCALES, Move, Protocol, Role, Turn, Verdict
 from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.code_validation import PROMPTS, CodeValidation, choose_stance, how_to_decide
-from etude.protocols.decision import VERDICTS
 from etude.protocols.sandbox import call_function
 from etude.protocols.scenario import Log, agent_log
-from etude.protocols.tree import Node
+from etude.protocols.tree import VERDICTS, Node
 from etude.rollout.collector import Collector
 from etude.rollout.evaluation_run import EvaluationRun
 from etude.store.run_folder import RunFolder

@@ -16,9 +16,11 @@ from etude.core.conversion import to_trajectory
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.training_rows import DpoRow, SupervisedRow
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+from etude.protocols import adp
 from etude.show.turns import episode_transcript
 from etude.store.episodes import encode_episode
 from etude.store.journal import Journal
+from tests.protocols.games import play_record, scripted
 from tests.support import tool_call
 
 CALL = tool_call("calculator", {"expression": "1+2"})
@@ -146,3 +148,13 @@ async def test_thinking_is_a_part_of_its_own(record: EpisodeRecord, tmp_path: Pa
         {"thinking": "3, then.", "f": "It is", "about": "call 2, v0"},
     ]
     assert shown["output"] == "It is"
+
+
+async def test_a_play_is_shown_as_its_tree(tmp_path: Path) -> None:
+    with Journal(tmp_path / "run.sqlite") as journal:
+        engine = scripted(prover=["one\ntwo  "], verifier=["Decision: accept"])
+        played = await play_record(adp(), engine, journal)
+        text = episode_transcript(SimpleNamespace(journal=journal, path=tmp_path, name="r"), played.id)
+    shown = yaml.safe_load(text)
+    assert (shown["protocol"], [node["agent"] for node in shown["nodes"]]) == ("adp", ["prover", "verifier"])
+    assert "main: |-\n      one\n      two\n" in text

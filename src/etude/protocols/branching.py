@@ -16,10 +16,9 @@ from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError, alternatives
 from etude.core.keys import fold
 from etude.core.message import Message
-from etude.protocols.decision import VERDICTS, Verdict
 from etude.protocols.protocol import Protocol, Round, Turn, resolve
 from etude.protocols.scenario import Malformed, Move, Scenario, agent_log, answer_for
-from etude.protocols.tree import EpisodeTree, Node, Rejected
+from etude.protocols.tree import VERDICTS, EpisodeTree, Node, Rejected, Verdict
 
 _TOLERANCE = 1e-9
 _PAYOFF = TypeAdapter(dict[str, FiniteFloat])

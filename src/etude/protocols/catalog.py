@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from etude.core.errors import RequestError, alternatives
-from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, find_scale, sign
-from etude.protocols.protocol import Outcome, Protocol, Role, Round, Stance, Turn
+from etude.protocols.protocol import Outcome, Protocol, Role, Round, Stance, Turn, find_scale
+from etude.protocols.tree import ACCEPT, REJECT, VERDICTS, sign
 
 VERIFIER = "verifier"
 

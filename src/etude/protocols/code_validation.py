@@ -17,9 +17,9 @@ from types import MappingProxyType
 from etude.core.episode import Example
 from etude.core.errors import RequestError, alternatives
 from etude.core.message import Message
-from etude.protocols.decision import ACCEPT, REJECT, VERDICTS, Scale, Verdict
-from etude.protocols.protocol import Protocol, Turn
+from etude.protocols.protocol import Protocol, Scale, Turn
 from etude.protocols.scenario import Log, Scenario, dialogue
+from etude.protocols.tree import ACCEPT, REJECT, VERDICTS, Verdict
 
 _TASK = """\
 The problem:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.core.message import Message
-from etude.protocols.decision import Verdict, sign
 from etude.protocols.protocol import Protocol, Turn
-from etude.protocols.tree import Node
+from etude.protocols.tree import Node, Verdict, sign
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The episode tree: every answer and reward of a play, and its transcript for a person.
+"""The episode tree: every answer, verdict and reward of a play.
 
 A node is one answer of one agent. When an agent was sampled more than once, its answers are siblings.
 The other agents' answers in the same round are repeated below each sibling, so that siblings differ in
@@ -11,15 +11,32 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
-from etude.core.json_text import jsonable
-from etude.protocols.decision import WORDS, Verdict, shown_decision
+
+Verdict: TypeAlias = Literal[0, 1]
+"""0 is reject, 1 is accept."""
+
+REJECT: Verdict = 0
+ACCEPT: Verdict = 1
+
+VERDICTS: tuple[Verdict, Verdict] = (REJECT, ACCEPT)
+WORDS = {REJECT: "reject", ACCEPT: "accept"}
+"""The word for each verdict."""
+
+
+def sign(verdict: Verdict) -> int:
+    """Return 1 for accept, -1 for reject."""
+    return 1 if verdict == ACCEPT else -1
+
+
+def shown_decision(decision: float) -> str:
+    """Return a decision in words, with its number: `accept (0.5)`."""
+    word = "accept" if decision > 0 else "reject" if decision < 0 else "neither"
+    return f"{word} ({decision:g})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,98 +188,3 @@ _TREE = TypeAdapter(EpisodeTree)
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def transcript(record: EpisodeRecord) -> dict[str, Any]:
-    """Return an episode as JSON for a person.
-
-    `turns` lists the messages in order, under `agent@channel`, and decisions under `agent.decision`. Where
-    an agent was sampled more than once, `branches` continue. Raises RequestError if no protocol was played.
-    """
-    example = record.example
-    about = {"episode": record.id, "example": example.id, "inputs": jsonable(dict(example.inputs))}
-    if record.failure is not None:
-        return about | {"failure": f"{record.failure.kind}: {record.failure.reason}"}
-    tree = EpisodeTree.from_json(record.output)
-    show = _Show(record, tree)
-    return {
-        **about,
-        "protocol": tree.protocol,
-        "truth": WORDS[tree.truth],
-        "prover_stance": WORDS[tree.stance],
-        "rewards": {agent: tree.value(None, agent) for agent in tree.agents},
-        **show.following(None),
-    }
-
-
-def as_yaml(transcript: Mapping[str, Any]) -> str:
-    """Return a transcript as a YAML document. Multi-line text is a block without trailing spaces."""
-    return yaml.dump(
-        transcript, Dumper=_Dumper, sort_keys=False, allow_unicode=True, explicit_start=True, width=100
-    )
-
-
-class _Show:
-    """The renderer of one tree's nodes for a transcript."""
-
-    def __init__(self, record: EpisodeRecord, tree: EpisodeTree) -> None:
-        self.tree = tree
-        self.calls = {call.index: call for call in record.calls}
-
-    def following(self, node: Node | None) -> dict[str, Any]:
-        """Return the turns after a node up to the next branching, then the branches or the ending."""
-        turns: list[dict[str, Any]] = []
-        children = self.tree.children(node)
-        while len(children) == 1:
-            node = children[0]
-            turns.append(self.turn(node))
-            children = self.tree.children(node)
-        shown: dict[str, Any] = {"turns": turns}
-        if children:
-            shown["branches"] = [self.branch(child) for child in children]
-        elif node is not None:
-            shown["ending"] = node.ending
-            if node.verdict is not None and node.verdict != node.decision:
-                shown["verdict"] = shown_decision(node.verdict)
-            shown["rewards"] = {agent: self.tree.total(node, agent) for agent in self.tree.agents}
-        return shown
-
-    def branch(self, node: Node) -> dict[str, Any]:
-        """Return a node, and the turns and branches after it."""
-        after = self.following(node)
-        value = {agent: self.tree.value(node, agent) for agent in self.tree.agents}
-        shown = {"value": value} if "branches" in after else {}
-        return shown | {"turns": [self.turn(node), *after.pop("turns")]} | after
-
-    def turn(self, node: Node) -> dict[str, Any]:
-        """Return an answer's thinking, messages by channel, decision, retries and faults."""
-        shown: dict[str, Any] = {"round": node.round}
-        call = self.calls.get(node.call)
-        if call is not None and call.completion is not None and call.completion.thinking:
-            shown[f"{node.agent}.thinking"] = call.completion.thinking
-        if node.malformed is not None:
-            shown[node.agent] = node.text
-        else:
-            shown |= {f"{node.agent}@{channel}": text for channel, text in node.messages.items()}
-        if node.decision is not None:
-            shown[f"{node.agent}.decision"] = shown_decision(node.decision)
-        if node.malformed is not None:
-            shown[f"{node.agent}.malformed"] = node.malformed
-        if node.rejected:
-            shown[f"{node.agent}.retries"] = [rejected.reason for rejected in node.rejected]
-        if node.truncated:
-            shown[f"{node.agent}.truncated"] = True
-        return shown
-
-
-class _Dumper(yaml.SafeDumper):
-    """A YAML dumper that writes multi-line text as a block."""
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # A YAML block cannot hold trailing spaces: with them, the dumper would quote the whole text.
-    lines = "\n".join(line.rstrip() for line in text.split("\n")) if "\n" in text else text
-    return dumper.represent_scalar("tag:yaml.org,2002:str", lines, style="|" if "\n" in lines else None)
-
-
-_Dumper.add_representer(str, _represent_text)

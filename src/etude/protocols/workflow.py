@@ -25,10 +25,9 @@ from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
 from etude.protocols.branching import FinalAnswer, Play, Question, Width, Widths, most_calls
 from etude.protocols.catalog import PROTOCOLS
-from etude.protocols.decision import sign
 from etude.protocols.protocol import Protocol, Turn
 from etude.protocols.scenario import Malformed, Move, Scenario
-from etude.protocols.tree import EpisodeTree, Rejected
+from etude.protocols.tree import EpisodeTree, Rejected, sign
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.episode import Episode
 from etude.rollout.evaluator import scored

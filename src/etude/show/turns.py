@@ -1,7 +1,7 @@
 """The turns of an episode as a page shows them, and its transcript.
 
-A play is shown as a transcript of its protocol. Other episodes are shown as calls and events in order, with
-their result.
+A play is shown as the nodes of its tree. Other episodes are shown as calls and events in order, with their
+result.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from etude.algorithms.episodes import is_play
 from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
 from etude.core.errors import RequestError
 from etude.core.json_text import jsonable, read_json
 from etude.core.message import Message, is_text, message_text
-from etude.protocols.tree import as_yaml, transcript
+from etude.protocols.tree import EpisodeTree
 from etude.store.episodes import episode_scores, read_episode
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import reward_names, stored_data
@@ -120,16 +122,16 @@ def episode_transcript(run: RunFolder, episode: str) -> str:
             f"run {run.name} has no episode '{episode}'; an episode is named by its phase, example and "
             f"generation. `etude episodes {run.path}` lists them"
         )
+    inputs, expected = jsonable(dict(record.example.inputs)), jsonable(record.example.expected)
+    shown = {"episode": record.id, "example": record.example.id, "inputs": inputs, "expected": expected}
+    if record.failure is not None:
+        shown["failure"] = f"{record.failure.kind}: {record.failure.reason}"
     if is_play(record):
-        shown = transcript(record)
+        shown |= EpisodeTree.from_json(record.output).to_json()
     else:
-        inputs, expected = jsonable(dict(record.example.inputs)), jsonable(record.example.expected)
-        shown = {"episode": record.id, "example": record.example.id, "inputs": inputs, "expected": expected}
         shown["turns"] = [turn.as_json() for turn in list_turns(record)]
         if record.failure is None:
             shown["output"] = jsonable(record.output)
-        else:
-            shown["failure"] = f"{record.failure.kind}: {record.failure.reason}"
     stored = episode_scores(run.journal, record.id)
     rewarded = reward_names(stored_data(run.path, required=False)).get(None, "")
     if (reward := stored.get(rewarded, {}).get("score")) is not None:
@@ -141,4 +143,19 @@ def episode_transcript(run: RunFolder, episode: str) -> str:
             else {key: row[key] for key in ("score", "reasoning", "error") if row.get(key) is not None}
             for name, row in stored.items()
         }
-    return as_yaml(shown)
+    return yaml.dump(
+        shown, Dumper=_Dumper, sort_keys=False, allow_unicode=True, explicit_start=True, width=100
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """A YAML dumper that writes multi-line text as a block."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # A YAML block cannot hold trailing spaces: with them, the dumper would quote the whole text.
+    lines = "\n".join(line.rstrip() for line in text.split("\n")) if "\n" in text else text
+    return dumper.represent_scalar("tag:yaml.org,2002:str", lines, style="|" if "\n" in lines else None)
+
+
+_Dumper.add_representer(str, _represent_text)

@@ -15,9 +15,8 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
 from etude.core.message import message_text
-from etude.protocols.decision import WORDS as VERDICTS
-from etude.protocols.decision import shown_decision
-from etude.protocols.tree import EpisodeTree, Node
+from etude.protocols.tree import WORDS as VERDICTS
+from etude.protocols.tree import EpisodeTree, Node, shown_decision
 from etude.show.turns import Turn, list_turns
 from etude.store.episodes import episode_scores, list_phases, phase_epoch, read_episode
 from etude.store.journal import Journal
