@@ -88,7 +88,7 @@ async def test_a_part_of_ones_own_trains_other_weights_and_has_its_metrics(proje
 
 
 def test_a_wrong_option_of_ones_own_algorithm_is_told_like_any_other(project):
-    with pytest.raises(ConfigError, match=r"trajectory_builders.own.floor: expected a number <= 0, found 1"):
+    with pytest.raises(ConfigError, match=r"builders.own.floor: should be less than or equal to 0, found 1"):
         config("plain_gradient:PlainGradient", floor=1)
     with pytest.raises(ConfigError, match=r"key 'trajectory_builders.own.flor' is not known.*floor"):
         config("plain_gradient:PlainGradient", flor=-1)

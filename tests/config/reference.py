@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from inspect import cleandoc, get_annotations
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from etude.config import registry
 from etude.config.component import CHANGEABLE, ComponentConfig
-from etude.config.key_types import KeyType, describe, descriptions, models_in
+from etude.config.key_types import LISTS, KeyType, descriptions, models_in
 from etude.config.registry import KINDS, LIVE, Kind
 from etude.config.schema import Config
 
@@ -160,6 +162,76 @@ def _default(field: FieldInfo) -> str:
     if default is None or default == "" or isinstance(default, BaseModel) or default in ({}, []):
         return ""
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    SecretStr: "text",
+    Path: "a path",
+    Any: "any value",
+}
+_PLURALS: dict[Any, str] = {
+    str: "texts",
+    SecretStr: "texts",
+    int: "integers",
+    float: "numbers",
+    Path: "paths",
+    Any: "values",
+}
+_BOUNDS = {
+    "ge": ">= {}",
+    "gt": "> {}",
+    "le": "<= {}",
+    "lt": "< {}",
+    "min_length": "of length >= {}",
+    "max_length": "of length <= {}",
+    "pattern": "matching {!r}",
+}
+"""The bounds in pydantic's metadata of a type, in words."""
+
+
+def describe(slot: KeyType) -> str:
+    """Return the slot in words: `an integer >= 1`, `a list of texts`, `one of 'a', 'b'`."""
+    arms = slot.arms()
+    words = " or ".join(dict.fromkeys(map(_word, arms)))
+    bounds = dict.fromkeys(
+        text.format(bound)
+        for arm in arms
+        for item in arm.metadata
+        for name, text in _BOUNDS.items()
+        if (bound := getattr(item, name, None)) is not None
+    )
+    return f"{words} {' and '.join(bounds)}" if bounds else words
+
+
+def _word(arm: KeyType) -> str:
+    annotation = arm.annotation
+    if annotation in _WORDS:
+        return _WORDS[annotation]
+    if get_origin(annotation) is Literal:
+        return _list_values(get_args(annotation))
+    if arm.holds(Enum):
+        return _list_values(member.value for member in annotation)
+    if arm.holds(*LISTS):
+        items = [
+            item
+            for argument in get_args(annotation)
+            if argument is not ...
+            for item in KeyType(argument).arms()
+        ]
+        return f"a list of {_PLURALS.get(items[0].annotation, describe(items[0]))}" if items else "a list"
+    if arm.holds(Mapping, BaseModel):
+        keys = ", ".join(arm.fields())
+        return f"a mapping with the keys {keys}" if keys else "a mapping"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _list_values(values: Iterable[Any]) -> str:
+    listed = [repr(value) for value in values]
+    return listed[0] if len(listed) == 1 else f"one of {', '.join(listed)}"
 
 
 if __name__ == "__main__":

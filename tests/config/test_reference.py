@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from etude.config.finetuning import FinetuneConfig
-from etude.config.key_types import KeyType, describe, descriptions, slot_at, unknown_keys
+from etude.config.key_types import KeyType, descriptions, slot_at, unknown_keys
 from etude.config.registry import load_entry_points
-from tests.config.reference import render_reference
+from tests.config.reference import describe, render_reference
 
 
 def test_every_key_of_every_block_is_there(parts: object):

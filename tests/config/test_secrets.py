@@ -100,7 +100,7 @@ def test_an_address_alone_is_a_whole_block():
         ("bucket/etude", "as in file:///mnt/backup, s3://bucket/etude"),
         ("sftp://me:secret@host/etude", r"no password in an address"),
         ({"address": "s3://b", "intervall": 1}, "did you mean 'interval'"),
-        ({"address": "s3://b", "interval": 0}, "> 0"),
+        ({"address": "s3://b", "interval": 0}, "greater than 0"),
     ],
 )
 def test_what_is_no_storage_is_refused(storage, words):

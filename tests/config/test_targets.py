@@ -98,7 +98,7 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
         ("prover: {reward", "stranger: {reward", r"'finetuning.targets.stranger.model' is missing"),
         ("checker:", "a/b:", "a target's name is made of letters"),
         ("every: 2\n", "evry: 2\n", "key 'finetuning.targets.checker.evry' is not known; did you"),
-        ("every: 2\n", "every: 0\n", "expected an integer >= 1, found 0"),
+        ("every: 2\n", "every: 0\n", "should be greater than or equal to 1, found 0"),
         ("  trajectory_builder: groups\n", "", "'trajectory_builders' has several; name one of"),
         ("  enabled: true", "  enabled: true\n  target_model: judge", "models to train are those of"),
     ],
@@ -269,9 +269,9 @@ def test_all_can_be_turned_off_at_once():
     [
         ("reward_colapse: off", r":4:5: .*'reward_colapse'; did you mean 'reward_collapse'"),
         ("reward_collapse: stopp", r":4:5: .*'stopp' is not an action of an alarm; did you mean 'stop'"),
-        ("reward_collapse: {action: stopp}", "one of 'off', 'warn', 'pause', 'stop', 'rollback', found"),
+        ("reward_collapse: {action: stopp}", "should be 'off', 'warn', 'pause', 'stop' or 'rollback', found"),
         ("entropy_collapse: {bellow: 0.5}", r"entropy_collapse.bellow' is not known; did you mean 'below'"),
-        ("entropy_collapse: {below: 2}", "expected a number > 0 and < 1, found 2"),
+        ("entropy_collapse: {below: 2}", "should be less than 1, found 2"),
     ],
 )
 def test_mistakes_are_named_with_their_line_and_the_nearest_name(tmp_path: Path, line, message):

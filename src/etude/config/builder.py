@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from copy import copy
-from graphlib import CycleError, TopologicalSorter
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 from etude.config import registry
@@ -24,6 +23,9 @@ from etude.core.episode import ToolSet, ToolSource
 from etude.core.errors import EtudeError, RequestError, alternatives
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
 from etude.core.keys import content_hash
+
+_users: ContextVar[tuple[str, ...]] = ContextVar("users", default=())
+"""The components that are being built here, each for the one before it."""
 
 
 class Builder:
@@ -48,9 +50,6 @@ class Builder:
         self._exits = contextlib.AsyncExitStack()
         self._components: dict[str, Any] = {f"llms.{name}": each for name, each in (given or {}).items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._needs: defaultdict[str, set[str]] = defaultdict(set)
-        self._user: str | None = None
-        """The component that this builder was handed to, which needs what it gets from it."""
 
     async def __aenter__(self) -> Builder:
         await self._exits.__aenter__()
@@ -155,29 +154,22 @@ class Builder:
 
         Raises RequestError if it needs the component that is being built, directly or not.
         """
-        key = f"{kind}.{name}"
-        if self._user is not None:
-            self._needs[self._user].add(key)
-            try:
-                TopologicalSorter(self._needs).prepare()
-            except CycleError as error:
-                self._needs[self._user].discard(key)
-                circle = " -> ".join(reversed(error.args[1]))
-                raise RequestError(f"components depend on each other in a circle: {circle}") from None
+        key, users = f"{kind}.{name}", _users.get()
+        if key in users:
+            circle = " -> ".join((*users[users.index(key) :], key))
+            raise RequestError(f"components depend on each other in a circle: {circle}")
         async with self._locks[key]:
             if key not in self._components:
-                self._components[key] = await self._build(key, kind, config)
+                token = _users.set((*users, key))
+                try:
+                    self._components[key] = await self._build(key, kind, config)
+                finally:
+                    _users.reset(token)
         return self._components[key]
-
-    def _handed_to(self, user: str | None) -> Self:
-        """Return this builder as a component gets it: it notes what that component needs."""
-        own = copy(self)
-        own._user = user
-        return own
 
     async def _build(self, key: str, kind: Kind, config: ComponentConfig) -> Any:
         registration = registry.lookup(kind, config.type_name)
-        context = contextlib.asynccontextmanager(registration.factory)(config, self._handed_to(key))
+        context = contextlib.asynccontextmanager(registration.factory)(config, self)
         with user_code(EtudeError, f"cannot build {key} (_type: {registration.name})"):
             component = await self._exits.enter_async_context(context)
             if component is None:
@@ -218,6 +210,6 @@ class TargetBuilder(Builder):
 
     async def _build_once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
         if kind not in _CONFIGS:
-            return await self._shared._handed_to(self._user)._build_once(kind, name, config)
+            return await self._shared._build_once(kind, name, config)
         # A copy, because trainers write the target's reward function into the configs.
         return await super()._build_once(kind, name, config.model_copy(deep=True))

@@ -1,4 +1,4 @@
-"""The types of config keys, with their nesting, accepted values and descriptions in words.
+"""The types of config keys, with their nesting and descriptions.
 
 `Problems` collects all errors of a config and reports them together.
 """
@@ -10,14 +10,12 @@ import inspect
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from textwrap import dedent
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import AliasChoices, BaseModel, SecretStr, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from etude.config.component import CHANGEABLE
@@ -132,49 +130,7 @@ def unknown_keys(slot: KeyType, data: Any) -> Iterator[KeyPath]:
             yield from ((*path, key) for key in keys if next(own.below(key), None) is None)
 
 
-_WORDS: dict[Any, str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    SecretStr: "text",
-    Path: "a path",
-    Any: "any value",
-}
-_PLURALS: dict[Any, str] = {
-    str: "texts",
-    SecretStr: "texts",
-    int: "integers",
-    float: "numbers",
-    Path: "paths",
-    Any: "values",
-}
-_BOUNDS = {
-    "ge": ">= {}",
-    "gt": "> {}",
-    "le": "<= {}",
-    "lt": "< {}",
-    "min_length": "of length >= {}",
-    "max_length": "of length <= {}",
-    "pattern": "matching {!r}",
-}
-"""The bounds in pydantic's metadata of a type, in words."""
-
 _LONGEST = 60
-
-
-def describe(slot: KeyType) -> str:
-    """Return the slot in words: `an integer >= 1`, `a list of texts`, `one of 'a', 'b'`."""
-    arms = slot.arms()
-    words = " or ".join(dict.fromkeys(map(_word, arms)))
-    bounds = dict.fromkeys(
-        text.format(bound)
-        for arm in arms
-        for item in arm.metadata
-        for name, text in _BOUNDS.items()
-        if (bound := getattr(item, name, None)) is not None
-    )
-    return f"{words} {' and '.join(bounds)}" if bounds else words
 
 
 def shown(value: Any) -> str:
@@ -188,33 +144,6 @@ def shown(value: Any) -> str:
     text = repr(value) if isinstance(value, str) else str(value)
     text = text.lower() if isinstance(value, bool) else text
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def _word(arm: KeyType) -> str:
-    annotation = arm.annotation
-    if annotation in _WORDS:
-        return _WORDS[annotation]
-    if get_origin(annotation) is Literal:
-        return _list_values(get_args(annotation))
-    if arm.holds(Enum):
-        return _list_values(member.value for member in annotation)
-    if arm.holds(*LISTS):
-        items = [
-            item
-            for argument in get_args(annotation)
-            if argument is not ...
-            for item in KeyType(argument).arms()
-        ]
-        return f"a list of {_PLURALS.get(items[0].annotation, describe(items[0]))}" if items else "a list"
-    if arm.holds(Mapping, BaseModel):
-        keys = ", ".join(arm.fields())
-        return f"a mapping with the keys {keys}" if keys else "a mapping"
-    return getattr(annotation, "__name__", str(annotation))
-
-
-def _list_values(values: Iterable[Any]) -> str:
-    listed = [repr(value) for value in values]
-    return listed[0] if len(listed) == 1 else f"one of {', '.join(listed)}"
 
 
 def slot_in(config: BaseModel, path: KeyPath) -> KeyType | None:
@@ -293,13 +222,15 @@ class Problems:
         for path, slot, value in walk(data, KeyType(model)):
             kinds = [arm.annotation for arm in slot.arms()] if isinstance(value, bool) else []
             if any(kind in (int, float) for kind in kinds) and not any(kind in (bool, Any) for kind in kinds):
-                self.add((*prefix, *path), f"expected {describe(slot)}, found {shown(value)}")
+                self.add((*prefix, *path), f"should be a number, found {shown(value)}")
 
     def add_validation(
         self, error: ValidationError, model: type[BaseModel], data: Any, prefix: KeyPath = ()
     ) -> list[KeyPath]:
         """Add pydantic's errors for `data`, which is at `prefix`, and return their paths within `data`."""
         paths = []
+        expected: dict[KeyPath, list[str]] = {}
+        """What each member of a union expects."""
         for details in error.errors(include_url=False):
             kind, path = details["type"], tuple[str | int, ...]()
             # The error's location without the parts that pydantic inserts for members of unions.
@@ -308,18 +239,22 @@ class Problems:
                 if is_missing or holds(dig(data, path), part):
                     path = (*path, part)
             paths.append(path)
-            full_path, slot = (*prefix, *path), slot_at(model, path)
+            full_path = (*prefix, *path)
             if kind == "extra_forbidden":
                 self._note(full_path, _unknown_key(model, path, prefix))
             elif kind == "invalid_key" or details["loc"][-1:] == ("[key]",):
                 self._note(full_path, f"key '{details['input']}' is not text; put it in quotes")
             elif kind == "missing":
-                self.add_missing(full_path, f"; it takes {describe(slot)}" if slot else "")
+                self.add_missing(full_path, "")
             elif kind in ("value_error", "assertion_error"):
                 self.add(full_path, str(details["ctx"]["error"]))
             else:
-                expected = f"expected {describe(slot)}" if slot else details["msg"]
-                self.add(full_path, f"{expected}, found {self._shown(full_path, details['input'], slot)}")
+                own = expected.setdefault(full_path, [])
+                if own or full_path not in self._messages:
+                    own.append(details["msg"].removeprefix("Input "))
+                    found = self._shown(full_path, details["input"], in_quotes=kind == "string_type")
+                    self._messages.pop(full_path, None)
+                    self.add(full_path, f"{' or '.join(dict.fromkeys(own))}, found {found}")
         return paths
 
     def raise_if_any(self) -> None:
@@ -342,13 +277,12 @@ class Problems:
         errors[0].args = ("\n".join(map(str, errors)),)
         return errors[0]
 
-    def _shown(self, path: KeyPath, value: Any, slot: KeyType | None) -> str:
+    def _shown(self, path: KeyPath, value: Any, *, in_quotes: bool) -> str:
         if path in self.references:
             return f"what {self.references[path]} stands for"
         is_secret = any(is_secret_name(str(key)) for key in path[-2:])
-        is_unquoted = slot is not None and describe(slot).startswith("text") and not isinstance(value, str)
         text = f"something of type {type(value).__name__}" if is_secret else shown(value)
-        return f"{text}; put it in quotes" if is_unquoted and isinstance(value, int | float) else text
+        return f"{text}; put it in quotes" if in_quotes and isinstance(value, int | float) else text
 
 
 def _unknown_key(model: type[BaseModel], path: KeyPath, prefix: KeyPath) -> str:

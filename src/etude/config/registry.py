@@ -85,8 +85,6 @@ class Registration:
     name: str
     config_type: type[ComponentConfig]
     factory: Factory
-    fault: str | None = None
-    """Why it cannot be used. It is raised on use, so that the rest of its module still works."""
 
 
 _registrations: dict[tuple[Kind, str], Registration] = {}
@@ -128,12 +126,10 @@ def names(kind: Kind) -> list[str]:
 def lookup(kind: Kind, name: str) -> Registration:
     """Return the registration for `_type: name`.
 
-    Raises RequestError for an unknown type, with the nearest known one, and for a faulty one.
+    Raises RequestError for an unknown type, with the nearest known one.
     """
     load_entry_points()
     if (known := _registrations.get((kind, name))) is not None:
-        if known.fault is not None:
-            raise RequestError(known.fault)
         return known
     noun = KINDS[kind].noun
     sentence = f"there is no {noun} type '{name}'"
@@ -168,14 +164,16 @@ class Decorator(Generic[ConfigT]):
         self.__doc__ = f"Decorate an async generator `f(config, builder)` that yields {yields}."
 
     def __call__(self, *, config_type: type[ConfigT]) -> Callable[[FactoryT], FactoryT]:
-        """Register a factory. Raises RequestError if another class has the name.
+        """Register a factory. Raises RequestError if it makes no component, or another class has the name.
 
         If the same class comes again, as when its module is reimported, it replaces the first.
         """
         kind = self.kind
 
         def register(factory: FactoryT) -> FactoryT:
-            name = config_type.type_name or config_type.__qualname__
+            if (fault := _fault(kind, config_type, factory)) is not None:
+                raise RequestError(fault)
+            name = config_type.type_name
             old = _registrations.get((kind, name))
             if old is not None and _home(old.config_type) != _home(config_type):
                 first, second = (
@@ -185,8 +183,7 @@ class Decorator(Generic[ConfigT]):
                 raise RequestError(
                     f"two {self.noun} types are called '{name}': {first} and {second}. Rename one of them"
                 )
-            fault = _fault(kind, config_type, factory)
-            _registrations[kind, name] = Registration(name, config_type, factory, fault)
+            _registrations[kind, name] = Registration(name, config_type, factory)
             return factory
 
         return register
