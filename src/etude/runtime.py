@@ -20,8 +20,7 @@ from etude.models.source import keep_base
 from etude.processes.counts import RunCounts
 from etude.processes.pool import Cluster, open_runner
 from etude.processes.shipping import build_collector, build_evaluators, target_model
-from etude.processes.status import Parts, publish_status
-from etude.processes.watchdog import Watchdog
+from etude.processes.status import Parts, Watchdog, publish_status
 from etude.rollout.evaluation import Evaluation
 from etude.rollout.evaluation_run import EvaluationRun
 from etude.store.backup import back_up

@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 import etude.engines
 from etude.core.call import Completion
 from etude.core.errors import EngineAway, EngineError
-from etude.engines.child_process import MaskedLog
+from etude.engines.programs import MaskedLog
 from etude.engines.vllm_engine import VllmEngine
 from etude.engines.vllm_process import VllmProcess
 from etude.engines.vllm_processes import VllmProcesses

@@ -19,8 +19,7 @@ from etude.core.errors import RequestError
 from etude.engines.decoder import make_decoder
 from etude.engines.local import LocalLlmConfig
 from etude.learner.objective import Unit
-from etude.models.architecture import logit_error
-from etude.models.lora import merge_lora
+from etude.models.architecture import logit_error, merge_lora
 from etude.models.policy import LoraOptions, Policy
 from etude.preflight.finding import Findings
 from etude.preflight.local_model import check_local_model

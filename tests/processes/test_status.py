@@ -18,7 +18,7 @@ from etude.config.schema import StallConfig
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import StalledError
 from etude.core.interfaces import Engine, Progress
-from etude.processes import watchdog
+from etude.processes.status import STACKS
 from etude.runtime import Runtime, open_runtime
 from etude.store.run_folder import RunFolder
 from etude.store.status import STATUS, RunStatus, SeenStatus, run_status
@@ -201,4 +201,4 @@ async def test_a_job_that_is_waited_for_is_no_stall(tmp_path: Path):
         assert not messages.texts
         await messages.one_with("nothing has moved")
         runtime.progress.phase("training")
-    assert (tmp_path / "run" / watchdog.STACKS).stat().st_size
+    assert (tmp_path / "run" / STACKS).stat().st_size

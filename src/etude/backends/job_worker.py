@@ -30,7 +30,7 @@ from etude.backends.job_training import Interrupted, JobListener, TooLittleMemor
 from etude.backends.state_folders import StateFolders
 from etude.core.errors import EtudeError, TrainingError, error_words
 from etude.core.process import set_up_process
-from etude.engines.child_process import exit_words, last_lines
+from etude.engines.programs import exit_words, last_lines
 from etude.learner.learner import TrainingCanceled
 from etude.learner.optimiser import Step
 from etude.learner.team import PeerLost, Team, join_team

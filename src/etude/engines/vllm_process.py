@@ -17,8 +17,7 @@ import httpx
 from pydantic import SecretStr
 
 from etude.core.errors import EngineError, EtudeError
-from etude.engines.child_process import last_exception, last_lines, read_tail
-from etude.engines.programs import Child, Launcher, LocalLauncher
+from etude.engines.programs import Child, Launcher, LocalLauncher, last_exception, last_lines, read_tail
 from etude.engines.vllm_program import VllmOptions, VllmProgram
 from etude.wire.retries import Refusal, Retryable, RetryPolicy, to_failure, with_retries
 

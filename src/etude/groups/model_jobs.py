@@ -25,7 +25,7 @@ from etude.core.job import (
 )
 from etude.core.records import JobPlan, JobPlanned, LineageEntry, StartWeights
 from etude.engines.ledger import Ledger
-from etude.processes.watchdog import Watchdog
+from etude.processes.status import Watchdog
 from etude.store.log import ModelLog
 
 _LOOKS = 12

@@ -16,12 +16,12 @@ from safetensors import SafetensorError
 
 from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
-from etude.models.architecture import count_parameters, language_parts, why_unusable
+from etude.models.architecture import count_parameters, language_parts, merge_lora, why_unusable, with_lora
 from etude.models.device import choose_device, choose_dtype, limit_threads
-from etude.models.lora import gguf_options, merge_lora, with_lora
 from etude.models.text_codec import TextCodec, load_tokenizer
 from etude.models.weights import (
     digest,
+    gguf_options,
     load_model,
     load_tensors,
     load_with_digest,

@@ -113,6 +113,15 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
     return model
 
 
+def gguf_options() -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that load a GGUF file as a dequantised model."""
+    import transformers
+
+    # Versions of transformers without this class always dequantise.
+    kind = getattr(transformers, "GgufConfig", None)
+    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
+
+
 def load_outline(config: Any, location: str, gguf_file: str | None = None) -> Any:
     """Load the model without its values, on the device `meta`, and check its local files against its config.
 

@@ -23,9 +23,8 @@ from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import EtudeError, StoreError
 from etude.core.interfaces import Engine, PortableEngine, innermost
 from etude.core.process import allow_open_files
-from etude.engines.child_process import last_exception, last_lines
 from etude.engines.ledger import Ledger
-from etude.engines.programs import Child, Launcher, LocalLauncher, NoRoom
+from etude.engines.programs import Child, Launcher, LocalLauncher, NoRoom, last_exception, last_lines
 from etude.processes.head import Head, RemoteRunner, RunnerDied, RunnerSlot, RunnerSlots
 from etude.processes.link import Disconnected, RunnerInvitation, Stream, shake_hands
 from etude.processes.shipping import build_scorer, config_to_json

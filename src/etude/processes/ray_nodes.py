@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import EngineError, first_line
-from etude.engines.child_process import MaskedLines
-from etude.engines.programs import Child, Launcher, LocalLauncher, NoRoom, ProcessEnd, Program
+from etude.engines.programs import Child, Launcher, LocalLauncher, MaskedLines, NoRoom, ProcessEnd, Program
 from etude.store.files import open_private, private_folder
 
 _LOG_SECONDS = 0.5

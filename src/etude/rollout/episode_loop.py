@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from etude.core.errors import EpisodeError
-from etude.engines.child_process import start_guarded
+from etude.engines.programs import start_guarded
 
 P = ParamSpec("P")
 T = TypeVar("T")
