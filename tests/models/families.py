@@ -96,7 +96,6 @@ FAMILIES = {
         "</s>", "", "<s>", drifts="the tools stand before the last message of the user and move on with it"
     ),
     "mistral_v13": Family("</s>", "[THINK] [/THINK] [ARGS]", "<s>"),
-    "muse_glimmer": Family("<|eot|>"),
     "nemotron_3_nano": _NEMOTRON,
     "nemotron_3_super": _NEMOTRON,
     "nemotron_3_ultra": _NEMOTRON,

@@ -93,19 +93,6 @@ FORMS = [
         '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "x"}, {"name": "g", "arguments": {}}]',
         ("", "", [("f", {}), ("g", {})]),
     ),
-    (
-        "cohere-2",
-        '<|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", '
-        '"parameters": {"a": 1}}]<|END_ACTION|>',
-        ("Hm.", "", [("f", {"a": 1})]),
-    ),
-    (
-        "muse-glimmer",
-        " to=self<|message|>Hm.<|eom|><|start|>assistant to=f<|message|><atem:function_calls>\n"
-        '<atem:invoke name="f">\n<atem:parameter name="a">1</atem:parameter>\n</atem:invoke>\n'
-        "</atem:function_calls>",
-        ("Hm.", "", [("f", {"a": "1"})]),
-    ),
 ]
 """Texts as models write them, which are not always those of their templates; and the parts: thinking, content
 and calls."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from etude.core.message import Message, Tool
-from etude.models.arguments import RAW_STRINGS, TAGGED, json_text, python_calls, tag_values, written_arguments
+from etude.models.arguments import RAW_STRINGS, json_text, python_calls, written_arguments
 
 _log = logging.getLogger(__name__)
 
@@ -85,10 +85,10 @@ class TemplateReader:
             return Answer(text)
         answer = None
         if tools:
-            answer = self._parsed(self._template, text, prefix, tools)
-        return answer or self._parsed(self._without_calls, text, prefix, ()) or Answer(text)
+            answer = self._parsed(self._template, text, prefix)
+        return answer or self._parsed(self._without_calls, text, prefix) or Answer(text)
 
-    def _parsed(self, template: Any, text: str, prefix: str, tools: Sequence[Tool]) -> Answer | None:
+    def _parsed(self, template: Any, text: str, prefix: str) -> Answer | None:
         """Return the parsed answer, or None if a call is broken or the text stops inside one."""
         from transformers.utils.chat_parsing import ResponseParser
 
@@ -104,28 +104,25 @@ class TemplateReader:
                 closed = self._template.fields["tool_calls"].close_re
                 if closed is None or all(mark.end() != len(text) for mark in closed.finditer(text)):
                     return None
-            calls = tuple(self._found(message.get("tool_calls") or (), tools))
+            calls = tuple(self._found(message.get("tool_calls") or ()))
         except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
             return None
         thinking = (message.get("reasoning_content") or "").strip()
         content = message.get("content") or ""
         return Answer(content.strip() if thinking or calls else content, thinking, calls)
 
-    def _found(self, parsed: Sequence[Any], tools: Sequence[Tool]) -> Iterator[tuple[str, str]]:
+    def _found(self, parsed: Sequence[Any]) -> Iterator[tuple[str, str]]:
         """Yield names and arguments of calls. Raises ValueError or TypeError if one has no name."""
         for call in parsed:
             if isinstance(call, list):
-                yield from self._found(call, tools)
+                yield from self._found(call)
             elif isinstance(call, str):
                 yield from python_calls(call, raw_strings=self.name in RAW_STRINGS)
             else:
                 function = call.get("function", call) if isinstance(call, dict) else None
                 if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                     raise TypeError("a tool call without a name")
-                arguments = function.get("arguments", {})
-                if self.name in TAGGED:
-                    arguments = tag_values(arguments, self.name, function["name"], tools)
-                yield function["name"], json_text(arguments)
+                yield function["name"], json_text(function.get("arguments", {}))
 
 
 class RendererReader:

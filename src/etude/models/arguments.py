@@ -18,13 +18,11 @@ from typing import Any
 from etude.core.json_text import read_json
 from etude.core.message import Tool
 
-TAGGED = {
+_TAGGED = {
     "qwen-3.5": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
     r"(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))",
     "glm-4.5": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
     r"(?=\s*(?:<arg_key>|\Z))",
-    "muse-glimmer": r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>'
-    r"(?=\s*(?:<atem:parameter name=|\Z))",
 }
 """Patterns for arguments in tags, by syntax. An argument ends where another follows, or at the end."""
 _THINK = {"open": "<think>", "close": "</think>"}
@@ -41,20 +39,6 @@ def _syntax(*, content: str = "(?!)", **fields: Mapping[str, Any]) -> dict[str, 
     piece = {"close_pattern": content, "repeats": True, "join": "", "content_args": {"strip": False}}
     # The reader passes only the prompt's part of the answer, so there is no anchor to find.
     return {"start_anchor_pattern": r"(?!)", "fields": {**fields, "content": piece}}
-
-
-def _tagged_calls(begin: str, end: str, *, before_end: str) -> dict[str, Any]:
-    """Return the field for calls between the patterns `begin` and `end`, with arguments in tags.
-
-    A call ends only after an argument, or after its name: the text of an argument may contain `end`.
-    """
-    return {
-        "open_pattern": begin,
-        "close_pattern": rf"(?<=(?:{before_end})\s*){end}",
-        "repeats": True,
-        "content_args": {"strip": False},
-        "transform": _NAMED,
-    }
 
 
 SYNTAXES: Mapping[str, Mapping[str, Any]] = {
@@ -102,43 +86,14 @@ SYNTAXES: Mapping[str, Mapping[str, Any]] = {
             "transform_each": True,
         }
     ),
-    # Command R7B and Command A.
-    "cohere-2": _syntax(
-        content=r"<\|(?:START|END)_RESPONSE\|>",
-        reasoning_content={"open": "<|START_THINKING|>", "close": "<|END_THINKING|>"},
-        tool_calls={
-            "open": "<|START_ACTION|>",
-            "close": "<|END_ACTION|>",
-            "content": "json",
-            "transform": {
-                "type": "function",
-                "function": {"name": "{tool_name}", "arguments": "{parameters}"},
-            },
-            "transform_each": True,
-        },
-    ),
-    "muse-glimmer": _syntax(
-        content=r"(?:<\|start\|>assistant)?\s*to=[\w.-]+<\|message\|>|</?atem:function_calls>\s*|<\|eom\|>",
-        reasoning_content={
-            "open_pattern": r"(?:<\|start\|>assistant)?\s*to=self<\|message\|>",
-            "close": "<|eom|>",
-            "repeats": True,
-            "join": "\n",
-        },
-        tool_calls=_tagged_calls(
-            r'<atem:invoke name="(?P<name>[^"]+)">',
-            r"</atem:invoke>\s*",
-            before_end=r'</atem:parameter>|<atem:invoke name="[^"]+">',
-        ),
-    ),
 }
 
-_PATTERNS = {name: re.compile(pattern, re.DOTALL) for name, pattern in TAGGED.items()}
+_PATTERNS = {name: re.compile(pattern, re.DOTALL) for name, pattern in _TAGGED.items()}
 _BEGINNINGS = {
     "qwen-3.5": re.compile(r"\s*<function=[^>\n]+>"),
     "glm-4.5": re.compile(r"\s*[^\s<>{}\"]+\s*(?=<arg_key>)"),
 }
-_TAG = re.compile(r"</?(?:atem:)?(?:parameter|arg_key|arg_value)\b|<tool_call>")
+_TAG = re.compile(r"</?(?:parameter|arg_key|arg_value)\b|<tool_call>")
 _QUOTE = '<|"|>'
 _BARE = re.compile(r"([^\s{}\[\],:][^{}\[\],:]*)(:?)")
 """A key, or a value that is not a string, in Gemma 4's syntax."""

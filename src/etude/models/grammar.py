@@ -27,11 +27,6 @@ _SCHEMA_ERROR = re.compile(r"failed to compile JSON schema: (.*)")
 FORM = "response_format"
 """The request field that asks for a constraint, whatever its kind."""
 
-_EXACT = 2**53
-"""llguidance reads numbers as 64-bit floats, which represent all integers below this one."""
-_LARGEST, _FARTHEST = 2**63 - 1, 2**63 - 1024
-"""llguidance ignores integer bounds beyond `_LARGEST`; `_FARTHEST` is the largest float below it."""
-_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _LABELS = ("binary", "password", "path", "file-path", "directory-path", "new-path")
 """Formats that any text satisfies. pydantic and OpenAPI write them; llguidance knows none of them."""
 
@@ -218,56 +213,24 @@ def _parsed(constraint: Constraint) -> Any:
         raise ImpossibleCall(f"the {constraint.kind} is not JSON: {error}", param=FORM) from None
 
 
-def json_rule(schema: dict[str, Any] | bool, param: str = FORM, *, lenient: bool = False) -> str:
-    """Return a Lark rule for JSON of a schema; `lenient` drops the parts that cannot be enforced.
-
-    Raises ImpossibleCall for numbers that cannot be enforced. `param` is the request field with the schema.
-    """
+def json_rule(schema: dict[str, Any] | bool, *, lenient: bool = False) -> str:
+    """Return a Lark rule for JSON of a schema; `lenient` drops the parts that cannot be enforced."""
     fields = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
-    kept = _kept(fields, param, lenient)
-    form = {**kept, "x-guidance": {"whitespace_pattern": _WHITESPACE, "lenient": lenient}}
-    return f"%json {json.dumps(form)}"
+    options = {"whitespace_pattern": _WHITESPACE, "lenient": lenient}
+    return f"%json {json.dumps({**_without_labels(fields), 'x-guidance': options})}"
 
 
-def _kept(schema: Any, param: str, lenient: bool, path: str = "", *, is_named: bool = False) -> Any:
-    """Return a schema without formats that enforce nothing, and with numbers that llguidance enforces.
-
-    Numbers that llguidance would misread raise ImpossibleCall with their place; `lenient` drops their
-    keywords instead. With `is_named`, the keys are names of schemas and not keywords.
-    """
+def _without_labels(schema: Any) -> Any:
+    """Return a schema without formats that enforce nothing, which llguidance would refuse."""
     if isinstance(schema, list):
-        return [_kept(each, param, lenient, f"{path}[{index}]") for index, each in enumerate(schema)]
+        return [*map(_without_labels, schema)]
     if not isinstance(schema, dict):
         return schema
-    kept = {}
-    for key, value in schema.items():
-        at = f"{path}.{key}" if path else key
-        if is_named:
-            kept[key] = _kept(value, param, lenient, at)
-        elif key in _UPPER and _is_number(value) and value >= _LARGEST:
-            kept[key] = _FARTHEST
-        elif key in _LOWER and _is_number(value) and value < -_LARGEST:
-            kept[key] = -_FARTHEST
-        elif key in (*_LOWER, *_UPPER, "multipleOf", "const", "enum"):
-            numbers = [each for each in (value if key == "enum" else [value]) if _is_number(each)]
-            if all(abs(each) < _EXACT for each in numbers):
-                kept[key] = value
-            elif not lenient:
-                raise ImpossibleCall(
-                    f"answers cannot be held to the schema's {at}, which is {value!r:.40}; choose a number "
-                    f"within ±{_EXACT - 1}, or leave it out",
-                    param=param,
-                )
-        elif key != "format" or value not in _LABELS:
-            named = key in ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-            kept[key] = (
-                value if key in ("default", "examples") else _kept(value, param, lenient, at, is_named=named)
-            )
-    return kept
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return {
+        key: _without_labels(value)
+        for key, value in schema.items()
+        if key != "format" or not isinstance(value, str) or value not in _LABELS
+    }
 
 
 def lark_literal(text: str) -> str:

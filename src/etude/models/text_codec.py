@@ -174,7 +174,7 @@ def _answer_grammar(request: ChatRequest, template: ChatTemplate, form: CallForm
         called, between = lark_literal(tool["function"]["name"]), _literals(form.between, added)
         # llguidance ignores schema features that it does not support, unless the tool is strict.
         schema = {"type": "object", **(tool["function"].get("parameters") or {})}
-        arguments = json_rule(schema, "tools", lenient=not _is_strict(tool))
+        arguments = json_rule(schema, lenient=not _is_strict(tool))
         rules.append(f"call_{number}: {called} {between} {arguments}")
     is_one = form.separator is None or not request.parallel_tool_calls or name != choice
     more = "" if is_one else f" ({_literals(form.separator or '', added)} call)*"

@@ -16,12 +16,12 @@ from typing import IO, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from etude.core.errors import StoreError
 from etude.models.architecture import model_class
-from etude.models.source import cached_folder, local_path, not_loaded, pretrained
+from etude.models.source import local_path, not_loaded, pretrained
 from etude.store.files import note_sum, require_as_written
 
 LOADING_ERRORS = (
@@ -80,15 +80,6 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
                 "a file of its weights is damaged, or holds more than numbers; get the files again, as "
                 "safetensors where there are any"
             ) from error
-    weight = model.get_parameter_or_buffer
-    tied = model.get_expanded_tied_weights_keys(all_submodels=True).items()
-    apart = [
-        f"{one} and {other}"
-        for one, other in tied
-        if weight(one) is not weight(other)
-        # On the device `meta`, transformers cannot compare the values.
-        and (not weight(one).is_meta or _weights_differ(location, one, other))
-    ]
     shapes = [
         f"{name} ({[*there]}, and {[*wanted]} by the config)"
         for name, there, wanted in found["mismatched_keys"]
@@ -97,19 +88,9 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
         *_fault("have no", found["missing_keys"]),
         *_fault("have another shape of", shapes),
         *_fault("have weights that the model has no use for:", found["unexpected_keys"]),
-        *_fault("have two weights that the config says are one (tie_word_embeddings):", apart),
     ]
     if faults:
         raise ValueError(f"its files {'; they '.join(faults)}. Get the model again, or correct its config")
-    names = [
-        name
-        for name, value in model.named_parameters()
-        if value.is_floating_point() and not value.is_meta and not value.float().sum().isfinite()
-    ]
-    if fault := _fault("have NaN or infinity in", names):
-        raise ValueError(
-            f"its files {fault[0]}. They are damaged, or a training that diverged wrote them: take others"
-        )
     return model
 
 
@@ -144,16 +125,6 @@ def _fault(what: str, names: Iterable[str]) -> list[str]:
     listed = sorted(names)
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
     return [f"{what} {', '.join(listed[:_SHOWN])}{more}"] if listed else []
-
-
-def _weights_differ(location: str, *names: str) -> bool:
-    """Return whether two weights are both in a model's files, and differ."""
-    folder = local_path(location) or cached_folder(location) or Path(location)
-    found = []
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            found += [file.get_tensor(name) for name in names if name in file.keys()]  # noqa: SIM118
-    return len(found) == len(names) and not torch.equal(*found)
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from etude.core.call import Call, Usage
 from etude.core.errors import EtudeError, RequestError
@@ -283,20 +283,15 @@ class RunnerSlot:
         return not (self.is_closed or self.is_exclusive or self.starting)
 
 
-_Waiting: TypeAlias = "deque[asyncio.Future[RunnerSlot]]"
-
-
 class RunnerSlots:
-    """Places for a bounded number of episodes each. Each gets the emptiest place, or a place for itself.
-
-    Waiting episodes are woken in turn, and only when there is a place.
-    """
+    """Places for a bounded number of episodes each. Each gets the emptiest place, or a place for itself."""
 
     def __init__(self, count: int, episodes_each: int) -> None:
         self._all = tuple(RunnerSlot(number) for number in range(1, count + 1))
         self._episodes_each = episodes_each
-        self._waiting: _Waiting = deque()
-        self._waiting_alone: _Waiting = deque()
+        self._waiting_alone = 0
+        self._changed: asyncio.Future[None] | None = None
+        """Done whenever a place may have room. It has the error of a runner that fails to start."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -310,64 +305,47 @@ class RunnerSlots:
 
         Raises the error of a runner that fails to start while this waits.
         """
-        waiter: asyncio.Future[RunnerSlot] = asyncio.get_running_loop().create_future()
-        (self._waiting_alone if alone else self._waiting).append(waiter)
-        self._share_out()
+        self._waiting_alone += alone
         try:
-            place = await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled() and waiter.exception() is None:
-                self._leave(waiter.result())  # It was given at this moment.
-            self._share_out()  # The place kept free for this one.
-            raise
+            while (place := self._choose(alone=alone)) is None:
+                if self._changed is None:
+                    self._changed = asyncio.get_running_loop().create_future()
+                await asyncio.shield(self._changed)
+        finally:
+            self._waiting_alone -= alone
+            self._note_change()  # The place kept free for this one.
+        place.episodes += 1
+        place.is_exclusive = alone
         try:
             yield place
         finally:
-            self._leave(place)
+            place.episodes -= 1
+            place.is_exclusive = False
+            self._note_change()
 
     def hold(self, place: RunnerSlot, starting: asyncio.Task[None]) -> None:
         """Hold back this place while its runner starts. On failure, raise its error in all waiters."""
+
+        def offer(task: asyncio.Task[None]) -> None:
+            place.starting = None
+            self._note_change(None if task.cancelled() else task.exception())
+
         place.starting = starting
-        starting.add_done_callback(lambda task: self._offer(place, task))
+        starting.add_done_callback(offer)
 
-    def _offer(self, place: RunnerSlot, started: asyncio.Task[None]) -> None:
-        place.starting = None
-        if not started.cancelled() and (error := started.exception()) is not None:
-            for waiter in (*self._waiting, *self._waiting_alone):
-                if not waiter.done():
-                    waiter.set_exception(error)
-        self._share_out()
+    def _choose(self, *, alone: bool) -> RunnerSlot | None:
+        """Return the emptiest place with room, or None."""
+        most = 1 if alone else self._episodes_each
+        places = [place for place in self._all if place.is_open and place.episodes < most]
+        places.sort(key=lambda place: place.episodes)
+        if not alone and self._waiting_alone and not any(place.is_exclusive for place in self._all):
+            del places[:1]  # The emptiest one is kept free for an episode that wants one alone.
+        return places[0] if places else None
 
-    def _share_out(self) -> None:
-        """Give places to the longest waiting episodes, as long as there are places."""
-        while _next_waiting(self._waiting_alone) and (empty := self._emptiest(1)):
-            empty[0].is_exclusive = True
-            self._give(self._waiting_alone.popleft(), empty[0])
-        while _next_waiting(self._waiting):
-            places = self._emptiest(self._episodes_each)
-            if self._waiting_alone and not any(place.is_exclusive for place in self._all):
-                del places[:1]  # The emptiest one is kept free for an episode that wants one alone.
-            if not places:
-                return
-            self._give(self._waiting.popleft(), places[0])
-
-    def _emptiest(self, most: int) -> list[RunnerSlot]:
-        """Return the open places with fewer than `most` episodes, the emptiest first."""
-        open_ = [place for place in self._all if place.is_open and place.episodes < most]
-        return sorted(open_, key=lambda place: place.episodes)
-
-    def _give(self, waiter: asyncio.Future[RunnerSlot], place: RunnerSlot) -> None:
-        place.episodes += 1
-        waiter.set_result(place)
-
-    def _leave(self, place: RunnerSlot) -> None:
-        place.episodes -= 1
-        place.is_exclusive = False
-        self._share_out()
-
-
-def _next_waiting(waiting: _Waiting) -> bool:
-    """Return whether anybody waits, and drop those who no longer do."""
-    while waiting and waiting[0].done():
-        waiting.popleft()
-    return bool(waiting)
+    def _note_change(self, error: BaseException | None = None) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None and error is None:
+            changed.set_result(None)
+        elif changed is not None and error is not None:
+            changed.set_exception(error)
+            changed.exception()  # Retrieve the exception: the waiters may have been cancelled.
