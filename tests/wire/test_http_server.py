@@ -17,16 +17,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from etude.core.errors import ModelOut
 from etude.wire.http_server import BackgroundServer, RequestChecks, is_key, listen, server_config, shown_key
 from etude.wire.retries import (
     Retryable,
     RetryPolicy,
     counting_retries,
-    ending_where_a_model_is_out,
     is_worth_retrying,
-    note_model_out,
-    note_retries,
     retry_after,
     with_retries,
 )
@@ -191,14 +187,3 @@ async def test_what_no_attempt_mends_is_raised_at_once() -> None:
     with pytest.raises(ValueError, match="wrong"), counting_retries() as count:
         await with_retries(wrong)
     assert count.retries == 0
-
-
-@pytest.mark.parametrize("swallows", [True, False])
-def test_a_model_that_is_out_ends_the_block_whatever_is_made_of_the_error(swallows: bool) -> None:
-    raised = pytest.raises(ModelOut, match="wrong key")
-    with counting_retries() as outside, raised, ending_where_a_model_is_out():
-        note_retries({"timeout": 1}, 1.5)
-        note_model_out(ModelOut("wrong key"))
-        if not swallows:
-            raise ValueError("made of it")
-    assert (outside.causes, outside.waited) == ({"timeout": 1}, 1.5)

@@ -110,14 +110,6 @@ class EngineAway(EngineError):
     """The engine is not available at the moment. A later retry may succeed."""
 
 
-class ModelOut(EngineError):
-    """A model gives no answers at all: its key is wrong, its address is dead, or it does not exist.
-
-    More calls would fail too, so this error ends the run, even if an agent or an evaluator catches it. No
-    answer is lost. Your own engine may raise it.
-    """
-
-
 class ImpossibleCall(EngineError):
     """The request itself is wrong: too long, or of a kind that the model does not accept."""
 

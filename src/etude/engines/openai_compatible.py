@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import os
-import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,7 +11,7 @@ from pydantic_core import from_json
 from etude.config.builder import Builder
 from etude.config.registry import register_llm
 from etude.core.call import ChatRequest, Completion
-from etude.core.errors import EngineError, ImpossibleCall, ModelOut, RequestError
+from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
@@ -31,15 +27,10 @@ from etude.wire.client import (
     parse_completion,
     request_fields,
 )
-from etude.wire.retries import Refusal, Retryable, note_charged, note_model_out, with_retries
-
-_LONG_SECONDS = 30.0
-"""Seconds after which a call that its caller cancels counts as unanswered."""
+from etude.wire.retries import Refusal, Retryable, note_charged, with_retries
 
 T = TypeVar("T")
 
-_MOST_FAILURES = 5
-"""Calls that may fail for one cause, with no answer between them."""
 _WHAT_TO_DO = {
     "http_401": "check its `api_key`, or OPENAI_API_KEY",
     "http_403": "check its `api_key`, or OPENAI_API_KEY, and what the key may do",
@@ -50,39 +41,7 @@ _WHAT_TO_DO = {
     "scheme": "check `base_url`",
     "too_large": "ask for fewer logprobs",
 }
-
-
-class Breaker:
-    """Counts failed calls by cause since the last answered one; after too many, no more calls are made."""
-
-    def __init__(self) -> None:
-        self._failed: Counter[str] = Counter()
-        self._error: ModelOut | None = None
-        self.last_answer = -math.inf
-        """When a call was last answered, in seconds of `time.monotonic`."""
-
-    def require_closed(self) -> None:
-        """Raise ModelOut if too many calls have failed."""
-        if self._error is not None:
-            raise note_model_out(ModelOut(str(self._error)))
-
-    def answered(self) -> None:
-        """Record an answered call."""
-        self.last_answer = time.monotonic()
-        self._failed.clear()
-
-    def failed(self, cause: str, message: str) -> EngineError:
-        """Record a call that failed for good; return the error to raise."""
-        self._failed[cause] += 1
-        count = self._failed[cause]
-        if count < _MOST_FAILURES:
-            return EngineError(message)
-        advice = _WHAT_TO_DO.get(cause, "look at the server's log")
-        self._error = ModelOut(
-            f"{message}. Its last {count} calls failed like this, with no answer between them, so no more "
-            f"are made: {advice}, then resume the run. What was answered is kept"
-        )
-        return note_model_out(self._error)
+"""What to do about a call that failed for good, by its cause."""
 
 
 class OpenAiEngine(Engine):
@@ -95,7 +54,6 @@ class OpenAiEngine(Engine):
         self._config = config
         self._address = config.address
         self._client = HttpClient(_headers(config))
-        self._breaker = Breaker()
         self._provider = config.provider_there
         self._model = config.model_name
         self._version = 0
@@ -187,39 +145,24 @@ class OpenAiEngine(Engine):
     ) -> T:
         """POST a request with retries, and return the answer as parsed by `read`.
 
-        `read` gets the body and the version. Raises EngineError, or ModelOut if no call succeeds.
+        `read` gets the body and the version. Raises EngineError.
         """
-        began, attempts, reason = time.monotonic(), 0, ""
+        attempts = 0
 
         async def attempt() -> T:
-            nonlocal attempts, reason
+            nonlocal attempts
             attempts += 1
-            try:
-                return await self._attempt(path, fields, headers, read)
-            except (Retryable, Refusal) as error:
-                reason = str(error)
-                raise
+            return await self._attempt(path, fields, headers, read)
 
-        self._breaker.require_closed()
         policy, spread = self._config.retry_policy, generator(key, "retry")
         try:
-            answer = await with_retries(attempt, policy=policy, spread=spread)
-        except asyncio.CancelledError:
-            # The caller gave up: the episode's time was over, or it was no longer needed.
-            waited = time.monotonic() - began
-            if (reason or waited >= _LONG_SECONDS) and self._breaker.last_answer <= began:
-                self._failed("timeout", self._told(reason or f"no answer within {waited:.3g} s"))
-            raise
+            return await with_retries(attempt, policy=policy, spread=spread)
         except (Retryable, Refusal) as error:
             if isinstance(error, Refusal) and error.impossible:
                 raise error.error(self._told(str(error))) from None
             last = f" (attempt {attempts}, the last)" if isinstance(error, Retryable) else ""
-            raise self._failed(error.cause, self._told(f"{error}{last}")) from None
-        self._breaker.answered()
-        return answer
-
-    def _failed(self, cause: str, message: str) -> EngineError:
-        return EngineError(message) if self._closed else self._breaker.failed(cause, message)
+            advice = f"; {_WHAT_TO_DO[error.cause]}" if error.cause in _WHAT_TO_DO else ""
+            raise EngineError(self._told(f"{error}{last}{advice}")) from None
 
     async def _attempt(
         self, path: str, fields: dict[str, Any], headers: Mapping[str, str], read: Callable[[bytes, int], T]

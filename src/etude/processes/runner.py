@@ -21,7 +21,7 @@ from typing import Any
 from etude.config.builder import Builder
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.episode import Example
-from etude.core.errors import EngineError, EtudeError, ModelOut, StoreError
+from etude.core.errors import EngineError, EtudeError, StoreError
 from etude.core.interfaces import Engine, PortableEngine, Run, innermost
 from etude.core.job import ModelVersion
 from etude.core.process import set_up_process
@@ -43,7 +43,7 @@ from etude.rollout.collector import Collector, EpisodeJob
 from etude.rollout.evaluation import make_item
 from etude.rollout.scorer import Scorer
 from etude.store.journal import Json, Steps
-from etude.wire.retries import note_model_out, note_retries
+from etude.wire.retries import note_retries
 
 
 @dataclass
@@ -270,8 +270,6 @@ class RemoteEngine(Engine):
 
         try:
             answer = await self._link.ask("sample", asked, listen)
-        except ModelOut as error:
-            raise note_model_out(error) from None
         finally:
             # Here, in the task of the call whose attempts are counted.
             note_retries(*tried)

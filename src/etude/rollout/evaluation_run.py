@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
 from etude.core.episode import EpisodeRecord, Example, Failure, LoggedExample
-from etude.core.errors import ErrorBudgetExceeded, ModelOut, RequestError
+from etude.core.errors import ErrorBudgetExceeded, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.interfaces import Evaluator
 from etude.rollout.collector import Collector, EpisodeJob
@@ -51,9 +51,8 @@ class EvaluationRun(Evaluation):
         `phase` is unique for each set of weights. An episode is named `<phase>/<example>/<generation>`. An
         episode or score in the journal is not made again.
 
-        Raises ErrorBudgetExceeded if too many episodes or scores failed, and ModelOut if a model gives no
-        answers at all. Then failures are forgotten, so that a resumed run retries them. Everything else is
-        kept.
+        Raises ErrorBudgetExceeded if too many episodes or scores failed. Then failures are forgotten, so that
+        a resumed run retries them. Everything else is kept.
         """
         counts = Counter(example.id for example in request.examples)
         if twice := [name for name, count in counts.items() if count > 1]:
@@ -72,7 +71,7 @@ class EvaluationRun(Evaluation):
         try:
             async with self._journal.beginning(f"{phase}/"):
                 return await gathering.score_all(self._collector.collect(jobs))
-        except (ErrorBudgetExceeded, ModelOut):
+        except ErrorBudgetExceeded:
             # Failures of episodes that were not yet counted are forgotten too. Pending writes must be
             # committed first, since the loop reads only committed records.
             await self._journal.flush()
@@ -126,7 +125,7 @@ async def rescore(
 
     try:
         return await gathering.score_all(records())
-    except (ErrorBudgetExceeded, ModelOut):
+    except ErrorBudgetExceeded:
         await journal.flush()  # As in `EvaluationRun.answer`.
         for episode_id in ids.values():
             await scorer.forget_failures(episode_id, journal)

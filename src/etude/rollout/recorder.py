@@ -14,7 +14,7 @@ from typing import Any
 
 from etude.core.call import Call, ChatRequest, Completion, Delta, Sampling
 from etude.core.episode import SIMULATED_USER
-from etude.core.errors import EpisodeError, EtudeError, ModelOut, RequestError, StoreError, error_words
+from etude.core.errors import EpisodeError, EtudeError, RequestError, StoreError, error_words
 from etude.core.interfaces import Engine, innermost
 from etude.core.keys import fold
 from etude.engines.meter import Role, asking_for
@@ -235,7 +235,7 @@ class Recorder:
                 call: Call = await self.journal.step(
                     call_key(self.episode_id, name), sample, encode=encode, decode=decode
                 )
-        except (StoreError, ModelOut) as error:
+        except StoreError as error:
             self.fatal = error
             raise
         except BaseException as error:

@@ -12,14 +12,13 @@ from typing import Any
 from etude.config.import_path import where_raised
 from etude.core.data_model import name_type
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EtudeError, ModelOut, RequestError
+from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.engines.meter import asking_for
 from etude.rollout.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
 from etude.rollout.run_workflow import no_exit
 from etude.store.journal import Journal, Steps
-from etude.wire.retries import ending_where_a_model_is_out
 
 Scores = dict[str, EvalOutputItem]
 """The scores of one episode, by evaluator."""
@@ -171,15 +170,14 @@ async def evaluate(
 ) -> list[EvalOutputItem]:
     """Return one output for each of `items`, in their order, even if the evaluator fails.
 
-    `seconds` is its timeout, unless the evaluator has its own `timeout`. Raises ModelOut if a model that it
-    asks gives no answers at all, even if the evaluator catches that error.
+    `seconds` is its timeout, unless the evaluator has its own `timeout`.
     """
     seconds = seconds if evaluator.timeout is None else evaluator.timeout
     try:
         own = [_copy_item(item) for item in items]
         async with asyncio.timeout(seconds) as limit:
             # User code that would end the program raises instead.
-            with ending_where_a_model_is_out(), no_exit("the evaluator"):
+            with no_exit("the evaluator"):
                 outputs: Sequence[Any]
                 if evaluator.is_relative:
                     outputs = await evaluator.evaluate_group(own)
@@ -191,8 +189,6 @@ async def evaluate(
             raise ValueError(f"evaluate_group returned {len(outputs)} scores for {len(items)} episodes")
         _require_order(items, outputs)
         return [scored(*pair, evaluator.bounds) for pair in zip(items, outputs, strict=True)]
-    except ModelOut:
-        raise
     except EtudeError as error:
         reason = str(error)
     except asyncio.CancelledError:

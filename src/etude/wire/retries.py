@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pydantic_core import from_json
 
 from etude.core.call import NO_USAGE, Usage
-from etude.core.errors import EngineError, ImpossibleCall, ModelOut, PromptTooLong
+from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
 
 if TYPE_CHECKING:
     import httpx
@@ -53,8 +53,6 @@ class RetryCount:
     """Total seconds of waiting between attempts."""
     charged: Usage = NO_USAGE
     """Tokens of attempts that were charged but gave no usable answer."""
-    model_out: ModelOut | None = None
-    """Why the run cannot continue, even if the caller handles the error."""
 
     @property
     def retries(self) -> int:
@@ -81,33 +79,12 @@ class counting_retries(ContextValue[RetryCount]):
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         note_retries(self._value.causes, self._value.waited)
-        if self._value.model_out is not None:
-            note_model_out(self._value.model_out)
 
 
 def note_retries(causes: Mapping[str, int], waited: float = 0.0) -> None:
     """Record retries, before they start, and the seconds of waiting before them."""
     if count := _COUNT.get():
         count.add(causes, waited)
-
-
-class ending_where_a_model_is_out(counting_retries):
-    """Raise, at the end of the block, a ModelOut that an engine raised in it, even if code caught it."""
-
-    __slots__ = ()
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        model_out, error = self._value.model_out, raised[1]
-        if model_out is not None and (error is None or isinstance(error, Exception)):
-            raise model_out from error
-
-
-def note_model_out(error: ModelOut) -> ModelOut:
-    """Record the error that an engine raises because its model is out, and return it."""
-    if count := _COUNT.get():
-        count.model_out = error
-    return error
 
 
 def note_charged(usage: Usage) -> None:
