@@ -80,7 +80,7 @@ GUESTS = {"nat", "verifiers"}
 
 @functools.cache
 def modules() -> dict[str, ast.Module]:
-    """The syntax trees of all modules, by their dotted names."""
+    """The syntax trees of all modules, by their join_path names."""
     gc.disable()  # Looking for garbage among them would take longer than making them.
     found = {_dotted(path): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
     gc.freeze()

@@ -234,7 +234,7 @@ async def test_the_real_vllm_samples_under_the_learners_grammars(served, source,
     sampling = Sampling(temperature=0.8, top_k=9, max_tokens=24, constraint=constraint)
     for key in range(4):
         sampled = await engine.sample(continuing(PROMPT, sampling, key=key))
-        shapes = policy.speech.grammars.replayed(sampling, PROMPT, sampled.completion_ids)
+        shapes = policy.speech.grammars.replay(sampling, PROMPT, sampled.completion_ids)
         assert shapes is not None, "it has the form as the learner reads that"
         with torch.no_grad():
             all_ids = torch.tensor([[*PROMPT, *sampled.completion_ids]])
@@ -252,7 +252,7 @@ async def test_an_engine_that_fails_is_told_with_its_exception_and_not_with_code
         with pytest.raises(EngineAway, match="answered 500"):
             await engine.sample(continuing(PROMPT))
         await until(lambda: process.state == "restarting")
-        cause = r"vLLM ended by itself \(ValueError: head_dim 16 is not supported\). The last lines of"
+        cause = r"vLLM ended without an error \(ValueError: head_dim 16 is not supported\). The last lines of"
         assert re.match(cause, process.reason)
         await engine.close()
 

@@ -211,7 +211,7 @@ async def printed(path: Path, code: str) -> tuple[bytes, int]:
             sys.executable, "-c", code, stdout=log.fileno(), stderr=log.fileno()
         )
     await asyncio.wait_for(process.wait(), 60)
-    await log.settled()
+    await log.wait()
     return await asyncio.to_thread(path.read_bytes), log.begin
 
 
@@ -236,6 +236,6 @@ async def test_a_child_that_nobody_reads_goes_on(tmp_path: Path):
         code = "print('x' * 100, flush=True)\n" * 5000
         process = await asyncio.create_subprocess_exec(sys.executable, "-", stdin=-1, stdout=log.fileno())
     await asyncio.wait_for(process.communicate(code.encode()), 60)
-    await log.settled()
+    await log.wait()
     assert (tmp_path / "child.log").stat().st_size == 101 * 5000
     assert stat.S_IMODE((tmp_path / "child.log").stat().st_mode) == 0o600

@@ -89,13 +89,13 @@ def test_layers_that_are_computed_twice_have_the_same_gradient_to_the_last_bit(n
 
 
 def test_attention_is_not_computed_twice_and_nothing_of_it_stays(monkeypatch):
-    of, kept, attended = fresh_policy(), [], tree_attention._attended
+    of, kept, attended = fresh_policy(), [], tree_attention._attend_blocks
 
     def watched(inputs, spec):
         kept.append(spec.kept)
         return attended(inputs, spec)
 
-    monkeypatch.setattr(tree_attention, "_attended", watched)
+    monkeypatch.setattr(tree_attention, "_attend_blocks", watched)
     learner = Learner(of, LearnerOptions(gradient_checkpointing=True))
     batch = to_batch(forest(4, 12))
     train(learner, batch, Grpo())

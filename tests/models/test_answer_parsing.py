@@ -37,7 +37,7 @@ def test_text_without_a_mark_is_what_the_parser_makes_of_it(syntax, text):
     decode = partial(decode_ids, words)
     known = TemplateReader(syntax, decode, SYNTAXES[syntax])
     for template, tools in ((known._without_calls, ()), (known._template, (CALCULATOR,))):
-        assert known.read((), ids, tools) == known._parsed(template, decode_ids(words, ids), "")
+        assert known.read((), ids, tools) == known._parse(template, decode_ids(words, ids), "")
 
 
 def test_several_calls_and_text_are_kept_apart_and_calls_are_numbered_through_the_conversation():

@@ -310,7 +310,7 @@ class CollectingBuilder(TrajectoryBuilder):
     ) -> ScoredEpisode | None:
         """Return an episode with its reward and calls, or None if no call of it is targeted."""
         used = without_retries(episode)
-        calls = self._targeted(used)
+        calls = self._select_calls(used)
         faults = [fault for _, fault in find_branches(calls)]
         tally.rewards.append(reward)
         tally.retried += len(episode.calls) - len(used.calls)
@@ -324,14 +324,16 @@ class CollectingBuilder(TrajectoryBuilder):
             episode, reward - penalty * count_cut_off(calls), calls, reasoning, penalty=penalty
         )
 
-    def _targeted(self, episode: EpisodeRecord) -> list[Call]:
+    def _select_calls(self, episode: EpisodeRecord) -> list[Call]:
         return targeted_calls(episode, self.run_config.target_functions, self.target_model)
 
     def _episode_finished(self, episode: EpisodeRecord) -> None:
         self.runtime.progress.episode_finished(episode)
         if self.token_ids_required:
             # Check the first episodes as they finish, so that a wrong engine does not cost an epoch.
-            require_tokens(episode, self._targeted(episode), logprobs="logprobs" in self.algorithm.needs())
+            require_tokens(
+                episode, self._select_calls(episode), logprobs="logprobs" in self.algorithm.needs()
+            )
 
     def _rewards_in(self, output: EvaluationRunOutput) -> list[EvalOutputItem]:
         if self.run_config.reward_function is None and len(output.evaluation_results) == 1:

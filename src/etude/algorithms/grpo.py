@@ -119,9 +119,9 @@ class Grpo(Algorithm, name="grpo"):
             parts = (part for group in episodes for part in self.parts(group, tally))
             answers = (each for part in parts for each in answer_groups(part, self.discount, tally))
             made = [UnitGroup(each, [sample.reward for sample in each]) for each in answers]
-        return [*map(self._kept, made, self.compared(made), repeat(tally))] if self._drops else made
+        return [*map(self._drop_if_flat, made, self.compared(made), repeat(tally))] if self._drops else made
 
-    def _kept(self, group: UnitGroup, is_compared: bool, tally: Tally) -> UnitGroup:
+    def _drop_if_flat(self, group: UnitGroup, is_compared: bool, tally: Tally) -> UnitGroup:
         if is_compared:
             return group
         tally.leave_out(GROUP_OF_ONE if len(group.rewards or ()) == 1 else NO_ADVANTAGE, len(group.units[:1]))

@@ -38,7 +38,7 @@ class Supervised(Algorithm, name="supervised"):
         """Raise RequestError for a penalty on rewards, because rewards are not used."""
         if self.cut_off_penalty and type(self).groups is Supervised.groups:
             raise RequestError(
-                f"{self.type_name} imitates episodes whatever they earned, and cut_off_penalty is taken from "
+                f"{self.type_name} imitates all episodes, and cut_off_penalty is subtracted from "
                 "what they earn; take `cut_off: mask`"
             )
         super().check()

@@ -56,7 +56,9 @@ class Malt(Preferences, name="malt"):
         played = await played_by(builder)
         if played is not None and not played.protocol.bounds:
             name = played.protocol.name
-            raise RequestError(f"malt compares with what agents can earn: '{name}' has to say its `bounds`")
+            raise RequestError(
+                f"malt compares with what agents can earn: the protocol '{name}' needs `bounds`"
+            )
         widths = None if self.num_responses is None else Widths.of(self.num_responses)
         where = "num_responses" if widths else "workflow.widths"
         remedy = f"Set `{where}` to 2 or more for one of them"

@@ -56,7 +56,7 @@ def check(
 
 
 def _show_estimate(estimate: Estimate) -> None:
-    from etude.engines.ledger import shown_usd
+    from etude.engines.ledger import format_usd
 
     for warning in estimate.warnings:
         say_wrapped(f"{STATUS_SIGNS['warning']} {warning}")
@@ -70,9 +70,9 @@ def _show_estimate(estimate: Estimate) -> None:
     apart = _interval(estimate.tokens, "{:,.0f}")
     say(f"tokens          about {prompt:,} in prompts, {sampled:,} sampled{apart}")
     if estimate.usd is not None:
-        by_model = [f"{name} {shown_usd(usd)}" for name, usd in estimate.usd_by_model.items()]
+        by_model = [f"{name} {format_usd(usd)}" for name, usd in estimate.usd_by_model.items()]
         each = f", {', '.join(by_model)}" if len(by_model) > 1 else ""
-        money = f"{shown_usd(estimate.usd.mean)}{_interval(estimate.usd, '${:,.4g}')}{each}"
+        money = f"{format_usd(estimate.usd.mean)}{_interval(estimate.usd, '${:,.4g}')}{each}"
         say_wrapped(f"price           about {money} for calls")
     if estimate.training_usd is not None:
         say(f"price           at most about ${estimate.training_usd:,.2f} for training")

@@ -211,12 +211,12 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureC
 def show_bill(bill: Bill) -> None:
     """Print the run's usage. If it cost money, also print it by model and role, and by part of the run."""
     from etude.core.stats import shown_seconds
-    from etude.engines.ledger import shown_usd
+    from etude.engines.ledger import format_usd
 
     whole = bill.total
     if not bill.lines:
         return
-    costs = f"{shown_usd(whole.usd)}, " if whole.usd or not whole.unpriced_tokens else ""
+    costs = f"{format_usd(whole.usd)}, " if whole.usd or not whole.unpriced_tokens else ""
     has_both = whole.usd and whole.unpriced_tokens
     unpriced = f" ({whole.unpriced_tokens:,} of them without a price)" if has_both else ""
     took = f"{whole.tokens:,} tokens{unpriced} in {whole.calls:,} calls"
@@ -229,7 +229,7 @@ def show_bill(bill: Bill) -> None:
             (
                 *(getattr(line, name) or "–" for name in names),
                 *(line.calls, line.prompt_tokens, line.cached_tokens, line.completion_tokens),
-                *(line.trained_tokens, shown_usd(line.usd)),
+                *(line.trained_tokens, format_usd(line.usd)),
             )
             for line in bill.by(*names)
         ]

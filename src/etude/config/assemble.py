@@ -67,10 +67,10 @@ def build_components(
         if component is not None:
             valid[path] = component
         replace_at(data, path, component or KINDS[kind].base())
-    return valid | _supplied(data, valid.get(("workflow",)), assembly, problems)
+    return valid | _add_supplies(data, valid.get(("workflow",)), assembly, problems)
 
 
-def _supplied(
+def _add_supplies(
     data: dict[str, Any], workflow: ComponentConfig | None, assembly: _Assembly, problems: Problems
 ) -> dict[KeyPath, ComponentConfig]:
     """Add the workflow's supplies to `data` where it names nothing, and return their components by path."""
@@ -213,7 +213,7 @@ class _Assembly:
             if takes_path and isinstance(keys.get(key), str | Path):
                 files = [folder / Path(keys[key]).expanduser() for folder in self._folders]
                 keys[key] = next((str(file.absolute()) for file in files if file.exists()), keys[key])
-        self._problems.add_coerced(config_type, keys, prefix=path)
+        self._problems.add_silent_errors(config_type, keys, prefix=path)
         try:
             return config_type.model_validate(keys)
         except ValidationError as error:

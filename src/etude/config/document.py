@@ -44,16 +44,16 @@ class Document:
         """Return source, line and column of a key, or of its nearest parent if the key is not in the file."""
         for depth in range(len(path), -1, -1):
             if path[:depth] in self.overridden:
-                return f"-o {dotted(path[:depth])}", None, None
+                return f"-o {join_path(path[:depth])}", None, None
             if path[:depth] in self.marks and not any(path[: len(each)] == each for each in self.overridden):
                 return str(self.path), *self.marks[path[:depth]]
             for deeper in self.overridden:
                 if deeper[:depth] == path:
-                    return f"-o {dotted(deeper)}", None, None
+                    return f"-o {join_path(deeper)}", None, None
         return str(self.path) if self.path else None, None, None
 
 
-def dotted(path: KeyPath) -> str:
+def join_path(path: KeyPath) -> str:
     """Return a path as people write it: `a.b.0`."""
     return ".".join(map(str, path))
 
@@ -67,11 +67,11 @@ def dig(data: Any, path: KeyPath) -> Any:
     return data
 
 
-def copied(data: Any) -> Any:
+def copy_containers(data: Any) -> Any:
     """Copy mappings and lists deeply, without sharing between aliases; other values are kept."""
     if isinstance(data, dict):
-        return {key: copied(value) for key, value in data.items()}
-    return [copied(value) for value in data] if isinstance(data, list) else data
+        return {key: copy_containers(value) for key, value in data.items()}
+    return [copy_containers(value) for value in data] if isinstance(data, list) else data
 
 
 def holds(data: Any, key: str | int) -> bool:
@@ -289,7 +289,9 @@ def _marks(
         elif isinstance(key, yaml.ScalarNode):
             name, (line, column) = loader.construct_object(key), _position(key)
             if name in lines:
-                known = f"key '{dotted((*path, name))}' is given twice, first in line {lines[name]}; keep one"
+                known = (
+                    f"key '{join_path((*path, name))}' is given twice, first in line {lines[name]}; keep one"
+                )
                 raise ConfigError(known, path=file, line=line, column=column)
             lines[name] = line
             yield (*path, name), (line, column)
@@ -306,7 +308,7 @@ def apply_overrides(document: Document, overrides: Iterable[Override]) -> Docume
     Whether a key exists is checked later, together with the keys of the file. Raises RequestError if an
     override has no value, or one that is not YAML.
     """
-    data, paths = copied(document.data), list[KeyPath]()
+    data, paths = copy_containers(document.data), list[KeyPath]()
     for override in overrides:
         key, equals, text = (
             override.partition("=") if isinstance(override, str) else (override[0], "=", override[1])

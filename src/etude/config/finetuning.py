@@ -119,16 +119,17 @@ def read_transcripts(source: str, examples: Sequence[Example], seed: int) -> lis
     an invalid conversation."""
     if is_import_path(source):
         transcripts = [
-            _transcript(f"{source}: transcript {n}", row) for n, row in _made(source, examples, seed)
+            _check_transcript(f"{source}: transcript {n}", row)
+            for n, row in _call_function(source, examples, seed)
         ]
     else:
-        transcripts = [_transcript(where, row) for where, row in read_jsonl(Path(source))]
+        transcripts = [_check_transcript(where, row) for where, row in read_jsonl(Path(source))]
     if not transcripts:
         raise DatasetError(f"{source}: there are no transcripts to imitate")
     return transcripts
 
 
-def _made(source: str, examples: Sequence[Example], seed: int) -> Iterator[tuple[int, Any]]:
+def _call_function(source: str, examples: Sequence[Example], seed: int) -> Iterator[tuple[int, Any]]:
     function = import_object(source)
     with user_code(DatasetError, f"{source} failed"):
         parameters = [*inspect.signature(function).parameters.values()]
@@ -140,7 +141,7 @@ def _made(source: str, examples: Sequence[Example], seed: int) -> Iterator[tuple
         yield from enumerate(rows, start=1)
 
 
-def _transcript(where: str, row: Any) -> Transcript:
+def _check_transcript(where: str, row: Any) -> Transcript:
     """Return the conversation of a row: only its messages, or an object with `messages` and `tools`."""
     content = {"messages": row} if isinstance(row, list | tuple) else row
     try:

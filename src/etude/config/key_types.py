@@ -19,7 +19,7 @@ from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from etude.config.component import CHANGEABLE
-from etude.config.document import Document, KeyPath, dig, dotted, holds
+from etude.config.document import Document, KeyPath, dig, holds, join_path
 from etude.core.errors import ConfigError, alternatives, nearest
 from etude.core.secrets import is_secret_name
 
@@ -149,13 +149,15 @@ def shown(value: Any) -> str:
 def slot_in(config: BaseModel, path: KeyPath) -> KeyType | None:
     """Return the slot of a key in a config, by its components' classes; None without such a key."""
     slots = walk(config, KeyType(type(config)))
-    return next((slot for inside, slot, _ in slots if dotted(inside) == dotted(path)), None)
+    return next((slot for inside, slot, _ in slots if join_path(inside) == join_path(path)), None)
 
 
 def changeable_keys(config: BaseModel) -> list[str]:
     """Return all keys that a resumed run may change, as people type them."""
     return [
-        dotted(path) for path, slot, _ in walk(config, KeyType(type(config))) if CHANGEABLE in slot.metadata
+        join_path(path)
+        for path, slot, _ in walk(config, KeyType(type(config)))
+        if CHANGEABLE in slot.metadata
     ]
 
 
@@ -200,11 +202,11 @@ class Problems:
 
     def add(self, path: KeyPath, text: str, *, at: KeyPath | None = None) -> None:
         """Add a problem with the value at a path; `at` is the place to look, if it is another."""
-        self._note(path if at is None else at, f"{dotted(path)}: {text}" if path else text)
+        self._note(path if at is None else at, f"{join_path(path)}: {text}" if path else text)
 
     def add_missing(self, path: KeyPath, text: str) -> None:
         """Add a missing key; `text` continues the sentence."""
-        self._note(path, f"key '{dotted(path)}' is missing{text}")
+        self._note(path, f"key '{join_path(path)}' is missing{text}")
 
     def _note(self, path: KeyPath, message: str) -> None:
         """Keep only the first message for each path."""
@@ -214,7 +216,7 @@ class Problems:
         """Return whether there is a problem at a path, or deeper."""
         return any(known[: len(path)] == path for known in self._messages)
 
-    def add_coerced(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
+    def add_silent_errors(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
         """Add what pydantic would not refuse in `data`, which is at `prefix`: unknown keys of models that do
         not set `extra`, and `true` and `false` for numbers."""
         for path in unknown_keys(KeyType(model), data):
@@ -252,7 +254,7 @@ class Problems:
                 own = expected.setdefault(full_path, [])
                 if own or full_path not in self._messages:
                     own.append(details["msg"].removeprefix("Input "))
-                    found = self._shown(full_path, details["input"], in_quotes=kind == "string_type")
+                    found = self._describe_value(full_path, details["input"], in_quotes=kind == "string_type")
                     self._messages.pop(full_path, None)
                     self.add(full_path, f"{' or '.join(dict.fromkeys(own))}, found {found}")
         return paths
@@ -268,8 +270,8 @@ class Problems:
         for path, message in self._messages.items():
             source, line, column = self._document.place(path)
             # The source of an override begins with its key, so the message need not repeat it.
-            if source == f"-o {dotted(path)}":
-                message = message.removeprefix(f"{dotted(path)}: ")
+            if source == f"-o {join_path(path)}":
+                message = message.removeprefix(f"{join_path(path)}: ")
             errors.append(ConfigError(message, path=source, line=line, column=column))
         errors.sort(key=lambda error: (error.line is None, error.line, error.column))
         if not errors:
@@ -277,7 +279,7 @@ class Problems:
         errors[0].args = ("\n".join(map(str, errors)),)
         return errors[0]
 
-    def _shown(self, path: KeyPath, value: Any, *, in_quotes: bool) -> str:
+    def _describe_value(self, path: KeyPath, value: Any, *, in_quotes: bool) -> str:
         if path in self.references:
             return f"what {self.references[path]} stands for"
         is_secret = any(is_secret_name(str(key)) for key in path[-2:])
@@ -287,17 +289,17 @@ class Problems:
 
 def _unknown_key(model: type[BaseModel], path: KeyPath, prefix: KeyPath) -> str:
     name, allowed = str(path[-1]), known_keys(slot_at(model, path[:-1]))
-    message = f"key '{dotted((*prefix, *path))}' is not known"
-    home = None if nearest(name, allowed) else next(_keys_called(name, model), None)
+    message = f"key '{join_path((*prefix, *path))}' is not known"
+    home = None if nearest(name, allowed) else next(_find_keys(name, model), None)
     if home is not None:
-        message += f" here; it belongs in '{dotted((*prefix, *home[:-1]))}'"
+        message += f" here; it belongs in '{join_path((*prefix, *home[:-1]))}'"
     return message + alternatives(name, allowed, otherwise="no keys")
 
 
-def _keys_called(name: str, model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
+def _find_keys(name: str, model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield where the whole model has a key of this name, as after a wrong indentation."""
     for key in known_keys(slot_at(model, path)):
         if key == name:
             yield (*path, key)
         if len(path) < 4:
-            yield from _keys_called(name, model, (*path, key))
+            yield from _find_keys(name, model, (*path, key))

@@ -21,10 +21,10 @@ from etude.config.document import (
     KeyPath,
     Override,
     apply_overrides,
-    copied,
+    copy_containers,
     dig,
-    dotted,
     dump,
+    join_path,
     read_document,
     replace_at,
     strings,
@@ -108,12 +108,12 @@ def load_config(path: Path | str, overrides: Iterable[Override] = ()) -> Config:
     `sys.path`. Files that it names are looked for in the file's folder, then in the current one. Raises
     ConfigError with a line for each problem.
     """
-    return _validated(read_document(Path(path)), overrides)
+    return _validate(read_document(Path(path)), overrides)
 
 
 def parse_config(data: Mapping[str, Any], overrides: Iterable[Override] = ()) -> Config:
     """Like `load_config`, for a mapping with the content of a file. Its components may be config objects."""
-    return _validated(Document(dict(data)), overrides)
+    return _validate(Document(dict(data)), overrides)
 
 
 def resolved_yaml(config: Config) -> str:
@@ -141,9 +141,9 @@ def resolved_yaml(config: Config) -> str:
     return dump(data)
 
 
-def _validated(document: Document, overrides: Iterable[Override]) -> Config:
+def _validate(document: Document, overrides: Iterable[Override]) -> Config:
     registry.load_entry_points()
-    document = apply_overrides(replace(document, data=copied(_DEFAULTS | document.data)), overrides)
+    document = apply_overrides(replace(document, data=copy_containers(_DEFAULTS | document.data)), overrides)
     if isinstance(document.data.get("report"), str | dict | ComponentConfig):
         document.data["report"] = [document.data["report"]]
     data, problems, in_training = document.data, Problems(document), Problems(document)
@@ -229,7 +229,7 @@ def _read_environment(data: dict[str, Any], problems: Problems, source: Path | N
             text = str(dig(secrets, path) or MASK)
             replace_at(data, path, text)
         if text == MASK:
-            problems.add(path, f"secrets are not kept in run folders; give it again: -o {dotted(path)}=…")
+            problems.add(path, f"secrets are not kept in run folders; give it again: -o {join_path(path)}=…")
         try:
             value = interpolate(text, os.environ)
         except ValueError as error:
@@ -242,7 +242,7 @@ def _read_environment(data: dict[str, Any], problems: Problems, source: Path | N
 
 def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:
     """Return the config without its invalid keys, so that the following checks can still be made."""
-    problems.add_coerced(Config, data)
+    problems.add_silent_errors(Config, data)
     while True:
         try:
             return Config.model_validate(data)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from etude.config.component import ComponentConfig
-from etude.config.document import KeyPath, dotted
+from etude.config.document import KeyPath, join_path
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TargetConfig
 from etude.config.key_types import KeyType, Problems, walk
 from etude.config.registry import KINDS, Kind, section
@@ -117,7 +117,7 @@ class _Names:
         if name not in entries:
             listing = alternatives(name, entries, otherwise="it is empty")
             about = KINDS[kind]
-            text = f"'{dotted(about.places[0])}' has no {about.noun} '{name}'{listing}"
+            text = f"'{join_path(about.places[0])}' has no {about.noun} '{name}'{listing}"
             self._problems.add(path, text)
 
     def choose(self, path: KeyPath, given: str | None, kind: Kind) -> str | None:
@@ -136,7 +136,7 @@ class _Names:
             return candidates[0]
         place = KINDS[kind].places[0]
         if self._finetuning.enabled and entries and not self._problems.within(place):
-            several = f"'{dotted(place)}' has several; name one of: {', '.join(entries)}"
+            several = f"'{join_path(place)}' has several; name one of: {', '.join(entries)}"
             self._problems.add_missing(path, f": {several}")
         return None
 

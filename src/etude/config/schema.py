@@ -74,28 +74,28 @@ class StorageConfig(BaseModel, extra="forbid", frozen=True):
     @field_validator("options", mode="before")
     @classmethod
     def _hide_secrets(cls, options: Any) -> Any:
-        return _hidden(options) if isinstance(options, Mapping) else options
+        return _hide(options) if isinstance(options, Mapping) else options
 
     def driver_options(self) -> dict[str, Any]:
         """Return the options for the driver, with secrets in plain text."""
-        options: dict[str, Any] = _shown(self.options)
+        options: dict[str, Any] = _reveal(self.options)
         return options
 
 
-def _hidden(options: Mapping[str, Any]) -> dict[str, Any]:
+def _hide(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with secrets as objects that print and dump as asterisks."""
 
     def hide(name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return _hidden(value)
+            return _hide(value)
         return SecretStr(value) if isinstance(value, str) and _SECRET.search(name) else value
 
     return {str(name): hide(str(name), value) for name, value in options.items()}
 
 
-def _shown(value: Any) -> Any:
+def _reveal(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _shown(item) for name, item in value.items()}
+        return {name: _reveal(item) for name, item in value.items()}
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 

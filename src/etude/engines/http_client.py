@@ -63,14 +63,17 @@ class HttpClient:
         asked = partial(httpx.Request, method, url)
         with _as_httpx(asked):
             try:
-                response = await self._sent(method, url, content, own)
+                response = await self._send(method, url, content, own)
             except aiohttp.ClientOSError as error:
                 # The server closed an idle connection before the request was written.
                 if not isinstance(error.__cause__, aiohttp.ClientConnectionResetError):
                     raise
-                response = await self._sent(method, url, content, own)
+                response = await self._send(method, url, content, own)
         try:
-            yield response, limit_stream(_pieces(response, asked), response.headers, asked, self._megabytes)
+            yield (
+                response,
+                limit_stream(_read_pieces(response, asked), response.headers, asked, self._megabytes),
+            )
         finally:
             response.close()  # This closes the connection too, if the answer was not read to its end.
 
@@ -97,7 +100,7 @@ class HttpClient:
             return body
         raise to_failure(response.status, response.headers, body)
 
-    async def _sent(
+    async def _send(
         self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
         address, proxy = self._route(url)
@@ -123,7 +126,7 @@ def _route(url: str) -> tuple[URL, str | None]:
     return address, None if proxy is None or urllib.request.proxy_bypass(address.host or "") else proxy
 
 
-async def _pieces(
+async def _read_pieces(
     response: aiohttp.ClientResponse, asked: Callable[[], httpx.Request]
 ) -> AsyncIterator[bytes]:
     with _as_httpx(asked):

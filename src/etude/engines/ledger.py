@@ -114,13 +114,13 @@ def require_bounded(config: Config) -> None:
 def shown(amount: float, unit: Unit) -> str:
     """Format an amount for people."""
     if unit == "usd":
-        return shown_usd(amount)
+        return format_usd(amount)
     if unit == "tokens":
         return f"{amount:,.0f} tokens"
     return f"{amount:.3g} hours"
 
 
-def shown_usd(usd: float) -> str:
+def format_usd(usd: float) -> str:
     """Format an amount of money, with more than two decimals if it is less than a dollar."""
     if usd >= 1 or not usd:
         return f"${usd:,.2f}"

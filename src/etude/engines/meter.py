@@ -118,7 +118,7 @@ class MeteredEngine(Engine):
             done = checked(done, self.metered.complete, Engine.complete)
             return done, done.usage
 
-        completion: Completion = await self._counted(most, call)
+        completion: Completion = await self._count_call(most, call)
         return completion
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
@@ -129,7 +129,7 @@ class MeteredEngine(Engine):
         async def call() -> tuple[Any, Usage]:
             return await engine.score(ids), usage
 
-        return tuple(await self._counted(usage, call))
+        return tuple(await self._count_call(usage, call))
 
     async def adopt(self, version: ModelVersion) -> None:
         """Have the engine adopt the version."""
@@ -143,7 +143,7 @@ class MeteredEngine(Engine):
         """Return an attribute that only the wrapped engine has."""
         return getattr(self.metered, name)
 
-    async def _counted(self, most: Usage, call: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
+    async def _count_call(self, most: Usage, call: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
         account, name = self._account, self._name
         number = await account.hold(name, most) if account.bounds_calls else None
         usage = NO_USAGE

@@ -75,7 +75,7 @@ class OpenAiEngine(Engine):
         try:
             fields = request_fields(request, self._config.takes, self._provider.thinking)
         except Refusal as error:
-            raise error.error(self._told(str(error))) from None
+            raise error.error(self._name_model(str(error))) from None
         if fields.keys() - USUAL_FIELDS:
             fields |= self._provider.with_more
         for name in self._omitted:
@@ -99,7 +99,7 @@ class OpenAiEngine(Engine):
             try:
                 require_asked(completion, logprobs=logprobs, top=top, prompt=prompt_top is not None)
             except ImpossibleCall as error:
-                raise ImpossibleCall(self._told(str(error)), param=error.param) from None
+                raise ImpossibleCall(self._name_model(str(error)), param=error.param) from None
             return completion
 
         path = "chat/completions" if request.prompt is None else "completions"
@@ -159,10 +159,10 @@ class OpenAiEngine(Engine):
             return await with_retries(attempt, policy=policy, spread=spread)
         except (Retryable, Refusal) as error:
             if isinstance(error, Refusal) and error.impossible:
-                raise error.error(self._told(str(error))) from None
+                raise error.error(self._name_model(str(error))) from None
             last = f" (attempt {attempts}, the last)" if isinstance(error, Retryable) else ""
             advice = f"; {_WHAT_TO_DO[error.cause]}" if error.cause in _WHAT_TO_DO else ""
-            raise EngineError(self._told(f"{error}{last}{advice}")) from None
+            raise EngineError(self._name_model(f"{error}{last}{advice}")) from None
 
     async def _attempt(
         self, path: str, fields: dict[str, Any], headers: Mapping[str, str], read: Callable[[bytes, int], T]
@@ -184,7 +184,7 @@ class OpenAiEngine(Engine):
         header = self._provider.session_header
         return {header: beginning_digest(conversation_key(request))} if header else {}
 
-    def _told(self, reason: str) -> str:
+    def _name_model(self, reason: str) -> str:
         """Return the reason of an error with model and address, without secrets."""
         return f"model '{self._model}' at {self._address}: {masked(reason)}"
 

@@ -148,7 +148,7 @@ class LocalChild(Child):
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
-        await self._output.settled()
+        await self._output.wait()
         how = f"ended with {exit_words(code)}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
         return ProcessEnd(how, code)
 
@@ -315,7 +315,7 @@ class MaskedLog:
         """Close this end of the pipe; the thread stops once all other holders have closed theirs."""
         os.close(self._writing)
 
-    async def settled(self) -> None:
+    async def wait(self) -> None:
         """Wait until the file has all output, for a second at most: other processes may hold the pipe."""
         await asyncio.to_thread(self._thread.join, 1.0)
 
@@ -334,15 +334,15 @@ class MaskedLines:
         if len(data) - end > _LONGEST_LINE:
             end = len(data)
         self._rest = data[end:]
-        return _masked(data[:end])
+        return _mask(data[:end])
 
     def end(self) -> bytes:
         """Return the last, unfinished line, masked."""
         data, self._rest = self._rest, b""
-        return _masked(data)
+        return _mask(data)
 
 
-def _masked(data: bytes) -> bytes:
+def _mask(data: bytes) -> bytes:
     return masked(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 

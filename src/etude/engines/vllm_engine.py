@@ -88,7 +88,7 @@ class VllmEngine:
             named = body | {"model": process.served_name(self._name)}
             try:
                 listener = None if request.on_delta is None else hear
-                completion = await self._sampled(request, process.base_url, named, listener)
+                completion = await self._sample_at(request, process.base_url, named, listener)
             except EngineAway:
                 process.failed += 1
                 tried.add(process)
@@ -99,7 +99,7 @@ class VllmEngine:
                 process.answered += 1
                 return completion
 
-    async def _sampled(
+    async def _sample_at(
         self,
         request: ChatRequest,
         url: str,
@@ -119,7 +119,7 @@ class VllmEngine:
                     on_delta(Delta(ids=(token,), logprobs=(logprob,), top=(top,)))
             finish_reason = choice.get("finish_reason") or finish_reason
         if not finish_reason:
-            raise EngineError("vLLM ended its answer half-way")
+            raise EngineError("vLLM ended its answer too early")
         ends = {*self.speech.stop_ids, *request.sampling.stop_token_ids}
         said, sampling = ids[:-1] if ids and ids[-1] in ends else ids, request.sampling
         decode = self.speech.template.decode

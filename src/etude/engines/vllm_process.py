@@ -158,7 +158,7 @@ class VllmProcess:
         self._loras[name] = folder
         if self.state != "running":
             return False
-        # Not `load_inplace`: it reads the folder again at every step, and changes answers half-way.
+        # Not `load_inplace`: it reads the folder again at every step, and changes answers in the middle.
         await self._load(name, folder)
         return True
 
@@ -280,7 +280,7 @@ class VllmProcess:
                 await self._set("running")
                 _LOG.warning("vLLM runs again, after %d restart(s)", self.restarts)
                 return True
-        tried = f"vLLM was started {self.options.attempts} times in vain; start it with POST /engine/start"
+        tried = f"vLLM did not start in {self.options.attempts} attempts; start it with POST /engine/start"
         await self._set("failed", f"{tried}. {self.reason}")
         return False
 
@@ -309,5 +309,5 @@ async def _describe_end(child: Child, seconds: float) -> str | None:
     if end.code is None:
         return end.how
     cause = last_exception(child.log, child.begin)
-    how = f"ended with code {end.code}" if end.code else "ended by itself"
+    how = f"ended with code {end.code}" if end.code else "ended without an error"
     return how + ("" if cause is None else f" ({cause})")

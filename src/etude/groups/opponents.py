@@ -144,7 +144,7 @@ async def opponents(config: OpponentsConfig, builder: Builder) -> AsyncIterator[
 
         async def make(version: ModelVersion | None) -> Engine:
             if current is not None:
-                return await asyncio.to_thread(_embedded, current, version, llm, builder)
+                return await asyncio.to_thread(_make_embedded, current, version, llm, builder)
             factory = registry.lookup("llms", llm.type_name).factory
             engine: Engine = await exits.enter_async_context(asynccontextmanager(factory)(llm, builder))
             if version is not None:
@@ -156,7 +156,7 @@ async def opponents(config: OpponentsConfig, builder: Builder) -> AsyncIterator[
         yield pool
 
 
-def _embedded(current: Any, version: ModelVersion | None, llm: Any, builder: Builder) -> Engine:
+def _make_embedded(current: Any, version: ModelVersion | None, llm: Any, builder: Builder) -> Engine:
     """Build an engine for a version. Only the trained weights are copied; the others are shared."""
     from etude.engines.embedded import EmbeddedEngine
 

@@ -93,8 +93,8 @@ def selective_logprobs(
     gradient, chunk by chunk.
     """
     tempered = all(shape is None or shape.is_tempered for shape in shapes_E)
-    chosen = _tempered if tempered and head.weight_VD is not None else _shaped
-    if chosen is _tempered:
+    chosen = _tempered_logprobs if tempered and head.weight_VD is not None else _shaped_logprobs
+    if chosen is _tempered_logprobs:
         held = (_HELD_ON_GPU if hidden_ED.is_cuda else _HELD) // hidden_ED.element_size()
     else:
         held = _LOGITS_ON_GPU if hidden_ED.is_cuda else _LOGITS
@@ -109,12 +109,12 @@ def selective_logprobs(
     return torch.cat(made)
 
 
-def _shaped(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes) -> Tensor:
+def _shaped_logprobs(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes) -> Tensor:
     logits_EV = adjust_logits(head.logits(hidden_ED), shapes_E, targets_E)
     return -F.cross_entropy(logits_EV, targets_E, reduction="none")
 
 
-def _tempered(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes) -> Tensor:
+def _tempered_logprobs(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_E: Shapes) -> Tensor:
     heat = [1.0 if shape is None else shape.temperature for shape in shapes_E]
     cold_E1 = (
         None if set(heat) <= {1.0} else copy_to_device(1 / torch.tensor(heat)[:, None], hidden_ED.device)
@@ -140,7 +140,7 @@ class _Tempered(torch.autograd.Function):
         sums_E1 = hidden_ED.new_empty(len(targets_E), 1, dtype=torch.float32)
         for rows in _rows(logits_EV):
             cold_R1 = None if cold_E1 is None else cold_E1[rows]
-            found_E1[rows], sums_E1[rows] = _found(logits_EV[rows], targets_E[rows, None], cold_R1)
+            found_E1[rows], sums_E1[rows] = _select_logprobs(logits_EV[rows], targets_E[rows, None], cold_R1)
         ctx.save_for_backward(hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1)
         return found_E1.squeeze(1)
 
@@ -157,9 +157,9 @@ class _Tempered(torch.autograd.Function):
 
 
 @fused
-def _found(logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None) -> tuple[Tensor, Tensor]:
+def _select_logprobs(logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the tokens' logprobs, and the logits' log-sum-exp, both [R, 1]."""
-    logits_RV = _cooled(logits_RV, cold_R1)
+    logits_RV = _cool(logits_RV, cold_R1)
     sums_R1 = torch.logsumexp(logits_RV, dim=-1, keepdim=True)
     return logits_RV.gather(1, target_R1) - sums_R1, sums_R1
 
@@ -169,7 +169,7 @@ def _become_gradient(
     logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None, sums_R1: Tensor, grad_R1: Tensor
 ) -> None:
     """Overwrite logits with their gradient. With probabilities p, log p_t has the gradient 1_t - p."""
-    grad_RV = _cooled(logits_RV, cold_R1).sub_(sums_R1).exp_().mul_(grad_R1).neg_()
+    grad_RV = _cool(logits_RV, cold_R1).sub_(sums_R1).exp_().mul_(grad_R1).neg_()
     if is_kernel(logits_RV):
         is_target_RV = torch.arange(logits_RV.shape[1], device=logits_RV.device) == target_R1
         grad_RV = torch.where(is_target_RV, grad_RV + grad_R1, grad_RV)
@@ -184,7 +184,7 @@ def _rows(logits_EV: Tensor) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, len(logits_EV), size))
 
 
-def _cooled(logits_RV: Tensor, cold_R1: Tensor | None) -> Tensor:
+def _cool(logits_RV: Tensor, cold_R1: Tensor | None) -> Tensor:
     """Return the logits over the temperature, as a copy in float32."""
     logits_RV = logits_RV.to(torch.float32, copy=True)
     return logits_RV if cold_R1 is None else logits_RV.mul_(cold_R1)

@@ -89,7 +89,7 @@ class Scores:
     window: int | None = None
 
 
-def filled(size: int) -> int:
+def padded_size(size: int) -> int:
     """Return the number of tokens that a tree of `size` tokens is padded to."""
     return max(_FEWEST, -(-size // BLOCK)) * BLOCK
 
@@ -110,7 +110,7 @@ def block_mask(ends_N: Tensor, depths_N: Tensor, window: int | None) -> Any:
     ]
     counts_QK = torch.cat(counts)
     whole_QK = counts_QK == BLOCK * BLOCK
-    parts, wholes = _listed((counts_QK > 0) & ~whole_QK), _listed(whole_QK)
+    parts, wholes = _list_blocks((counts_QK > 0) & ~whole_QK), _list_blocks(whole_QK)
     return BlockMask.from_kv_blocks(*parts, *wholes, BLOCK_SIZE=BLOCK, mask_mod=attends)
 
 
@@ -132,7 +132,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores,
 
 def _call(query: Tensor, key: Tensor, value: Tensor, mask: Any, scores: Scores, compiled: bool) -> Tensor:
     cap = None if scores.softcap is None else _cap(scores.softcap)
-    run = _compiled() if compiled else _flex
+    run = _compile_flex() if compiled else _flex
     # Otherwise a second model's scale or softcap would become a variable, which the kernels do not accept.
     with torch._dynamo.config.patch(recompile_limit=_COMPILATIONS, specialize_float=True):
         out: Tensor = run(query, key, value, mask, scores.scale, cap)
@@ -147,7 +147,7 @@ def _flex(query: Any, key: Any, value: Any, mask: Any, scale: float, cap: Any) -
 
 
 @cache
-def _compiled() -> Any:
+def _compile_flex() -> Any:
     # Uncompiled, it would take memory for all pairs of tokens: an error is better.
     return torch.compile(_flex, fullgraph=True)
 
@@ -162,7 +162,7 @@ def _why_not(
     """
     heads, groups, width = shape
     try:
-        for size in (filled(0), filled(0) + BLOCK):
+        for size in (padded_size(0), padded_size(0) + BLOCK):
             query, key, value = (
                 torch.randn(1, count, size, width, device=device, dtype=dtype, requires_grad=True)
                 for count in (heads, groups, groups)
@@ -203,7 +203,7 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
     return cap
 
 
-def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
+def _list_blocks(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's number of blocks, and their indices; entries after these do not matter."""
     which = torch.argsort(blocks_QK.int(), dim=-1, descending=True, stable=True)
     return blocks_QK.sum(dim=-1).int()[None, None], which.int()[None, None]

@@ -77,17 +77,19 @@ def padded_passes(
     any row of a micro-batch trains on.
     """
     rows: list[TrainedSample] = []
-    for index in by_length(units):
+    for index in sort_by_length(units):
         longest = max(len(each.sample.ids) for each in units[index])
         if rows and (len(rows) + len(units[index])) * longest > token_budget:
-            yield _padded(rows, shares, policy, plain_head)
+            yield _make_padded_pass(rows, shares, policy, plain_head)
             rows = []
         rows += units[index]
     if rows:
-        yield _padded(rows, shares, policy, plain_head)
+        yield _make_padded_pass(rows, shares, policy, plain_head)
 
 
-def _padded(rows: Sequence[TrainedSample], shares: Shares, policy: Policy, plain_head: bool) -> Pass:
+def _make_padded_pass(
+    rows: Sequence[TrainedSample], shares: Shares, policy: Policy, plain_head: bool
+) -> Pass:
     width = max(len(each.sample.ids) for each in rows)
     device = policy.device
     padded = [[*each.sample.ids, *[0] * (width - len(each.sample.ids))] for each in rows]
@@ -109,7 +111,7 @@ def _padded(rows: Sequence[TrainedSample], shares: Shares, policy: Policy, plain
     return make_pass(rows, paths, shares, policy, states)
 
 
-def by_length(units: Sequence[TrainedUnit]) -> list[int]:
+def sort_by_length(units: Sequence[TrainedUnit]) -> list[int]:
     """Return the indices of units, the shortest first."""
     return sorted(range(len(units)), key=lambda index: max(len(each.sample.ids) for each in units[index]))
 
@@ -188,7 +190,7 @@ def _greedy(alone: Sequence[int], after: Sequence[int], most: int) -> list[tuple
 
 def padded_row(units: Sequence[TrainedUnit]) -> UnitSequence:
     """Return a step's units by length, without shared tokens. Padding to similar lengths costs little."""
-    order = by_length(units)
+    order = sort_by_length(units)
     costs = tuple(sum(len(each.sample.ids) for each in units[index]) for index in order)
     return UnitSequence(tuple(order), costs, costs)
 
@@ -218,7 +220,7 @@ def make_pass(
     along = zip(paths, samples, strict=True)
     places = np.concatenate([path[sample.positions - 1] for path, sample in along])
     targets = column(lambda sample: sample.ids).astype(np.int64)
-    kinds, shapes = _drawn(samples, policy.speech.grammars)
+    kinds, shapes = _find_distributions(samples, policy.speech.grammars)
     needed, after = np.unique(places, return_inverse=True)
     names = (after * (targets.max(initial=0) + 1) + targets) * (kinds.max(initial=0) + 1) + kinds
     _, first, choice = np.unique(names, return_index=True, return_inverse=True)
@@ -244,7 +246,7 @@ def make_pass(
     )
 
 
-def _drawn(
+def _find_distributions(
     samples: Sequence[TrainedSample], grammars: Grammars
 ) -> tuple[np.ndarray, list[Adjustment | None]]:
     """Return how all trained tokens were drawn, as numbers, and the shapes of their distributions.
@@ -272,7 +274,7 @@ def _shapes(sample: Sample, turn: Turn, grammars: Grammars) -> list[Adjustment]:
     prompt, answer = sample.ids[: turn.start], sample.ids[turn.start : turn.stop]
     sampling = turn.sampling
     try:
-        shapes = grammars.replayed(sampling, prompt, answer)
+        shapes = grammars.replay(sampling, prompt, answer)
         if shapes is None:
             _LOG.warning(
                 "an answer of episode %s is not of the form that it was sampled in (%s), as the learner "
@@ -280,7 +282,7 @@ def _shapes(sample: Sample, turn: Turn, grammars: Grammars) -> list[Adjustment]:
                 sample.episode or "?",
                 sampling.constraint and sampling.constraint.kind,
             )
-            shapes = grammars.replayed(replace(sampling, constraint=None), prompt, answer)
+            shapes = grammars.replay(replace(sampling, constraint=None), prompt, answer)
     except EngineError as error:
         raise TrainingError(f"episode {sample.episode or '?'}: {error}") from error
     return shapes or []

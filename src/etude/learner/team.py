@@ -135,7 +135,7 @@ class ShardingTeam(ProcessTeam):
     def hold(self, policy: Policy) -> Callable[[Callable[[Any], T]], T]:
         """Turn the policy's parameters into shards, and move them to this process's device."""
         root: list[_Root] = []
-        policy.share_out(lambda model: root.append(_sharded(model, self)), self.device)
+        policy.share_out(lambda model: root.append(_shard(model, self)), self.device)
 
         def run(work: Callable[[Any], T]) -> T:
             result: T = _run_collective(lambda: root[0](work), may_fail=True)
@@ -243,7 +243,7 @@ class _Root(torch.nn.Module):
         return result.clone() if isinstance(result, torch.Tensor) else result
 
 
-def _sharded(model: Any, team: ProcessTeam) -> _Root:
+def _shard(model: Any, team: ProcessTeam) -> _Root:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 

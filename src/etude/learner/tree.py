@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from etude.learner.kernels import block_mask, filled
+from etude.learner.kernels import block_mask, padded_size
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """Indices of a tree's tokens."""
@@ -170,7 +170,7 @@ class TreeLayout:
         kernel = kernel or ("flex" if device.type == "cuda" else "blocks")
         size, cut = len(tree), kernel == "blocks"
         # Padding attends only to itself.
-        more = 0 if cut else filled(size) - size
+        more = 0 if cut else padded_size(size) - size
         depths = torch.from_numpy(np.pad(tree.depths, (0, more))).to(device)
         ends = torch.from_numpy(np.concatenate([tree.ends, np.arange(size, size + more) + 1])).to(device)
         every = Queries.of(tree, np.arange(size), device, most if cut else None)

@@ -122,7 +122,7 @@ class _BlockAttention(torch.autograd.Function):
         if spec.kept:
             out, sums = spec.kept.pop()
         else:
-            out, sums = _attended(_widened(query, key, value), spec)
+            out, sums = _attend_blocks(_widen(query, key, value), spec)
             out = out.to(query.dtype)
             if spec.kept is not None:
                 spec.kept.append((out.detach(), sums))
@@ -135,7 +135,7 @@ class _BlockAttention(torch.autograd.Function):
         """Sum up each block's gradients of its queries, keys and values."""
         *given, out, sums = ctx.saved_tensors
         spec: AttentionSpec = ctx.spec
-        query, key, value = _widened(*given)
+        query, key, value = _widen(*given)
         grad_out, out = (x.to(query.dtype) for x in (grad_out, out))
         kernel = _kernel(query, value, spec)
         of_query, of_key, of_value = (_empty_beside(x).zero_() for x in (query, key, value))
@@ -151,7 +151,7 @@ class _BlockAttention(torch.autograd.Function):
         return *(part.to(one.dtype) for part, one in zip(parts, given, strict=True)), None
 
 
-def _widened(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _widen(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return all three as [G, R, N, D], in the precision of the computation."""
     if query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16):
         query, key, value = query.float(), key.float(), value.float()
@@ -159,7 +159,7 @@ def _widened(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
     return query, key, value
 
 
-def _attended(inputs: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec) -> _Attended:
+def _attend_blocks(inputs: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec) -> _Attended:
     """Return values for all queries [G, R, Q, W], and the log-sum-exp of their scores [G, R, Q]."""
     query, key, value = inputs
     kernel = _kernel(query, value, spec)

@@ -108,7 +108,7 @@ def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
             x_NE, more_NE = _layer(layer, x_NE, more_NE, turn_N1C, spec)
     if layout.kernel != "blocks" and more_NE is not None:  # The last layer computed all tokens, too.
         x_NE, more_NE = (x.index_select(0, layout.last.places_Q) for x in (x_NE, more_NE))
-    return _summed(body.norm, x_NE, more_NE)[1]
+    return _add_and_norm(body.norm, x_NE, more_NE)[1]
 
 
 def _layer(
@@ -119,15 +119,15 @@ def _layer(
     Both are in two parts, and the second part is still to be added.
     """
     attention, mlp, queries = layer.self_attn, layer.mlp, spec.queries
-    x_NE, normed_NE = _summed(layer.input_layernorm, x_NE, more_NE)
-    key = _turned(_heads(attention, "k", normed_NE), turn_N1C)
+    x_NE, normed_NE = _add_and_norm(layer.input_layernorm, x_NE, more_NE)
+    key = _rotate(_heads(attention, "k", normed_NE), turn_N1C)
     value = _heads(attention, "v", normed_NE)
     if spec.tree.kernel == "blocks" and len(queries.places_Q) < len(x_NE):
         rows = queries.places_Q
         x_NE, normed_NE, turn_N1C = (x.index_select(0, rows) for x in (x_NE, normed_NE, turn_N1C))
-    query = _turned(_heads(attention, "q", normed_NE), turn_N1C)
+    query = _rotate(_heads(attention, "q", normed_NE), turn_N1C)
     mixed = attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), spec)
-    x_QE, normed_QE = _summed(
+    x_QE, normed_QE = _add_and_norm(
         layer.post_attention_layernorm, x_NE, _linear(attention.o_proj, mixed.flatten(1))
     )
     gate, up = _linear(mlp.gate_proj, normed_QE), _linear(mlp.up_proj, normed_QE)
@@ -152,7 +152,7 @@ def _linear(module: Any, x: Tensor) -> Tensor:
     return y
 
 
-def _summed(norm: Any, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
+def _add_and_norm(norm: Any, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the states plus `more` in float32, and the same normed."""
     if more is None:
         return x, _Norm.apply(x, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
@@ -160,7 +160,7 @@ def _summed(norm: Any, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
     return found
 
 
-def _turned(heads_NHD: Tensor, turn_N1C: Tensor) -> Tensor:
+def _rotate(heads_NHD: Tensor, turn_N1C: Tensor) -> Tensor:
     turned: Tensor = _Turn.apply(heads_NHD, turn_N1C)  # type: ignore[no-untyped-call]
     return turned
 

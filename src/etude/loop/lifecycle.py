@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from etude.config.component import CHANGEABLE
-from etude.config.document import KeyPath, dig, dotted, join_dotted, parse_value
+from etude.config.document import KeyPath, dig, join_dotted, join_path, parse_value
 from etude.config.key_types import changeable_keys, slot_in
 from etude.config.load import Declared, load_config, parse_config, resolved_yaml
 from etude.config.schema import Config
@@ -94,7 +94,7 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
         is_changeable = any(slot is not None and CHANGEABLE in slot.metadata for slot in slots)
         is_known = is_changeable or names_secret(config, override)
         if not is_known and dig(kept, path) != MASK:
-            key, keys = dotted(path), changeable_keys(config)
+            key, keys = join_path(path), changeable_keys(config)
             close = nearest(key, keys)
             raise RequestError(
                 f"-o {key}: a run goes on as it was begun, and what it has done rests on this setting"
@@ -144,7 +144,7 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     stored, now = stored_data(run.path), parse_value(resolved_yaml(config))
     keys = [tuple(join_dotted(now, key.split("."))) for key in changeable_keys(config)]
     changed = {
-        dotted(key): (dig(stored, key), dig(now, key)) for key in keys if dig(stored, key) != dig(now, key)
+        join_path(key): (dig(stored, key), dig(now, key)) for key in keys if dig(stored, key) != dig(now, key)
     }
     if _NUM_EPOCHS in changed:
         num_epochs = config.finetuning.num_epochs
@@ -169,7 +169,7 @@ def without_changeable(data: dict[str, Any], config: Config) -> dict[str, Any]:
         if not isinstance(value, dict):
             return value
         inside = {key: kept(item, (*path, key)) for key, item in value.items()}
-        return {key: item for key, item in inside.items() if dotted((*path, key)) not in changeable}
+        return {key: item for key, item in inside.items() if join_path((*path, key)) not in changeable}
 
     return dict(kept(data, ()))
 

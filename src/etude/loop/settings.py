@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from etude.config.document import dotted
+from etude.config.document import join_path
 from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
 from etude.config.key_types import field_names
 from etude.config.registry import Kind, lookup, names
@@ -74,6 +74,6 @@ def _name_setting(name: str) -> str:
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Return the settings as overrides of a whole config. Raises RequestError for an unknown setting."""
     return [
-        f"{dotted(path)}={json.dumps(value, default=str, ensure_ascii=False)}"
+        f"{join_path(path)}={json.dumps(value, default=str, ensure_ascii=False)}"
         for path, value in by_path(settings)
     ]

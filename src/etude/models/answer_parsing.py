@@ -85,10 +85,10 @@ class TemplateReader:
             return Answer(text)
         answer = None
         if tools:
-            answer = self._parsed(self._template, text, prefix)
-        return answer or self._parsed(self._without_calls, text, prefix) or Answer(text)
+            answer = self._parse(self._template, text, prefix)
+        return answer or self._parse(self._without_calls, text, prefix) or Answer(text)
 
-    def _parsed(self, template: Any, text: str, prefix: str) -> Answer | None:
+    def _parse(self, template: Any, text: str, prefix: str) -> Answer | None:
         """Return the parsed answer, or None if a call is broken or the text stops inside one."""
         from transformers.utils.chat_parsing import ResponseParser
 
@@ -104,18 +104,18 @@ class TemplateReader:
                 closed = self._template.fields["tool_calls"].close_re
                 if closed is None or all(mark.end() != len(text) for mark in closed.finditer(text)):
                     return None
-            calls = tuple(self._found(message.get("tool_calls") or ()))
+            calls = tuple(self._list_calls(message.get("tool_calls") or ()))
         except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
             return None
         thinking = (message.get("reasoning_content") or "").strip()
         content = message.get("content") or ""
         return Answer(content.strip() if thinking or calls else content, thinking, calls)
 
-    def _found(self, parsed: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    def _list_calls(self, parsed: Sequence[Any]) -> Iterator[tuple[str, str]]:
         """Yield names and arguments of calls. Raises ValueError or TypeError if one has no name."""
         for call in parsed:
             if isinstance(call, list):
-                yield from self._found(call)
+                yield from self._list_calls(call)
             elif isinstance(call, str):
                 yield from python_calls(call, raw_strings=self.name in RAW_STRINGS)
             else:
@@ -140,10 +140,10 @@ class RendererReader:
         """Parse as `TemplateReader.read` does; the whole answer becomes text if the package fails."""
         # The package's parser may raise any exception on a model's output.
         with _without_failing("read an answer"):
-            return self._parsed(prompt_ids, ids, tools)
+            return self._parse(prompt_ids, ids, tools)
         return Answer(decode_ids(self._tokenizer, ids))
 
-    def _parsed(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
+    def _parse(self, prompt_ids: Sequence[int], ids: Sequence[int], tools: Sequence[Tool]) -> Answer:
         parsed = self._renderer.parse_response(
             list(ids), tools=list(tools) or None, prompt_ids=list(prompt_ids)
         )

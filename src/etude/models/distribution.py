@@ -135,16 +135,18 @@ def adjust_logits(
     if not rows:
         return logits_BV
     if len(rows) == len(shapes):
-        return _shaped(logits_BV, list(rows.values()), kept_B)
+        return _adjust_rows(logits_BV, list(rows.values()), kept_B)
     index = torch.tensor(list(rows), device=logits_BV.device)
     kept = None if kept_B is None else kept_B[index]
-    return logits_BV.index_copy(0, index, _shaped(logits_BV[index], list(rows.values()), kept))
+    return logits_BV.index_copy(0, index, _adjust_rows(logits_BV[index], list(rows.values()), kept))
 
 
-def _shaped(logits_BV: Tensor, shapes: Sequence[Adjustment], kept_B: Tensor | None) -> Tensor:
+def _adjust_rows(logits_BV: Tensor, shapes: Sequence[Adjustment], kept_B: Tensor | None) -> Tensor:
     device = logits_BV.device
     if any(shape.allowed is not None or shape.barred for shape in shapes):
-        logits_BV = torch.where(_allowed(shapes, logits_BV.shape[1]).to(device), logits_BV, -torch.inf)
+        logits_BV = torch.where(
+            _find_allowed_tokens(shapes, logits_BV.shape[1]).to(device), logits_BV, -torch.inf
+        )
     logits_BV = _add_adjustments(logits_BV, [shape.bias for shape in shapes], device)
     if any(len(shape.repeated) for shape in shapes):
         rows, tokens = _places([shape.repeated for shape in shapes], device)
@@ -196,7 +198,7 @@ def _add_adjustments(logits_BV: Tensor, entries: Sequence[_Entries], device: tor
     return logits_BV.index_put(places, torch.tensor(values, device=device), accumulate=True)
 
 
-def _allowed(shapes: Sequence[Adjustment], vocabulary: int) -> Tensor:
+def _find_allowed_tokens(shapes: Sequence[Adjustment], vocabulary: int) -> Tensor:
     """Return which tokens can be drawn [B, V]."""
     every = np.full(bitset_words(vocabulary), 0xFFFFFFFF, np.uint32)
     bits = np.stack([every if shape.allowed is None else shape.allowed for shape in shapes])

@@ -15,7 +15,7 @@ from etude.core.call import Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.core.json_text import read_json
 from etude.models.distribution import Adjuster, Adjustment, Bits, bitset_words
-from etude.models.transcript import unescaped
+from etude.models.transcript import resolve_escapes
 
 _WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
 """Whitespace between parts of JSON, limited because an uncertain model could write it forever."""
@@ -88,7 +88,7 @@ class Grammars:
         self._compiled(text, constraint.kind)
         return text
 
-    def replayed(
+    def replay(
         self, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
     ) -> list[Adjustment] | None:
         """Return the shape of each token of a sampled answer. Raises errors as `shaper` does.
@@ -114,7 +114,7 @@ class Grammars:
     def _spells_token(self, constraint: Constraint) -> bool:
         """Return whether a form's text spells the name of an added token, like `<|im_end|>`."""
         text = constraint.text if constraint.kind == "regex" else "".join(_LITERAL.findall(constraint.text))
-        spelled = unescaped(text)
+        spelled = resolve_escapes(text)
         return any(token in spelled for token in self.tokenizer.get_added_vocab())
 
     @cached_property
@@ -188,14 +188,14 @@ def lark_grammar_from(constraint: Constraint) -> str:
         case "json_object":
             return f"start: {json_rule({'type': 'object'})}"
         case "json_schema":
-            schema = _parsed(constraint)
+            schema = _parse(constraint)
             if not isinstance(schema, dict | bool):
                 raise ImpossibleCall(f"a JSON schema is an object, found {text[:80]}", param=FORM)
             return f"start: {json_rule(schema)}"
         case "regex":
             return f"start: {_regex(text)}"
         case "choice":
-            choices = _parsed(constraint)
+            choices = _parse(constraint)
             texts = isinstance(choices, list) and [each for each in choices if isinstance(each, str)]
             if not texts or texts != choices:
                 raise ImpossibleCall(
@@ -206,7 +206,7 @@ def lark_grammar_from(constraint: Constraint) -> str:
             return text
 
 
-def _parsed(constraint: Constraint) -> Any:
+def _parse(constraint: Constraint) -> Any:
     try:
         return read_json(constraint.text)
     except ValueError as error:

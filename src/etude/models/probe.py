@@ -157,7 +157,7 @@ class RoleSupport:
         self._write = write
         self._end_of_turn = end_of_turn
 
-    def fitted(self, messages: Sequence[Message]) -> list[Message]:
+    def fit(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages, in the same order, with roles that the template writes; contents are text.
 
         The role `developer` becomes `system`, and the first system messages become one, or start the user's
@@ -170,11 +170,11 @@ class RoleSupport:
         if any(map(is_system, later)) and not self._takes_later:
             later = [_as_user(MARKED, message) if is_system(message) else message for message in later]
         if len(first) > 1:
-            first = [_joined(first)]
+            first = [_join(first)]
         if first and not self._takes_first:
             first = [_as_user("{}", first[0])]
             if later and later[0]["role"] == "user":
-                first, later = [_joined([*first, later[0]])], later[1:]
+                first, later = [_join([*first, later[0]])], later[1:]
         messages = [*first, *later]
         runs = [(role, [*run]) for role, run in groupby(messages, key=lambda message: message.get("role"))]
         if all(role != "user" or len(run) == 1 for role, run in runs) or self._takes_users:
@@ -182,7 +182,7 @@ class RoleSupport:
         return [
             message
             for role, run in runs
-            for message in ([_joined(run)] if role == "user" and len(run) > 1 else run)
+            for message in ([_join(run)] if role == "user" and len(run) > 1 else run)
         ]
 
     @cached_property
@@ -251,5 +251,5 @@ def _as_user(form: str, message: Message) -> Message:
     return {"role": "user", "content": form.format(message["content"])}
 
 
-def _joined(messages: Sequence[Message]) -> Message:
+def _join(messages: Sequence[Message]) -> Message:
     return {"role": messages[-1]["role"], "content": "\n\n".join(message["content"] for message in messages)}

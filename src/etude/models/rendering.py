@@ -84,11 +84,11 @@ class Rendering:
         from jinja2 import TemplateError
 
         messages, tools, options = json.loads(conversation)
-        options = self.settled(options)
+        options = self.adapt_options(options)
         try:
             if not messages:
                 raise ValueError("there is no message")
-            fitted = self.roles.fitted([*map(self.for_template, messages)])
+            fitted = self.roles.fit([*map(self.for_template, messages)])
             text = self._apply(fitted, tools, options, ask=ask)
         except (TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise ImpossibleCall(
@@ -190,7 +190,7 @@ class Rendering:
         known = meta.find_undeclared_variables(environment.parse(source))
         return frozenset(known) - _OWN_VARIABLES - set(self.tokenizer.special_tokens_map)
 
-    def settled(self, options: Options) -> Options:
+    def adapt_options(self, options: Options) -> Options:
         """Adapt the options to the template. Raises ImpossibleCall for options that it does not have.
 
         Without a `reasoning_effort` option, the effort `none` turns thinking off where possible, and other
@@ -232,7 +232,7 @@ class Rendering:
             for name in ("thinking", "thinking and a call"):
                 plain = _plain(PROBES[name])
                 thought = _thought(key, plain.pop("reasoning_content"), plain["content"])
-                if THOUGHT in (self._probed({**plain, **thought}) or ""):
+                if THOUGHT in (self._render_probe({**plain, **thought}) or ""):
                     return key
         return INLINE if "</think>" in self.source else None
 
@@ -240,10 +240,10 @@ class Rendering:
     def _writes_arguments(self) -> bool:
         """Whether the template writes the arguments of tool calls unchanged, and so needs them as text."""
         answer = _plain(PROBES["a call"])
-        text = self._probed(_with_objects(answer))
+        text = self._render_probe(_with_objects(answer))
         return text is None or str(answer["tool_calls"][0]["function"]["arguments"]).replace('"', "'") in text
 
-    def _probed(self, answer: Message) -> str | None:
+    def _render_probe(self, answer: Message) -> str | None:
         """Return the raw rendering of an answer; if it is refused, with arguments as objects instead."""
         tools = [TOOL] if answer.get("tool_calls") else []
         text = self._raw([QUESTION, answer], tools)

@@ -66,17 +66,17 @@ def pretrained(source: str | Path) -> tuple[str, dict[str, str]]:
 
 def is_gguf(source: str | Path) -> bool:
     """Return whether a model is a single self-contained file, in llama.cpp's format."""
-    path = _expanded(source)
+    path = _expand(source)
     return path.suffix.lower() == ".gguf" and os.path.isfile(path)  # noqa: PTH113
 
 
 def local_path(source: str | Path) -> Path | None:
     """Return the folder or GGUF file that `source` names, with `~` expanded, or None if there is none."""
-    path = _expanded(source)
+    path = _expand(source)
     return path if _is_folder(path) or is_gguf(path) else None
 
 
-def not_loaded(source: str | Path, error: Exception) -> RequestError:
+def loading_error(source: str | Path, error: Exception) -> RequestError:
     """Return the one-line error to raise when `transformers` cannot load a model."""
     reason = _first_line(error)
     if not isinstance(error, OSError | ValueError | ImportError | RuntimeError):
@@ -95,7 +95,7 @@ def _require_path(source: str | Path) -> None:
 
     A source is a path if it cannot be a name on the hub, or if its first folder exists.
     """
-    path, name = _expanded(source), str(source)
+    path, name = _expand(source), str(source)
     if _is_folder(path):
         if (path / _LORA_CONFIG).is_file():
             why = (
@@ -125,7 +125,7 @@ def _require_path(source: str | Path) -> None:
     raise RequestError(f"cannot load the model '{name}': {why}")
 
 
-def _expanded(source: str | Path) -> Path:
+def _expand(source: str | Path) -> Path:
     return Path(os.path.expanduser(source))  # noqa: PTH111  pathlib's raises where there is no such user
 
 

@@ -70,7 +70,7 @@ class ChatTemplate:
 
     def family(self, options: Options | None = None) -> Family:
         """Return how answers are read and conversations extended under the template's options."""
-        settled = self.rendering.settled(options) if options else {}
+        settled = self.rendering.adapt_options(options) if options else {}
         return self._families(json.dumps(dict(settled), sort_keys=True))
 
     def _find_family(self, settled: str) -> Family:
@@ -200,7 +200,7 @@ class ChatTemplate:
         if thinking and self.rendering.thinking_key is not None and thinking not in longer:
             return None  # The tokens contain thinking that the template drops.
         family = self.family(request.template_options)
-        new = [self.rendering.for_template(message) for message in _named(messages)[len(spoken) :]]
+        new = [self.rendering.for_template(message) for message in _name_tools(messages)[len(spoken) :]]
         if before == (request.tools, request.template_options):
             extended = family.extend(prompt_ids, completion_ids, new, request.tools)
             if extended is not None:
@@ -267,7 +267,7 @@ class ChatTemplate:
         return str(self.tokenizer.eos_token or next(iter(tokens))) if end is None else longer[slice(*end)]
 
 
-def _named(messages: Sequence[Message]) -> list[Message]:
+def _name_tools(messages: Sequence[Message]) -> list[Message]:
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     names = {call.get("id"): call["function"]["name"] for call in calls}
     return [

@@ -123,7 +123,7 @@ def _require_whole(message: Message, where: str, written: str, rendering: Render
 
     Whitespace is ignored: many templates add some around parts, and strip the content.
     """
-    squeezed = _squeezed(written)
+    squeezed = _strip_spaces(written)
     said = {
         "content": message_text(message),
         "reasoning_content": message.get("reasoning_content") or "",
@@ -131,20 +131,22 @@ def _require_whole(message: Message, where: str, written: str, rendering: Render
     }
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     for field, text in said.items():
-        if _squeezed(text) not in squeezed:
+        if _strip_spaces(text) not in squeezed:
             raise RequestError(
                 f"{where}: the model's chat template does not write all of {field}, so that it would not be "
                 f"learned: {text[:_SHOWN_CHARACTERS]!r}; leave it out, or put it into the content as the "
                 "model is to write it"
             )
     # Templates write arguments as they are, as JSON or Python, or as JSON within JSON.
-    once = unescaped(written) if functions else ""
-    readings = (squeezed, _squeezed(once), _squeezed(unescaped(once)))
+    once = resolve_escapes(written) if functions else ""
+    readings = (squeezed, _strip_spaces(once), _strip_spaces(resolve_escapes(once)))
     for function in functions:
         name, arguments = function["name"], tool_arguments(function)
         same = [each for each in functions if each["name"] == name]
-        lacks = (text for text in _texts(arguments) if not any(_squeezed(text) in each for each in readings))
-        lacking = name if squeezed.count(_squeezed(name)) < len(same) else next(lacks, None)
+        lacks = (
+            text for text in _texts(arguments) if not any(_strip_spaces(text) in each for each in readings)
+        )
+        lacking = name if squeezed.count(_strip_spaces(name)) < len(same) else next(lacks, None)
         if lacking is not None:
             raise RequestError(
                 f"{where}: the model's chat template does not write all of the call of {name!r}, so that it "
@@ -159,7 +161,7 @@ def _require_whole(message: Message, where: str, written: str, rendering: Render
         )
 
 
-def _squeezed(text: str) -> str:
+def _strip_spaces(text: str) -> str:
     return "".join(text.split())
 
 
@@ -175,7 +177,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def unescaped(text: str) -> str:
+def resolve_escapes(text: str) -> str:
     """Resolve the escapes of JSON or Python in a text."""
 
     def character(match: re.Match[str]) -> str:

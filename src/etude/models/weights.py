@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from etude.core.errors import StoreError
 from etude.models.architecture import model_class
-from etude.models.source import local_path, not_loaded, pretrained
+from etude.models.source import loading_error, local_path, pretrained
 from etude.store.files import note_sum, require_as_written
 
 LOADING_ERRORS = (
@@ -53,7 +53,7 @@ def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
     try:
         yield name, file, AutoConfig.from_pretrained(name, **file)
     except LOADING_ERRORS as error:
-        raise not_loaded(source, error) from error
+        raise loading_error(source, error) from error
 
 
 _NoNumbersError: type[Exception] = vars(torch.serialization)["pickle"].UnpicklingError

@@ -9,7 +9,7 @@ from typing import Any
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
-from etude.engines.ledger import shown_usd
+from etude.engines.ledger import format_usd
 from etude.store.status import Totals
 
 
@@ -118,12 +118,12 @@ class RunCounts(ProgressSums):
 def shown_spending(figures: Mapping[str, Any]) -> str:
     """Return the money spent and the used part of each limit; empty without either."""
     limits = [
-        f"{key.removeprefix('budget.')} {_shown(used)} of {_shown(most)}"
+        f"{key.removeprefix('budget.')} {_format_amount(used)} of {_format_amount(most)}"
         for key, (used, most) in figures["limits"].items()
     ]
     costs = figures["usd"] > 0 and "budget.usd" not in figures["limits"]
-    return ", ".join([shown_usd(figures["usd"])] * costs + limits)
+    return ", ".join([format_usd(figures["usd"])] * costs + limits)
 
 
-def _shown(amount: float) -> str:
+def _format_amount(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 1000 else f"{amount:.4g}"

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from etude.config.builder import Builder
-from etude.config.document import KeyPath, copied, dig, dotted, replace_at, strings
+from etude.config.document import KeyPath, copy_containers, dig, join_path, replace_at, strings
 from etude.config.key_types import KeyType, walk
 from etude.config.load import find_secrets, parse_config, portable_references, required_variables
 from etude.config.registry import KINDS, components_in
@@ -79,7 +79,7 @@ def config_to_json(
 def config_from_json(data: dict[str, Any]) -> Config:
     """Read what `config_to_json` made. Raises RequestError for variables, ConfigError for components."""
     missing = [
-        f"{name} (for {dotted(path)})"
+        f"{name} (for {join_path(path)})"
         for path, text in strings(data)
         for name in required_variables(text)
         if name not in os.environ
@@ -89,7 +89,7 @@ def config_from_json(data: dict[str, Any]) -> Config:
             f"on node {socket.gethostname()} the environment of runners lacks {', '.join(missing)}: set it "
             "there before `ray start`, or in the pod's `env`. Secrets are not sent to nodes"
         )
-    return parse_config(copied(data))
+    return parse_config(copy_containers(data))
 
 
 def shipped_example(example: Example) -> Any:
@@ -120,7 +120,7 @@ def _remove_secrets(config: Config, data: dict[str, Any], at_head: Collection[st
         if path in references or dig(data, path) is None:
             continue
         if _is_built_there(path, at_head):
-            written_out.append(dotted(path))
+            written_out.append(join_path(path))
         else:
             replace_at(data, path, NOT_SENT)
     if written_out:

@@ -170,7 +170,7 @@ class ProgramFolder:
 
         It also ends with this process, however that ends. Raises EpisodeError if it cannot be started.
         """
-        # A home without anybody's settings.
+        # An empty home, without settings.
         home = str(Path(self._root.name, "home"))
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         started = time.monotonic()

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
-from etude.config.document import dotted, leaves
+from etude.config.document import join_path, leaves
 from etude.config.import_path import import_object
 from etude.config.registry import config_factory, register_tracker
 from etude.core.errors import EtudeError, RequestError, first_line
@@ -87,8 +87,8 @@ class TrackedRun:
 
     @property
     def flat_config(self) -> dict[str, str]:
-        """The config as text by dotted names: `{"llms.policy.model": "Qwen/Qwen3-0.6B"}`."""
-        return {dotted(path): str(value) for path, value in leaves(self.config) if value is not None}
+        """The config as text by join_path names: `{"llms.policy.model": "Qwen/Qwen3-0.6B"}`."""
+        return {join_path(path): str(value) for path, value in leaves(self.config) if value is not None}
 
     @property
     def code(self) -> dict[str, str]:

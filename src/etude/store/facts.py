@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from etude.config.document import KeyPath, dotted, leaves
+from etude.config.document import KeyPath, join_path, leaves
 from etude.core.errors import EtudeError, RequestError, nearest
 from etude.core.history import History
 from etude.core.keys import content_hash
@@ -224,7 +224,7 @@ def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
         settings.append(dict(leaves(data)))
     keys = dict.fromkeys(key for setting in settings for key in setting if key and key not in _LOCATIONS)
     values = {key: [setting.get(key) for setting in settings] for key in keys}
-    return {dotted(key): each for key, each in values.items() if any(value != each[0] for value in each)}
+    return {join_path(key): each for key, each in values.items() if any(value != each[0] for value in each)}
 
 
 def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
