@@ -162,35 +162,6 @@ def test_a_step_without_an_advantage_is_taken_for_another_term_of_the_loss():
     assert digest(moved.trainable()) != before
 
 
-class Divided(Team):
-    """Two processes, of which the other has other weights, and is not there."""
-
-    size = 2
-
-    def same(self, text):
-        return False
-
-
-def test_processes_with_different_weights_are_an_error_before_anything_is_written(tmp_path):
-    _, job = training(tmp_path, Listener(), team=Divided(), objective=Grpo(correction="none"))
-    with pytest.raises(TrainingError, match="after step 1 the processes hold different weights"):
-        job.run(threading.Event())
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_weights_that_processes_compare_are_those_of_now(tmp_path):
-    seen = []
-
-    class Compared(Divided):
-        def same(self, text):
-            seen.append(text)
-            return True
-
-    _, job = training(tmp_path, Listener(), team=Compared(), objective=Grpo(correction="none"))
-    job.run(threading.Event())
-    assert len(set(seen)) == len(seen) == 5
-
-
 class PretendedTeam(Team):
     """Two processes of one machine, which need the same."""
 

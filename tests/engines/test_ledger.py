@@ -257,12 +257,6 @@ def test_a_prompt_has_no_more_tokens_than_bytes(text: str):
     assert most_tokens(ChatRequest((), prompt=(1, 2, 3))).prompt_tokens == 3
 
 
-def test_an_image_is_not_counted_by_its_bytes():
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
-    parts = [{"type": "text", "text": "What is this?"}, image]
-    assert most_tokens(ChatRequest(({"role": "user", "content": parts},))).prompt_tokens < 50_000
-
-
 def make_ledger(journal: Journal, usd: float) -> Ledger:
     model = {"_type": "openai", "model_name": BASE, "max_tokens": 10}
     model["prices"] = {"prompt": 1, "completion": 1, "training": 25.0}

@@ -25,7 +25,6 @@ from etude.learner.optimiser import Step, plan_steps
 from etude.models.memory import available_memory, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
-from etude.models.weights import digest
 
 
 class TooLittleMemory(TrainingError):
@@ -213,11 +212,6 @@ class JobTraining:
         if self._checkpoints is None:
             return
         learner, team = self._learner, self._team
-        if team.size > 1 and not team.shards and not team.same(digest(learner.policy.trainable())):
-            raise TrainingError(
-                f"after step {step.number} the processes hold different weights; are their devices of one "
-                "kind? Train in one process: a server's --training-processes 1, or without cluster.learners"
-            )
         state = learner.snapshot()
         if team.leads:
             self._checkpoints.write(step.number, {"metrics": self.history}, state)

@@ -59,16 +59,11 @@ def json_value(text: bytes | str, path: Path, first_line: int = 1, hint: str = "
 def read_csv(path: Path) -> Iterator[PlacedRow]:
     """Yield the rows of a CSV file as objects. The first line names the columns. Raises DatasetError.
 
-    Spaces around the names are dropped. If the names have spaces after the commas, spaces after the commas of
-    fields are dropped too.
+    Spaces around the names are dropped.
     """
     with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        rows = _fields(path, file, skip_blanks=False)
+        rows = _fields(path, file)
         _, header = next(rows, ("", []))
-        if any(name.startswith(" ") for name in header[1:]):
-            file.seek(0)
-            rows = _fields(path, file, skip_blanks=True)
-            _, header = next(rows)
         names = [name.strip() for name in header]
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
@@ -84,18 +79,13 @@ def read_csv(path: Path) -> Iterator[PlacedRow]:
             yield where, dict(zip(names, fields, strict=True))
 
 
-def _fields(path: Path, file: Iterable[str], *, skip_blanks: bool) -> Iterator[tuple[str, list[str]]]:
+def _fields(path: Path, file: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the fields of each line that has some, with its place. Raises DatasetError."""
-    reader = csv.reader(file, strict=True, skipinitialspace=skip_blanks)
+    reader = csv.reader(file, strict=True)
+    csv.field_size_limit(2**31 - 1)
     while True:
         try:
-            # The limit is global to the process, so it is restored for other code.
-            limit = csv.field_size_limit(2**31 - 1)
-            try:
-                fields = next(reader, None)
-            finally:
-                csv.field_size_limit(limit)
-            if fields is None:
+            if (fields := next(reader, None)) is None:
                 return
             to_utf8("".join(fields))
         except (csv.Error, JsonError) as error:

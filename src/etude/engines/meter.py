@@ -59,12 +59,8 @@ def current_purpose() -> Purpose:
     return _PURPOSE.get()
 
 
-_FRAME_TOKENS = 16
-"""The most tokens that a template puts around a message."""
 _TEMPLATE_TOKENS = 256
 """The most tokens that a template puts before all messages."""
-_PART_TOKENS = 40_000
-"""Tokens of a message part that is not text, such as an image: the cost of the most expensive kind."""
 _ANSWER_TOKENS = 4096
 """Tokens of an answer without a limit, from an engine that has no limit either."""
 
@@ -162,24 +158,12 @@ class MeteredEngine(Engine):
 
 
 def most_tokens(request: ChatRequest) -> Usage:
-    """Return the most tokens that a call can take. A text token stands for at least one byte."""
+    """Return the most tokens that a call can take. A token stands for at least one byte of JSON."""
     if isinstance(request.prompt, tuple):
         prompt = len(request.prompt)
     elif request.prompt is not None:
         prompt = len(request.prompt.encode())
     else:
-        parts = [_without_parts(message) for message in request.messages]
-        others = sum(count for _, count in parts)
-        text = to_json([message for message, _ in parts], fallback=str, inf_nan_mode="strings")
-        tools = to_json(request.tools, fallback=str) if request.tools else b""
-        frames = _FRAME_TOKENS * (len(parts) + len(request.tools)) + _TEMPLATE_TOKENS
-        prompt = len(text) + len(tools) + frames + others * _PART_TOKENS
+        said = [request.messages, request.tools]
+        prompt = len(to_json(said, fallback=str, inf_nan_mode="strings")) + _TEMPLATE_TOKENS
     return Usage(prompt, request.sampling.max_tokens or _ANSWER_TOKENS)
-
-
-def _without_parts(message: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message, 0
-    texts = [part for part in content if not isinstance(part, Mapping) or part.get("type") == "text"]
-    return {**message, "content": texts}, len(content) - len(texts)

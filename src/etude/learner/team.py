@@ -49,10 +49,6 @@ class Team:
         """Return whether `flag` is set in any process. All must call it together."""
         return self.sum({"flag": float(flag)})["flag"] > 0
 
-    def same(self, text: str) -> bool:
-        """Return whether all processes have the same text. All must call it together."""
-        return True
-
     def hold(self, policy: Policy) -> Callable[[Callable[[Any], T]], T]:
         """Take over a policy's weights; return a function that runs work on the policy's model."""
         return lambda work: work(policy.model)
@@ -94,9 +90,6 @@ class ProcessTeam(Team):
             for name, value in own.items():
                 totals[name] = totals.get(name, 0.0) + value
         return totals
-
-    def same(self, text: str) -> bool:
-        return len(set(self._exchange(text))) == 1
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Sum bucket by bucket; a parameter that has no gradient in any process still has none."""
