@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 61_710,
-    "modules": 308,
-    "lines of tests": 49_322,
-    "benchmark files": 15,
-    "config keys": 324,
+    "lines of source": 60_935,
+    "modules": 302,
+    "lines of tests": 49_009,
+    "benchmark files": 14,
+    "config keys": 323,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

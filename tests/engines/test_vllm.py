@@ -19,9 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from etude.core.call import Constraint, Delta, Sampling
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.engines.vllm_engine import VllmEngine
-from etude.engines.vllm_process import VllmProcess
+from etude.engines.vllm_process import VllmOptions, VllmProcess
 from etude.engines.vllm_processes import VllmProcesses
-from etude.engines.vllm_program import VllmOptions
 from etude.models.distribution import adjust_logits
 from etude.models.policy import LoraOptions, Policy
 from etude.models.text_codec import TextCodec
@@ -275,7 +274,7 @@ async def test_impossible_values_are_a_failed_call(served, source, logprob, toke
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from etude.engines.vllm_program import VllmOptions
+from etude.engines.vllm_process import VllmOptions
 from etude.engines.vllm_process import VllmProcess
 
 async def main():

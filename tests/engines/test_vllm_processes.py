@@ -26,9 +26,8 @@ from etude.core.call import Completion
 from etude.core.errors import EngineAway, EngineError
 from etude.engines.programs import MaskedLog
 from etude.engines.vllm_engine import VllmEngine
-from etude.engines.vllm_process import VllmProcess
+from etude.engines.vllm_process import VllmOptions, VllmProcess
 from etude.engines.vllm_processes import VllmProcesses
-from etude.engines.vllm_program import VllmOptions
 from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.engines.test_vllm import make_options

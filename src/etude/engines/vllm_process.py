@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import secrets
+import shutil
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,16 +20,21 @@ import httpx
 from pydantic import SecretStr
 
 from etude.core.errors import EngineError, EtudeError
-from etude.engines.programs import Child, Launcher, LocalLauncher, last_exception, last_lines, read_tail
-from etude.engines.vllm_program import VllmOptions, VllmProgram
+from etude.engines.programs import (
+    Child,
+    Command,
+    Launcher,
+    LocalLauncher,
+    last_exception,
+    last_lines,
+    read_tail,
+)
 from etude.wire.retries import Refusal, Retryable, RetryPolicy, to_failure, with_retries
 
 _LOG = logging.getLogger("etude.vllm")
 _CONTROL = RetryPolicy(retries=2, deadline=60.0)
 """Retries of control requests, such as loading LoRA weights."""
 
-_LONGEST_LOG = 20 * 2**20
-"""A log with more bytes than this is set aside at the next start."""
 _GRACE_SECONDS = 20.0
 """Seconds for vLLM to shut down after SIGTERM."""
 
@@ -34,6 +42,88 @@ State: TypeAlias = Literal["stopped", "starting", "running", "restarting", "fail
 
 _UNLOADED = re.compile(r"\b(?!RotaryEmbedding:)(\w+): Failed to load weights|(weights) were not loaded from")
 """Matches vLLM's log where weights were not loaded, although the call succeeded. Rotary ones have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """Options for a vLLM process."""
+
+    folder: Path
+    """The folder of its log."""
+    dtype: str
+    """Always passed, because vLLM's own `auto` turns float32 weights into bfloat16."""
+    command: tuple[str, ...] = ("vllm",)
+    arguments: tuple[str, ...] = ()
+    """Additional options of `vllm serve`."""
+    max_lora_rank: int = 64
+    max_loras: int = 2
+    """Maximum number of LoRA weights in one batch."""
+    start_seconds: float = 600.0
+    """Seconds that a start may take; compiling a model for the first time takes minutes."""
+    look_seconds: float = 2.0
+    """Seconds between two health checks."""
+    hung_seconds: float = 60.0
+    """Seconds without a successful health check after which it counts as hung."""
+    attempts: int = 5
+    """Failed restarts in a row before it gives up."""
+    backoff_seconds: float = 1.0
+    """Seconds before the first restart; they double before each further one, up to a minute."""
+    device: str = ""
+    """Display name of its device, if there are several processes."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Additional environment variables, such as the one that selects its device."""
+
+    @property
+    def log(self) -> Path:
+        """The file with all its output, secrets masked. Each new vLLM appends to it."""
+        return self.folder / "vllm.log"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmProgram:
+    """A vLLM that serves the model `source`."""
+
+    options: VllmOptions
+    source: str
+    key: SecretStr
+
+    def command(self, host: str) -> Command:
+        """Return the command, with a port that is free now. Raises EngineError without the program."""
+        options, program = self.options, self.options.command[0]
+        if shutil.which(program) is None:
+            raise EngineError(
+                f"'{program}' cannot be started: there is no such program; install vLLM, or name its program "
+                "with --vllm-command"
+            )
+        with socket.socket() as listening:
+            listening.bind((host, 0))
+            port = int(listening.getsockname()[1])
+        words = (
+            *options.command,
+            *("serve", self.source, "--host", host, "--port", str(port), "--dtype", options.dtype),
+            # The learner needs logprobs of the distribution sampled from, temperature included.
+            *("--logprobs-mode", "processed_logprobs"),
+            # The same library masks constrained tokens for the learner, from the same grammars.
+            *("--structured-outputs-config", '{"backend": "guidance"}'),
+            "--disable-uvicorn-access-log",
+            *("--middleware", "etude_vllm_gate.Gate"),
+            *("--enable-lora", "--max-loras", str(options.max_loras)),
+            *("--max-lora-rank", str(options.max_lora_rank)),
+            *options.arguments,
+        )
+        # Has the module by which vLLM checks its key on all its paths.
+        paths = [str(Path(__file__).parent / "vllm_gate"), os.environ.get("PYTHONPATH", "")]
+        # The key must not be on a command line; the other settings have no option.
+        environment = {
+            "VLLM_API_KEY": self.key.get_secret_value(),
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            # Enables the paths that load weights in place; the gate guards them.
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            **options.environment,
+        }
+        return Command(words, environment, address=f"http://{host}:{port}")
 
 
 @dataclass(slots=True, eq=False)
@@ -200,11 +290,8 @@ class VllmProcess:
         try:
             end, seconds = time.monotonic() + self.options.start_seconds, self.options.start_seconds
             self._started_with = self.source
-            log = self.options.log
-            if log.exists() and log.stat().st_size > _LONGEST_LOG:
-                log.replace(log.with_suffix(".log.1"))
             program = VllmProgram(self.options, self.source, self.key)
-            child = self._child = await self.launcher.launch(program, log)
+            child = self._child = await self.launcher.launch(program, self.options.log)
             while not await self._is_healthy():
                 if (how := await _describe_end(child, 0.25)) is not None:
                     raise EngineError(f"at its start vLLM {how}. {self._log_end()}")
