@@ -232,7 +232,7 @@ class Problems:
         """Add pydantic's errors for `data`, which is at `prefix`, and return their paths within `data`."""
         paths = []
         expected: dict[KeyPath, list[str]] = {}
-        """What each member of a union expects."""
+        """The expectations of a union's members, by location."""
         for details in error.errors(include_url=False):
             kind, path = details["type"], tuple[str | int, ...]()
             # The error's location without the parts that pydantic inserts for members of unions.

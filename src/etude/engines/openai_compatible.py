@@ -41,7 +41,7 @@ _WHAT_TO_DO = {
     "scheme": "check `base_url`",
     "too_large": "ask for fewer logprobs",
 }
-"""What to do about a call that failed for good, by its cause."""
+"""Advice about a call that failed for good, by its cause."""
 
 
 class OpenAiEngine(Engine):
