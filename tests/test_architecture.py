@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_935,
+    "lines of source": 60_749,
     "modules": 302,
-    "lines of tests": 49_009,
+    "lines of tests": 48_887,
     "benchmark files": 14,
     "config keys": 323,
 }

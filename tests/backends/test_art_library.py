@@ -161,7 +161,7 @@ def test_our_json_is_what_the_classes_of_art_write():
 
 
 def test_our_model_is_what_their_client_sends():
-    ours = ArtModel.of(ARTTrainerAdapterConfig(backend={"ip": "gpu", "name": "agent"})).model_dump(
+    ours = ArtModel.from_config(ARTTrainerAdapterConfig(backend={"ip": "gpu", "name": "agent"})).model_dump(
         by_alias=True
     )
     theirs = art.TrainableModel(

@@ -176,7 +176,7 @@ async def test_a_job_that_the_api_does_not_know_is_not_found():
 
 async def test_a_day_whose_jobs_are_used_up_ends_the_submission_with_what_to_do():
     server = StandIn(daily_limits=1)
-    with pytest.raises(TrainingError, match=r"the day's fine-tuning jobs are used up.*`etude resume`"):
+    with pytest.raises(TrainingError, match=r"daily limit of fine-tuning jobs is reached.*`etude resume`"):
         await backend(server).submit(supervised())
     await backend(server).submit(supervised())
     assert (len(server.jobs), len(server.files)) == (1, 1)
@@ -282,7 +282,7 @@ async def test_one_that_stays_away_does_not_end_the_job(fault, limit, monkeypatc
     adapter = backend(server)
     ref = await adapter.submit(supervised())
     server.faults["GET /fine_tuning/jobs/ID"] = [fault] * 9
-    with pytest.raises(BackendError, match=r"It goes on; resume .`etude resume`"):
+    with pytest.raises(BackendError, match=r"The job continues. Resume the run .`etude resume`"):
         await adapter.wait_until_complete(ref, poll_interval=0)
     assert server.jobs["ftjob-0"]["status"] == "validating_files"
 

@@ -68,7 +68,7 @@ def test_an_agent_is_made_trained_and_measured_in_a_new_folder(small_example):
     shown = succeed("demo")
     for text in ("before", "after, greedy", "varied (reward)", "reward_plot.png", "demo-calculator-2/model"):
         assert text in shown.stdout
-    assert shown.stdout.count("user: ") == 6, "three examples, before and after"
+    assert shown.stdout.count("- user: ") == 2, "one example, before and after"
     assert shown.stdout.rstrip().splitlines()[-1].startswith("next: etude init my_agent")
     folder = small_example / "demo-calculator-2"
     assert (folder / "runs/training/reward_plot.png").stat().st_size > 1000
@@ -109,11 +109,11 @@ def test_a_model_that_is_there_is_measured_at_three_points(short, tmp_path, monk
     shown = succeed("demo", "--real")
     for text in ("after demonstrations", "after, greedy", "reward_plot.png", "demo-real/model"):
         assert text in shown.stdout
-    assert shown.stdout.count("user: ") == 6, "three examples, before and after"
+    assert shown.stdout.count("- user: ") == 2, "one example, before and after"
     told = events(etude("demo", "--real", "--json").stdout)[-1]
     stages = [told[when] for when in ("before", "demonstrated", "after", "greedy")]
     assert all(stage["scores"]["all_right"]["n"] == 4 for stage in stages)
-    assert len(told["episodes"]) == 3 and told["folder"].endswith("demo-real-2")
+    assert [*told["transcripts"]] == ["before", "after"] and told["folder"].endswith("demo-real-2")
 
 
 @pytest.mark.usefixtures("hub_away")

@@ -166,8 +166,8 @@ def test_an_interval_is_that_of_the_episodes_that_were_measured():
     line = BillEntry("policy", "agent", "", calls=5, prompt_tokens=400, completion_tokens=100)
     each = EpisodeUsage(5, lines=(line,), spread=0.5)
     assert (each.per_episode("calls"), each.average_tokens("policy")) == (1, 100)
-    found = each.of(each.average_tokens("policy"), 20)
+    found = each.estimate_total(each.average_tokens("policy"), 20)
     # t(4) · 0.5 · √(1/5 + 1/20)
     assert found.mean == 2000 and found.high == pytest.approx(2000 * (1 + 2.776 * 0.25), rel=1e-3)
     assert found.low == pytest.approx(2000 * (1 - 2.776 * 0.25), rel=1e-3)
-    assert EpisodeUsage(1, lines=(line,)).of(100, 20).high == math.inf
+    assert EpisodeUsage(1, lines=(line,)).estimate_total(100, 20).high == math.inf

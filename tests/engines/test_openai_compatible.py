@@ -24,7 +24,7 @@ from etude.engines import openai_config
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
 from etude.wire.client import parse_completion
-from etude.wire.retries import USUAL, Refusal, Retryable, counting_retries
+from etude.wire.retries import USUAL, Refusal, Retryable, count_retries
 from tests.json_server import JsonServer
 
 SECRET = "sk-do-not-show-me"
@@ -382,7 +382,7 @@ FAULT = 500, {"error": {"message": "CUDA error", "type": "internal"}}
 
 async def test_when_the_retries_are_spent_the_error_says_what_where_and_how_often(remote: Remote) -> None:
     remote.script = [FAULT] * 3
-    with pytest.raises(EngineError) as caught, counting_retries() as count:
+    with pytest.raises(EngineError) as caught, count_retries() as count:
         await outcome(remote, max_retries=2)
     assert count.retries == 2
     assert str(caught.value) == (

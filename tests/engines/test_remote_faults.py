@@ -25,7 +25,7 @@ from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
-from etude.wire.retries import USUAL, counting_retries
+from etude.wire.retries import USUAL, count_retries
 from tests.remote_faults import FAULTS, LOGPROBS, Fault, FaultyEndpoint, completion, reply, sends
 from tests.support import pass_time, until
 
@@ -61,7 +61,7 @@ async def asked(url: str, **fields: Any) -> Completion:
 
 async def test_each_fault_that_passes_is_got_over_by_one_more_attempt(endpoint: FaultyEndpoint) -> None:
     async def got_over(fault: str) -> tuple[Completion, int]:
-        with counting_retries() as count:
+        with count_retries() as count:
             answer = await asked(endpoint.url(fault, once="x"))
         return answer, count.retries
 

@@ -171,7 +171,7 @@ def test_the_check_of_a_config_counts_the_bytes_of_weights_and_of_their_training
         findings = Findings()
         llm = LocalLlmConfig(model=folder, device="cpu", dtype=dtype)
         check_local_model("policy", llm, str(folder), adapter, [], findings)
-        needed.append(int(findings.of("warning")[-1].detail.partition("at least ")[2].split()[0]))
+        needed.append(int(findings.with_status("warning")[-1].detail.partition("at least ")[2].split()[0]))
     count = needed[0] // 4
     assert needed == [4 * count, (4 + 12) * count, 2 * count, (2 + 16) * count]
 

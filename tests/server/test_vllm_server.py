@@ -133,15 +133,15 @@ class Models:
 async def test_a_model_that_is_loaded_is_waited_for_while_the_queue_has_room(tmp_path: Path) -> None:
     settings = server_settings(model="m", name="tiny", data_dir=tmp_path, engine_wait=0.5, max_models=1)
     pool = EnginePool(settings, Models(), Slow())  # type: ignore[arg-type]
-    async with pool.using("new", 1) as engine:
+    async with pool.use_engine("new", 1) as engine:
         assert str(engine) == "new"
         with pytest.raises(ApiError, match="busy"):
-            async with pool.using("tiny", 1):
+            async with pool.use_engine("tiny", 1):
                 pass
-    async with pool.using("tiny", 1) as engine:
+    async with pool.use_engine("tiny", 1) as engine:
         assert str(engine) == "tiny"
         with pytest.raises(ApiError, match="the server takes 4096 at once") as caught:
-            async with pool.using("tiny", MAX_QUEUE):
+            async with pool.use_engine("tiny", MAX_QUEUE):
                 pass
     assert caught.value.status_code == 429 and caught.value.code == "queue_full"
 

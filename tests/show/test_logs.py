@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from etude.config.import_path import import_object, make_importable
-from etude.show.logs import LogLines, show_logs
-from etude.show.progress import LiveProgress
+from etude.show.logs import LogLines
 
 
 @pytest.fixture(autouse=True)
@@ -62,24 +59,3 @@ def test_a_package_that_a_config_names_is_the_users_also_when_it_is_installed(tm
     assert not LogLines(logging.INFO).filter(made)
     import_object("my_installed_agent:play")
     assert LogLines(logging.INFO).filter(made)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_lines_stand_above_the_live_panel_and_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    show_logs(logging.INFO)
-    with LiveProgress(Console(file=terminal, force_terminal=True, width=80)) as live:
-        live.phase("collecting", 2)
-        live._live.refresh()
-        logging.getLogger("agent").info("said by the agent")
-    shown = terminal.getvalue()
-    assert "INFO agent: said by the agent\n" in shown
-    # The panel is wiped before the line is written, and drawn again below it.
-    before, _, after = shown.partition("said by the agent")
-    assert "\x1b[2K" in before and "etude" in after

@@ -4,7 +4,6 @@ import io
 import json
 
 import pytest
-from rich.console import Console
 
 from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import EpisodeRecord, Example, Failure
@@ -12,7 +11,7 @@ from etude.core.errors import install_command
 from etude.core.evaluation import EvalOutputItem
 from etude.core.history import History
 from etude.show.metrics_files import RunReport, render_reward_plot
-from etude.show.progress import JsonProgress, LineProgress, LiveProgress
+from etude.show.progress import JsonProgress, LineProgress
 from etude.show.run_text import figure_lines
 from etude.store.figures import summarize
 from tests.show.histories import NOW, epoch, history, validation
@@ -199,38 +198,6 @@ def test_json_lines_are_one_object_for_each_event():
     assert events[-1] == {"event": "finished", "epochs_trained": 1, "reward": None}
 
 
-def test_the_live_panel_shows_phase_epoch_episodes_rewards_failures_and_speed():
-    clock = Clock()
-    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
-    progress = LiveProgress(console, clock=clock)
-    progress.run_started("brave-otter", 3, {})
-    progress.validated(0, {"avg_reward": 0.25, "num_examples": 512})
-    progress.trained(1, {"avg_reward": 0.1})
-    progress.trained(2, {"avg_reward": 0.9})
-    progress.epoch_started(3, 3)
-    progress.phase("collecting", 4)
-    clock.advance(5)
-    progress.episode_finished(episode(tokens=50))
-    progress.episode_finished(episode(tokens=50, failure=Failure("raised", "oops")))
-    progress.scored(EvalOutputItem(id="a", score=0.75))
-    with console.capture() as capture:
-        console.print(progress.render())
-    shown = capture.get()
-    for text in (
-        "etude · brave-otter",
-        "collecting",
-        "epoch 3/3",
-        "2/4 episodes",
-        "reward 0.750",
-        "last epoch 0.900",
-        "1 failed",
-        "20 tokens/s",
-        "5.0 s",
-        "validation 0.250",
-    ):
-        assert text in shown
-
-
 SPENT = {"usd": 1.25, "tokens": 900, "limits": {"budget.usd": [1.25, 20.0], "budget.tokens": [80, 1e6]}}
 
 
@@ -242,12 +209,7 @@ def test_displays_show_what_is_spent_of_what():
         clock.advance(11)
         progress.episode_finished(episode())
     assert stream.getvalue().splitlines()[-1].endswith("tokens/s, usd 1.25 of 20, tokens 80 of 1,000,000")
-    console = Console(file=io.StringIO(), width=100)
-    live = LiveProgress(console)
-    live.spent(SPENT)
-    console.print(live.render())
-    assert "spent usd 1.25 of 20" in console.file.getvalue()
-    live.spent({"usd": 0.0, "tokens": 900, "limits": {}})
-    assert live.spending == ""
-    live.spent({"usd": 0.5, "tokens": 900, "limits": {}})
-    assert live.spending == "$0.50"
+    progress.spent({"usd": 0.0, "tokens": 900, "limits": {}})
+    assert progress.spending == ""
+    progress.spent({"usd": 0.5, "tokens": 900, "limits": {}})
+    assert progress.spending == "$0.50"

@@ -21,7 +21,7 @@ from etude.wire.http_server import BackgroundServer, RequestChecks, is_key, list
 from etude.wire.retries import (
     Retryable,
     RetryPolicy,
-    counting_retries,
+    count_retries,
     is_worth_retrying,
     retry_after,
     with_retries,
@@ -166,7 +166,7 @@ class Flaky:
 
 async def test_each_retry_is_counted_by_its_cause_with_the_time_waited() -> None:
     flaky = Flaky(2)
-    with counting_retries() as count:
+    with count_retries() as count:
         assert await with_retries(flaky, policy=RetryPolicy(first_wait=0.01)) == "well"
     assert (flaky.attempts, count.causes, count.retries) == (3, {"connection": 2}, 2)
     assert 0 < count.waited <= 0.03
@@ -184,6 +184,6 @@ async def test_what_no_attempt_mends_is_raised_at_once() -> None:
     async def wrong() -> None:
         raise ValueError("wrong")
 
-    with pytest.raises(ValueError, match="wrong"), counting_retries() as count:
+    with pytest.raises(ValueError, match="wrong"), count_retries() as count:
         await with_retries(wrong)
     assert count.retries == 0

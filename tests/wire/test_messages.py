@@ -178,7 +178,9 @@ AB = [Delta("a", "", (1,), (-0.1,)), Delta("b", "", (2,), (-0.2,))]
 def test_a_streamed_response_has_the_items_of_a_plain_one(message, reason, pieces):
     asked = ChatBody("m", ())
     heading = AnswerHeader("chatcmpl-1", "policy")
-    answer = heading.recorded(Completion({"role": "assistant", **message}, reason, completion_ids=(1, 2, 3)))
+    answer = heading.with_completion(
+        Completion({"role": "assistant", **message}, reason, completion_ids=(1, 2, 3))
+    )
     dialect = ResponsesDialect(AnswerMemory())
     stream = dialect.stream(asked)
     events = [event for piece in pieces for _, event in stream.add(0, heading, piece)]

@@ -43,13 +43,13 @@ class JobHyperparameters:
     batch_size: int | None = None
     """Rows per optimiser step."""
 
-    def given(self) -> dict[str, Any]:
+    def given_values(self) -> dict[str, Any]:
         """Return the values that are not None, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def refuse_all_but(self, known: Collection[str], backend: str) -> None:
         """Raise CapabilityError if a value is given whose name is not in `known`."""
-        refused = [f"{name} ({value})" for name, value in self.given().items() if name not in known]
+        refused = [f"{name} ({value})" for name, value in self.given_values().items() if name not in known]
         if refused:
             raise CapabilityError(
                 f"the trainer adapter '{backend}' cannot be given {', '.join(refused)}: leave it out, or "
@@ -210,8 +210,8 @@ def check_tokens(
     if not llm.asks_for_token_ids:
         raise CapabilityError(
             f"{needs}, and llms.{model} does not ask its endpoint for them. If that is vLLM (>= 0.10.2) or "
-            "`etude serve`, say so: 'provider: vllm' or 'provider: etude'. Others tell text only: choose a "
-            "builder for 'supervised' or 'dpo'"
+            "`etude serve`, say so: 'provider: vllm' or 'provider: etude'. Other endpoints "
+            "return only text: choose a builder for 'supervised' or 'dpo'"
         )
     if data_kind(method) != "imitation" and not llm.asks_for_logprobs:
         raise CapabilityError(

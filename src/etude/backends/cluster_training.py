@@ -124,7 +124,7 @@ class ClusterLearners:
             content=job.content,
             collection=job.collection,
         )
-        folder.give(order)
+        folder.write_order(order)
 
 
 def _with_absolute_location(version: ModelVersion) -> ModelVersion:
@@ -153,7 +153,7 @@ class _ClusterJob(ProcessJob):
         cluster.teams.add(team)
         return team
 
-    async def hear(self, news: Sequence[News]) -> None:
+    async def take_news(self, news: Sequence[News]) -> None:
         job = self._job
         for each in news:
             match each.kind:
@@ -208,7 +208,7 @@ class ClusterOrder(JobOrder):
         made = job.train(learner, NewsListener(folder), job.canceled, stopping, folder.checkpoints)
         if team.leads:
             made.write(versions)
-            folder.tell(News(kind="done", message=learner.note or ""))
+            folder.add_news(News(kind="done", message=learner.note or ""))
 
     def _policy(self, team: Team) -> Policy:
         """Load the policy with the weights that the job starts from.

@@ -102,8 +102,8 @@ class JobData:
         counts = has_gradient if self.objective.skips_idle else is_trained
         if not any(map(counts, chain.from_iterable(self.rows))):
             raise TrainingError(
-                "there is nothing to learn from: no token has both a weight and an advantage, as where all "
-                "rewards of a group are the same"
+                "there is nothing to learn from: no token has both a weight and an advantage, for "
+                "example because all rewards of a group are equal"
             )
         live = [any(map(counts, row)) for row in self.rows]
         return plan_steps(live, self.passes, self.batch_size, self.seed, *self.key)
@@ -120,7 +120,7 @@ class JobData:
             "valid_loss": learner.evaluate([*chain.from_iterable(self.validation)], self.objective)["loss"]
         }
 
-    def trained(self, training: JobTraining) -> int:
+    def count_trained_tokens(self, training: JobTraining) -> int:
         """Return the number of trained tokens of all steps."""
         return sum(trained_tokens(self.rows[row]) for step in training.steps for row in step.rows)
 

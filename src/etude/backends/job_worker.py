@@ -102,16 +102,16 @@ class JobFolder:
         locks = sorted(self.path.glob("lock*"))
         return [pid for path in locks if (pid := lock_holder(path)) is not None]
 
-    def give(self, order: JobOrder) -> None:
+    def write_order(self, order: JobOrder) -> None:
         """Store the order for the processes. Raises StoreError."""
         private_folder(self.path)
         write_atomically(self.order, order.model_dump_json(), exact=True)
 
-    def tell(self, news: News) -> None:
+    def add_news(self, news: News) -> None:
         """Add a report. Raises StoreError."""
         append_json_line(self.news, news.model_dump(exclude_defaults=True))
 
-    def hear(self, position: int) -> Iterator[tuple[News, int]]:
+    def read_news(self, position: int) -> Iterator[tuple[News, int]]:
         """Yield the reports after a position in bytes, each with the position after it."""
         with suppress(FileNotFoundError), self.news.open("rb") as file:
             file.seek(position)
@@ -160,16 +160,16 @@ class NewsListener(JobListener):
         self._folder = folder
 
     def went_back(self, step: int, damage: Sequence[str]) -> None:
-        self._folder.tell(News(kind="went_back", step=step, message="; ".join(damage)))
+        self._folder.add_news(News(kind="went_back", step=step, message="; ".join(damage)))
 
     def started(self, done: int) -> None:
         _LOG.info("begins after %d steps", done)
-        self._folder.tell(News(kind="started", step=done))
+        self._folder.add_news(News(kind="started", step=done))
 
     def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         facts = {"step": step.number, "of": step.of, "epoch": step.epoch, "metrics": finite}
-        self._folder.tell(News(kind="stepped", **facts))
+        self._folder.add_news(News(kind="stepped", **facts))
 
 
 def program(order: type[JobOrder], folder: JobFolder, shared: Path) -> MemberProgram:
@@ -295,7 +295,7 @@ def _work(path: str, folder: JobFolder, member: TeamMember | None) -> int:
         code = "insufficient_memory" if isinstance(error, TooLittleMemory) else "training_failed"
         known = training_error(error) if isinstance(error, RuntimeError) else error
         words = str(known) if isinstance(known, EtudeError) else f"training failed: {error_words(error)}"
-        folder.tell(News(kind="failed", message=words, code=code))
+        folder.add_news(News(kind="failed", message=words, code=code))
         return 1
     return 0
 
@@ -339,7 +339,7 @@ class ProcessJob(ABC):
         """Start processes that train the job in `folder`."""
 
     @abstractmethod
-    async def hear(self, news: Sequence[News]) -> None:
+    async def take_news(self, news: Sequence[News]) -> None:
         """Take news of the job, which end at `position`."""
 
     @abstractmethod
@@ -363,17 +363,17 @@ class ProcessJob(ABC):
                         f"its processes ended {attempts} times without a checkpoint ({cause}); see "
                         f"{self.folder.log}: {lines}"
                     )
-                await self.hear([News(kind="ended", message=cause, step=step)])
+                await self.take_news([News(kind="ended", message=cause, step=step)])
             cause = await self._work()
         return end
 
     async def _listen(self) -> News | None:
         """Hear what is new. Return the news of the job's end, which stay at `position`."""
-        told = await asyncio.to_thread(lambda: [*self.folder.hear(self.position)])
+        told = await asyncio.to_thread(lambda: [*self.folder.read_news(self.position)])
         heard = [*takewhile(lambda each: not each[0].is_end, told)]
         if heard:
             self.position = heard[-1][1]
-            await self.hear([news for news, _ in heard])
+            await self.take_news([news for news, _ in heard])
         return told[len(heard)][0] if len(told) > len(heard) else None
 
     async def _work(self) -> str:

@@ -198,7 +198,7 @@ class LanguageModelClient:
             )
         if server.minor != client.minor and not self._warned:
             self._warned = True
-            self._warn(f"{versions}: what only one of them has will not work")
+            self._warn(f"{versions}: features that only one of them has will not work")
 
     async def close(self) -> None:
         """Close the connections. Calling it twice is fine."""

@@ -107,7 +107,7 @@ class LmServerAdapter(OpenAiJobs):
         """Restart the engine. Raises LanguageModelClientError if it does not start."""
         await self.server.start_engine(timeout=READY_SECONDS)
 
-    def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
+    def prepare(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
         """Return the collection for the server's algorithm of the same name, or of the same loss.
 
         Samples have their advantages if the server cannot compute them: for the latter, and with step

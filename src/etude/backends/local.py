@@ -25,7 +25,7 @@ def check_learners(config: LocalAdapterConfig, cluster: ClusterConfig | None) ->
     """Raise CapabilityError for settings that need training on a cluster."""
     if config.shard_training and (cluster is None or cluster.learners is None):
         raise CapabilityError(
-            "`shard_training` shares the weights out among processes, and the run's own process trains: "
+            "`shard_training` splits the weights among processes, but the run's own process trains: "
             "set cluster.learners, or leave it out"
         )
 

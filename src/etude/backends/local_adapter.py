@@ -141,7 +141,7 @@ class LocalAdapter(TrainerAdapter):
             "epochs": None if config.lr_schedule == "constant" else schedule.trainings,
             "seed": self._seed,
         }
-        content = JobContent.of(data_hash(trajectories), trajectories.method, decides)
+        content = JobContent.from_parts(data_hash(trajectories), trajectories.method, decides)
         finished = await asyncio.to_thread(self._find_finished_job, name)
         running = self._jobs.get(name)
         if running is not None:

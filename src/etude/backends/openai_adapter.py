@@ -54,7 +54,7 @@ class OpenAiAdapter(OpenAiJobs):
             from_base=True,
         )
 
-    def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
+    def prepare(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
         """Return the collection with the only option that OpenAI takes, which is DPO's `beta`."""
         options = {name: value for name, value in trajectories.options.items() if name == "beta"}
         return trajectories.model_copy(update={"options": options})

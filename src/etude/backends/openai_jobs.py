@@ -30,7 +30,7 @@ from etude.core.errors import BackendError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method
-from etude.wire.retries import USUAL, counting_retries, with_retries
+from etude.wire.retries import USUAL, count_retries, with_retries
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -122,7 +122,7 @@ class OpenAiJobs(TrainerAdapter):
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Upload the rows and create a job, unless one with that name and content exists."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method)
-        trajectories = self.prepared(trajectories)
+        trajectories = self.prepare(trajectories)
         name, content = trajectories.run_id, training_file(trajectories)
         request = self._request(name, content, trajectories.method, trajectories.options)
         known = await self.find(name)
@@ -139,7 +139,7 @@ class OpenAiJobs(TrainerAdapter):
         self._newest = max(self._newest, int(request["metadata"][_VERSION]))
         return self._ref(name, job)
 
-    def prepared(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
+    def prepare(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
         """Return the collection to send, for an algorithm that the API knows."""
         return trajectories
 
@@ -184,8 +184,8 @@ class OpenAiJobs(TrainerAdapter):
                 silent = time.monotonic() - answered
                 if not error.temporary or silent >= _OUTAGE_SECONDS:
                     raise BackendError(
-                        f"job {ref.run_id} cannot be followed ({error}). It goes on; resume (`etude "
-                        "resume`), or make it again under the same name, to go on with it."
+                        f"job {ref.run_id} cannot be followed ({error}). The job continues. Resume the run "
+                        "(`etude resume`), or submit the job again under the same name, to follow it."
                     ) from error
             else:
                 answered = time.monotonic()
@@ -282,7 +282,7 @@ class OpenAiJobs(TrainerAdapter):
 
     async def _call_api(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of requests to the API, with counted retries. Raises BackendError."""
-        with api_errors(self.client), counting_retries() as count:
+        with api_errors(self.client), count_retries() as count:
             try:
                 return await with_retries(attempt, retry_reason, self.retry_policy)
             finally:
@@ -331,8 +331,8 @@ class OpenAiJobs(TrainerAdapter):
                 if error.code != DAILY_LIMIT:
                     raise
                 raise TrainingError(
-                    f"job {name}: the day's fine-tuning jobs are used up. Nothing that was collected is "
-                    "lost; resume (`etude resume`) tomorrow, or make the job again then."
+                    f"job {name}: the daily limit of fine-tuning jobs is reached. Nothing collected is lost: "
+                    "resume (`etude resume`) tomorrow, or submit the job again then."
                 ) from error
 
         return await self._call_api(create)

@@ -51,7 +51,7 @@ class JobContent:
     """The backend's name of the start model. None skips its comparison."""
 
     @classmethod
-    def of(cls, data: str, method: str, hyperparameters: Any, start: str | None = None) -> JobContent:
+    def from_parts(cls, data: str, method: str, hyperparameters: Any, start: str | None = None) -> JobContent:
         """Return the content of a job with JSON-able hyperparameters."""
         return cls(data, method, content_hash(hyperparameters), start)
 

@@ -72,13 +72,8 @@ def _show(report: DemoReport) -> None:
     say()
     title = "mean and 95 % interval over held-out episodes, at temperature 1"
     table(("", *measured, "episodes"), rows, title=title)
-    for shown in report.episodes:
-        say(f"example {shown.example}")
-        for when, lines in (("before", shown.before), ("after", shown.after)):
-            say(f"  {when}")
-            for line in lines:
-                say(f"    {line}")
-        say()
+    for when, transcript in report.transcripts.items():
+        say(f"{when} training\n{transcript}")
     say(f"plot            {shown_path(report.plot)}")
     say(f"trained model   {shown_path(report.model)}")
     say(f"agent, config   {shown_path(report.folder)}")

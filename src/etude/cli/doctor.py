@@ -28,7 +28,7 @@ def doctor(
     findings = examine(output_dir or (RUNS if settings is None else settings.finetuning.output_dir))
     if settings is not None:
         run_async(examine_services(settings, findings))
-    is_well = not findings.of("error")
+    is_well = not findings.with_status("error")
     show_findings(findings, {"well": is_well}, as_json)
     if not is_well:
         if not as_json:

@@ -18,7 +18,7 @@ from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.return_checks import checked
 from etude.engines.local import OpponentsConfig
-from etude.wire.retries import ContextValue, counting_retries
+from etude.wire.retries import ContextValue, count_retries
 
 Role: TypeAlias = Literal["agent", "user", "judge", "teacher", "opponent", "other"]
 
@@ -144,7 +144,7 @@ class MeteredEngine(Engine):
         number = await account.hold(name, most) if account.bounds_calls else None
         usage = NO_USAGE
         try:
-            with counting_retries() as lost:
+            with count_retries() as lost:
                 try:
                     result, usage = await call()
                 finally:

@@ -23,7 +23,7 @@ from etude.wire.client import (
     as_chat,
     beginning_digest,
     conversation_key,
-    sampled,
+    read_tokens,
     sampling_fields,
 )
 
@@ -202,7 +202,7 @@ class VllmEngine:
         """
         try:
             tokens = (as_chat(choice)["logprobs"] or {"content": ()})["content"]
-            ids, logprobs = sampled(choice, tokens, self.speech.vocabulary)
+            ids, logprobs = read_tokens(choice, tokens, self.speech.vocabulary)
             if len(ids or ()) != len(logprobs or ()):
                 raise ValueError("it has tokens without logprobs")
             count, most = request.prompt_logprobs, request.top_logprobs

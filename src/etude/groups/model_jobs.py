@@ -141,7 +141,7 @@ class ModelJobs:
             rows=len(collection),
             data_hash=data_hash(collection),
             parent=None if start is None else start.number,
-            hyperparameters=self._hyperparameters.given(),
+            hyperparameters=self._hyperparameters.given_values(),
         )
         if earlier is not None and (differences := earlier.differences(plan)):
             known = TrainingJobRef(run_id=name, backend=self.adapter.adapter_config.type_name)

@@ -347,7 +347,7 @@ class SharedModelGroup:
             if job_name is None:
                 # The default name is different for different content.
                 start = None if self.settings.fine_tune_from_scratch else self.jobs.version
-                content = content_hash([data_hash(data), self.settings.hyperparameters.given()])
+                content = content_hash([data_hash(data), self.settings.hyperparameters.given_values()])
                 begun = 0 if start is None else start.number
                 job_name = f"{self.group_name}-from-v{begun}-{content[:12]}"
             data = data.model_copy(update={"run_id": await self._attempt(job_name)})

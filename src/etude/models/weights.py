@@ -150,7 +150,7 @@ def silence_transformers() -> None:
     from transformers.utils import logging as own
 
     own.disable_progress_bar()
-    # Its own handler would write over a live panel.
+    # With its own handler, each line would appear twice.
     own.disable_default_handler()
     own.enable_propagation()
 

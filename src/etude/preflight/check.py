@@ -62,7 +62,7 @@ class CheckReport:
     @property
     def is_ready(self) -> bool:
         """Whether there are no errors; there may be warnings."""
-        return not self.findings.of("error")
+        return not self.findings.with_status("error")
 
 
 class _NoEngine:
@@ -312,8 +312,8 @@ def _check_shape(what: str, name: str, llm: Any, method: Method, findings: Findi
     if shaping and data_kind(method) != "imitation":
         findings.warn(
             what,
-            f"llms.{name}.extra_body has {', '.join(shaping)}: what trains knows nothing of it, and takes "
-            "the answers for those of another distribution. Ask for it in the agent's calls, such as "
+            f"llms.{name}.extra_body has {', '.join(shaping)}: the trainer does not know this, and would "
+            "assume another distribution of answers. Set it in the agent's calls, such as "
             "`response_format=…`, which are recorded",
         )
 

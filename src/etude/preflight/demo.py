@@ -18,11 +18,9 @@ from etude.config.document import Override
 from etude.config.import_path import import_object, make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
-from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
-from etude.core.keys import generator
 from etude.engines.local import require_local_extra
 from etude.loop.evaluation import Evaluation, load_version_engine, measure
 from etude.loop.lifecycle import new_run
@@ -31,12 +29,9 @@ from etude.preflight.starter import write_starter
 from etude.runtime import Runtime, open_runtime
 from etude.show.exported_model import export_model
 from etude.show.metrics_files import PLOT
-from etude.show.turns import list_turns
-from etude.store.episodes import read_episode
+from etude.show.turns import episode_transcript
 from etude.store.files import write_new_files
-from etude.store.journal import Journal
 from etude.store.log import histories
-from etude.store.outline import in_one_line
 from etude.store.run_folder import RunFolder
 from etude.store.versions import LAST, RunVersion, choose_version
 from etude.verbs import train_in
@@ -54,18 +49,6 @@ TASKS = {
 PRETRAINED = "tickets"
 """The task of a pretrained model: the project that `etude init --task` writes under this name."""
 
-_SHOWN = 3
-_LINES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class BeforeAndAfter:
-    """An example with the agent's episodes before and after training, as text."""
-
-    example: str
-    before: list[str]
-    after: list[str]
-
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
@@ -80,7 +63,8 @@ class DemoReport:
     after: dict[str, Any]
     greedy: dict[str, Any]
     """After training, at temperature 0."""
-    episodes: list[BeforeAndAfter]
+    transcripts: dict[str, str]
+    """Before and after training, as YAML: the episodes of the example whose reward rose most."""
     plot: Path
     model: Path
     """The trained model, as a folder that `transformers` loads."""
@@ -125,7 +109,7 @@ async def run_demo(
                 await measure(quiet, examples, model=str(trained), phase=phase) for phase in phases
             ]
             greedy = await measure(runtime, examples, model=str(trained), phase="greedy", greedy=True)
-        episodes = _shown_episodes(run.journal, (phases[0], phases[-1]), before, after, seed)
+        transcripts = _transcripts(run, (phases[0], phases[-1]), before, after)
     model = folder / "model"
     await asyncio.to_thread(export_model, trained, model)
     return DemoReport(
@@ -135,7 +119,7 @@ async def run_demo(
         demonstrated=between[0].as_json() if between else None,
         after=after.as_json(),
         greedy=greedy.as_json(),
-        episodes=episodes,
+        transcripts=transcripts,
         plot=run.path / PLOT,
         model=model,
         seconds=time.monotonic() - started,
@@ -175,11 +159,11 @@ async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
     build_base: Callable[..., Awaitable[Any]] = import_object("base:build_base")
     progress.message("making a base model from scratch, and warming it up until it speaks the format")
 
-    def checked(what: str, value: float) -> None:
+    def report_check(what: str, value: float) -> None:
         progress.phase(f"warming up: {what}")
         progress.scored(EvalOutputItem(id="warm-up", score=value))
 
-    await build_base(folder / "base", seed, checked)
+    await build_base(folder / "base", seed, report_check)
 
 
 @asynccontextmanager
@@ -196,40 +180,16 @@ async def _open_runtime(
         await engine.close()
 
 
-def _shown_episodes(
-    journal: Journal, phases: tuple[str, str], before: Evaluation, after: Evaluation, seed: int
-) -> list[BeforeAndAfter]:
-    """Return three examples with their episodes in both phases, with the largest improvements first."""
-    earlier, later = _scores(before), _scores(after)
-    names = [name for name in earlier if name in later]
-    generator(seed, "shown").shuffle(names)
-    names.sort(key=lambda name: (earlier[name] or 0.0) - (later[name] or 0.0))
-
-    def in_words(phase: str, name: str, score: float | None) -> list[str]:
-        record = read_episode(journal, f"{phase}/{name}/0")
-        return [] if record is None else episode_lines(record, score)
-
-    return [
-        BeforeAndAfter(name, in_words(phases[0], name, earlier[name]), in_words(phases[1], name, later[name]))
-        for name in names[:_SHOWN]
-    ]
-
-
-def _scores(evaluation: Evaluation) -> dict[str, float | None]:
-    items = evaluation.output.evaluator_items(str(evaluation.reward))
-    return {item.id: item.score if item.is_scored else None for item in items}
-
-
-def episode_lines(record: EpisodeRecord, score: float | None) -> list[str]:
-    """Return the first messages and tool calls of an episode, a line each, and the reward."""
-    lines = []
-    for turn in list_turns(record):
-        if turn.kind != "event":
-            calls = "; ".join(f"{name}({json.dumps(arguments)})" for name, arguments in turn.tools)
-            lines.append(in_one_line(f"{turn.who}: {turn.text or calls}"))
-    if len(lines) > _LINES:
-        lines[_LINES:] = [f"… {len(lines) - _LINES} more …"]
-    if record.failure is not None:
-        lines.append(f"failed: {record.failure.reason}")
-    lines.append("no reward" if score is None else f"reward {score:g}")
-    return lines
+def _transcripts(
+    run: RunFolder, phases: tuple[str, str], before: Evaluation, after: Evaluation
+) -> dict[str, str]:
+    """Return the transcripts, before and after training, of the example whose reward rose most."""
+    earlier, later = (
+        {item.id: item.score or 0.0 for item in each.output.evaluator_items(str(each.reward))}
+        for each in (before, after)
+    )
+    name = max(earlier.keys() & later.keys(), key=lambda name: (later[name] - earlier[name], name))
+    return {
+        when: episode_transcript(run, f"{phase}/{name}/0")
+        for when, phase in zip(("before", "after"), phases, strict=True)
+    }

@@ -8,9 +8,8 @@ import shutil
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
-
-from packaging.requirements import Requirement
 
 from etude.backends.capabilities import LocalAdapterConfig
 from etude.config.builder import Builder
@@ -27,65 +26,30 @@ from etude.store.run_folder import RunFolder
 _PACKAGE = Path(__file__).parents[1]
 
 EXTRAS = {
-    "local": "models that run and train in this process",
-    "data": "Parquet and Hugging Face datasets",
-    "plots": "pictures of a run's rewards",
+    "local": ("torch", "models that run and train in this process"),
+    "data": ("pyarrow", "Parquet and Hugging Face datasets"),
+    "plots": ("matplotlib", "pictures of a run's rewards"),
 }
+"""A package of each extra, and its use."""
 
 
 def examine(folder: Path) -> Findings:
-    """Examine Python, packages, extras, device, threads, memory and the disk of `folder`."""
+    """Examine Python, extras, device, memory and the disk of `folder`."""
     findings = Findings()
     findings.ok("etude", f"{importlib.metadata.version('etude')} in {_PACKAGE}")
     findings.ok("python", f"{platform.python_version()} at {sys.executable}, {platform.platform()}")
-    wrong = [(each, fault) for each in _requirements("etude") if (fault := _fault(each))]
-    for requirement, fault in wrong:
-        findings.fail("packages", f"etude needs {requirement}, and {fault}: pip install '{requirement}'")
-    if not wrong:
-        findings.ok("packages", "all versions that Etude needs; `pip check` examines the others")
-    for extra, use in EXTRAS.items():
-        _extra(extra, use, findings)
+    for extra, (package, use) in EXTRAS.items():
+        if find_spec(package) is None:
+            findings.warn(f"extra '{extra}'", f"not installed; for {use}: {install_command(extra)}")
+        else:
+            findings.ok(f"extra '{extra}'", f"installed: {use}")
     _torch(findings)
     _memory_and_disk(folder, findings)
     return findings
 
 
-def _fault(requirement: Requirement) -> str | None:
-    version = installed(requirement.name)
-    if version is None:
-        return f"{requirement.name} is not installed"
-    is_right = requirement.specifier.contains(version, prereleases=True)
-    return None if is_right else f"{requirement.name} {version} is installed"
-
-
-def _extra(extra: str, use: str, findings: Findings) -> None:
-    faults = [fault for each in _requirements("etude", extra) if (fault := _fault(each))]
-    if faults:
-        findings.warn(f"extra '{extra}'", f"{'; '.join(faults)}; for {use}: {install_command(extra)}")
-    else:
-        findings.ok(f"extra '{extra}'", f"installed: {use}")
-
-
-def _requirements(package: str, extra: str = "") -> list[Requirement]:
-    """Return the requirements of a package on this machine. With `extra`, only the ones it adds."""
-
-    def is_needed(requirement: Requirement, extra: str) -> bool:
-        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-
-    requirements = map(Requirement, importlib.metadata.requires(package) or ())
-    return [each for each in requirements if is_needed(each, extra) and not (extra and is_needed(each, ""))]
-
-
-def installed(package: str) -> str | None:
-    """Return the version of an installed package, or None."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _torch(findings: Findings) -> None:
-    if installed("torch") is None:
+    if find_spec("torch") is None:
         return
     try:
         import torch

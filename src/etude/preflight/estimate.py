@@ -70,7 +70,7 @@ class EpisodeUsage:
                 costs[line.model] = prices[line.model].of_call(usage) / self.episodes
         return costs
 
-    def of(self, each: float, episodes: int) -> Range:
+    def estimate_total(self, each: float, episodes: int) -> Range:
         """Return the sum over `episodes` further episodes, with its interval, if one takes `each`."""
         total, freedom = each * episodes, min(self.episodes, _LOOKED_AT) - 1
         if freedom < 1 or math.isnan(self.spread):
@@ -143,8 +143,8 @@ def estimate_run(
     calls, prompt, completion = (
         episodes * played.per_episode(name) for name in ("calls", "prompt_tokens", "completion_tokens")
     )
-    tokens = played.of((prompt + completion) / episodes, episodes)
-    money = played.of(math.fsum(costs.values()), episodes) if costs else None
+    tokens = played.estimate_total((prompt + completion) / episodes, episodes)
+    money = played.estimate_total(math.fsum(costs.values()), episodes) if costs else None
     needed = {"usd": money and money.mean, "tokens": tokens.mean}
     warnings = (
         f"budget.{unit} is {most:,g}, and the whole run would take about {need:,.4g}: it would stop before "

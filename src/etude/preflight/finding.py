@@ -47,6 +47,6 @@ class Findings:
         except EtudeError as error:
             self.fail(what, error)
 
-    def of(self, status: Status) -> list[Finding]:
+    def with_status(self, status: Status) -> list[Finding]:
         """Return the findings of one status."""
         return [finding for finding in self.items if finding.status == status]

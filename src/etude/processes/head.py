@@ -30,7 +30,7 @@ from etude.processes.link import (
 from etude.processes.shipping import shipped_example
 from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
-from etude.wire.retries import RetryCount, counting_retries
+from etude.wire.retries import RetryCount, count_retries
 
 _CLOSING_SECONDS = 5.0
 
@@ -209,7 +209,7 @@ class RemoteRunner:
         request = asked.request
         if parameters["streams"]:
             request = replace(request, on_delta=lambda delta: note(["delta", asdict(delta)]))
-        with counting_retries() as count, use_purpose(Purpose(*parameters["purpose"])):
+        with count_retries() as count, use_purpose(Purpose(*parameters["purpose"])):
             try:
                 call = await self._head.answer(replace(asked, request=request), count)
             finally:

@@ -274,7 +274,7 @@ class Episode:
         )
         name, call = await self.loop.call(asked)
         assert call.completion is not None
-        return heading(name).recorded(call.completion)
+        return heading(name).with_completion(call.completion)
 
     async def close(self) -> None:
         """End the episode: refuse calls, revoke its key, remove its folder, close its tools."""

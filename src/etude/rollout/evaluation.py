@@ -24,7 +24,7 @@ from etude.core.evaluation import (
 )
 from etude.rollout.evaluator import unscored
 from etude.rollout.scorer import Scorer, Scores
-from etude.wire.retries import RetryCount, counting_retries
+from etude.wire.retries import RetryCount, count_retries
 
 _CAUSES = 5
 """Most causes of failures that metrics list. The others are only counted by kind."""
@@ -216,7 +216,7 @@ class ScoreCollector:
         async def take(record: EpisodeRecord) -> None:
             try:
                 # Retries of the evaluators' models. The episode's own are in its record.
-                with counting_retries() as count:
+                with count_retries() as count:
                     await self._take(record)
                 self._retries.add(count.causes, count.waited)
             except ErrorBudgetExceeded:

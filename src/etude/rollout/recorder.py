@@ -21,7 +21,7 @@ from etude.engines.meter import Role, asking_for
 from etude.store.episodes import CallReader, call_key, encode_call, shared_messages
 from etude.store.journal import Json, Steps
 from etude.wire.dialect import ChatBody, model_object
-from etude.wire.retries import counting_retries
+from etude.wire.retries import count_retries
 from etude.wire.sampling import change_sampling
 
 _PARENT_CANDIDATES = 8
@@ -231,7 +231,7 @@ class Recorder:
             return replace(stored, index=asked.index, function=asked.function, request=asked.request)
 
         try:
-            with counting_retries() as count:
+            with count_retries() as count:
                 call: Call = await self.journal.step(
                     call_key(self.episode_id, name), sample, encode=encode, decode=decode
                 )

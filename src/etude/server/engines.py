@@ -32,7 +32,7 @@ from etude.wire.gateway import Gateway
 from etude.wire.http_server import ApiError
 from etude.wire.messages import MessagesBody
 from etude.wire.responses import ResponsesBody
-from etude.wire.sampling import with_checked
+from etude.wire.sampling import apply_checked
 
 _LOG = logging.getLogger("etude.server")
 
@@ -82,7 +82,7 @@ class EnginePool:
         }
 
     @asynccontextmanager
-    async def using(self, name: str, sequences: int) -> AsyncIterator[TokenEngine]:
+    async def use_engine(self, name: str, sequences: int) -> AsyncIterator[TokenEngine]:
         """Yield a model's engine for a request of `sequences` sequences.
 
         Raises ApiError: 404 for an unknown model, 429 if the queue is full. Raises 503 if the engine stays
@@ -244,9 +244,9 @@ class Inference:
         if not asked.model:
             raise RequestError("model: Field required", param="model")
         # Each answer has its own seed. The first one has the seed of a request for a single answer.
-        sampling = with_checked(Sampling(), {**asked.sampling, "seed": None})
+        sampling = apply_checked(Sampling(), {**asked.sampling, "seed": None})
         seed = asked.sampling.get("seed", secrets.randbits(63))
-        async with self._pool.using(asked.model, 1) as engine:
+        async with self._pool.use_engine(asked.model, 1) as engine:
             heading = AnswerHeader(
                 f"chatcmpl-{secrets.token_hex(12)}",
                 asked.model,
@@ -259,7 +259,7 @@ class Inference:
         # A prompt with several answers counts once.
         prompt = 0 if asked.choice else completion.usage.prompt_tokens
         self._metrics.count_tokens(prompt, completion.usage.completion_tokens)
-        return heading.recorded(completion)
+        return heading.with_completion(completion)
 
     def models(self) -> list[dict[str, Any]]:
         """Return no models, because the server has its own routes for them."""
@@ -268,7 +268,7 @@ class Inference:
     @asynccontextmanager
     async def reader(self, model: str) -> AsyncIterator[TextCodec]:
         """Yield a model's tokenizer and template."""
-        async with self._pool.using(model or self._base, 0) as engine:
+        async with self._pool.use_engine(model or self._base, 0) as engine:
             yield engine.speech
 
 
@@ -308,14 +308,14 @@ def _schema(body: type[BaseModel]) -> dict[str, Any]:
     schema = body.model_json_schema()
     definitions = schema.pop("$defs", {})
 
-    def inlined(part: Any) -> Any:
+    def inline(part: Any) -> Any:
         if isinstance(part, list):
-            return [inlined(each) for each in part]
+            return [inline(each) for each in part]
         if not isinstance(part, dict):
             return part
         if "$ref" in part:
-            return inlined(definitions[part["$ref"].rpartition("/")[2]])
-        return {name: inlined(each) for name, each in part.items() if name != "discriminator"}
+            return inline(definitions[part["$ref"].rpartition("/")[2]])
+        return {name: inline(each) for name, each in part.items() if name != "discriminator"}
 
-    schema_without_references: dict[str, Any] = inlined(schema)
+    schema_without_references: dict[str, Any] = inline(schema)
     return schema_without_references

@@ -26,7 +26,7 @@ from etude.server.database import FILES, Order, Page, Row, fetch_page, fetch_row
 from etude.server.guard import not_found
 from etude.store.files import open_draft, open_private
 from etude.wire.http_server import ApiError
-from etude.wire.sampling import validated
+from etude.wire.sampling import validate_body
 
 _LONGEST_LINE = 16 * 2**20
 
@@ -56,7 +56,7 @@ def check_training_file(filename: str, file: BinaryIO, speech: TextCodec | None 
             raise _file_error(f"{where}: this row is for {kind}, but the rows before it are for {method}")
         method, rows = kind, rows + 1
         try:
-            read = validated(ROWS[kind], row)
+            read = validate_body(ROWS[kind], row)
             if speech is not None:
                 _require_learnable(read, speech)
         except (RequestError, ImpossibleCall) as error:

@@ -65,7 +65,7 @@ class Hyperparameters(BaseModel, extra="forbid"):
         default=None, description="Scale of the LoRA weights; `auto` is twice the rank."
     )
 
-    def given(self) -> dict[str, Any]:
+    def given_values(self) -> dict[str, Any]:
         """Return the hyperparameters with a value other than `auto`."""
         return {key: value for key, value in self.model_dump().items() if value not in (None, "auto")}
 
@@ -96,7 +96,7 @@ def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
         fields[name] = (Auto | kind | None, Field(default=None, description=meanings.get(name)))
 
     def fits(asked: Hyperparameters) -> Hyperparameters:
-        given = asked.given()
+        given = asked.given_values()
         algorithm.model_validate({name: given[name] for name in given.keys() & {*options}})
         return asked
 
@@ -138,7 +138,7 @@ def resolve_hyperparameters(
     `lora` is the start model's LoRA config. A fine-tuned model keeps its LoRA shape. Raises ValueError if the
     job asks for LoRA weights of another shape.
     """
-    given, algorithm = asked.given(), algorithm_type(method)
+    given, algorithm = asked.given_values(), algorithm_type(method)
     kind, options = algorithm.kind, {*gradient_fields(algorithm)}
     chosen = make_algorithm(method, {name: given[name] for name in options & given.keys()})
     rank, alpha = _lora_size(given, lora, fine_tuned=fine_tuned)

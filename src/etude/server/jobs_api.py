@@ -78,7 +78,7 @@ class MethodBody(BaseModel, extra="allow"):
     _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)
 
     @property
-    def asked(self) -> Hyperparameters:
+    def hyperparameters(self) -> Hyperparameters:
         """The hyperparameters that the request gives."""
         return self._asked
 
@@ -212,7 +212,7 @@ def _values(files: FileStore, models: ModelStore, body: JobBody) -> dict[str, An
     rows, is_fine_tuned = training["rows"], model.folder is not None
     try:
         values = resolve_hyperparameters(
-            method, body.method.asked, rows, model.lora, fine_tuned=is_fine_tuned
+            method, body.method.hyperparameters, rows, model.lora, fine_tuned=is_fine_tuned
         )
     except ValueError as error:
         param = f"method.{method}.hyperparameters.lora_rank"

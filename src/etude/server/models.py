@@ -181,5 +181,5 @@ def _card(served: ServedModel, base: str, lora: bool) -> str:
     return (
         f"---\n{dump(front).strip()}\n---\n\n# {served.name}\n\n"
         f"{'LoRA weights' if lora else 'Weights'} of a model of `etude serve`, made from {named}.\n\n"
-        "No license was stated with this export; the base model's may apply to it.\n\n"
+        "This export states no license. The base model's license may apply.\n\n"
     )

@@ -44,7 +44,7 @@ class _ServerJob(ProcessJob):
         started = program(ServerOrder, folder, folder.path)
         return TeamRun(self._scheduler.places, started, settings.training_processes or 1, folder.log)
 
-    async def hear(self, news: Sequence[News]) -> None:
+    async def take_news(self, news: Sequence[News]) -> None:
         await asyncio.to_thread(self._scheduler.jobs.add_news, self._id, news, self.position)
 
     async def is_wanted(self) -> bool:
@@ -143,7 +143,7 @@ class Scheduler:
             while await asyncio.to_thread(work.folder.holders) and not self.is_stopping:  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_SECONDS)  # Children of another server send no events.
             order = await asyncio.to_thread(self._order, job)
-            await asyncio.to_thread(work.folder.give, order)
+            await asyncio.to_thread(work.folder.write_order, order)
             end = await work.run("" if is_new else "the server was stopped")
         except ApiError as error:
             end, param = News(kind="failed", message=str(error.detail), code="invalid_request"), error.param

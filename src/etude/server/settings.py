@@ -57,7 +57,7 @@ class ServerSettings:
         float | None, Option(help="GPUs for each of them; by default one where there are any.", min=0)
     ] = None
     shard_training: Annotated[
-        bool, Option("--shard-training", help="Share weights and optimiser out among the processes.")
+        bool, Option("--shard-training", help="Split weights and optimiser state among the processes.")
     ] = False
     algorithms: Annotated[
         tuple[str, ...],

@@ -89,4 +89,4 @@ class ServerOrder(JobOrder):
             digest = save_tensors(weights, draft / WEIGHTS_FILE)
             if digest == before:
                 raise TrainingError("training changed no weight; raise learning_rate_multiplier")
-        folder.tell(News(kind="done", digest=digest, trained_tokens=data.trained(training)))
+        folder.add_news(News(kind="done", digest=digest, trained_tokens=data.count_trained_tokens(training)))

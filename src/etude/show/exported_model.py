@@ -90,7 +90,7 @@ def _introduction(
     }
     yield from _table(("", ""), [(key, value) for key, value in rows.items() if value is not None])
     if license is None:
-        yield "No license was stated with this export; the base model's may hold for it.\n"
+        yield "This export states no license. The base model's license may apply.\n"
 
 
 def _results(history: History, wanted: RunVersion) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _results(history: History, wanted: RunVersion) -> Iterator[str]:
         ]
         yield from _table(("measured on", "reward, with its 95 % interval", *names), rows)
     if history.validations:
-        yield "The version with the best validation is chosen by these numbers, which flatters it a little.\n"
+        yield "The best version was chosen by these numbers, so they are slightly too good.\n"
     if not of_this and wanted.number:
         yield "This version was not measured.\n"
     collapse = collapse_in(history)

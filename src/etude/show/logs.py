@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TextIO
 
 from etude.config.import_path import is_installed, is_user_module
 
@@ -34,16 +33,11 @@ class LogLines(logging.Handler):
         return super().filter(record) is not False and (record.levelno >= least or _has_level(record.name))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record, above the live panel if there is one."""
+        """Write the record. Standard error may have been replaced since the handler was made."""
         try:
-            stream = sys.stderr
-            # While its panel is drawn, rich redirects standard error to it, even if that is a file.
-            real: TextIO = getattr(stream, "rich_proxied_file", stream)
-            at_terminal = real.isatty()
-            formatter = logging.Formatter(_FORMAT, datefmt="%H:%M:%S" if at_terminal else None)
-            out = stream if at_terminal else real
-            out.write(f"{formatter.format(record)}\n")
-            out.flush()
+            date_format = "%H:%M:%S" if sys.stderr.isatty() else None
+            line = logging.Formatter(_FORMAT, date_format).format(record)
+            print(line, file=sys.stderr, flush=True)
         except Exception:  # noqa: BLE001  as logging's own handlers do: a line that cannot be written ends no run
             self.handleError(record)
 

@@ -59,7 +59,7 @@ class RunReport:
     def __call__(self, history: History, folder: Path, final: bool = False) -> None:
         """Bring the files in `folder` up to date. Each is always whole. Raises StoreError."""
         file = folder / "training_metrics.jsonl"
-        lines = self._encoded(
+        lines = self._entry_texts(
             file, history.epochs, lambda each: f"{_json(_epoch_line(history.run_id, each))}\n"
         )
         write_atomically(file, "".join(lines), exact=True)
@@ -82,13 +82,13 @@ class RunReport:
                     self._tell(f"there is no {PLOT}: {missing}")
 
     def _write_list(self, file: Path, entries: Iterable[Entry], *more: str) -> None:
-        items = self._encoded(
+        items = self._entry_texts(
             file, entries, lambda entry: textwrap.indent(_json(_rewards(entry, more), indent=2), "  ")
         )
         text = ",\n".join(items)
         write_atomically(file, f"[\n{text}\n]\n" if text else "[]\n", exact=True)
 
-    def _encoded(self, file: Path, entries: Iterable[E], encode: Callable[[E], str]) -> Iterable[str]:
+    def _entry_texts(self, file: Path, entries: Iterable[E], encode: Callable[[E], str]) -> Iterable[str]:
         """Yield the text of each entry in one of the files."""
         for entry in entries:
             known = self._texts.get((file, entry.epoch))

@@ -1,4 +1,4 @@
-"""Displays of a run's progress: as lines, as JSON, or live on a terminal."""
+"""Displays of a run's progress, as lines or as JSON."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Self, TextIO
-
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from typing import Any, TextIO
 
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
@@ -28,13 +21,6 @@ from etude.store.figures import failed_counts
 def target_suffix(metrics: Mapping[str, Any]) -> str:
     """Return the target's name after a space, if there are several targets."""
     return f" {metrics['target']}" if metrics.get("target") else ""
-
-
-def shown_validation(epoch: int, metrics: Mapping[str, Any]) -> str:
-    """Return a validation as one line."""
-    entry = ValidationEntry(epoch=epoch, metrics=dict(metrics))
-    n = metrics.get("num_examples")
-    return f"{entry}{target_suffix(metrics)}: reward {entry.reward}, n={n}{_best(metrics)}"
 
 
 def _best(metrics: Mapping[str, Any]) -> str:
@@ -104,7 +90,8 @@ class LineProgress(ProgressSums):
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         super().validated(epoch, metrics)
-        self._say(shown_validation(epoch, metrics))
+        entry, n = ValidationEntry(epoch=epoch, metrics=dict(metrics)), metrics.get("num_examples")
+        self._say(f"{entry}{target_suffix(metrics)}: reward {entry.reward}, n={n}{_best(metrics)}")
 
     def message(self, text: str, *, warning: bool = False) -> None:
         self._say(f"warning: {text}" if warning else text)
@@ -169,92 +156,7 @@ class JsonProgress(Progress):
         print(json.dumps({"event": event, **finite(facts)}, allow_nan=False), file=self._stream, flush=True)
 
 
-_LEAST, _MOST = 20, 100
-"""Bounds on the width of the panel, in columns."""
-_KEYS = 8
-"""Free columns to the right of the panel."""
-
-
-class LiveProgress(ProgressSums):
-    """A panel that redraws itself. Use it as a context manager. Messages scroll by above it."""
-
-    def __init__(self, console: Console | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._console = console or Console()
-        self._live = Live(
-            console=self._console, get_renderable=self.render, refresh_per_second=4, transient=True
-        )
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._live.stop()
-
-    def skipped(self, epoch: int, reason: str) -> None:
-        super().skipped(epoch, reason)
-        self.message(f"epoch {epoch} skipped: {self.skip_reason}", warning=True)
-
-    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        super().validated(epoch, metrics)
-        self.message(shown_validation(epoch, metrics))
-
-    def message(self, text: str, *, warning: bool = False) -> None:
-        self._console.print(Text(text, style="yellow" if warning else "dim"))
-
-    def render(self) -> RenderableType:
-        """Return the panel in its current state."""
-        rows = Table.grid(expand=True)
-        row = Table.grid(expand=True)
-        row.add_column()
-        row.add_column(justify="right")
-        left = Text.assemble((self.phase_name, "bold cyan"))
-        if self.epoch is not None:
-            left.append(f"  epoch {self.epoch}/{self.num_epochs}")
-        if self.phase_total:
-            left.append(f"  {self.episodes}/{self.phase_total} episodes")
-        right = Text()
-        for count, name in ((self.totals.skipped, "skipped"), (self.failures, "failed")):
-            right.append(f"{count} {name} · " if count else "", style="yellow")
-        right.append(f"{self.tokens_per_second:,.0f} tokens/s · " if self.tokens else "", style="dim")
-        right.append(shown_seconds(self.elapsed), style="dim")
-        row.add_row(left, right)
-        rows.add_row(row)
-        if self.phase_total:
-            rows.add_row(ProgressBar(total=self.phase_total, completed=self.episodes))
-        reward = self.reward_so_far
-        text = Text.assemble("reward ", ("–" if reward is None else f"{reward:.3f}", "bold green"))
-        for target, average in self.rewards.items():
-            text.append(f"  {target or 'last epoch'} {average:.3f}", style="green")
-        rows.add_row(text)
-        if self.spending:
-            rows.add_row(Text.assemble("spent ", (self.spending, "bold")))
-        for target, validations in self.validations.items():
-            first, last = Score.from_metrics(validations[0]), Score.from_metrics(validations[-1])
-            values = f"{last}" if len(validations) == 1 else f"{first} → {last}"
-            rows.add_row(
-                Text.assemble("validation ", f"{target} " if target else "", (values, "bold magenta"))
-            )
-        title = Text.assemble(("etude", "bold"), f" · {self.run_id}" if self.run_id else "")
-        return Panel(
-            rows,
-            title=title,
-            title_align="left",
-            border_style="blue",
-            # Leave room for characters that a terminal writes for keys. `^C` after a full line would begin a
-            # new line, and the panel would then be erased one line too low.
-            width=max(_LEAST, min(self._console.width - _KEYS, _MOST)),
-        )
-
-
-def progress_for(
-    *, json: bool = False, stream: TextIO | None = None
-) -> LiveProgress | LineProgress | JsonProgress:
-    """Return a display: JSON lines if `json` is set, a live panel on a terminal, and lines elsewhere."""
+def progress_for(*, json: bool = False, stream: TextIO | None = None) -> LineProgress | JsonProgress:
+    """Return a display of lines or, if `json` is set, of JSON. Outside a terminal, lines have the time."""
     stream = stream or sys.stdout
-    if json:
-        return JsonProgress(stream)
-    if not stream.isatty():
-        return LineProgress(stream, stamped=True)
-    return LiveProgress(Console(file=stream))
+    return JsonProgress(stream) if json else LineProgress(stream, stamped=not stream.isatty())

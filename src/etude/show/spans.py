@@ -30,7 +30,7 @@ _Told: TypeAlias = tuple[str, dict[str, Any], tuple[str, str] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeSpans:
+class SpanMaker:
     """A maker of spans for the episodes of one run."""
 
     token: str
@@ -41,7 +41,7 @@ class EpisodeSpans:
     content: bool
     """Whether spans have messages, arguments and results. Secrets are masked."""
 
-    def of(self, journal: Journal, episode: EpisodeRecord) -> Iterator[ReadableSpan]:
+    def make_spans(self, journal: Journal, episode: EpisodeRecord) -> Iterator[ReadableSpan]:
         """Yield the spans of a finished episode: its own span first, then its calls and tools."""
         ended = journal.times(episode.id)[episode.id]
         # An episode that is played again has other spans.

@@ -58,7 +58,7 @@ class RunRecord:
     number: int = 0
     """The number of records that the tracker was sent before."""
 
-    def logged(self, api: Any) -> dict[str, Any]:
+    def as_log(self, api: Any) -> dict[str, Any]:
         """Return the metrics and a table of the alarms, for W&B's API or a similar one."""
         data: dict[str, Any] = {**self.metrics}
         if self.alarms:
@@ -128,7 +128,7 @@ def require_server(url: str) -> None:
     try:
         httpx.head(url, timeout=SECONDS_TO_ANSWER, verify=False)  # No data is sent or believed.
     except httpx.TransportError as error:
-        raise EtudeError(f"nobody answers at {url}: {first_line(error)}") from error
+        raise EtudeError(f"no server answers at {url}: {first_line(error)}") from error
 
 
 _LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}

@@ -183,7 +183,7 @@ class TrackioTracker(_ServiceTracker):
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
-        self._held.log({**record.logged(trackio), _KEY: record.key}, step=record.step)
+        self._held.log({**record.as_log(trackio), _KEY: record.key}, step=record.step)
         until, place = time.monotonic() + _SECONDS_TO_STORE, (self._config.project, self._held.name)
         while all(log.get(_KEY) != record.key for log in SQLiteStorage.get_logs(*place)):
             if time.monotonic() > until:
@@ -246,7 +246,7 @@ class WandbTracker(_ServiceTracker):
         """Log its metrics and alarms as one step."""
         import wandb
 
-        data = {**record.logged(wandb), "epoch": record.step}
+        data = {**record.as_log(wandb), "epoch": record.step}
         self._held.log(data, step=record.number, commit=True)
 
     def _end(self, held: Any, state: State) -> None:
@@ -286,13 +286,13 @@ class OtelTracker(_ServiceTracker):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
 
-        from etude.show.spans import EpisodeSpans
+        from etude.show.spans import SpanMaker
 
         self._run, self._held = run, OTLPSpanExporter()
         code = {f"etude.{name}": text for name, text in run.code.items()}
         service = os.environ.get("OTEL_SERVICE_NAME", "etude")
         resource = Resource.create({"service.name": service, "etude.run": run.name, **code})
-        self._spans = EpisodeSpans(run.token, run.config.get("llms") or {}, resource, self._config.content)
+        self._spans = SpanMaker(run.token, run.config.get("llms") or {}, resource, self._config.content)
         return ""
 
     def send(self, record: RunRecord) -> None:
@@ -317,7 +317,7 @@ class OtelTracker(_ServiceTracker):
         if part and (record.kind == "warm_up" or record.target in (None, first)):
             for episode in iter_episodes(journal, part):
                 if re.match(rf"{part}(?!\d)", episode.id):
-                    yield from self._spans.of(journal, episode)
+                    yield from self._spans.make_spans(journal, episode)
 
 
 def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker], package: str) -> None:

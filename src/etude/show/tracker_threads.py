@@ -115,10 +115,10 @@ class TrackerReader:
                     break
                 pause, self._tries, self.error = None, 0, ""
             except RequestError as error:
-                self._failed(error)
+                self._note_failure(error)
                 break  # Another try would fail in the same way.
             except Exception as error:  # noqa: BLE001  trackers raise whatever their networks do
-                pause = self._failed(error)
+                pause = self._note_failure(error)
         self.over.set()
 
     def _serve(self) -> None:
@@ -156,13 +156,13 @@ class TrackerReader:
         prefix = f"{self._key}/sent/"
         return {key.removeprefix(prefix) for key, row in run.journal.scan(prefix) if row["sent"]}
 
-    def _failed(self, error: Exception) -> float:
+    def _note_failure(self, error: Exception) -> float:
         self._is_open = False
         text = first_line(error)
         kind = type(error).__name__
         self.error = text if isinstance(error, EtudeError) else f"{kind}: {text}" if text else kind
         self._say_once(
-            f"{self.title} takes no records: {self.error}. The run continues, and they are sent later",
+            f"{self.title} accepts no records: {self.error}. The run continues, and sends them later",
             warning=True,
         )
         self._tries += 1

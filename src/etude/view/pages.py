@@ -48,7 +48,7 @@ class Library:
             raise RequestError(f"there is no run '{name}' in {self.root}")
         return path
 
-    def listed(self) -> list[RunFacts]:
+    def list_runs(self) -> list[RunFacts]:
         """Return all runs, the last changed one first."""
         return [self.facts(path) for path in list_runs(self.root)]
 

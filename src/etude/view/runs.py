@@ -30,7 +30,7 @@ def list_page(request: Request) -> Response:
     library: Library = request.app.state.library
     template = "runs_table.html" if request.query_params.get("part") == "table" else "runs.html"
     words: dict[str, Any] = {"state": shown_state, "epochs": shown_epochs, "ends": first_and_last_reward}
-    return page(request, template, runs=library.listed(), root=library.root, **words)
+    return page(request, template, runs=library.list_runs(), root=library.root, **words)
 
 
 def run_page(request: Request) -> Response:

@@ -175,7 +175,7 @@ def token_chunk(
     stop = min(stop, len(sequence.ids))
     ids = sequence.ids[start:stop]
     learned = sequence.learned[sample] if sample < len(sequence.learned) else None
-    columns: dict[str, Any] = {"from": start, "ids": list(ids), "texts": texts.of(ids)}
+    columns: dict[str, Any] = {"from": start, "ids": list(ids), "texts": texts.decode(ids)}
     spans = [span for span in sequence.spans if span.start < stop and span.stop > start]
     columns["spans"] = [
         [start, end, call.index, call.function, answer.model_version] for start, end, call, answer in spans
@@ -190,7 +190,7 @@ def token_chunk(
             columns["advantages"] = [_short(value) for value in learned.advantages[own]]
     columns["top"] = {
         at: [
-            [texts.of([token])[0] if isinstance(token, int) else token, _short(value)]
+            [texts.decode([token])[0] if isinstance(token, int) else token, _short(value)]
             for token, value in tokens
         ]
         for at, tokens in likeliest.items()
@@ -229,7 +229,7 @@ class TokenTexts:
         """Whether there is a tokenizer."""
         return self._file is not None
 
-    def of(self, ids: Sequence[int]) -> list[str]:
+    def decode(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token. Part of a character gives the replacement sign."""
         if self._file is None:
             return [f"⟨{id}⟩" for id in ids]

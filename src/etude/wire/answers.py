@@ -154,7 +154,7 @@ class AnswerHeader:
         """Return the id with an API's prefix for a kind of object."""
         return prefix + self.id.removeprefix("chatcmpl-")
 
-    def called(self, token: Token) -> str:
+    def token_name(self, token: Token) -> str:
         """Return a token's name: its text, or vLLM's `token_id:7`."""
         if isinstance(token, str):
             return token
@@ -172,7 +172,7 @@ class AnswerHeader:
             known = None if _REPLACEMENT in token else token.encode()
         return None if known is None else [*known]
 
-    def recorded(self, completion: Completion) -> RecordedCompletion:
+    def with_completion(self, completion: Completion) -> RecordedCompletion:
         """Return the answer with this heading."""
         return RecordedCompletion(
             self.id, self.model, self.bytes_of, self.tokens_as_ids, completion=completion
@@ -234,7 +234,7 @@ class StreamProgress:
         self.content, self.reasoning = self.content + content, self.reasoning + reasoning
         return Delta(content, reasoning)
 
-    def taken(self) -> list[TokenLogprob]:
+    def take_waiting(self) -> list[TokenLogprob]:
         """Remove and return the waiting tokens."""
         tokens, self.waiting = self.waiting, []
         return tokens

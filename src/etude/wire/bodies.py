@@ -73,13 +73,13 @@ class InferenceBody(RequestBody):
         default=None, description="vLLM: name the tokens of logprobs by their ids, `token_id:7`."
     )
 
-    def given(self) -> dict[str, Any]:
+    def given_values(self) -> dict[str, Any]:
         """Return the sampling parameters and the answer's constraint. Raises RequestError for two."""
         forms = (
             read_format(self.response_format, "response_format"),
             read_structured(self.structured_outputs),
         )
-        return super().given() | only_one(forms)
+        return super().given_values() | only_one(forms)
 
     @model_validator(mode="after")
     def _streams_the_answer_alone(self) -> InferenceBody:
@@ -132,10 +132,10 @@ class ChatCompletionBody(InferenceBody):
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         return self
 
-    def given(self) -> dict[str, Any]:
+    def given_values(self) -> dict[str, Any]:
         """Return the sampling parameters; `max_completion_tokens` is the newer name of `max_tokens`."""
         newer = {"max_tokens": self.max_completion_tokens} if self.max_completion_tokens else {}
-        return super().given() | newer
+        return super().given_values() | newer
 
     def request(self, **fields: Any) -> ChatBody:
         """Return the request with its messages and tools."""
@@ -161,9 +161,9 @@ class CompletionBody(InferenceBody):
     prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
 
-    def given(self) -> dict[str, Any]:
+    def given_values(self) -> dict[str, Any]:
         """Return the sampling parameters. The API's default is 16 tokens."""
-        return {"max_tokens": 16} | super().given()
+        return {"max_tokens": 16} | super().given_values()
 
     def request(self, **fields: Any) -> ChatBody:
         """Return the request with its prompts, which are texts or token ids."""

@@ -11,7 +11,7 @@ from etude.wire.answers import AnswerHeader, RecordedCompletion, TokenLogprob
 from etude.wire.bodies import ChatCompletionBody, CompletionBody
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream
 from etude.wire.forms import FORM_FIELDS
-from etude.wire.sampling import validated
+from etude.wire.sampling import validate_body
 
 
 class ChatDialect(Dialect):
@@ -24,7 +24,7 @@ class ChatDialect(Dialect):
 
     def parse(self, body: Any) -> ChatBody:
         """Read a chat completion request, which may leave the model to the episode."""
-        return validated(ChatCompletionBody, body, model="").request()
+        return validate_body(ChatCompletionBody, body, model="").request()
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
         """Return the `chat.completion` object."""
@@ -113,7 +113,7 @@ class _ChatStream(ChunkStream):
         self, index: int, heading: AnswerHeader, delta: dict[str, Any], finish_reason: str | None = None
     ) -> Event:
         """Return a chunk with the tokens of its text."""
-        tokens = self.said[index].taken()
+        tokens = self.said[index].take_waiting()
         logprobs = logprobs_object(tokens, heading) if tokens and self.asked.logprobs else None
         choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
         ids = {"token_ids": known_ids(tokens)} if self.asked.return_token_ids else {}
@@ -141,7 +141,7 @@ def logprobs_object(tokens: Iterable[TokenLogprob], heading: AnswerHeader) -> di
     """Return the `logprobs` of a choice."""
 
     def entry(token: Token, logprob: float) -> dict[str, Any]:
-        name, bytes = heading.called(token), heading.bytes(token)
+        name, bytes = heading.token_name(token), heading.bytes(token)
         return {"token": name, "logprob": finite(logprob), "bytes": bytes}
 
     content = []
@@ -165,7 +165,11 @@ def prompt_logprobs_object(answer: RecordedCompletion) -> list[dict[str, Any] | 
         ranks = {other: (value, rank) for rank, (other, value) in enumerate(top, 1)}
         rows.append(
             {
-                str(other): {"logprob": finite(value), "rank": rank, "decoded_token": answer.called(other)}
+                str(other): {
+                    "logprob": finite(value),
+                    "rank": rank,
+                    "decoded_token": answer.token_name(other),
+                }
                 for other, (value, rank) in ({token: (logprob, None)} | ranks).items()
             }
         )
@@ -185,7 +189,7 @@ class CompletionsDialect(Dialect):
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request, which may leave the model to the episode."""
-        return validated(CompletionBody, body, model="").request()
+        return validate_body(CompletionBody, body, model="").request()
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
         """Return the `text_completion` object."""
@@ -230,7 +234,9 @@ class _TextStream(ChunkStream):
         yield self._piece(index, answer, rest.content, answer.completion.finish_reason)
 
     def _piece(self, index: int, heading: AnswerHeader, text: str, reason: str | None = None) -> Event:
-        return self.chunk(_text_choice(self.asked, index, heading, text, self.said[index].taken(), reason))
+        return self.chunk(
+            _text_choice(self.asked, index, heading, text, self.said[index].take_waiting(), reason)
+        )
 
 
 def _text_choice(
@@ -249,7 +255,7 @@ def _text_choice(
 
 def _logprobs(heading: AnswerHeader, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {
-        "tokens": [heading.called(token) for token, _, _ in tokens],
+        "tokens": [heading.token_name(token) for token, _, _ in tokens],
         "token_logprobs": [finite(logprob) for _, logprob, _ in tokens],
         "top_logprobs": [_by_name(heading, top) for _, _, top in tokens],
     }
@@ -259,6 +265,6 @@ def _by_name(heading: AnswerHeader, top: TopLogprobs) -> dict[str, float]:
     """Map the likeliest tokens by name; a second token with the same text is named by its id."""
     named: dict[str, float] = {}
     for token, logprob in top:
-        name = heading.called(token)
+        name = heading.token_name(token)
         named[name if name not in named else f"token_id:{token}"] = finite(logprob)
     return named

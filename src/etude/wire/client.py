@@ -58,7 +58,7 @@ def parse_completion(data: bytes, model_version: int = 0, *, top: int = 0, promp
             choice = as_chat(choice)
         message = _message(choice["message"])
         tokens = (choice.get("logprobs") or {}).get("content")
-        completion_ids, logprobs = sampled(choice, tokens, None)
+        completion_ids, logprobs = read_tokens(choice, tokens, None)
         prompt_ids = _ids(_prompt_field("token_ids", reply, choice), None, "prompt_token_ids")
         usage = _usage(reply.get("usage"))
         scores = read_prompt_logprobs(_prompt_field("logprobs", reply, choice), prompt_ids, prompt_top)
@@ -81,7 +81,7 @@ def parse_completion(data: bytes, model_version: int = 0, *, top: int = 0, promp
         raise Retryable(f"malformed answer: {type(error).__name__}: {error}") from error
 
 
-def sampled(
+def read_tokens(
     choice: Mapping[str, Any], tokens: Any, vocabulary: int | None
 ) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """Return the sampled tokens' ids and logprobs, each None if the endpoint does not give it."""

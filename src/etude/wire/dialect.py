@@ -144,7 +144,7 @@ class AnswerMemory:
             raise RequestError(unknown, param=param)
         return known
 
-    def restored(self, messages: Iterable[Message]) -> tuple[Message, ...]:
+    def restore(self, messages: Iterable[Message]) -> tuple[Message, ...]:
         """Replace each known assistant message by the one that the model wrote.
 
         Clients may have left out its thinking.
@@ -298,15 +298,15 @@ class BlockStream(Stream):
         self._open: Kind | None = None
 
     @abstractmethod
-    def opened(self, kind: Kind) -> Iterator[Event]:
+    def open_block(self, kind: Kind) -> Iterator[Event]:
         """Yield the events at the start of the block `number`."""
 
     @abstractmethod
-    def piece(self, kind: Kind, text: str) -> Iterator[Event]:
+    def block_piece(self, kind: Kind, text: str) -> Iterator[Event]:
         """Yield the events of a piece of its text; `said` has the waiting tokens."""
 
     @abstractmethod
-    def closed(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
+    def close_block(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
         """Yield the events at its end, with its whole text; `status` is `completed` or `incomplete`."""
 
     @abstractmethod
@@ -325,21 +325,21 @@ class BlockStream(Stream):
     def pieces(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
         if delta.reasoning:
             yield from self._switch("reasoning")
-            yield from self.piece("reasoning", delta.reasoning)
+            yield from self.block_piece("reasoning", delta.reasoning)
         if delta.content:
             yield from self._switch("content")
-            yield from self.piece("content", delta.content)
+            yield from self.block_piece("content", delta.content)
 
     def _switch(self, kind: Kind | None, status: str = "completed") -> Iterator[Event]:
         if self._open == kind:
             return
         if self._open is not None:
             said = self.said[0].reasoning if self._open == "reasoning" else self.said[0].content
-            yield from self.closed(self._open, said, status)
+            yield from self.close_block(self._open, said, status)
         self._open = kind
         if kind is not None:
             self.number += 1
-            yield from self.opened(kind)
+            yield from self.open_block(kind)
 
 
 def model_object(name: str, created: float) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class Gateway:
             asked = replace(asked, function=function)
         try:
             if asked.stream:
-                return await self._streamed(dialect, asked)
+                return await self._start_stream(dialect, asked)
             answers = await _answer_all(self._answer_one, asked.each())
         except ImpossibleCall as error:
             error.param = dialect.own_name(error.param, asked.body)
@@ -164,7 +164,7 @@ class Gateway:
         require_asked(answer.completion, logprobs=asked.logprobs, top=top, prompt=prompt)
         return answer
 
-    async def _streamed(self, dialect: Dialect, asked: ChatBody) -> Reply:
+    async def _start_stream(self, dialect: Dialect, asked: ChatBody) -> Reply:
         """Start a stream once its first piece is available: a failure before that can still have a status."""
         news: asyncio.Queue[_News] = asyncio.Queue()
         sampling = asyncio.create_task(_listen(self._answer_one, asked.each(), news))
@@ -360,10 +360,10 @@ class BlockingRecordingTransport(httpx.BaseTransport):
         return httpx.Response(reply.status, headers=reply.headers, content=self._pieces(reply.content))
 
     def _pieces(self, pieces: AsyncIterator[bytes]) -> Iterator[bytes]:
-        async def following() -> bytes | None:
+        async def next_piece() -> bytes | None:
             return await anext(pieces, None)
 
-        while (piece := self._run(following())) is not None:
+        while (piece := self._run(next_piece())) is not None:
             yield piece
 
 

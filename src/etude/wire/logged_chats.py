@@ -38,7 +38,7 @@ from etude.store.run_folder import RunFolder
 from etude.wire.bodies import check_conversation, plain_messages
 from etude.wire.client import parse_completion
 from etude.wire.retries import Refusal, Retryable
-from etude.wire.sampling import change_sampling, validated
+from etude.wire.sampling import change_sampling, validate_body
 
 CHATS, HELD_OUT = "chats", "held_out"
 """The phases of a run of chats: those to learn from, and those with held-out prompts."""
@@ -181,7 +181,7 @@ def read_log(files: Sequence[Path], *, hold_out: float = 0.2) -> tuple[list[Epis
     left_out: dict[str, dict[str, Any]] = {}
     for where, row in (pair for file in files for pair in _rows(file)):
         try:
-            read = validated(_Row, row)
+            read = validate_body(_Row, row)
             found = read.chats()
         except RequestError as error:
             reason = str(error).partition(", found ")[0]

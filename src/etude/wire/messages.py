@@ -25,7 +25,7 @@ from etude.wire.dialect import (
     tool_call,
 )
 from etude.wire.forms import Effort, choose_tools, only_one, read_format
-from etude.wire.sampling import Flag, Integer, Neutral, RequestBody, Stops, validated
+from etude.wire.sampling import Flag, Integer, Neutral, RequestBody, Stops, validate_body
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {
@@ -180,10 +180,10 @@ class MessagesBody(RequestBody):
             raise ValueError("a model cannot continue a partial answer here; end with a user message")
         return self
 
-    def given(self) -> dict[str, Any]:
+    def given_values(self) -> dict[str, Any]:
         """Return the sampling parameters, with the answer's constraint."""
         output = self.output_config or _Output()
-        return super().given() | only_one([read_format(output.format, "output_config.format")])
+        return super().given_values() | only_one([read_format(output.format, "output_config.format")])
 
     def request(self, **fields: Any) -> ChatBody:
         """Return the request, with its system prompt as the first message."""
@@ -209,9 +209,9 @@ class MessagesDialect(Dialect):
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request. Raises RequestError for blocks and tools that a chat cannot represent."""
-        asked = validated(MessagesBody, body).request()
+        asked = validate_body(MessagesBody, body).request()
         check_conversation(asked.messages, asked.tools)
-        return replace(asked, messages=self._memory.restored(asked.messages))
+        return replace(asked, messages=self._memory.restore(asked.messages))
 
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
         """Return the `message` object."""
@@ -220,7 +220,7 @@ class MessagesDialect(Dialect):
         self._memory.add(completion.message)
         return _message(answer) | {
             "content": list(_blocks(completion.message, shows_thoughts=_shows_thoughts(asked))),
-            **_ending(answer, asked),
+            **_stop_fields(answer, asked),
             "usage": _usage(completion.usage.prompt_tokens, completion.usage.completion_tokens),
         }
 
@@ -278,7 +278,7 @@ def _block(kind: Kind, text: str) -> dict[str, Any]:
     return {"type": "text", "text": text, "citations": None}
 
 
-def _ending(answer: RecordedCompletion, asked: ChatBody) -> dict[str, str | None]:
+def _stop_fields(answer: RecordedCompletion, asked: ChatBody) -> dict[str, str | None]:
     """Return why an answer ended. A stop string is not in its text, but in its tokens."""
     reason, stops = answer.completion.finish_reason, asked.sampling.get("stop")
     if stops and reason == "stop":
@@ -293,16 +293,16 @@ class _MessageStream(BlockStream):
     def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         yield _event("message_start", message=_message(heading))
 
-    def opened(self, kind: Kind) -> Iterator[Event]:
+    def open_block(self, kind: Kind) -> Iterator[Event]:
         yield _event("content_block_start", index=self.number, content_block=_block(kind, ""))
 
-    def piece(self, kind: Kind, text: str) -> Iterator[Event]:
+    def block_piece(self, kind: Kind, text: str) -> Iterator[Event]:
         if kind == "reasoning" and not _shows_thoughts(self.asked):
             return
         field = "thinking" if kind == "reasoning" else "text"
         yield _event("content_block_delta", index=self.number, delta={"type": f"{field}_delta", field: text})
 
-    def closed(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
+    def close_block(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
         yield _event("content_block_stop", index=self.number)
 
     def calls(self, answer: RecordedCompletion) -> Iterator[Event]:

@@ -22,7 +22,7 @@ from etude.wire.forms import (
     only_one,
     read_format,
 )
-from etude.wire.sampling import BOOKKEEPING, Flag, Integer, Neutral, RequestBody, validated
+from etude.wire.sampling import BOOKKEEPING, Flag, Integer, Neutral, RequestBody, validate_body
 
 _REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens", "reasoning")
 """Request fields that the response repeats."""
@@ -121,9 +121,9 @@ class ResponsesBody(RequestBody):
     store: Flag | None = None
     max_tokens: Integer | None = Field(default=None, alias="max_output_tokens", ge=1)
 
-    def given(self) -> dict[str, Any]:
+    def given_values(self) -> dict[str, Any]:
         """Return the sampling parameters, with the answer's constraint."""
-        return super().given() | only_one(
+        return super().given_values() | only_one(
             [read_format(self.text.format if self.text else None, "text.format")]
         )
 
@@ -156,11 +156,11 @@ class ResponsesDialect(Dialect):
 
     def parse(self, body: Any) -> ChatBody:
         """Read a request. Raises RequestError for items and tools that a chat cannot represent."""
-        known = validated(ResponsesBody, body)
+        known = validate_body(ResponsesBody, body)
         asked = known.request()
         name, head = known.previous_response_id, 1 if known.instructions else 0
         earlier = () if name is None else self._memory.conversation(name, "previous_response_id").messages
-        messages = (*asked.messages[:head], *earlier, *self._memory.restored(asked.messages[head:]))
+        messages = (*asked.messages[:head], *earlier, *self._memory.restore(asked.messages[head:]))
         if not messages:
             raise RequestError("input must hold at least one message, found none", param="input")
         try:
@@ -306,19 +306,19 @@ class _ResponseStream(BlockStream):
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
-    def opened(self, kind: Kind) -> Iterator[Event]:
+    def open_block(self, kind: Kind) -> Iterator[Event]:
         item = _item(self._heading, kind, "", status="in_progress")
         yield self._event("response.output_item.added", output_index=self.number, item=item | {"content": []})
         yield self._part("response.content_part.added", item, part=item["content"][0])
 
-    def piece(self, kind: Kind, text: str) -> Iterator[Event]:
+    def block_piece(self, kind: Kind, text: str) -> Iterator[Event]:
         item = _item(self._heading, kind, "", status="in_progress")
         if kind == "reasoning":
             yield self._part("response.reasoning_text.delta", item, delta=text)
             return
         yield self._part("response.output_text.delta", item, delta=text, logprobs=[])
 
-    def closed(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
+    def close_block(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
         item = _item(self._heading, kind, text, status=status)
         if kind == "reasoning":
             yield self._part("response.reasoning_text.done", item, text=text)

@@ -68,7 +68,7 @@ class RetryCount:
 _COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
 
 
-class counting_retries(ContextValue[RetryCount]):
+class count_retries(ContextValue[RetryCount]):
     """Count what is noted in the block and in its tasks. An outer count gets all of it but the charges."""
 
     __slots__ = ()

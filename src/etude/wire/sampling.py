@@ -44,7 +44,7 @@ class SamplingFields(BaseModel):
     repetition_penalty: Factor | None = Field(default=None, strict=True)
     logit_bias: Annotated[dict[Count, Bias], _BY_TOKEN] | None = None
 
-    def given(self) -> dict[str, Any]:
+    def given_values(self) -> dict[str, Any]:
         """Return the fields that are not None, in `Sampling`'s form."""
         values = {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
         if isinstance(self.stop, str):
@@ -74,15 +74,15 @@ def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
         return base
     constraint: Constraint | None = wishes.pop("constraint", None)
     try:
-        given = SamplingFields.model_validate(wishes).given()
+        given = SamplingFields.model_validate(wishes).given_values()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
         raise RequestError(f"{name}: {first['msg']}, found {changes[name]!r:.80}", param=name) from error
-    return with_checked(base, given if constraint is None else {**given, "constraint": constraint})
+    return apply_checked(base, given if constraint is None else {**given, "constraint": constraint})
 
 
-def with_checked(base: Sampling, given: Mapping[str, Any]) -> Sampling:
+def apply_checked(base: Sampling, given: Mapping[str, Any]) -> Sampling:
     """Return `base` changed by `given`, which `SamplingFields` has validated. Raises RequestError if
     `min_tokens` exceeds `max_tokens`."""
     changed = replace(base, **given)
@@ -151,11 +151,11 @@ class RequestBody(SamplingFields, extra="allow"):
 
     def request(self, **fields: Any) -> ChatBody:
         """Return the request, for any API; `fields` come from the body's own API."""
-        known: dict[str, Any] = {"model": self.model or "", "messages": (), "sampling": self.given()}
+        known: dict[str, Any] = {"model": self.model or "", "messages": (), "sampling": self.given_values()}
         return ChatBody(stream=bool(self.stream), **known | fields)
 
 
-def validated(kind: type[B], body: Any, **defaults: Any) -> B:
+def validate_body(kind: type[B], body: Any, **defaults: Any) -> B:
     """Validate a request's body. Raises RequestError that lists up to five problems."""
     if not isinstance(body, dict):
         raise RequestError("the request must be a JSON object")

@@ -92,7 +92,7 @@ def test_a_command_measures_what_it_is_given_before_what_the_file_names_and_that
 @pytest.mark.parametrize(
     ("workflow", "row", "reason"),
     [
-        (GYM, {"question": "q"}, "'mine' is no game: .*Counting needs a whole number as 'seed'"),
+        (GYM, {"question": "q"}, "'mine' cannot start a game: .*Counting needs a whole number as 'seed'"),
         (GYM, {"seed": "soon"}, r"needs a whole number as 'seed', and found a str"),
         (REASONING, {"question": "q", "entry": "{}"}, "the task 'gcd' of reasoning-gym.*'seed', and it"),
         (REASONING, {"seed": 1}, r"needs a whole number as 'index'"),

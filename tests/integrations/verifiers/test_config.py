@@ -76,8 +76,8 @@ def test_a_missing_program_or_key_is_named(monkeypatch: pytest.MonkeyPatch):
     assert missing() == missing(taskset=judged) == ""
     assert missing(agent={"runtime": {"type": "docker"}}).startswith("docker for the agent 'agent' is not")
     remote = {"harness": {"id": "bash"}, "runtime": {"type": "prime"}}
-    assert "a prime sandbox for the agent 'agent' is not there; set PRIME_API_KEY" in missing(agent=remote)
+    assert "the key of the prime sandbox for the agent 'agent' is not set" in missing(agent=remote)
     stock = {"harness": {"id": "codex"}, "runtime": {"type": "subprocess"}}
-    assert "uv for the harness 'codex' of the agent 'agent' is not there" in missing(agent=stock)
+    assert "uv for the harness 'codex' of the agent 'agent' is not installed" in missing(agent=stock)
     asked = {"client": {"type": "eval", "api_key_var": "NO_SUCH_KEY"}}
     assert "export NO_SUCH_KEY=…" in missing(agent=asked)

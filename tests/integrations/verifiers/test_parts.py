@@ -143,6 +143,6 @@ def test_an_example_is_the_task_of_its_id_unless_it_says_something_else():
     own = Task(Data(question="q", answer="a"))
     tasks = Tasks(Taskset(), {"0": own})
     same = [Example("0"), Example("0", {"question": "q"}), Example("0", {"question": "q"}, "a")]
-    assert all(tasks.of(example) is own for example in same)
-    assert tasks.of(Example("0", {"question": "another"}, "b")).data == Data(question="another", answer="b")
-    assert tasks.of(Example("0", {"question": "q"}, "b")).data == Data(question="q", answer="b")
+    assert all(tasks.find(example) is own for example in same)
+    assert tasks.find(Example("0", {"question": "another"}, "b")).data == Data(question="another", answer="b")
+    assert tasks.find(Example("0", {"question": "q"}, "b")).data == Data(question="q", answer="b")

@@ -55,7 +55,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         super().__init__(adapter_config)
         self.remote_backend = ArtClient(adapter_config)
         """The client of the training server."""
-        self.model = ArtModel.of(adapter_config)
+        self.model = ArtModel.from_config(adapter_config)
         """The trained model, in the form that the server receives."""
         self._model_internal_config = self.model.internal_config
         self._training_jobs: dict[str, asyncio.Task[None]] = {}
@@ -103,7 +103,7 @@ class ARTTrainerAdapter(TrainerAdapter):
             if not job.status.is_final:
                 await self._recover(name, job, RECOVER_SECONDS)
         try:
-            base = jobs.base or await self._served(await self.remote_backend.step(), "the beginning")
+            base = jobs.base or await self._served_version(await self.remote_backend.step(), "the beginning")
             if self._inference is not None:
                 await self._inference.probe(await self._served_name(base.number))
         except ArtError as error:
@@ -137,7 +137,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
         trains = name in self._training_jobs and not self._training_jobs[name].done()
         known, how = jobs.jobs.get(name), self.adapter_config.training.model_dump(mode="json")
-        content = JobContent.of(data_hash(trajectories), trajectories.method, how)
+        content = JobContent.from_parts(data_hash(trajectories), trajectories.method, how)
         if not trains and known is not None and known.status is TrainingStatusEnum.RUNNING:
             await self._recover(name, known, wait=0)
             known = jobs.jobs.get(name)
@@ -267,7 +267,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         return await _poll_until(seconds, self.remote_backend.step, lambda step: step > before)
 
     async def _complete(self, name: str, step: int, metrics: dict[str, float], message: str | None) -> None:
-        version = await self._served(step, name)
+        version = await self._served_version(step, name)
         self._version = version
         self._end(name, TrainingStatusEnum.COMPLETED, message, metrics=metrics, version=version)
 
@@ -278,7 +278,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
         self.log_progress(ref, {"status": status, "message": message})
 
-    async def _served(self, step: int, job: str) -> ModelVersion:
+    async def _served_version(self, step: int, job: str) -> ModelVersion:
         """Return the version of a step, with its served name. Raises ArtError if it is not served."""
         location = await self._served_name(step)
         backend = self.adapter_config.backend

@@ -80,7 +80,7 @@ class _JsonClient:
             except httpx.RequestError as error:
                 raise self._unreachable(request, error) from error
             if response.status_code != 200:
-                raise self._refused(request, response.status_code, response.content, response.headers)
+                raise self._refusal_error(request, response.status_code, response.content, response.headers)
             return response.content
 
         return await with_retries(attempt)
@@ -90,7 +90,9 @@ class _JsonClient:
         again = None if isinstance(error, httpx.ReadTimeout) else RetryReason("connection")
         return ArtError(f"{self._name} did not answer {request} ({describe(error)}){self._hint}", again=again)
 
-    def _refused(self, request: str, status: int, content: bytes, headers: Mapping[str, str]) -> ArtError:
+    def _refusal_error(
+        self, request: str, status: int, content: bytes, headers: Mapping[str, str]
+    ) -> ArtError:
         failure = to_failure(status, headers, content)
         later = failure.again if isinstance(failure, Retryable) else None
         return ArtError(f"{self._name} answered {request} with {failure}", status, later)
@@ -107,7 +109,7 @@ class ArtClient(_JsonClient):
             ". Is it running (`art run`), and is the address under 'backend' right?",
         )
         self._config = config
-        self._model = ArtModel.of(config).model_dump(by_alias=True)
+        self._model = ArtModel.from_config(config).model_dump(by_alias=True)
 
     async def check_health(self) -> None:
         """Raise ArtError unless the training server reports that it is healthy."""
@@ -166,7 +168,7 @@ class ArtClient(_JsonClient):
             async with self._http.stream("POST", f"{self.url}{path}", json=body, timeout=timeout) as response:
                 if response.status_code != 200:
                     status, content = response.status_code, await response.aread()
-                    raise self._refused(f"POST {path}", status, content, response.headers)
+                    raise self._refusal_error(f"POST {path}", status, content, response.headers)
                 async for line in response.aiter_lines():
                     if line.strip():
                         yield self._metrics(line)
@@ -174,7 +176,7 @@ class ArtClient(_JsonClient):
             raise self._unreachable(f"POST {path}", error) from error
 
     def _metrics(self, line: str) -> dict[str, float]:
-        metrics = self._parsed(line, f"sent no JSON: {line[:200]!r}")
+        metrics = self._parse(line, f"sent no JSON: {line[:200]!r}")
         if not isinstance(metrics, dict):
             raise ArtError(f"{self._name} sent metrics that are not an object: {line[:200]!r}")
         return {
@@ -185,9 +187,9 @@ class ArtClient(_JsonClient):
 
     async def _json(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> Any:
         answer = await self._ask(method, path, body, seconds)
-        return self._parsed(answer, f"answers {method} {path} with no JSON")
+        return self._parse(answer, f"answers {method} {path} with no JSON")
 
-    def _parsed(self, text: str | bytes, problem: str) -> Any:
+    def _parse(self, text: str | bytes, problem: str) -> Any:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:

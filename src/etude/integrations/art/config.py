@@ -40,7 +40,7 @@ class ArtBackendConfig(BaseModel, extra="forbid"):
     @model_validator(mode="after")
     def _one_address(self) -> ArtBackendConfig:
         if (self.base_url is None) == (self.ip is None):
-            raise ValueError("say where the server is: either `base_url`, or `ip` and `port`")
+            raise ValueError("give either `base_url`, or `ip` and `port`")
         return self
 
     @property

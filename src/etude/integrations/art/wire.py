@@ -36,26 +36,17 @@ class ArtGroups:
 
 
 class ArtModel(BaseModel):
-    """ART's `TrainableModel`."""
+    """ART's `TrainableModel`. ART has defaults for its other fields."""
 
     name: str
     project: str
-    entity: str | None = None
-    id: str | None = None
-    run_id: str | None = None
-    config: Json | None = None
     trainable: bool = True
-    inference_api_key: str | None = None
-    inference_base_url: str | None = None
-    inference_model_name: str | None = None
-    base_path: str = ".art"
-    report_metrics: list[str] | None = None
     base_model: str
     internal_config: Json = Field(serialization_alias="_internal_config")
     """ART's `InternalModelConfig`."""
 
     @classmethod
-    def of(cls, config: ARTTrainerAdapterConfig) -> ArtModel:
+    def from_config(cls, config: ARTTrainerAdapterConfig) -> ArtModel:
         """Describe the model that a config trains."""
         backend, training = config.backend, config.training
         options = {"learning_rate": training.learning_rate, "beta": training.beta}

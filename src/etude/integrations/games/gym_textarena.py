@@ -96,7 +96,7 @@ class GymGame:
         config = self.config
         player = Player(WORKFLOW, config.model, config.prompt, config.history)
         course = GameResult(config.id, rewards={WORKFLOW: 0.0})
-        seed, options = _beginning(example, config.id)
+        seed, options = _start_state(example, config.id)
         async with Game(config.id, self.make, config.call_timeout) as guest:
             read = choose_reader(config.action, getattr(guest.env, "action_space", None))
             shown, over = await guest.call("reset()", partial(self._reset, seed, options)), False
@@ -112,7 +112,7 @@ class GymGame:
                     if not config.history:  # The player does not see its first question again.
                         asked += f"\n\n{shown}"
                     continue
-                shown, reward, over = await guest.call("step()", partial(self._stepped, action))
+                shown, reward, over = await guest.call("step()", partial(self._step, action))
                 asked = shown
                 earned = course.earn(WORKFLOW, reward)
                 if config.step_rewards:
@@ -125,7 +125,7 @@ class GymGame:
         observation, _ = env.reset(seed=seed, options=options)
         return self._shown(env, observation)
 
-    def _stepped(self, action: Any, env: Any) -> tuple[str, Any, bool]:
+    def _step(self, action: Any, env: Any) -> tuple[str, Any, bool]:
         observation, reward, terminated, truncated, _ = env.step(action)
         return self._shown(env, observation), reward, bool(terminated or truncated)
 
@@ -144,7 +144,7 @@ class GymGame:
             ) from None
 
 
-def _beginning(example: Example, what: str) -> tuple[int | None, Mapping[str, Any] | None]:
+def _start_state(example: Example, what: str) -> tuple[int | None, Mapping[str, Any] | None]:
     """Return the `seed` and `options` to reset a game with. A row has one of them or both.
 
     Raises EpisodeError for an example with neither, because each of its episodes would be a different game.
@@ -296,17 +296,17 @@ class TextArenaGame:
                         f"{config.id}: it has no result after {config.max_turns} turns; raise `max_turns` of "
                         "the workflow"
                     )
-                seat, shown = await guest.call("get_observation()", self._observed)
+                seat, shown = await guest.call("get_observation()", self._observe)
                 text = await players[seat].answer(episode, shown)
                 course.turns += 1
-                over = await guest.call("step()", partial(_stepped, text))
+                over = await guest.call("step()", partial(_step, text))
             rewards, info = await guest.call("close()", lambda env: env.close())
             for seat, player in enumerate(players):
                 course.earn(player.name, (rewards or {}).get(seat))
                 course.invalid[player.name] += bool((info.get(seat) or {}).get("invalid_move"))
         return course.record(episode)
 
-    def _observed(self, env: Any) -> tuple[int, str]:
+    def _observe(self, env: Any) -> tuple[int, str]:
         """Return the player whose turn it is, and the messages and events since its last turn."""
         seat, observation = env.get_observation()
         models = max(1, len(self.config.seats))
@@ -324,5 +324,5 @@ class TextArenaGame:
         return seat, "\n\n".join(text.strip() for text in texts) or "It is your turn."
 
 
-def _stepped(action: str, env: Any) -> bool:
+def _step(action: str, env: Any) -> bool:
     return bool(env.step(action=action)[0])

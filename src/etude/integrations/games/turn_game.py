@@ -110,8 +110,8 @@ def whole_number(example: Example, name: str, what: str) -> int:
     except ValueError:
         found = "it has none" if value is None else f"found {name_type(value)}"
         raise EpisodeError(
-            f"example {example.id!r} is no game: {what} needs a whole number as '{name}', and {found}; give "
-            "each row one, or leave the dataset out, and the workflow brings its own"
+            f"example {example.id!r} cannot start a game: {what} needs a whole number as '{name}', and "
+            f"{found}; give each row one, or leave out the dataset, and the workflow supplies its own"
         ) from None
 
 

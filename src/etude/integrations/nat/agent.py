@@ -36,7 +36,7 @@ class EtudeModelConfig(LLMBaseConfig, name="etude_model"):
     _episodes: dict[str | None, Episode] = PrivateAttr(default_factory=dict)
 
     @contextlib.contextmanager
-    def answering(self, episode: Episode) -> Iterator[str]:
+    def record_in(self, episode: Episode) -> Iterator[str]:
         """Yield the id of a conversation of the toolkit, and record its calls in `episode`."""
         conversation = str(uuid4())
         self._episodes[conversation] = episode
@@ -45,7 +45,7 @@ class EtudeModelConfig(LLMBaseConfig, name="etude_model"):
         finally:
             del self._episodes[conversation]
 
-    def running(self) -> tuple[Episode | None, str]:
+    def current_episode(self) -> tuple[Episode | None, str]:
         """Return the episode of the toolkit's current conversation, and the name of the running function.
 
         The name is `<workflow>` for the agent itself.
@@ -63,11 +63,11 @@ async def etude_model(config: EtudeModelConfig, _builder: Builder) -> AsyncItera
 @register_llm_client(config_type=EtudeModelConfig, wrapper_type=LLMFrameworkEnum.LANGCHAIN)
 async def etude_langchain(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[Any]:
     """Provide the trained model to LangChain and LangGraph."""
-    async with langchain_model(config.model_name, config.running) as model:
+    async with langchain_model(config.model_name, config.current_episode) as model:
         yield model
 
 
-def _refusing(framework: LLMFrameworkEnum) -> Callable[..., AsyncIterator[Any]]:
+def _make_refusal(framework: LLMFrameworkEnum) -> Callable[..., AsyncIterator[Any]]:
     """Make a client that refuses an unsupported framework with a clear error."""
 
     async def refuse(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[Any]:
@@ -82,7 +82,7 @@ def _refusing(framework: LLMFrameworkEnum) -> Callable[..., AsyncIterator[Any]]:
 
 for _framework in LLMFrameworkEnum:
     if _framework is not LLMFrameworkEnum.LANGCHAIN:
-        register_llm_client(config_type=EtudeModelConfig, wrapper_type=_framework)(_refusing(_framework))
+        register_llm_client(config_type=EtudeModelConfig, wrapper_type=_framework)(_make_refusal(_framework))
 
 _USER = "nat_eval_user"
 """The user name in the toolkit's own evaluations."""
@@ -105,7 +105,7 @@ class NatAgent:
         """Run the workflow on an example, and return its output as in the toolkit's evaluations."""
         name = f"{_USER}-{uuid4()}" if self.config.eval.general.per_input_user_id else _USER
         user = str(UserInfo(basic_user=BasicUserInfo(username=name, password=SecretStr(_USER))).get_user_id())
-        with self.model.answering(episode) as conversation:
+        with self.model.record_in(episode) as conversation:
             async with (
                 self.sessions.session(user_id=user, conversation_id=conversation) as session,
                 session.run(example.inputs["question"]) as runner,

@@ -39,7 +39,7 @@ class NatWorkflowConfig(WorkflowConfig, name="nat"):
     _toolkit_config: Any = PrivateAttr(default=None)
 
     @classmethod
-    def of(cls, toolkit_config: Any, **fields: Any) -> NatWorkflowConfig:
+    def from_toolkit(cls, toolkit_config: Any, **fields: Any) -> NatWorkflowConfig:
         """Create the config from a loaded toolkit config."""
         made = cls(**fields)
         made._toolkit_config = toolkit_config
@@ -51,8 +51,8 @@ class NatWorkflowConfig(WorkflowConfig, name="nat"):
             return self._toolkit_config
         if self.config_file is None:
             raise RequestError(
-                "this run was begun by `nat finetune`: type that command again, and it goes on; in a config "
-                "of Etude's, `workflow.config_file` names the toolkit's"
+                "this run was started by `nat finetune`; run that command again to resume it. In a config of "
+                "Etude, `workflow.config_file` names the toolkit's config"
             )
         from nat.runtime.loader import load_config
 

@@ -126,7 +126,7 @@ class NatEvaluator(Evaluator):
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         """Score one episode. A failed evaluator gives an error instead of the toolkit's score 0.0."""
-        output = await self._evaluate(self._prepared(item))
+        output = await self._evaluate(self._to_item(item))
         error = output.error
         if error is None and isinstance(output.reasoning, dict):
             # The toolkit says so of an evaluator that raised. Others have an `error` of their own.
@@ -140,10 +140,10 @@ class NatEvaluator(Evaluator):
             error=error,
         )
 
-    def _prepared(self, item: EvalInputItem) -> NatItem:
+    def _to_item(self, item: EvalInputItem) -> NatItem:
         """Return the episode in the form that the toolkit's evaluations pass to evaluators."""
         assert item.episode is not None, "a score is made of an episode"
-        kept = self._agent.steps.of(item.episode.id) if self._agent.steps else []
+        kept = self._agent.steps.read(item.episode.id) if self._agent.steps else []
         steps = IntermediateStepAdapter().validate_intermediate_steps(kept)
         prepared = to_item(item.episode.example, item.output_obj, steps)
         general = self._agent.config.eval.general

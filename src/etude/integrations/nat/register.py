@@ -159,18 +159,18 @@ class EtudeTrainer(Trainer):
 
     def get_curriculum_state(self) -> dict[str, Any]:
         """Return the curriculum's state and config as JSON."""
-        return self._running().get_curriculum_state()
+        return self._require_trainer().get_curriculum_state()
 
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Write the metrics files into the run folder or `output_dir`."""
-        self._running().log_progress(epoch, metrics, output_dir)
+        self._require_trainer().log_progress(epoch, metrics, output_dir)
 
     async def cleanup(self) -> None:
         """Close the run and its resources. Calling it twice is fine."""
         self._etude = None
         await self._open.aclose()
 
-    def _running(self) -> RecordedTrainer:
+    def _require_trainer(self) -> RecordedTrainer:
         if self._etude is None:
             raise EtudeError("no run is open; call run(num_epochs) or run_epoch(epoch, run_id) first")
         return self._etude

@@ -77,7 +77,7 @@ def translate(toolkit_config: Any, run_config: Any) -> Config:
     adapter = toolkit_config.trainer_adapters[run_config.trainer_adapter]
     trainer = toolkit_config.trainers[run_config.trainer]
     target = trained_model(toolkit_config.llms, run_config.target_model)
-    workflow = NatWorkflowConfig.of(
+    workflow = NatWorkflowConfig.from_toolkit(
         toolkit_config, model=target, result_json_path=options.result_json_path, digest=digest(toolkit_config)
     )
     general = toolkit_config.eval.general

@@ -83,8 +83,8 @@ async def langchain_model(model: str, running: Running) -> AsyncIterator[BaseCha
 def _refuse_request(request: httpx.Request, model: str) -> httpx.Response:
     """Return the error response to a request outside of an episode."""
     error = EpisodeError(
-        f"the model '{model}' is being trained, and was called outside of an episode; give evaluators and "
-        "whatever else runs beside the agent an entry of `llms` of their own"
+        f"the model '{model}' is being trained, and was called outside of an episode; give "
+        "evaluators, and all code outside the agent, a separate entry of `llms`"
     )
     return error_response(request.url.path, 409, str(error), cause=error).as_httpx()
 
@@ -100,7 +100,7 @@ class Steps:
         data = from_json(to_json(steps, fallback=str, inf_nan_mode="null"))
         await self._journal.put(_key(episode_id), {"steps": data})
 
-    def of(self, episode_id: str) -> list[dict[str, Any]]:
+    def read(self, episode_id: str) -> list[dict[str, Any]]:
         """Return the steps of an episode; an empty list if none were stored."""
         data = self._journal.get(_key(episode_id))
         return [] if data is None else list(data["steps"])

@@ -149,7 +149,7 @@ def missing_parts(block: Block) -> list[str]:
     package = config.taskset.id.replace("-", "_").lower()
     if package in SHIPPED and importlib.util.find_spec(package) is None:
         extra = SHIPPED[package]
-        missing.append(f"the package {package} is not there; pip install 'verifiers[{extra}]>=0.4,<0.5'")
+        missing.append(f"the package {package} is not installed; pip install 'verifiers[{extra}]>=0.4,<0.5'")
     clients = {f"the judge '{judge.name or judge.id}'": judge for judge in config.taskset.task.judges}
     for role, spec in role_configs(config).items():
         kind, whose = spec.runtime.type, f"the agent '{role}'"
@@ -158,18 +158,18 @@ def missing_parts(block: Block) -> list[str]:
         if kind in HOSTED:
             if not os.environ.get(HOSTED[kind]):
                 remedy = f"set {HOSTED[kind]}, or run it here: `{role}: {{runtime: {{type: docker}}}}`"
-                missing.append(f"a network and a {kind} sandbox for {whose} is not there; {remedy}")
+                missing.append(f"the key of the {kind} sandbox for {whose} is not set; {remedy}")
         elif kind in ENGINES:
             if shutil.which(kind) is None:
                 remedy = f"install and start {kind}, or choose another `{role}: {{runtime: …}}`"
-                missing.append(f"{kind} for {whose} is not there; {remedy}")
+                missing.append(f"{kind} for {whose} is not installed; {remedy}")
         elif spec.harness.id != CHAT and shutil.which("uv") is None:
             remedy = f"pip install uv, or `{role}: {{harness: {{id: {CHAT}}}}}`, which starts no process"
-            missing.append(f"uv for the harness '{spec.harness.id}' of {whose} is not there; {remedy}")
+            missing.append(f"uv for the harness '{spec.harness.id}' of {whose} is not installed; {remedy}")
     for whose, client in clients.items():
         if not os.environ.get(client.api_key_var):
             key = client.api_key_var
-            missing.append(f"the key in {key} for {whose} is not there; export {key}=…")
+            missing.append(f"the key in {key} for {whose} is not set; export {key}=…")
     return missing
 
 
@@ -229,7 +229,7 @@ class Tasks:
         chosen = tasks[:first] if split == "validation" else tasks[first:][:size]
         return [self._example(task) for task in chosen]
 
-    def of(self, example: Example) -> Any:
+    def find(self, example: Example) -> Any:
         """Return the task with the example's id. If its inputs differ, make a task from the example instead.
 
         Raises DatasetError if the example's inputs do not make a task.

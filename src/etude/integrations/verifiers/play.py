@@ -136,7 +136,7 @@ class RecordingServer(InterceptionServer):
 
 
 @asynccontextmanager
-async def serving(env: Any) -> AsyncIterator[None]:
+async def run_servers(env: Any) -> AsyncIterator[None]:
     """Run `env.serving()` with Etude's server. Shared tool servers and hooks are the environment's."""
     async with env.shared_tools() as shared:
         local = all(runtime_is_local(spec.runtime) for spec in env._agent_specs.values())
@@ -173,7 +173,7 @@ class VerifiersWorkflow:
 
         Raises EnvironmentAway if the environment's servers do not start.
         """
-        task = self.tasks.of(example)
+        task = self.tasks.find(example)
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._serving = asyncio.create_task(self._serve(self._ready))
@@ -217,7 +217,7 @@ class VerifiersWorkflow:
 
     async def _serve(self, ready: asyncio.Future[None]) -> None:
         try:
-            async with serving(self.env):
+            async with run_servers(self.env):
                 ready.set_result(None)
                 await self._over.wait()
         except Exception as error:

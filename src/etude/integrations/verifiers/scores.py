@@ -45,7 +45,7 @@ def find_scores(traces: Sequence[Any]) -> list[Score]:
                 )
         if missing := [name for name, reward in trace.rewards.items() if reward is None]:
             raise EpisodeError(
-                f"the environment did not come to give {', '.join(map(repr, missing))} of '{agent}': its "
+                f"the environment has not given {', '.join(map(repr, missing))} of '{agent}': its "
                 "scoring ran out of time. Raise `timeout: {scoring: …}` of that agent, or leave it out"
             )
     agents = list(dict.fromkeys(trace.agent.name for trace in traces))
