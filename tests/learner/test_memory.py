@@ -37,7 +37,7 @@ def test_what_was_freed_goes_back_to_the_system():
     last = blocks.pop()  # What lies above it would go by itself.
     blocks.clear()
     before = resident()
-    memory.give_back_freed()
+    memory.release_freed_memory()
     assert resident() < before - 100_000_000
     del last
 

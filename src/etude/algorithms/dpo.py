@@ -64,7 +64,7 @@ class Preferences(Algorithm, name=""):
     """Choose the reference: the policy that sampled the pairs, or the base model."""
 
     @model_validator(mode="after")
-    def _smoothed_where_there_are_labels(self) -> Preferences:
+    def _check_smoothing(self) -> Preferences:
         if self.loss_type == "ipo" and self.label_smoothing:
             raise ValueError("label_smoothing is for the sigmoid losses; leave it out with `loss_type: ipo`")
         return self

@@ -87,7 +87,7 @@ class Grpo(Algorithm, name="grpo"):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_the_variant_has_it(cls, given: Any) -> Any:
+    def _apply_variant(cls, given: Any) -> Any:
         if not isinstance(given, Mapping) or not isinstance(name := given.get("variant", "dapo"), str):
             return given
         return {**VARIANTS.get(name, {}), **given}

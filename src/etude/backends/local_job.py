@@ -22,7 +22,7 @@ from etude.core.sample import SampleOrPair
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import is_trained
 from etude.learner.optimiser import Schedule, Step
-from etude.models.memory import give_back_freed
+from etude.models.memory import release_freed_memory
 from etude.models.policy import Policy
 from etude.store.learned import Source, learned_lines
 
@@ -195,7 +195,7 @@ class LocalLearner:
             if written is None:
                 location = str(self._versions.folder(number))
                 written = ModelVersion(number=number, location=location, digest=policy.digest())
-        give_back_freed()
+        release_freed_memory()
         return FinishedJob.model_validate({**made.facts, "version": written})
 
     def _restore(self, start: ModelVersion) -> None:

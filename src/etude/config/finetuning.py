@@ -56,7 +56,7 @@ class UntilConfig(DataModel, revalidate_instances="always"):
     """End when the loss falls to this, in nats for each token that the assistant said."""
 
     @model_validator(mode="after")
-    def _names_one(self) -> UntilConfig:
+    def _check_measurement(self) -> UntilConfig:
         if (self.reward is None) == (self.loss is None):
             raise ValueError("set `reward` or `loss`, and not both")
         return self
@@ -92,7 +92,7 @@ class WarmUpConfig(DataModel, revalidate_instances="always"):
     """The most training examples to measure the reward on: the first ones."""
 
     @model_validator(mode="after")
-    def _is_ended_by_one(self) -> WarmUpConfig:
+    def _check_end(self) -> WarmUpConfig:
         if (self.until is None) == (self.steps is None):
             raise ValueError("set `until` or `steps`, and not both: the one thing that ends the warm-up")
         return self
@@ -276,11 +276,11 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
 
     @field_validator("run_configuration", mode="before")
     @classmethod
-    def _none_is_default(cls, value: Any) -> Any:
+    def _read_none_as_default(cls, value: Any) -> Any:
         return FinetuneRunConfig() if value is None else value
 
     @model_validator(mode="after")
-    def _shipped_where_left_out(self) -> FinetuneConfig:
+    def _fill_in_defaults(self) -> FinetuneConfig:
         for key, name in SHIPPED.items():
             if self.enabled and getattr(self, key) is None:
                 self.__dict__[key] = name

@@ -56,12 +56,12 @@ class StorageConfig(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="before")
     @classmethod
-    def _address_alone(cls, value: Any) -> Any:
+    def _accept_bare_address(cls, value: Any) -> Any:
         return {"address": value} if isinstance(value, str) else value
 
     @field_validator("address")
     @classmethod
-    def _is_address(cls, address: str) -> str:
+    def _check_address(cls, address: str) -> str:
         if "://" not in address:
             example = (
                 f"file://{address}" if address.startswith("/") else "file:///mnt/backup, s3://bucket/etude"
@@ -122,7 +122,7 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):
     MemoryError. By default there is no limit."""
 
     @model_validator(mode="after")
-    def _has_runners(self) -> EvalGeneralConfig:
+    def _check_runners(self) -> EvalGeneralConfig:
         for name in ("runners", "runner_memory"):
             if self.isolation != "process" and getattr(self, name) is not None:
                 raise ValueError(f"`{name}` is for processes that play episodes: set isolation: process too")

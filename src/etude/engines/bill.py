@@ -61,7 +61,7 @@ class BillEntry:
             unpriced_tokens=self.unpriced_tokens + unpriced,
         )
 
-    def stored(self) -> dict[str, str | float]:
+    def to_row(self) -> dict[str, str | float]:
         """Return the line in its journal form."""
         amounts = {name: amount for name in _AMOUNTS if (amount := getattr(self, name))}
         return {"model": self.model, "role": self.role, "phase": self.phase, **amounts}

@@ -61,7 +61,7 @@ class FusedLlama:
             query_NGRD, new = heads.tensor_split((-2,), dim=2)
             held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, new.flatten(0, 1))
             parts = zip(query_NGRD.split_with_sizes(counts), inputs.groups, strict=True)
-            mixed = [self._attended(query, group, held, group.masks[kind]) for query, group in parts]
+            mixed = [self._attend(query, group, held, group.masks[kind]) for query, group in parts]
             x_NE = self._add(x_NE, layer.out(torch.cat(mixed).flatten(1)), layer.out_norm)
             gate, up = layer.gate_up.linear(self._norm(x_NE, layer.gate_up)).chunk(2, dim=1)
             gate = (
@@ -96,7 +96,7 @@ class FusedLlama:
                 self._turns[kind] = torch.complex(cos[0, :, :half], sin[0, :, :half])
         return {kind: turns.index_select(0, position_N)[:, None, None] for kind, turns in self._turns.items()}
 
-    def _attended(
+    def _attend(
         self, query: torch.Tensor, group: RowGroup, held: SlotLayer, mask: torch.Tensor
     ) -> torch.Tensor:
         """Return the attention of a group's rows, in the shape of their queries [., G, R, D]."""

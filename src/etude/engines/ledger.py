@@ -49,7 +49,7 @@ class Limit:
         """Its key in the config."""
         return f"budget.{self.unit}"
 
-    def reached(self, amount: float = 0.0, what: str = "") -> BudgetReached:
+    def as_error(self, amount: float = 0.0, what: str = "") -> BudgetReached:
         """Return the error for a reached limit; `what` would take up to `amount` more."""
         more = f", and {what} may take up to {shown(amount, self.unit)}" if what else ""
         text = f"{self.key} is {shown(self.most, self.unit)}: {shown(self.used, self.unit)} are used{more}"
@@ -235,7 +235,7 @@ class Ledger:
             self.store_time()
         for limit in self.limits:
             if limit.unit == "hours" and limit.used >= limit.most:
-                self._stop(limit.reached())
+                self._stop(limit.as_error())
 
     def store_time(self) -> None:
         """Store the run's working time."""
@@ -256,7 +256,7 @@ class Ledger:
             if full is None and self.reached is None:
                 break
             if full is not None and not full.holders:
-                self._stop(full.reached(amounts[full.unit], what))
+                self._stop(full.as_error(amounts[full.unit], what))
             await self._left.wait()
         number = next(self._numbers)
         self._holds[number] = [(limit, amounts[limit.unit]) for limit in own]
@@ -287,7 +287,7 @@ class Ledger:
         before = self._lines.get(line.key, _NOTHING)
         self._lines[line.key] = line
         self._use(line, before)
-        self._journal.put_soon(line.key, line.stored())
+        self._journal.put_soon(line.key, line.to_row())
 
     def _use(self, line: BillEntry, before: BillEntry) -> None:
         for limit in self.limits:

@@ -109,7 +109,7 @@ class LocalLlmConfig(LlmConfig, name="local"):
     """Variables of the model's chat template, such as `enable_thinking: false`. A call can override each."""
 
     @model_validator(mode="after")
-    def _has_one_base(self) -> LocalLlmConfig:
+    def _check_base(self) -> LocalLlmConfig:
         if (self.model is None) == (self.tiny is None):
             raise ValueError("set `model` or `tiny`, and not both: the weights to begin with")
         return self

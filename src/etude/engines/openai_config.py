@@ -162,7 +162,7 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
 
     @field_validator("extra_body")
     @classmethod
-    def _not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _refuse_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
         clash = sorted(_OWN_FIELDS & value.keys())
         if clash:
             raise ValueError(f"cannot set {', '.join(clash)}: the engine sets it itself")

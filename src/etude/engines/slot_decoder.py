@@ -158,7 +158,7 @@ class SlotDecoder:
         leading = not self._deterministic and slots == list(range(len(slots)))
         numbers_3BT = self._inputs.numbers(rows, (len(slots), width), self._kv)
         slot_B = tensor(slots, self._policy.device)
-        plan = self._inputs.planned(numbers_3BT, slot_B, span, self._kv, leading=leading)
+        plan = self._inputs.plan(numbers_3BT, slot_B, span, self._kv, leading=leading)
         for row, count in zip(rows, counts, strict=True):
             row.cached += count
         read = tensor([index for index, row in enumerate(rows) if row.pending == 0], self._policy.device)
@@ -179,7 +179,7 @@ class SlotDecoder:
     def _leading_logits(self, numbers_3B1: torch.Tensor, span: int) -> torch.Tensor:
         """Return the logits [B, V] after single tokens in the first slots."""
         slot_B = torch.arange(numbers_3B1.shape[1], device=numbers_3B1.device)
-        return self._logits(self._inputs.planned(numbers_3B1, slot_B, span, self._kv, leading=True))
+        return self._logits(self._inputs.plan(numbers_3B1, slot_B, span, self._kv, leading=True))
 
     def _logits(self, plan: StepPlan) -> torch.Tensor:
         """Return the logits [B, V] after each row's last token."""
@@ -301,7 +301,7 @@ def cuda_graphs(device: torch.device) -> Record:
     with torch.cuda.device(device):
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def captured(function: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    def capture(function: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         graph = torch.cuda.CUDAGraph()
         # Other threads may still allocate memory on the device.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -312,14 +312,14 @@ def cuda_graphs(device: torch.device) -> Record:
 
     with torch.cuda.stream(stream):
         # Shared memory is freed with the last graph in it, and cannot be allocated again.
-        anchor = captured(lambda: torch.zeros(1, device=device))
+        anchor = capture(lambda: torch.zeros(1, device=device))
 
     def record(function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
         usual = torch.cuda.current_stream(device)
         stream.wait_stream(usual)
         with torch.cuda.stream(stream):
             plain = function()  # This makes one-time allocations, such as workspaces for matrix products.
-            graph, result = captured(function)
+            graph, result = capture(function)
         usual.wait_stream(stream)
 
         def replay(beside: object = anchor) -> torch.Tensor:

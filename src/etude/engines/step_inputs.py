@@ -46,7 +46,7 @@ class InputMaker:
             new[0], new[1:] = row.ids[row.cached : end], numpy.arange(row.cached, end)
         return tensor(numbers_3BT, self._device)
 
-    def planned(
+    def plan(
         self, numbers_3BT: torch.Tensor, slot_B: torch.Tensor, span: int, kv: KvSlots, *, leading: bool
     ) -> StepPlan:
         """Plan a step of `kv` on these numbers. With `leading`, the slots are 0…B-1 and are read in place."""

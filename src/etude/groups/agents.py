@@ -55,7 +55,7 @@ class ModelSettings:
 
     @model_validator(mode="wrap")
     @classmethod
-    def _checked(cls, values: Any, make: Callable[[Any], Self]) -> Self:
+    def _check_all(cls, values: Any, make: Callable[[Any], Self]) -> Self:
         try:
             return make(values)
         except ValidationError as error:

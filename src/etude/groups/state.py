@@ -49,12 +49,12 @@ class HostedState(BaseModel, frozen=True):
 
     @field_validator("fine_tune_job_id")
     @classmethod
-    def _submitted(cls, value: str | None) -> str | None:
+    def _check_submitted(cls, value: str | None) -> str | None:
         return None if value in _NO_JOBS else value
 
     @field_validator("fine_tuned_model_name")
     @classmethod
-    def _trained(cls, value: str | None) -> str | None:
+    def _check_trained_name(cls, value: str | None) -> str | None:
         if value == _NO_MODEL:
             raise ValueError(
                 f"'{_NO_MODEL}' stands for a model that was never trained. Leave the state out to begin with "

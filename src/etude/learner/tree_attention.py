@@ -166,15 +166,15 @@ def _attend_blocks(inputs: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec) -
     out = _empty_beside(query[..., :1].expand(*query.shape[:-1], value.shape[-1]))
     sums = _empty_beside(query[..., :1], torch.float32)[..., 0]
 
-    def attended(block: Block) -> _Attended:
+    def attend(block: Block) -> _Attended:
         keys, mask = block.keys, spec.tree.mask(spec.queries, block, spec.scores.window, query.dtype)
         return kernel.forward((query[..., block.queries, :], key[..., keys, :], value[..., keys, :], mask))
 
     for block in spec.queries.own:
-        out[..., block.queries, :], sums[..., block.queries] = attended(block)
+        out[..., block.queries, :], sums[..., block.queries] = attend(block)
     for block in spec.queries.back:
         rows = block.queries
-        more, sum_of_more = attended(block)
+        more, sum_of_more = attend(block)
         total = torch.logaddexp(sums[..., rows], sum_of_more)
         out[..., rows, :].mul_((sums[..., rows] - total).exp_().unsqueeze(-1))
         out[..., rows, :].addcmul_(more, (sum_of_more - total).exp_().unsqueeze(-1))

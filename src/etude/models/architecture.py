@@ -112,14 +112,14 @@ def lora_exclusions(model: Any) -> list[str]:
     within = {id(module) for part in language_parts(model) for module in part.modules()}
     excluded = []
     for name, module in model.named_modules():
-        if isinstance(module, _LORA_KINDS) and (id(module) not in within or _is_more(module)):
+        if isinstance(module, _LORA_KINDS) and (id(module) not in within or _computes_more(module)):
             excluded.append(name)
         if hasattr(module, "A_log") and hasattr(module, "D"):
             excluded += [f"{name}.{part}" for part in _UNCALLED if hasattr(module, part)]
     return excluded
 
 
-def _is_more(module: Any) -> bool:
+def _computes_more(module: Any) -> bool:
     """Return whether a layer computes more than its matrix does, which LoRA weights cannot change."""
     if isinstance(module, torch.nn.Embedding):
         # peft supports one special embedding: the one with scaled rows.

@@ -39,7 +39,7 @@ def total_memory() -> int | None:
     return min(pages, _cgroup_number("memory.max") or pages)
 
 
-def give_back_freed() -> None:
+def release_freed_memory() -> None:
     """Make the C library return freed memory to the system, which glibc otherwise keeps for each thread."""
     with suppress(AttributeError, OSError, TypeError):  # Other libraries have no such function.
         ctypes.CDLL(None).malloc_trim(0)

@@ -55,7 +55,7 @@ def packaged_folder() -> Path:
     return Path(cache) / "etude" / "models" / PACKAGED.rpartition("/")[2]
 
 
-def pretrained(source: str | Path) -> tuple[str, dict[str, str]]:
+def pretrained_arguments(source: str | Path) -> tuple[str, dict[str, str]]:
     """Return the arguments of `from_pretrained` for a model: folder or name, and a GGUF file's name.
 
     Raises errors as `locate` does.

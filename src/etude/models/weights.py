@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from etude.core.errors import StoreError
 from etude.models.architecture import model_class
-from etude.models.source import loading_error, local_path, pretrained
+from etude.models.source import loading_error, local_path, pretrained_arguments
 from etude.store.files import note_sum, require_as_written
 
 LOADING_ERRORS = (
@@ -49,7 +49,7 @@ def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
     """
     from transformers import AutoConfig
 
-    name, file = pretrained(source)
+    name, file = pretrained_arguments(source)
     try:
         yield name, file, AutoConfig.from_pretrained(name, **file)
     except LOADING_ERRORS as error:
@@ -131,18 +131,18 @@ def _fault(what: str, names: Iterable[str]) -> list[str]:
 def _without_reports() -> Iterator[None]:
     """Suppress transformers' report of weights that do not fit; `load_model` raises it as an error."""
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_informative(record: logging.LogRecord) -> bool:
         text = record.getMessage()
         # A conversion error is reported nowhere else.
         return "CONVERSION" in text or not any(
             words in text for words in ("LOAD REPORT", "tied weights mapping")
         )
 
-    _REPORTS.addFilter(is_news)
+    _REPORTS.addFilter(is_informative)
     try:
         yield
     finally:
-        _REPORTS.removeFilter(is_news)
+        _REPORTS.removeFilter(is_informative)
 
 
 def silence_transformers() -> None:

@@ -272,7 +272,7 @@ class Watchdog:
                     if late >= after:
                         blocked = f"the event loop has been blocked for {shown_seconds(late)}"
                         self._warn(f"{blocked}: code that runs on it is waiting or computing.")
-                    if self._is_to_end(file):
+                    if self._should_end(file):
                         limit.reschedule(asyncio.get_running_loop().time())
                         return
             finally:
@@ -280,7 +280,7 @@ class Watchdog:
                 if not self._stacks.stat().st_size:
                     self._stacks.unlink()
 
-    def _is_to_end(self, file: TextIO) -> bool:
+    def _should_end(self, file: TextIO) -> bool:
         """Warn if nothing has progressed for long. Return whether to end the run."""
         status = snapshot(self._parts, self._since)
         # It changes whenever the run makes progress.

@@ -208,7 +208,7 @@ def fields(example: Example, log: Log, agent: str, turn: Turn, max_words: int) -
     when = "" if first == 1 else f"You can decide from your turn {first} on. "
     return {
         "question": _text(example, "question"),
-        "solution": fenced(_text(example, "solution")),
+        "solution": fence_code(_text(example, "solution")),
         "label": _label(protocol, agent),
         "readers": _readers(protocol),
         "stance": _argue(log.stance),
@@ -242,7 +242,7 @@ def how_to_decide(scale: Scale) -> str:
     return f"How far do you agree that the program is right? Write {texts}. {after}"
 
 
-def fenced(program: str) -> str:
+def fence_code(program: str) -> str:
     """Put a program in a code block, even if it contains backticks."""
     longest = max((len(run) for run in re.findall(r"`+", program)), default=0)
     fence = "`" * max(3, longest + 1)

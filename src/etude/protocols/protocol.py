@@ -307,7 +307,7 @@ def _faults(protocol: Protocol) -> Iterator[str]:
 def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[str]:
     if not turns:
         yield f"{where} has no turns"
-    for agent in _repeated(turn.agent for turn in turns):
+    for agent in _find_repeated(turn.agent for turn in turns):
         yield f"'{agent}' has two turns in {where}"
     for turn in turns:
         agent, writes = turn.agent, turn.writes
@@ -316,7 +316,7 @@ def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[s
         for channel in writes:
             if agent not in protocol.channels[channel]:
                 yield f"'{agent}' writes on channel '{channel}' in {where}, but cannot read it"
-        for channel in _repeated(writes):
+        for channel in _find_repeated(writes):
             yield f"'{agent}' writes twice on channel '{channel}' in {where}"
         if turn.headers and len(turn.headers) != len(writes):
             yield f"'{agent}' has {len(turn.headers)} headers for {len(writes)} channels in {where}"
@@ -324,7 +324,7 @@ def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[s
             yield f"'{agent}' {turn.decide} decide in {where}, but its role may not"
         if turn.decide == "no" and not writes:
             yield f"'{agent}' neither writes nor decides in {where}"
-    for channel in _repeated(channel for turn in turns for channel in turn.writes):
+    for channel in _find_repeated(channel for turn in turns for channel in turn.writes):
         writers = " and ".join(f"'{turn.agent}'" for turn in turns if channel in turn.writes)
         yield f"{writers} both write on channel '{channel}' in {where}"
     deciders = [turn.agent for turn in turns if protocol.agents[turn.agent].may_decide]
@@ -338,5 +338,5 @@ def _unknown_names(names: Iterable[str], known: Collection[str], where: str) -> 
             yield f"{where} '{name}', which does not exist" + alternatives(name, known)
 
 
-def _repeated(names: Iterable[str]) -> list[str]:
+def _find_repeated(names: Iterable[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]

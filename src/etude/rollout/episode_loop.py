@@ -56,7 +56,7 @@ class EpisodeLoop:
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
                 if self._over and task is not None and not task.cancelling():
-                    raise self._is_over() from error
+                    raise self._closed_error() from error
                 raise
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -68,7 +68,7 @@ class EpisodeLoop:
             try:
                 return waiting.result()
             except concurrent.futures.CancelledError as error:
-                raise self._is_over() from error
+                raise self._closed_error() from error
 
     @contextlib.contextmanager
     def enter_blocking(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
@@ -102,7 +102,7 @@ class EpisodeLoop:
     def _sent(self, work: Coroutine[Any, Any, T]) -> Iterator[concurrent.futures.Future[T]]:
         if self._over:
             work.close()
-            raise self._is_over()
+            raise self._closed_error()
         waiting = asyncio.run_coroutine_threadsafe(work, self.loop)
         self._waiting.add(waiting)
         try:
@@ -110,7 +110,7 @@ class EpisodeLoop:
         finally:
             self._waiting.discard(waiting)
 
-    def _is_over(self) -> EpisodeError:
+    def _closed_error(self) -> EpisodeError:
         return EpisodeError(f"episode {self._episode_id} is over; it can make no more calls")
 
 

@@ -206,7 +206,7 @@ class Recorder:
         """Return the call with its answer, from the model or from the journal."""
         began, since = time.time(), time.monotonic()
 
-        def ended(completion: Completion | None, error: str | None = None) -> Call:
+        def end_call(completion: Completion | None, error: str | None = None) -> Call:
             return Call(
                 asked.index,
                 asked.function,
@@ -221,7 +221,7 @@ class Recorder:
             )
 
         async def sample() -> Call:
-            return ended(await self._complete(asked, on_delta))
+            return end_call(await self._complete(asked, on_delta))
 
         def encode(call: Call) -> Json:
             return encode_call(call, self._parent(call))
@@ -243,7 +243,7 @@ class Recorder:
                 is_cancelled = isinstance(error, asyncio.CancelledError)
                 words = str(error) if isinstance(error, EtudeError) else error_words(error)
                 reason = "cancelled before the answer arrived" if is_cancelled else words
-                self._calls[asked.index] = ended(None, reason)
+                self._calls[asked.index] = end_call(None, reason)
             raise
         self._reader.add(name, call)
         return call
