@@ -244,7 +244,7 @@ def test_a_target_called_like_another_entry_is_refused():
 
 def test_a_large_base_that_is_shared_has_no_copies_that_are_faster(monkeypatch):
     first = fresh_policy()
-    first.beside()
+    first.share_tensors()
     assert make_decoder(first, slots=2, deterministic=False)._fused is not None
     monkeypatch.setattr("etude.engines.slot_decoder._COPIED", 1000)
     assert make_decoder(first, slots=2, deterministic=False)._fused is None

@@ -149,7 +149,7 @@ def _home(model: type[BaseModel], key: str) -> type[BaseModel]:
 def _blocks_in(field: FieldInfo) -> list[type[BaseModel]]:
     """The blocks with a table of their own that a key holds."""
     slot = KeyType(field.annotation)
-    models = models_in(slot) + [model for entry in slot.below("") for model in models_in(entry)]
+    models = models_in(slot) + [model for entry in slot.inner_slots("") for model in models_in(entry)]
     return [
         model for model in models if not issubclass(model, ComponentConfig) and len(model.model_fields) > 1
     ]

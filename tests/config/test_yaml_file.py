@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from etude.config.document import (
     Document,
     apply_overrides,
-    dig,
     dump,
     parse_document,
     parse_value,
     read_document,
+    value_at,
 )
 from etude.config.load import interpolate
 from etude.core.errors import ConfigError, RequestError
@@ -215,7 +215,7 @@ def overridden(data: dict[str, Any], *overrides: str | tuple[str, str]) -> dict[
 
 
 def leads_into_a_list(tree: dict[str, Any], path: list[str]) -> bool:
-    return any(isinstance(dig(tree, tuple(path[:depth])), list) for depth in range(1, len(path)))
+    return any(isinstance(value_at(tree, tuple(path[:depth])), list) for depth in range(1, len(path)))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_an_override_is_what_is_found_there_afterwards(tree: dict[str, Any], pat
     assume(not leads_into_a_list(tree, path))
     text = dump(value).removesuffix("...\n").strip("\n")
     changed = overridden(tree, (".".join(path), text))
-    assert dig(changed, tuple(path)) == value
+    assert value_at(changed, tuple(path)) == value
     others = {key: known for key, known in tree.items() if key != path[0]}
     assert {key: known for key, known in changed.items() if key != path[0]} == others
 

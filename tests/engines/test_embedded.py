@@ -172,7 +172,7 @@ async def test_the_memory_of_sampling_goes_before_training_and_comes_back():
         before = await engine.complete(request)
         held = weakref.ref(engine._decoder._kv)
         for sampler in of.samplers:
-            sampler.rest()
+            sampler.free_sampling_memory()
         for _ in range(500):
             if held() is None:
                 break

@@ -147,7 +147,7 @@ def priced(policy: dict[str, Any], **changes: Any) -> Any:
 )
 def test_a_call_costs_what_a_table_by_hand_says(prices, usage, usd):
     price = find_prices(priced({"prices": prices}))["policy"]
-    assert price.of_call(usage) == pytest.approx(usd, rel=1e-12)
+    assert price.call_price(usage) == pytest.approx(usd, rel=1e-12)
 
 
 def test_a_limit_in_usd_needs_the_price_of_every_remote_model():
@@ -200,8 +200,8 @@ class Engine:
 class Account:
     """Writes down what it is told."""
 
-    def __init__(self, *, bounds_calls: bool = False) -> None:
-        self.bounds_calls = bounds_calls
+    def __init__(self, *, reserves_calls: bool = False) -> None:
+        self.reserves_calls = reserves_calls
         self.held: list[Usage] = []
         self.settled: list[Any] = []
 
@@ -241,7 +241,7 @@ async def test_opponents_are_opponents_for_every_caller():
 
 
 async def test_where_calls_are_bounded_an_answer_has_the_configs_longest():
-    engine, account = Engine(), Account(bounds_calls=True)
+    engine, account = Engine(), Account(reserves_calls=True)
     await MeteredEngine("policy", engine, account, LLMS).complete(REQUEST)
     assert engine.requests[0].sampling.max_tokens == 30
     assert account.held[0].completion_tokens == 30

@@ -123,4 +123,4 @@ def _prompts(shape: Shape) -> list[int]:
 def missing(template: ChatTemplate, part: str) -> list[str]:
     """The kinds of answers with `part`, like `call` or `thinking`, that are written and not understood."""
     reader, answers = template.family().reader, written_answers(template.rendering, {})
-    return [each.kind for each in answers if part in each.kind and not each.is_read_by(reader)]
+    return [each.kind for each in answers if part in each.kind and not each.is_understood_by(reader)]

@@ -207,7 +207,7 @@ def test_each_prompt_of_an_agent_begins_with_the_one_before(protocol: Protocol, 
 def test_widths_by_agent_and_round(widths: Any, expected: list[int]) -> None:
     found = Widths.of(widths)
     turns = ["verifier", "prover", "verifier", "prover"]
-    assert [found.at(agent, number) for number, agent in enumerate(turns)] == expected
+    assert [found.number_of_answers(agent, number) for number, agent in enumerate(turns)] == expected
     assert Widths.of(found) is found
 
 

@@ -199,8 +199,8 @@ async def test_calls_under_way_when_a_run_stops_by_itself_are_answered_and_not_p
         return first + (await episode.chat([{"role": "user", "content": "more"}])).text
 
     @asynccontextmanager
-    async def settling() -> AsyncIterator[None]:
-        async with Collector.settling(collector):
+    async def wait_for_calls() -> AsyncIterator[None]:
+        async with Collector.wait_for_calls(collector):
             await asyncio.sleep(0.2)  # A busy event loop stops episodes that much later.
             try:
                 yield
@@ -210,7 +210,7 @@ async def test_calls_under_way_when_a_run_stops_by_itself_are_answered_and_not_p
     engine.complete = answer  # type: ignore[method-assign]
     run = evaluation(journal, {"even": even}, workflow=asks_twice, engine=engine, error_budget=0.0)
     collector = run._collector
-    collector.settling = settling  # type: ignore[method-assign]
+    collector.wait_for_calls = wait_for_calls  # type: ignore[method-assign]
     with pytest.raises(ErrorBudgetExceeded):
         await run.run(EXAMPLES, phase="eval")
     assert sorted(paid) == ["q1 0", "q2 0", "q3 0"], "and no call was begun meanwhile"

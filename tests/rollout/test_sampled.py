@@ -40,7 +40,7 @@ def episode(example, generation, *calls, failure=None):
 def metrics(*episodes):
     collected = CollectionStats()
     for each in episodes:
-        collected.saw(each, "policy")
+        collected.add(each, "policy")
     return collected.metrics()
 
 

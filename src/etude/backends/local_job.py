@@ -175,7 +175,7 @@ class LocalLearner:
     def _train(self, job: Job, start: ModelVersion) -> FinishedJob:
         learner, policy, number = self.learner, self._policy, job.number
         for sampler in [*policy.samplers]:
-            sampler.rest()
+            sampler.free_sampling_memory()
         with policy.lock:
             self.go_to(start.number)
             learner.options = learner_options(job.config, self._run)

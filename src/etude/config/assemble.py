@@ -24,7 +24,7 @@ from etude.config.component import (
     TrackerConfig,
     WorkflowConfig,
 )
-from etude.config.document import Document, KeyPath, dig, holds, replace_at, set_at
+from etude.config.document import Document, KeyPath, holds, replace_at, set_at, value_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.key_types import KeyType, Problems, shown
 from etude.config.registry import DATASET, KINDS, OTHER_DATASETS, VALIDATION, Kind, components_in
@@ -57,9 +57,9 @@ def build_components(
     spell_out_alarms(data, problems)
     kinds, assembly = dict(components_in(data)), _Assembly(problems, folders)
     # All import paths first, because importing a module may register the types that other components name.
-    spelled = {path: assembly.spell_out(path, kind, dig(data, path)) for path, kind in kinds.items()}
+    spelled = {path: assembly.spell_out(path, kind, value_at(data, path)) for path, kind in kinds.items()}
     for path in OTHER_DATASETS:
-        if isinstance(second := spelled.get(path), dict) and isinstance(dig(data, path), str):
+        if isinstance(second := spelled.get(path), dict) and isinstance(value_at(data, path), str):
             spelled[path] = _with_columns(second, spelled.get(DATASET))
     valid: dict[KeyPath, ComponentConfig] = {}
     for path, kind in kinds.items():
@@ -82,12 +82,12 @@ def _add_supplies(
         problems.add(("workflow",), str(error))
         return {}
     written: dict[KeyPath, tuple[Kind, Entries]] = {}
-    if supplies.dataset and dig(data, DATASET) is None and dig(data, OTHER_DATASETS[0]) is None:
+    if supplies.dataset and value_at(data, DATASET) is None and value_at(data, OTHER_DATASETS[0]) is None:
         written[DATASET] = "datasets", supplies.dataset
     # `null` is a valid value: no validation.
-    if supplies.validation and not holds(dig(data, VALIDATION[:-1]), VALIDATION[-1]):
+    if supplies.validation and not holds(value_at(data, VALIDATION[:-1]), VALIDATION[-1]):
         written[VALIDATION] = "datasets", supplies.validation
-    if supplies.evaluators and not dig(data, KINDS["evaluators"].places[0]):
+    if supplies.evaluators and not value_at(data, KINDS["evaluators"].places[0]):
         written |= {
             (*KINDS["evaluators"].places[0], name): ("evaluators", it)
             for name, it in supplies.evaluators.items()
@@ -272,7 +272,7 @@ def alarms_by_default() -> dict[str, type[AlarmConfig]]:
 def spell_out_alarms(data: dict[str, Any], problems: Problems) -> None:
     """Rewrite the alarms of `data` as components with a `_type`, and add a problem for each invalid one."""
     [section] = KINDS["alarms"].places
-    entries = dig(data, section)
+    entries = value_at(data, section)
     if entries in (False, "off"):
         entries = dict.fromkeys(alarms_by_default(), False)
         replace_at(data, section, entries)

@@ -49,7 +49,7 @@ class ModelPrices(BaseModel, extra="forbid", frozen=True):
     training: Usd | None = None
     """Price of trained tokens, counted in each epoch of a job; if left out, it is unknown."""
 
-    def of_call(self, usage: Usage) -> float:
+    def call_price(self, usage: Usage) -> float:
         """Return the price of a call in USD."""
         fresh, of_cached = usage.prompt_tokens - usage.cached_tokens, self.cached
         cached = usage.cached_tokens * (self.prompt if of_cached is None else of_cached)

@@ -58,7 +58,7 @@ def join_path(path: KeyPath) -> str:
     return ".".join(map(str, path))
 
 
-def dig(data: Any, path: KeyPath) -> Any:
+def value_at(data: Any, path: KeyPath) -> Any:
     """Return the value at a path, or None if there is none."""
     for key in path:
         if not holds(data, key):
@@ -83,7 +83,7 @@ def holds(data: Any, key: str | int) -> bool:
 
 def replace_at(data: Any, path: KeyPath, value: Any) -> None:
     """Put `value` at a path that exists."""
-    dig(data, path[:-1])[path[-1]] = value
+    value_at(data, path[:-1])[path[-1]] = value
 
 
 def set_at(data: dict[str, Any], path: KeyPath, value: Any) -> bool:
@@ -332,7 +332,7 @@ def join_dotted(data: Any, names: Sequence[str]) -> list[str]:
         count = next((count for count in counts if ".".join(rest[:count]) in node), 1)
         joined.append(name := ".".join(rest[:count]))
         rest = rest[count:]
-        node = dig(node, (int(name) if isinstance(node, list) and name.isdecimal() else name,))
+        node = value_at(node, (int(name) if isinstance(node, list) and name.isdecimal() else name,))
     return joined
 
 
@@ -342,7 +342,7 @@ def _set(data: dict[str, Any], names: Sequence[str], value: Any) -> KeyPath:
     path: list[str | int] = []
     for name in names:
         if path:
-            below = dig(data, tuple(path))
+            below = value_at(data, tuple(path))
             if not isinstance(below, dict | list):
                 # A component may be written as its type alone: `workflow: my_agent:play`.
                 key = "address" if path == ["storage"] else "_type"

@@ -19,7 +19,7 @@ from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from etude.config.component import CHANGEABLE
-from etude.config.document import Document, KeyPath, dig, holds, join_path
+from etude.config.document import Document, KeyPath, holds, join_path, value_at
 from etude.core.errors import ConfigError, alternatives, nearest
 from etude.core.secrets import is_secret_name
 
@@ -52,7 +52,7 @@ class KeyType:
             return [arm for member in members if member.annotation is not type(None) for arm in member.arms()]
         return [self]
 
-    def below(self, key: str | int) -> Iterator[KeyType]:
+    def inner_slots(self, key: str | int) -> Iterator[KeyType]:
         """Yield the slots that a key of a mapping, or a position in a list, may have."""
         for arm in self.arms():
             arguments = get_args(arm.annotation)
@@ -81,7 +81,7 @@ def slot_at(model: type[BaseModel], path: KeyPath) -> KeyType | None:
     """Return the slot that a path leads to, or None if there is no such key."""
     slot: KeyType | None = KeyType(model)
     for key in path:
-        slot = next(slot.below(key), None) if slot else None
+        slot = next(slot.inner_slots(key), None) if slot else None
     return slot
 
 
@@ -98,7 +98,7 @@ def walk(value: Any, slot: KeyType, path: KeyPath = ()) -> Iterator[tuple[KeyPat
     elif isinstance(value, Mapping | list | tuple):
         items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:
-            for below in slot.below(key):
+            for below in slot.inner_slots(key):
                 yield from walk(item, below, (*path, key))
 
 
@@ -127,7 +127,7 @@ def unknown_keys(slot: KeyType, data: Any) -> Iterator[KeyPath]:
         silent = [model for model in models_in(own) if "extra" not in model.model_config]
         if isinstance(value, dict | list) and len(silent) == len(own.arms()):
             keys: Iterable[str | int] = value if isinstance(value, dict) else range(len(value))
-            yield from ((*path, key) for key in keys if next(own.below(key), None) is None)
+            yield from ((*path, key) for key in keys if next(own.inner_slots(key), None) is None)
 
 
 _LONGEST = 60
@@ -238,7 +238,7 @@ class Problems:
             # The error's location without the parts that pydantic inserts for members of unions.
             for position, part in enumerate(details["loc"], start=1):
                 is_missing = kind == "missing" and position == len(details["loc"])
-                if is_missing or holds(dig(data, path), part):
+                if is_missing or holds(value_at(data, path), part):
                     path = (*path, part)
             paths.append(path)
             full_path = (*prefix, *path)

@@ -22,12 +22,12 @@ from etude.config.document import (
     Override,
     apply_overrides,
     copy_containers,
-    dig,
     dump,
     join_path,
     read_document,
     replace_at,
     strings,
+    value_at,
 )
 from etude.config.finetuning import SHIPPED
 from etude.config.import_path import import_object, is_import_path, make_importable
@@ -127,8 +127,8 @@ def resolved_yaml(config: Config) -> str:
     components = dict(components_in(data))
     for path, slot, value in walk(config, KeyType(Config)):
         if path in components and isinstance(value, ComponentConfig):
-            replace_at(data, path, {"_type": value.type_name, **dig(data, path)})
-        elif isinstance(value, Declared) and value == slot.default and dig(data, path) == MASK:
+            replace_at(data, path, {"_type": value.type_name, **value_at(data, path)})
+        elif isinstance(value, Declared) and value == slot.default and value_at(data, path) == MASK:
             replace_at(data, path, value.get_secret_value())
     for path in secrets:
         replace_at(data, path, MASK)
@@ -136,7 +136,7 @@ def resolved_yaml(config: Config) -> str:
         # A default of a secret is also a secret.
         has_default = any((match["default"] or "").removeprefix(":-") for match in _REFERENCE.finditer(text))
         is_secret = path in secrets and has_default
-        if dig(data, path) is not None:
+        if value_at(data, path) is not None:
             replace_at(data, path, MASK if is_secret or masked(text) != text else text)
     return dump(data)
 
@@ -148,7 +148,7 @@ def _validate(document: Document, overrides: Iterable[Override]) -> Config:
         document.data["report"] = [document.data["report"]]
     data, problems, in_training = document.data, Problems(document), Problems(document)
     examples_come_first = _examples_come_first(document)
-    written = dig(data, ("finetuning", "run_configuration", "config_file"))
+    written = value_at(data, ("finetuning", "run_configuration", "config_file"))
     config_file = written or (document.path and str(document.path.absolute()))
     folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())
     make_importable(*folders)
@@ -182,7 +182,7 @@ def _examples_come_first(document: Document) -> bool:
 
     def closeness(path: KeyPath) -> int:
         is_overridden = any(each[: len(path)] == path for each in document.overridden)
-        return 2 if is_overridden else int(dig(document.data, path) is not None)
+        return 2 if is_overridden else int(value_at(document.data, path) is not None)
 
     in_settings, held_out = OTHER_DATASETS
     if closeness(DATASET) > closeness(in_settings) > 0:
@@ -226,7 +226,7 @@ def _read_environment(data: dict[str, Any], problems: Problems, source: Path | N
             secrets = read_document(source).data
     for path, text in list(strings(data)):
         if text == MASK:
-            text = str(dig(secrets, path) or MASK)
+            text = str(value_at(secrets, path) or MASK)
             replace_at(data, path, text)
         if text == MASK:
             problems.add(path, f"secrets are not kept in run folders; give it again: -o {join_path(path)}=…")
@@ -250,7 +250,7 @@ def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:
             for path in problems.add_validation(error, Config, data):
                 # Delete the deepest key on the path that exists.
                 for depth in range(len(path) - 1, -1, -1):
-                    parent = dig(data, path[:depth])
+                    parent = value_at(data, path[:depth])
                     if isinstance(parent, dict) and path[depth] in parent:
                         del parent[path[depth]]
                         break

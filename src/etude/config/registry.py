@@ -25,7 +25,7 @@ from etude.config.component import (
     TrackerConfig,
     WorkflowConfig,
 )
-from etude.config.document import KeyPath, dig
+from etude.config.document import KeyPath, value_at
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
 from etude.config.import_path import note_user_module, where_defined
 from etude.core.errors import RequestError, alternatives
@@ -61,7 +61,7 @@ def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
     """Yield each component's path and kind."""
     for kind, about in KINDS.items():
         for place in about.places:
-            value = dig(data, place)
+            value = value_at(data, place)
             if about.is_single:
                 yield from [(place, kind)] if value is not None else []
             elif isinstance(value, list if kind == "trackers" else dict):

@@ -141,7 +141,7 @@ class EmbeddedEngine(Engine, TokenEngine):
             await asyncio.to_thread(self._thread.join)
         self._decoder = None  # A reference to the engine must not keep its keys and values.
 
-    def rest(self) -> None:
+    def free_sampling_memory(self) -> None:
         """Free the memory that only sampling needs; the next request allocates it again.
 
         On a GPU it is kept, because allocating it takes a long time.

@@ -153,7 +153,7 @@ class Ledger:
             for unit in units
             if (most := getattr(config.budget, unit, None)) is not None
         ]
-        self.bounds_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
+        self.reserves_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
         """Whether calls need a reservation."""
         self.prices = find_prices(config)
         self.reached: BudgetReached | None = None
@@ -185,7 +185,7 @@ class Ledger:
         """
         tokens = most.prompt_tokens + most.completion_tokens
         price = self.prices.get(model)
-        amounts: dict[Unit, float] = {"tokens": tokens, "usd": price.of_call(most) if price else 0.0}
+        amounts: dict[Unit, float] = {"tokens": tokens, "usd": price.call_price(most) if price else 0.0}
         return await self._hold(amounts, "the next call")
 
     async def settle(self, number: int | None, model: str, purpose: Purpose, usage: Usage) -> None:
@@ -197,7 +197,7 @@ class Ledger:
             price = self.prices.get(model)
             known = self._lines.get(line_key(model, purpose.role, purpose.phase))
             line = known or BillEntry(model, purpose.role, purpose.phase)
-            self._set(line.plus_call(usage, None if price is None else price.of_call(usage)))
+            self._set(line.plus_call(usage, None if price is None else price.call_price(usage)))
         self.release(number)
 
     def release(self, number: int | None) -> None:

@@ -151,7 +151,7 @@ async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[Embed
 
     other = await _policy_with_same_base(config, builder)
     engine = EmbeddedEngine(
-        other.beside() if other is not None else Policy.load(source, **config.loading),
+        other.share_tensors() if other is not None else Policy.load(source, **config.loading),
         max_tokens=config.max_tokens,
         deterministic=builder.config.finetuning.deterministic,
     )

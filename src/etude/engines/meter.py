@@ -69,7 +69,7 @@ class Account(Protocol):
     """Where calls are counted: the run's ledger, or its proxy in another process."""
 
     @property
-    def bounds_calls(self) -> bool:
+    def reserves_calls(self) -> bool:
         """Whether calls need a reservation."""
 
     async def hold(self, model: str, most: Usage) -> int:
@@ -103,7 +103,7 @@ class MeteredEngine(Engine):
     async def complete(self, request: ChatRequest) -> Completion:
         """Have the engine sample. Raises WrongReturnError if it returns no completion."""
         most = NO_USAGE
-        if self._account.bounds_calls:
+        if self._account.reserves_calls:
             if request.sampling.max_tokens is None and self._longest is not None:
                 request = replace(request, sampling=replace(request.sampling, max_tokens=self._longest))
             most = most_tokens(request)
@@ -141,7 +141,7 @@ class MeteredEngine(Engine):
 
     async def _count_call(self, most: Usage, call: Callable[[], Awaitable[tuple[Any, Usage]]]) -> Any:
         account, name = self._account, self._name
-        number = await account.hold(name, most) if account.bounds_calls else None
+        number = await account.hold(name, most) if account.reserves_calls else None
         usage = NO_USAGE
         try:
             with count_retries() as lost:

@@ -59,8 +59,8 @@ class OpenAiEngine(Engine):
         self._version = 0
         self.adopted: ModelVersion | None = None
         self._closed = False
-        thinks = self._provider.thinks(config.model_name)
-        self._omitted = (*config.omit, *(NOT_FOR_REASONING if thinks else ()))
+        is_reasoning = self._provider.is_reasoning_model(config.model_name)
+        self._omitted = (*config.omit, *(NOT_FOR_REASONING if is_reasoning else ()))
         self._fixed_fields: dict[str, Any] = {}
         if config.asks_for_logprobs:
             self._fixed_fields |= {"logprobs": True, **self._provider.with_logprobs}

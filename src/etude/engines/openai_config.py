@@ -48,7 +48,7 @@ class Provider:
     reasoning: tuple[str, ...] = ()
     """Models that reason first and accept no sampling parameters; a date may follow the name."""
 
-    def thinks(self, model: str) -> bool:
+    def is_reasoning_model(self, model: str) -> bool:
         """Return whether a model accepts neither sampling parameters nor a request for logprobs."""
         base = model.removeprefix("ft:").split(":")[0]
         return any(re.fullmatch(rf"{re.escape(name)}(-\d.*)?", base) for name in self.reasoning)
@@ -192,7 +192,7 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     def asks_for_logprobs(self) -> bool:
         """Whether requests ask for the sampled tokens' logprobs."""
         provider = self.provider_there
-        gives = provider.logprobs and not provider.thinks(self.model_name)
+        gives = provider.logprobs and not provider.is_reasoning_model(self.model_name)
         return gives if self.logprobs is None else self.logprobs
 
     @property

@@ -78,7 +78,7 @@ class ProcessEnd:
     """Whether its machine was lost with it."""
 
     @property
-    def by_others(self) -> bool:
+    def is_killed_by_others(self) -> bool:
         """Whether another program killed it, such as the kernel when memory ran out."""
         return self.code in (-signal.SIGKILL, -signal.SIGTERM)
 

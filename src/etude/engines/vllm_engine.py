@@ -77,7 +77,7 @@ class VllmEngine:
         body = self._body(request) | form | {"stream": streams}
         heard = 0
 
-        def hear(token: Delta) -> None:
+        def note_token(token: Delta) -> None:
             nonlocal heard
             assert request.on_delta is not None
             heard += 1
@@ -87,7 +87,7 @@ class VllmEngine:
             process = await self._processes.choose(conversation, self._wait, tried)
             named = body | {"model": process.served_name(self._name)}
             try:
-                listener = None if request.on_delta is None else hear
+                listener = None if request.on_delta is None else note_token
                 completion = await self._sample_at(request, process.base_url, named, listener)
             except EngineAway:
                 process.failed += 1

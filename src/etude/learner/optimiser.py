@@ -23,7 +23,7 @@ from torch.nn import Parameter
 
 from etude.core.errors import StoreError
 from etude.core.keys import generator
-from etude.models.weights import gather_tensor, part_like, save_tensors
+from etude.models.weights import gather_tensor, own_part, save_tensors
 from etude.store.files import WEIGHTS_FILE, note_sum
 
 
@@ -220,7 +220,7 @@ class Optimiser:
         masters = {name: parts.pop(_MASTER) for name, parts in state.items() if _MASTER in parts}
         with torch.no_grad():
             for name, (parameter, master) in self._pairs.items():
-                master.copy_(part_like(masters[name], master) if name in masters else parameter)
+                master.copy_(own_part(masters[name], master) if name in masters else parameter)
         self.sync_masters()
         self.adam.state.clear()
         for name, parts in state.items():
@@ -228,7 +228,7 @@ class Optimiser:
             # The single kernel counts steps on the weights' device, other kernels on the CPU.
             counting = master.device if self.adam.defaults["fused"] else "cpu"
             self.adam.state[master] = {
-                part: value.to(counting) if part == "step" else part_like(value.to(master.dtype), master)
+                part: value.to(counting) if part == "step" else own_part(value.to(master.dtype), master)
                 for part, value in parts.items()
             }
 

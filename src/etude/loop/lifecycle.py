@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from etude.config.component import CHANGEABLE
-from etude.config.document import KeyPath, dig, join_dotted, join_path, parse_value
+from etude.config.document import KeyPath, join_dotted, join_path, parse_value, value_at
 from etude.config.key_types import changeable_keys, slot_in
 from etude.config.load import Declared, load_config, parse_config, resolved_yaml
 from etude.config.schema import Config
@@ -93,7 +93,7 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
         slots = (slot_in(config, path[: depth + 1]) for depth in range(len(path)))
         is_changeable = any(slot is not None and CHANGEABLE in slot.metadata for slot in slots)
         is_known = is_changeable or names_secret(config, override)
-        if not is_known and dig(kept, path) != MASK:
+        if not is_known and value_at(kept, path) != MASK:
             key, keys = join_path(path), changeable_keys(config)
             close = nearest(key, keys)
             raise RequestError(
@@ -144,7 +144,9 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     stored, now = stored_data(run.path), parse_value(resolved_yaml(config))
     keys = [tuple(join_dotted(now, key.split("."))) for key in changeable_keys(config)]
     changed = {
-        join_path(key): (dig(stored, key), dig(now, key)) for key in keys if dig(stored, key) != dig(now, key)
+        join_path(key): (value_at(stored, key), value_at(now, key))
+        for key in keys
+        if value_at(stored, key) != value_at(now, key)
     }
     if _NUM_EPOCHS in changed:
         num_epochs = config.finetuning.num_epochs

@@ -36,7 +36,7 @@ class WrittenAnswer:
     ids: tuple[int, ...]
     """The answer's tokens, without the end of turn."""
 
-    def is_read_by(self, reader: Reader) -> bool:
+    def is_understood_by(self, reader: Reader) -> bool:
         """Return whether the reader reads the same message from these tokens."""
         with suppress(ValueError):
             read = _essence(reader.read(self.prompt_ids, self.ids, self.tools).message(0))
@@ -185,7 +185,7 @@ def written_turn(
 
 
 def _score(reader: Reader, written: Sequence[WrittenAnswer]) -> int:
-    return sum(answer.is_read_by(reader) for answer in written)
+    return sum(answer.is_understood_by(reader) for answer in written)
 
 
 _Conversation: TypeAlias = tuple[list[Message], list[Tool], str, "list[tuple[int, ...]] | None"]

@@ -26,7 +26,7 @@ from etude.models.weights import (
     load_tensors,
     load_with_digest,
     loading,
-    part_like,
+    own_part,
     silence_transformers,
 )
 from etude.store.files import WEIGHTS_FILE
@@ -131,7 +131,7 @@ class Policy:
             other.version, other.weights_id = self.version, self.weights_id
             return other
 
-    def beside(self) -> Policy:
+    def share_tensors(self) -> Policy:
         """Return another policy on the same tensors in memory, shared until one of the two changes them.
 
         A policy copies the shared tensors before it trains them all; each policy has its own LoRA weights.
@@ -258,7 +258,7 @@ class Policy:
             )
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(part_like(tensors[name], parameter))
+                parameter.copy_(own_part(tensors[name], parameter))
 
     def share_out(self, share: Callable[[Any], object], device: torch.device) -> None:
         """Let `share` replace the parameters by their parts on `device`; other processes have the rest."""
@@ -267,7 +267,7 @@ class Policy:
             self.device = device
             if self._base is not None:
                 parameters = self.trainable()
-                self._base = {name: part_like(value, parameters[name]) for name, value in self._base.items()}
+                self._base = {name: own_part(value, parameters[name]) for name, value in self._base.items()}
 
     def export(self, folder: Path, *, merge: bool = True) -> None:
         """Write a folder that `transformers` loads: merged weights, or only the LoRA weights.

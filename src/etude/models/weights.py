@@ -165,7 +165,7 @@ def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def part_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def own_part(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return this process's part of a whole tensor, placed and sharded like `like`."""
     here = tensor.to(like.device)
     if not hasattr(like, "device_mesh") or hasattr(here, "device_mesh"):

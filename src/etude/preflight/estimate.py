@@ -67,7 +67,7 @@ class EpisodeUsage:
             if line.usd:  # As charged: trained versions may cost more.
                 costs[line.model] = line.usd / self.episodes
             elif line.model in prices:
-                costs[line.model] = prices[line.model].of_call(usage) / self.episodes
+                costs[line.model] = prices[line.model].call_price(usage) / self.episodes
         return costs
 
     def estimate_total(self, each: float, episodes: int) -> Range:

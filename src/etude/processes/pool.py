@@ -190,7 +190,7 @@ class RunnerPool:
                 if death.end.is_lost and time.monotonic() >= end:
                     self._close(place, f"cannot be started: {death}")
                     return
-                if not death.end.is_lost and (deaths == _STARTS or not death.end.by_others):
+                if not death.end.is_lost and (deaths == _STARTS or not death.end.is_killed_by_others):
                     raise EtudeError(f"runner {place.number} cannot be started: {death}") from None
                 # The launcher may not have noticed a lost machine yet.
                 await asyncio.sleep(pause)
@@ -261,7 +261,7 @@ class RunnerPool:
             failure=Failure(
                 "timeout" if death.is_late else "died",
                 reason,
-                "environment" if death.end.by_others else "agent",
+                "environment" if death.end.is_killed_by_others else "agent",
             ),
         )
         await journal.put(job.id, encode_episode(failed, {call.index: name for call, name in calls}))
@@ -338,7 +338,7 @@ async def open_runner(
     where: Launcher = launcher or LocalLauncher()
     sent = config_to_json(config, over_network=bool(where.address), at_head=at_head)
     build: dict[str, Any] = {"config": sent, "run": str(run.path), "models": [*models], "at_head": at_head}
-    build["bounds_calls"] = ledger.bounds_calls
+    build["reserves_calls"] = ledger.reserves_calls
     logs = run.path / LOGS
     async with RunnerPool(head, where, scorer, build, logs=logs, runners=runners, episodes_each=each) as pool:
         yield pool

@@ -160,7 +160,7 @@ async def _open_agent(parameters: Mapping[str, Any], link: RunnerLink) -> AsyncI
     journal = RemoteJournal(Path(parameters["run"]), link)
     remote = {name: RemoteEngine(name, link) for name in parameters["at_head"]}
     run = RemoteRun(Path(parameters["run"]), journal)
-    ledger = RemoteLedger(link, bounds_calls=parameters["bounds_calls"])
+    ledger = RemoteLedger(link, reserves_calls=parameters["reserves_calls"])
     async with Builder(config, run, remote) as builder:
         builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
         built = {name: await builder.get_llm(name) for name in config.llms if name not in remote}
@@ -290,9 +290,9 @@ class RemoteEngine(Engine):
 class RemoteLedger:
     """A proxy for the run's ledger at the head."""
 
-    def __init__(self, link: RunnerLink, *, bounds_calls: bool) -> None:
+    def __init__(self, link: RunnerLink, *, reserves_calls: bool) -> None:
         self._link = link
-        self.bounds_calls = bounds_calls
+        self.reserves_calls = reserves_calls
 
     async def hold(self, model: str, most: Usage) -> int:
         """Reserve like `Ledger.hold`."""

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from etude.config.builder import Builder
-from etude.config.document import KeyPath, copy_containers, dig, join_path, replace_at, strings
+from etude.config.document import KeyPath, copy_containers, join_path, replace_at, strings, value_at
 from etude.config.key_types import KeyType, walk
 from etude.config.load import find_secrets, parse_config, portable_references, required_variables
 from etude.config.registry import KINDS, components_in
@@ -53,7 +53,7 @@ def config_to_json(
         if isinstance(value, SecretStr):
             replace_at(data, path, value.get_secret_value())
         elif path in components:
-            replace_at(data, path, {"_type": value.type_name, **dig(data, path)})
+            replace_at(data, path, {"_type": value.type_name, **value_at(data, path)})
             fields = type(value).model_fields.items()
             if not any(field.exclude and getattr(value, name) is not None for name, field in fields):
                 continue
@@ -71,7 +71,7 @@ def config_to_json(
     if over_network:
         _remove_secrets(config, data, at_head)
     for path, text in config._as_written.items():
-        if "$" not in text and dig(data, path) is not None:
+        if "$" not in text and value_at(data, path) is not None:
             replace_at(data, path, text)  # The import path of a type, which registers it there.
     return data
 
@@ -112,12 +112,12 @@ def _remove_secrets(config: Config, data: dict[str, Any], at_head: Collection[st
         data[block] = None
     references = {path: text for path, text in config._as_written.items() if "$" in text}
     for path, text in references.items():
-        if isinstance(dig(data, path), str):
+        if isinstance(value_at(data, path), str):
             otherwise = None if _is_built_there(path, at_head) else NOT_SENT
             replace_at(data, path, portable_references(text, os.environ, otherwise))
     written_out = []
     for path in find_secrets(config, config.model_dump(mode="json", fallback=str), sure=True):
-        if path in references or dig(data, path) is None:
+        if path in references or value_at(data, path) is None:
             continue
         if _is_built_there(path, at_head):
             written_out.append(join_path(path))

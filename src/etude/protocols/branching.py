@@ -49,7 +49,7 @@ class Widths:
             return cls(by_agent=tuple((agent, _by_round(width)) for agent, width in widths.items()))
         return cls(default=_by_round(widths))
 
-    def at(self, agent: str, number: int) -> int:
+    def number_of_answers(self, agent: str, number: int) -> int:
         """Return the number of answers for an agent in round `number`, counted from 0."""
         by_round = dict(self.by_agent).get(agent, self.default)
         return by_round[min(number, len(by_round) - 1)]
@@ -67,7 +67,7 @@ def most_calls(protocol: Protocol, widths: Widths, retries: int = 0) -> int:
     for schedule in protocol.schedules:
         calls, plays = 0, 1
         for number, turns in enumerate(schedule):
-            answers = [widths.at(turn.agent, number) for turn in turns]
+            answers = [widths.number_of_answers(turn.agent, number) for turn in turns]
             calls += plays * sum(answers) * (1 + retries)
             plays *= math.prod(answers)
         most = max(most, calls)
@@ -77,7 +77,7 @@ def most_calls(protocol: Protocol, widths: Widths, retries: int = 0) -> int:
 def branches(protocol: Protocol, widths: Widths, agents: Collection[str]) -> bool:
     """Return whether a turn of one of the agents is sampled more than once."""
     return any(
-        turn.agent in agents and widths.at(turn.agent, number) > 1
+        turn.agent in agents and widths.number_of_answers(turn.agent, number) > 1
         for schedule in protocol.schedules
         for number, turns in enumerate(schedule)
         for turn in turns
@@ -160,7 +160,7 @@ class Play:
                 for turn in turns:
                     log = agent_log(protocol, path, turn.agent, number, stance=self._stance, key=self.key)
                     question = Question(turn, self.scenario.render(self.example, log, turn.agent, turn))
-                    questions += [question] * self.widths.at(turn.agent, number)
+                    questions += [question] * self.widths.number_of_answers(turn.agent, number)
             if not questions:
                 break
             answers = iter(await self.answers.ask(questions))
@@ -193,7 +193,7 @@ class Play:
         """Return the path extended by each combination of the round's answers."""
         branches = [path]
         for turn in turns:
-            to_turn = [next(answers) for _ in range(self.widths.at(turn.agent, number))]
+            to_turn = [next(answers) for _ in range(self.widths.number_of_answers(turn.agent, number))]
             branches = [
                 (*branch, self._add_node(branch, number, turn, answer))
                 for branch in branches

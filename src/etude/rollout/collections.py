@@ -71,7 +71,7 @@ class CollectionStats:
     said: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By example, a hash of each successful episode's answers. Equal answers have equal hashes."""
 
-    def saw(self, episode: EpisodeRecord, model: str) -> None:
+    def add(self, episode: EpisodeRecord, model: str) -> None:
         """Count an episode and its calls of `model`, an entry of `llms`."""
         self.episodes += 1
         for call in episode.calls:
@@ -163,9 +163,9 @@ class Collections(Evaluation):
         call = self._calls[key]
         collected = self._collected.setdefault(number, CollectionStats()) if stage == "train" else None
 
-        def saw(episode: EpisodeRecord) -> None:
+        def on_episode(episode: EpisodeRecord) -> None:
             if collected is not None:
-                collected.saw(episode, self._model)
+                collected.add(episode, self._model)
                 self._observer(number, episode)
             if request.on_episode is not None:
                 request.on_episode(episode)
@@ -174,7 +174,7 @@ class Collections(Evaluation):
         self._running.add(task)
         try:
             output = await self._evaluation.answer(
-                replace(request, phase=collection_phase(key, call), on_episode=saw)
+                replace(request, phase=collection_phase(key, call), on_episode=on_episode)
             )
         finally:
             self._running.discard(task)

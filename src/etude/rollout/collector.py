@@ -108,7 +108,7 @@ class Collector:
         return {model: (len(ages), max(ages)) for model, ages in waiting.items()}
 
     @asynccontextmanager
-    async def settling(self) -> AsyncIterator[None]:
+    async def wait_for_calls(self) -> AsyncIterator[None]:
         """Wait for the answers to calls under way, which are paid for. No call begins before the block ends.
 
         Enter it before you stop a collection, and leave it when its episodes are cancelled.
@@ -146,7 +146,7 @@ class Collector:
                 if outcome is None:
                     working -= 1
                 elif isinstance(outcome, BaseException):
-                    await stop.enter_async_context(self.settling())
+                    await stop.enter_async_context(self.wait_for_calls())
                     raise outcome
                 else:
                     yield outcome

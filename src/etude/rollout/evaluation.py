@@ -187,11 +187,11 @@ class ScoreCollector:
         keep_episodes: bool = True,
         on_episode: OnEpisode | None = None,
         on_score: OnScore | None = None,
-        settling: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        wait_for_calls: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         """`order` has the example's id and the generation of each episode, in the order of the results.
 
-        `settling` is entered before too many failures end the run, and left when no episode is played.
+        `wait_for_calls` is entered before too many failures end the run, and left when no episode is played.
         """
         self._order = order
         self._group_sizes = Counter(example_id for example_id, _ in order)
@@ -200,7 +200,7 @@ class ScoreCollector:
         self._keep_episodes = keep_episodes
         self._on_episode = on_episode
         self._on_score = on_score
-        self._settling = settling
+        self._wait_for_calls = wait_for_calls
         self._waiting: dict[str, list[tuple[EpisodeRecord, EvalInputItem, Scores]]] = {}
         self._done: dict[tuple[str, int], tuple[EvalInputItem, Scores]] = {}
         self._calls: Counter[str] = Counter()
@@ -220,7 +220,7 @@ class ScoreCollector:
                     await self._take(record)
                 self._retries.add(count.causes, count.waited)
             except ErrorBudgetExceeded:
-                await stop.enter_async_context(self._settling())
+                await stop.enter_async_context(self._wait_for_calls())
                 raise
             finally:
                 slots.release()

@@ -66,7 +66,7 @@ class EvaluationRun(Evaluation):
             keep_episodes=request.keep_episodes,
             on_episode=request.on_episode,
             on_score=request.on_score,
-            settling=self._collector.settling,
+            wait_for_calls=self._collector.wait_for_calls,
         )
         try:
             async with self._journal.beginning(f"{phase}/"):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from etude.config.document import dig
+from etude.config.document import value_at
 from etude.core.errors import RequestError
 from etude.core.history import Entry, History, Score
 from etude.loop.stored_models import load_version
@@ -49,7 +49,7 @@ def model_card(wanted: RunVersion, lora_only: bool, license: str | None) -> str:
     lines = [*_introduction(wanted, parts, facts, lora_only, license)]
     lines += _results(facts.histories[wanted.target], wanted)
     lines.append(_USE.format(load=_LOAD_LORA if lora_only else _LOAD))
-    dataset = dig(data, ("eval", "general", "dataset"))
+    dataset = value_at(data, ("eval", "general", "dataset"))
     is_of_hub = isinstance(dataset, dict) and dataset.get("_type") == "huggingface"
     front = ModelCardData(
         license=license,

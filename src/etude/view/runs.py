@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from etude.config.document import dig
+from etude.config.document import value_at
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, EpochEntry, History, Score
 from etude.engines.bill import load_bill
@@ -247,7 +247,7 @@ _SPEED: tuple[tuple[str, Source, str], ...] = (
 
 def _metric(history: History, title: str, source: Source, note: str) -> Chart:
     def value(entry: EpochEntry) -> Value:
-        found = source(entry) if callable(source) else dig(entry.metrics, tuple(source.split(".")))
+        found = source(entry) if callable(source) else value_at(entry.metrics, tuple(source.split(".")))
         # A custom adapter may give any value, and only numbers are drawn.
         return float(found) if isinstance(found, int | float) else None
 
