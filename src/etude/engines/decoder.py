@@ -75,7 +75,7 @@ class RaggedDecoder(SlotDecoder):
         super().__init__(policy, slots=slots, deterministic=False)
         self._is_large = is_large(sum(value.numel() for value in policy.model.parameters()))
         self._beside = _BESIDE if self._is_large else _BESIDE_SMALL
-        self._speaking: list[LiveRow] = []
+        self._generating: list[LiveRow] = []
         """The rows that added single tokens last."""
         self._prefixes: list[Prefix] = []
         """The prefixes that these rows share."""
@@ -87,22 +87,22 @@ class RaggedDecoder(SlotDecoder):
         Returns the rows that gained a token. Raises EngineError if the logits are not finite.
         """
         self._take_in(rows)
-        speaking = [row for row in rows if row.pending == 1]
-        reading, counts = self._chunks(rows, len(speaking))
-        if not speaking and not reading:
+        generating = [row for row in rows if row.pending == 1]
+        reading, counts = self._chunks(rows, len(generating))
+        if not generating and not reading:
             return []  # The rows that others wait for were cancelled a moment ago.
         if not reading:
-            speaking = self._gather_slots(speaking)
-        speaking.sort(key=lambda row: row.slot)
-        rows, counts = [*speaking, *reading], [*([1] * len(speaking)), *counts]
+            generating = self._gather_slots(generating)
+        generating.sort(key=lambda row: row.slot)
+        rows, counts = [*generating, *reading], [*([1] * len(generating)), *counts]
         longest = max(row.cached + count for row, count in zip(rows, counts, strict=True))
         self._kv.reserve(self._table.lengths(), longest)
         prefixes: list[Prefix] = []
         # A layer whose window is shorter than a row reads no whole prefix.
-        if speaking and self._inputs.looks_back(max(row.cached for row in speaking) + 1):
-            if speaking != self._speaking:
-                self._speaking = speaking
-                self._prefixes = shared_prefixes(speaking, 2 * self._fused.key_size)
+        if generating and self._inputs.looks_back(max(row.cached for row in generating) + 1):
+            if generating != self._generating:
+                self._generating = generating
+                self._prefixes = shared_prefixes(generating, 2 * self._fused.key_size)
             prefixes = self._prefixes
         inputs, last = make_ragged_inputs(rows, counts, self._inputs, self._fused.key_size, prefixes)
         done = [
@@ -116,18 +116,18 @@ class RaggedDecoder(SlotDecoder):
             append_samples(grown, logits_BV)
         return grown
 
-    def _chunks(self, rows: Sequence[LiveRow], speaking: int) -> tuple[list[LiveRow], list[int]]:
+    def _chunks(self, rows: Sequence[LiveRow], generating: int) -> tuple[list[LiveRow], list[int]]:
         """Return the rows that read prompt tokens in this step, in order of arrival, and how many each.
 
         With a small model, prompts wait briefly for others, because a pass costs more than a token.
         """
         chosen, counts = list[LiveRow](), list[int]()
         waiting = [row for row in rows if row.pending > 1 and not self._table.waits(row)]
-        if not self._is_large and len(waiting) * 4 < speaking and self._postponed < PATIENCE:
+        if not self._is_large and len(waiting) * 4 < generating and self._postponed < PATIENCE:
             self._postponed += 1
             return chosen, counts
         self._postponed = 0
-        left = self._beside if speaking else STEP_TOKENS
+        left = self._beside if generating else STEP_TOKENS
         for row in waiting:
             if left > 0:
                 chosen.append(row)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
@@ -63,11 +64,11 @@ async def make_base(config: TinyConfig, name: str, builder: Builder, folder: Pat
     sources = [stage.transcripts for stage in own]
     examples = (await builder.get_dataset(block.run_configuration.dataset)).examples() if sources else []
     # The first 4000 transcripts suffice: more of the same kind teach the tokenizer nothing.
-    talks = [talk for source in sources for talk in read_transcripts(source, examples, block.seed)[:4000]]
-    await asyncio.to_thread(_write, config, talks, block.seed, folder)
+    parts = [read_transcripts(source, examples, block.seed)[:4000] for source in sources]
+    await asyncio.to_thread(_write, config, [*chain.from_iterable(parts)], block.seed, folder)
 
 
-def _write(config: TinyConfig, talks: Sequence[Transcript], seed: int, folder: Path) -> None:
+def _write(config: TinyConfig, transcripts: Sequence[Transcript], seed: int, folder: Path) -> None:
     from etude.models.tiny import TinyShape, build_policy, build_tokenizer, conversation_texts
 
     if config.hidden_size % config.heads or config.hidden_size // config.heads % 2:
@@ -75,7 +76,7 @@ def _write(config: TinyConfig, talks: Sequence[Transcript], seed: int, folder: P
             f"tiny: hidden_size {config.hidden_size} and heads {config.heads} do not fit together: each head "
             "needs an even share of the width"
         )
-    texts = (text for talk in talks for text in conversation_texts([talk.messages], talk.tools))
+    texts = (text for each in transcripts for text in conversation_texts([each.messages], each.tools))
     tokenizer: Any = build_tokenizer(texts, splits=config.splits)
     shape = TinyShape(**config.model_dump(exclude={"splits"}))
     policy = build_policy(tokenizer, seed, shape)

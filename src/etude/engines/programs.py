@@ -35,7 +35,7 @@ class Command:
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables added to this process's own."""
-    said: str = field(default="", repr=False)
+    stdin: str = field(default="", repr=False)
     """Text for its standard input."""
     address: str = ""
     """Where it will listen, if it does."""
@@ -51,12 +51,12 @@ _START = (
 )
 
 
-def python_command(module: str, said: str) -> Command:
+def python_command(module: str, line: str) -> Command:
     """Return a command that calls a module's `main`, with this process's Python and module path.
 
-    It reads the line `said` from its standard input.
+    Its standard input is `line`.
     """
-    return Command((sys.executable, "-c", _START, module, json.dumps(sys.path)), said=f"{said}\n")
+    return Command((sys.executable, "-c", _START, module, json.dumps(sys.path)), stdin=f"{line}\n")
 
 
 class Program(Protocol):
@@ -206,7 +206,7 @@ class LocalLauncher(Launcher):
                 raise EtudeError(f"'{command.words[0]}' cannot be started: {error.strerror}") from error
         assert process.stdin is not None
         with contextlib.suppress(OSError):
-            process.stdin.write(command.said.encode())
+            process.stdin.write(command.stdin.encode())
             await process.stdin.drain()
         process.stdin.close()
         return LocalChild(process, lifeline, output, command)

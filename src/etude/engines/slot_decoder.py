@@ -103,8 +103,8 @@ class SlotDecoder:
         Prompts wait briefly for others, because reading one costs as much as reading many.
         """
         reading = [row for row in rows if row.pending > 1 and not self._table.waits(row)]
-        speaking = [row for row in rows if row.pending == 1] if len(reading) < len(rows) else []
-        if reading and (len(reading) * 4 >= len(speaking) or self._postponed >= PATIENCE):
+        generating = [row for row in rows if row.pending == 1] if len(reading) < len(rows) else []
+        if reading and (len(reading) * 4 >= len(generating) or self._postponed >= PATIENCE):
             self._postponed, chosen, width = 0, list[LiveRow](), 0
             for row in reading:  # As many as a step may read, in order of arrival.
                 width = max(width, min(row.pending, CHUNK))
@@ -113,11 +113,11 @@ class SlotDecoder:
                 chosen.append(row)
         else:
             self._postponed += 1
-            chosen = speaking
+            chosen = generating
         if not chosen:
             return  # The rows that others wait for were cancelled a moment ago.
         if not self._deterministic:
-            yield self._gather_slots(chosen) if chosen is speaking else chosen
+            yield self._gather_slots(chosen) if chosen is generating else chosen
             return
         alike = defaultdict(list)
         for row in chosen:

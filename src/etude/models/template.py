@@ -258,10 +258,10 @@ class ChatTemplate:
     @cached_property
     def _end_of_turn(self) -> str:
         """The end-of-turn token that the template writes; a model may stop at others, too."""
-        talk = [QUESTION, PROBES["text"], MORE]
-        asked = self.rendering.text(talk[:1], (), {}, ask=True)
-        closed = self.rendering.text(talk[:2], (), {}, ask=False)
-        longer = self.rendering.text_or_none(talk, (), {}) or closed
+        conversation = [QUESTION, PROBES["text"], MORE]
+        asked = self.rendering.text(conversation[:1], (), {}, ask=True)
+        closed = self.rendering.text(conversation[:2], (), {}, ask=False)
+        longer = self.rendering.text_or_none(conversation, (), {}) or closed
         end = self.rendering.end_of_turn(asked, closed, longer)
         tokens = self.rendering.end_tokens
         return str(self.tokenizer.eos_token or next(iter(tokens))) if end is None else longer[slice(*end)]

@@ -75,7 +75,7 @@ def split_turns(rendering: Rendering, messages: Sequence[Message], tools: Sequen
 
 def _turn(
     rendering: Rendering,
-    talk: Sequence[_Piece],
+    earlier: Sequence[_Piece],
     messages: Sequence[Message],
     index: int,
     tools: Sequence[Tool],
@@ -83,10 +83,10 @@ def _turn(
 ) -> tuple[_Piece, _Piece]:
     """Return the text since the assistant's last turn, and the text of the turn in message `index`.
 
-    `talk` has the earlier pieces; `asked` is the rendering before the turn.
+    `earlier` has the pieces before it; `asked` is the rendering before the turn.
     """
     closed = rendering.text(messages[: index + 1], tools, {}, ask=False)
-    done = "".join(piece.text for piece in talk)
+    done = "".join(piece.text for piece in earlier)
     ends = [end.span() for end in rendering.end_pattern.finditer(closed, len(asked))]
     end, written = (ends[0] if ends else None), closed
     if len(ends) != 1:
@@ -113,7 +113,7 @@ def _turn(
     begun = before[-1] if before else len(asked)
     _require_whole(messages[index], f"message {index + 1}", written[begun : end[0]], rendering)
     return (
-        _Piece(talk[-1].end if talk else "", asked[len(done) :]),
+        _Piece(earlier[-1].end if earlier else "", asked[len(done) :]),
         _Piece("", written[len(asked) : end[1]], is_sampled=True, end=written[slice(*end)]),
     )
 

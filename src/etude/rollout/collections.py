@@ -68,7 +68,7 @@ class CollectionStats:
     """Per episode: Σ -log p of the sampled tokens, in nats."""
     surprise_tokens: int = 0
     """The number of tokens in `surprises`."""
-    said: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    answer_hashes: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """By example, a hash of each successful episode's answers. Equal answers have equal hashes."""
 
     def add(self, episode: EpisodeRecord, model: str) -> None:
@@ -99,7 +99,7 @@ class CollectionStats:
                 or (str(completion.message.get("content")), str(completion.message.get("tool_calls")))
                 for _, completion in answers
             )
-            self.said[episode.example.id].append(hash(tuple(words)))
+            self.answer_hashes[episode.example.id].append(hash(tuple(words)))
 
     def metrics(self) -> dict[str, Any]:
         """Return statistics of all episodes; each is None if no episode allows it.
@@ -110,8 +110,8 @@ class CollectionStats:
         `repeated_share`: Σ (n - d) / Σ (n - 1) over the examples with n ≥ 2 episodes. Of these n, d differ
         word for word. The share is 0 if all differ, and 1 if all are the same.
         """
-        others = sum(len(group) - 1 for group in self.said.values())
-        repeated = sum(len(group) - len(set(group)) for group in self.said.values())
+        others = sum(len(group) - 1 for group in self.answer_hashes.values())
+        repeated = sum(len(group) - len(set(group)) for group in self.answer_hashes.values())
         tokens = self.surprise_tokens
         return {
             "answer_tokens": self.answer_tokens / self.answers if self.answers else None,
