@@ -58,7 +58,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_749,
+    "lines of source": 60_731,
     "modules": 302,
     "lines of tests": 49_056,
     "benchmark files": 14,
