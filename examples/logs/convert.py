@@ -38,7 +38,6 @@ def otlp_rows(line: Row) -> Iterator[Row]:
                     for chat in _chat_messages(message["role"], message["parts"])
                 ],
                 "tools": [{"type": "function", "function": tool.get("function", tool)} for tool in tools],
-                "temperature": given.get("gen_ai.request.temperature"),
             },
             "response": {
                 "model": given.get("gen_ai.response.model"),

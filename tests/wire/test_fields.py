@@ -354,7 +354,7 @@ PARTS = [
         {
             "type": (honoured("disabled"), refused("between_tools")),
             "budget_tokens": free(2048),
-            "display": (free("summarized"), honoured("omitted")),
+            "display": (free("summarized"), free("omitted")),
             "keep": refused("all"),
         },
         lambda found: {"thinking": {"type": "enabled", **found}},

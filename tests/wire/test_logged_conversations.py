@@ -136,7 +136,6 @@ def chat(episode: EpisodeRecord) -> dict[str, Any]:
                 "answer": None if answer is None else answer.message,
                 "tools": [tool["function"]["name"] for tool in call.request.tools],
                 "model": call.model,
-                "sampling": call.request.sampling.changed(),
                 "usage": usage,
                 "finish_reason": None if answer is None else answer.finish_reason,
             }

@@ -58,12 +58,6 @@ class ServerVersion(_Answer):
     version: str
 
 
-class ServerHealth(_Answer):
-    """`GET /health`."""
-
-    status: str
-
-
 class EngineStatus(_Answer):
     """`GET /engine/status`."""
 
@@ -178,8 +172,9 @@ class LanguageModelClient:
 
     async def problem(self, seconds: float | None = None, *, tries_again: bool = False) -> str | None:
         """Return why the server is unavailable, or None. `tries_again` retries as other requests do."""
+        policy = self._policy if tries_again else _ONCE
         try:
-            await self._ask("/health", ServerHealth, seconds, self._policy if tries_again else _ONCE)
+            await with_retries(lambda: self._attempt("GET", "/health", seconds), policy=policy)
         except LanguageModelClientError as error:
             return str(error)
         return None
@@ -204,11 +199,9 @@ class LanguageModelClient:
         """Close the connections. Calling it twice is fine."""
         await self._http.aclose()
 
-    async def _ask(
-        self, path: str, model: type[Model], seconds: float | None = None, policy: RetryPolicy | None = None
-    ) -> Model:
+    async def _ask(self, path: str, model: type[Model]) -> Model:
         async def ask() -> Model:
-            response = await self._attempt("GET", path, seconds)
+            response = await self._attempt("GET", path, None)
             try:
                 return model.model_validate_json(response.content)
             except ValidationError as error:
@@ -220,7 +213,7 @@ class LanguageModelClient:
                     RetryReason("malformed"),
                 ) from error
 
-        return await with_retries(ask, policy=self._policy if policy is None else policy)
+        return await with_retries(ask, policy=self._policy)
 
     async def _post(self, path: str, seconds: float) -> None:
         """Send a request that has the same effect when repeated."""

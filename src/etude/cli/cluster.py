@@ -84,18 +84,12 @@ def _say_liveness(seen: SeenStatus, path: Path) -> None:
     elif status is None:
         say(f"head            no process has the run {path.name} open")
     elif seen.state == "lost":
-        say_wrapped(
-            f"head            gone: process {status.pid} on {status.host} was killed. Its last report, from "
-            f"{age} ago, is below"
-        )
+        say(f"head            gone: process {status.pid} on {status.host}; its last report is {age} old")
     else:
         up = _since(max(0.0, status.at - status.since))
         say(f"head            process {status.pid} on {status.host}, since {up}")
-    if seen.state == "silent":
-        say_wrapped(
-            f"warning         the head has not reported for {age}: its machine or disk is stuck, or code in "
-            "its process blocks. This is its last report"
-        )
+        if seen.state == "silent":
+            say(f"warning         the head has not reported for {age}: it is stuck, or its code blocks")
 
 
 def _show(status: RunStatus, jobs: list[JobFacts]) -> None:

@@ -17,7 +17,6 @@ from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from etude.config.document import dump
 from etude.core.errors import EtudeError
 from etude.core.job import ModelVersion
 from etude.core.keys import fold
@@ -132,7 +131,7 @@ def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
         responses={200: {"content": {"application/x-tar": {}}}},
     )
     async def export_model(model: str, lora: bool = False) -> StreamingResponse:
-        """Return a tar archive of a folder that transformers loads, with a model card.
+        """Return a tar archive of a folder that transformers loads.
 
         It has the whole model, or with `lora` only the LoRA weights.
         """
@@ -146,8 +145,6 @@ def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
             except (EtudeError, OSError) as error:
                 folder.cleanup()
                 raise ApiError(500, f"{model} cannot be exported: {error}") from error
-        card = _card(served, models.base.name, lora)
-        (Path(folder.name) / "README.md").write_text(card, encoding="utf-8")
         return StreamingResponse(_archive(folder), media_type="application/x-tar")
 
     return router
@@ -172,14 +169,3 @@ def _archive(folder: TemporaryDirectory[str]) -> Iterator[bytes]:
                     yield piece
             yield bytes(-entry.size % _BLOCK)
         yield bytes(2 * _BLOCK)
-
-
-def _card(served: ServedModel, base: str, lora: bool) -> str:
-    """Return a model card in Markdown, with the front matter that model hubs read."""
-    front = {"library_name": "peft" if lora else "transformers", "tags": ["etude"]}
-    named = Path(base).name if Path(base).is_absolute() else base
-    return (
-        f"---\n{dump(front).strip()}\n---\n\n# {served.name}\n\n"
-        f"{'LoRA weights' if lora else 'Weights'} of a model of `etude serve`, made from {named}.\n\n"
-        "This export states no license. The base model's license may apply.\n\n"
-    )

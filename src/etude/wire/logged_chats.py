@@ -22,7 +22,7 @@ from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
 from etude.config.data_files import read_json_file, read_jsonl, read_parquet
 from etude.config.registry import register_dataset
-from etude.core.call import Call, ChatRequest, Completion, Sampling
+from etude.core.call import Call, ChatRequest, Completion
 from etude.core.conversion import written
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event, Example, LoggedExample
 from etude.core.errors import DatasetError, RequestError
@@ -38,7 +38,7 @@ from etude.store.run_folder import RunFolder
 from etude.wire.bodies import check_conversation, plain_messages
 from etude.wire.client import parse_completion
 from etude.wire.retries import Refusal, Retryable
-from etude.wire.sampling import change_sampling, validate_body
+from etude.wire.sampling import validate_body
 
 CHATS, HELD_OUT = "chats", "held_out"
 """The phases of a run of chats: those to learn from, and those with held-out prompts."""
@@ -68,11 +68,6 @@ class _Request(BaseModel):
     messages: Annotated[list[Any] | None, _Parsed] = None
     tools: Annotated[list[Any] | None, _Parsed] = None
     model: str | None = None
-    temperature: Any = None
-    top_p: Any = None
-    max_tokens: Any = Field(
-        default=None, validation_alias=AliasChoices("max_completion_tokens", "max_tokens")
-    )
 
     def as_chat(self) -> ChatRequest:
         """Return the request. Raises RequestError if it is not OpenAI's."""
@@ -87,8 +82,7 @@ class _Request(BaseModel):
         if not all(map(is_text, messages)):
             raise RequestError("a message has a part that is not text, such as an image")
         check_conversation((), tools)
-        settings = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
-        return ChatRequest(messages, tools, change_sampling(Sampling(), settings))
+        return ChatRequest(messages, tools)
 
 
 class _Row(_Request):

@@ -138,7 +138,7 @@ class _Thought(BaseModel, extra="forbid"):
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Integer | None = Field(default=None, ge=0)
     display: Literal["summarized", "omitted"] | None = None
-    """Thoughts to be summarised are returned whole."""
+    """Thoughts are returned whole, also where they are to be summarised or left out."""
 
 
 class _Output(BaseModel, extra="forbid"):
@@ -219,7 +219,7 @@ class MessagesDialect(Dialect):
         completion = answer.completion
         self._memory.add(completion.message)
         return _message(answer) | {
-            "content": list(_blocks(completion.message, shows_thoughts=_shows_thoughts(asked))),
+            "content": list(_blocks(completion.message)),
             **_stop_fields(answer, asked),
             "usage": _usage(completion.usage.prompt_tokens, completion.usage.completion_tokens),
         }
@@ -257,14 +257,10 @@ def _usage(prompt: int, completion: int) -> dict[str, int]:
     return {"input_tokens": prompt, "output_tokens": completion, **cache}
 
 
-def _shows_thoughts(asked: ChatBody) -> bool:
-    return (asked.body.get("thinking") or {}).get("display") != "omitted"
-
-
-def _blocks(message: Message, *, shows_thoughts: bool = True) -> Iterator[dict[str, Any]]:
+def _blocks(message: Message) -> Iterator[dict[str, Any]]:
     calls = message.get("tool_calls") or ()
     if thoughts := message.get("reasoning_content"):
-        yield _block("reasoning", thoughts if shows_thoughts else "")
+        yield _block("reasoning", thoughts)
     if message.get("content") or not (calls or thoughts):
         yield _block("content", message.get("content") or "")
     for call in calls:
@@ -297,8 +293,6 @@ class _MessageStream(BlockStream):
         yield _event("content_block_start", index=self.number, content_block=_block(kind, ""))
 
     def block_piece(self, kind: Kind, text: str) -> Iterator[Event]:
-        if kind == "reasoning" and not _shows_thoughts(self.asked):
-            return
         field = "thinking" if kind == "reasoning" else "text"
         yield _event("content_block_delta", index=self.number, delta={"type": f"{field}_delta", field: text})
 
