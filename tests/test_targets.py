@@ -219,19 +219,6 @@ async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_no
     assert len(trees) == 4 * 4
 
 
-async def test_guesses_are_put_right(played):
-    builder = {
-        "_type": "expert_iteration",
-        "num_generations": 4,
-        "credit": "agent",
-        "min_reward": 0.9,
-        "guess_replacement": 1.0,
-    }
-    await played.start(play(builder))
-    (entry,) = read_history(played, "verifier").epochs
-    assert entry.metrics["num_trajectories"] == 16
-
-
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nim"
 
 

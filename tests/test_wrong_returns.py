@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import numpy
 import pytest
 
 import etude
@@ -29,8 +28,6 @@ TRAINERS = {
     "epochs": lambda: EpochTrainer(EpochTrainerConfig()),
     "guide": lambda: guide.GuideTrainer(guide.GuideTrainerConfig()),
 }
-JOB = "`TrainingJobRef | Skipped`"
-STATUS = "`TrainingJobStatus`"
 
 
 @pytest.fixture
@@ -193,20 +190,6 @@ def test_an_async_def_of_what_nobody_waits_for_is_refused_where_it_stands(base, 
     place = rf"test_wrong_returns\.py:\d+: Mine\.{name}"
     with pytest.raises(RequestError, match=rf"{place} is `async def`, and .*\.{name} is not awaited"):
         returning(base, name, None)
-
-
-async def test_numbers_of_other_libraries_are_numbers(run):
-    class Builder(guide.GuideBuilder):
-        async def compute_reward(self, output_item, meta=None):
-            return numpy.float32(output_item.score)
-
-    class Adapter(FakeAdapter):
-        async def is_healthy(self):
-            return numpy.bool_(True)
-
-    run.builder, run.adapter = Builder(guide.GuideBuilderConfig()), Adapter(run.path.parent / "backend")
-    await run.start(num_epochs=1)
-    assert len(run.statuses) == 1
 
 
 async def built(monkeypatch: pytest.MonkeyPatch, kind: str, factory: Any) -> Any:

@@ -1,8 +1,6 @@
 """Plays of protocols: which answers belong to whom, what each earned, and the pairs of answers of MALT."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from etude.algorithms import dpo, grpo, malt
 from etude.algorithms.dpo import Dpo
@@ -10,10 +8,9 @@ from etude.algorithms.episodes import Tally, answer_groups, by_agent, read_tree,
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.malt import Malt
 from etude.core.conversion import to_trajectory
-from etude.protocols import adp, debate, mnip, nip
+from etude.protocols import adp, debate, nip
 from tests.algorithms.scripted_episodes import agent_part, played, scored_play
-from tests.protocols.games import ChanceEngine
-from tests.support import END, ScriptedEngine, drawn
+from tests.support import ScriptedEngine
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
 
@@ -161,28 +158,6 @@ async def test_an_interval_is_a_share_of_what_can_be_earned(one_sided):
     assert rows(prover, interval=0.4) == [(0, GOOD, BAD, 0.5)]
 
 
-async def test_a_row_has_the_tokens_and_the_logprobs_that_were_sampled(one_sided):
-    (row,) = malt_trajectories(agent_part("prover", one_sided), Malt(), Tally())
-    item, first, second = row.episode[0], *one_sided.calls[:2]
-    assert [message.role for message in item.prompt] == ["system", "user"]
-    assert item.prompt[0].content == "You are prover. e"
-    # Both were sampled from one prompt, and part with their first token.
-    assert item.prompt_ids == first.completion.prompt_ids == second.completion.prompt_ids
-    assert item.chosen_ids == (*b"a proof", END)
-    assert item.rejected_ids == (*b"no proof", END)
-    assert item.chosen_logprobs == first.completion.logprobs
-    assert item.rejected_logprobs == second.completion.logprobs
-    assert item.chosen_mask == (True,) * len(item.chosen_ids)
-    assert row.metadata == {
-        "id": "e",
-        "episode": "train/1/e/0",
-        "turn": 0,
-        "agent": "prover",
-        "chosen_reward": 0.5,
-        "rejected_reward": 0.0,
-    }
-
-
 async def test_early_answers_count_as_much_as_late_ones(tmp_path):
     # The first question leads to an end at once, the second branches on; no end is counted twice.
     def answer(request):
@@ -198,18 +173,3 @@ async def test_early_answers_count_as_much_as_late_ones(tmp_path):
     (pair,) = malt_trajectories(agent_part("verifier", record), Malt(), Tally())
     assert (pair.metadata["chosen_reward"], pair.metadata["rejected_reward"]) == (1.0, -1.0)
     assert read_tree(record).value(None, "verifier") == 0.0
-
-
-@settings(max_examples=drawn(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 10**6), interval=st.sampled_from([None, 0.1]))
-async def test_pairs_share_a_prompt_and_the_better_answer_is_chosen(tmp_path_factory, seed, interval):
-    folder = tmp_path_factory.mktemp("play")
-    record = await played(folder, mnip(max_message_rounds=3), ChanceEngine(), widths=2, seed=seed)
-    calls = {call.completion.prompt_ids for call in record.calls}
-    for agent in ("prover0", "prover1", "verifier"):
-        config = Malt(interval=interval)
-        for one in malt_trajectories(agent_part(agent, record), config, Tally()):
-            item = one.episode[0]
-            assert one.metadata["chosen_reward"] > one.metadata["rejected_reward"]
-            assert item.chosen_ids != item.rejected_ids
-            assert any(item.prompt_ids[: len(prompt)] == prompt for prompt in calls)

@@ -211,19 +211,6 @@ async def test_a_server_that_is_busy_after_a_job_is_asked_again(server, backend,
     assert status.status is TrainingStatusEnum.COMPLETED
 
 
-async def test_a_job_that_counted_as_canceled_and_was_done_is_told_with_the_next(server, backend):
-    server.pause = 30
-    adapter = await backend()
-    ref = await adapter.submit(batch())
-    assert await asyncio.to_thread(server.begun.wait, 60)
-    await adapter.cancel(ref)
-    server.steps["agent"] += 1
-    server.pause = 0
-    status = await trained(adapter, "run-epoch-1-retry-1")
-    assert status.version.number == 2
-    assert status.message == "sampled at step 0, trained from step 1: an earlier job had ended after all"
-
-
 async def test_a_job_can_be_cancelled_and_one_that_is_over_stays_so(server, backend):
     server.pause = 30
     adapter = await backend()

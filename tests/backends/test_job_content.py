@@ -12,10 +12,9 @@ import pytest
 from pydantic_core import PydanticSerializationError
 
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
-from etude.backends.state_folders import JobContent, JobNameTakenError, StateFolders, data_hash
+from etude.backends.state_folders import JobNameTakenError, StateFolders, data_hash
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
-from etude.core.errors import RequestError
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from etude.store.files import write_atomically
@@ -25,22 +24,6 @@ from tests.backends.test_openai_jobs import backend, dpo, supervised
 from tests.file_operations import each_operation, killed_at
 from tests.models.tiny_models import fresh_policy
 from tests.support import one_quick
-
-
-def test_what_differs_is_named():
-    there = JobContent("a", "dpo", "h", "v1")
-    there.require("job", JobContent("a", "dpo", "h", "v1"))
-    there.require("job", JobContent("a", "dpo", "h", "v2"), made="v2")
-    there.require("job", JobContent("a", "dpo", "h"))
-    with pytest.raises(JobNameTakenError) as caught:
-        there.require("job", JobContent("b", "grpo", "i", "v0"), made="v2")
-    assert caught.value.differences == [
-        "other data",
-        "another method (dpo, and not grpo)",
-        "another start model (v1, and not v0)",
-    ]
-    assert "there is already another job named 'job'" in str(caught.value)
-    assert isinstance(caught.value, RequestError)
 
 
 def at_openai(server, seed=0, **settings):

@@ -290,34 +290,6 @@ async def adapter_on(
     return adapter, launcher
 
 
-@pytest.mark.slow
-async def test_a_process_elsewhere_makes_the_same_version_and_says_how_it_went(
-    shared_model: Path, tmp_path: Path
-):
-    """Bit for bit: one process there does what one here does."""
-    here, _ = await adapter_on(shared_model, tmp_path / "here")
-    there, launcher = await adapter_on(shared_model, tmp_path / "there", lambda command: command)
-    wanted, version = await done(here, collection("a")), await done(there, collection("a"))
-    assert (version.number, version.digest) == (wanted.number, wanted.digest)
-    facts = [json.loads((tmp_path / at / "v1" / "job.json").read_text()) for at in ("here", "there")]
-    assert facts[0]["content"] == facts[1]["content"]
-    assert (await there.current_version()).digest == wanted.digest
-    assert launcher.started == 1 and not list((tmp_path / "there" / "learners").glob("job-*"))
-
-
-@pytest.mark.slow
-async def test_a_folder_that_is_not_shared_fails_the_job_with_that_reason(shared_model: Path, tmp_path: Path):
-    def elsewhere(command: Command) -> Command:
-        (tmp_path / "learners" / "shared").write_text("another")
-        return command
-
-    adapter, launcher = await adapter_on(shared_model, tmp_path, elsewhere)
-    status = await adapter.wait_until_complete(await adapter.submit(collection("one")))
-    assert status.status is TrainingStatusEnum.FAILED and launcher.started == 1
-    assert "on node 127.0.0.1 is not the folder that the head has there" in str(status.message)
-    assert (await adapter.current_version()).number == 0
-
-
 async def test_learners_that_end_three_times_without_a_checkpoint_fail_the_job(
     shared_model: Path, tmp_path: Path
 ):

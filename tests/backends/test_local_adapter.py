@@ -330,21 +330,6 @@ async def test_lora_weights_are_versions_too(tmp_path):
         await full.restore(version)
 
 
-@pytest.mark.parametrize("reference", ["sampler", "base"])
-async def test_preferences_are_trained_on(tmp_path, reference):
-    adapter = await adapter_on(tmp_path)
-    tokens = {"prompt_ids": (9, 10), "chosen_ids": (11,), "rejected_ids": (12,)}
-    known = dict.fromkeys(("chosen_logprobs", "rejected_logprobs"), (-1.0,))
-    pair = DPOItem(prompt="a", chosen_response="b", rejected_response="c", **tokens, **known)
-    job = TrajectoryCollection(
-        trajectories=[[Trajectory(episode=[pair], reward=1.0)]],
-        run_id="one",
-        method="dpo",
-        options={"reference": reference},
-    )
-    assert (await done(adapter, job)).number == 1
-
-
 async def test_preferences_in_words_need_the_base_for_reference(tmp_path):
     pair = DPOItem(prompt="what is 1 plus 2?", chosen_response="it is 3.", rejected_response="it is 4.")
     job = TrajectoryCollection(

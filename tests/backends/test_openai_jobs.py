@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from etude.algorithms.samples import make_sample
 from etude.backends import openai_jobs
 from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
-from etude.backends.openai_api import TrainingJobNotFoundClientError, dpo_row, supervised_row
+from etude.backends.openai_api import TrainingJobNotFoundClientError, dpo_row
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection, to_trajectory
@@ -19,7 +19,7 @@ from etude.core.errors import BackendError, CapabilityError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
 from etude.core.trajectory import DPOItem, Trajectory
-from tests.algorithms.scripted_episodes import call, conversation, episode
+from tests.algorithms.scripted_episodes import conversation, episode
 from tests.backends.openai_stand_in import BASE, StandIn, error_response
 
 
@@ -87,23 +87,6 @@ async def test_what_is_sent_is_what_the_api_documents():
             "preferred_output": [{"role": "assistant", "content": "good"}],
             "non_preferred_output": [{"role": "assistant", "content": "bad"}],
         }
-    ]
-
-
-def test_what_the_model_did_not_say_has_no_weight_and_tool_calls_stay_what_they_are():
-    wire = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    messages = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "an example"},
-        {"role": "tool", "content": "seen", "tool_call_id": "call_0"},
-    ]
-    reply = {"role": "assistant", "content": None, "tool_calls": [wire]}
-    record = episode([call(0, messages, reply, "<hi>", "look.")])
-    assert supervised_row(to_trajectory(make_sample(record.calls, record, 1.0)))["messages"] == [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "an example", "weight": 0},
-        {"role": "tool", "content": "seen", "tool_call_id": "call_0"},
-        reply,
     ]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -44,22 +42,3 @@ def test_an_agent_that_ends_the_run_is_named_as_the_cause(project, does):
     assert "error: something in this process has stopped" in stopped.stderr
     assert "-o eval.general.isolation=process" in stopped.stderr
     assert "next: etude resume runs/r" in stopped.stderr
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_while_a_command_is_imported_ends_it_in_a_word(times):
-    """The first import of the command itself is where it is interrupted, deterministically."""
-    code = """
-import os, signal, sys
-class Interrupts:
-    def find_spec(self, name, path=None, target=None):
-        if name == "typer":
-            for _ in range(TIMES):
-                os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Interrupts())
-from etude.cli import main
-main()
-"""
-    program = [sys.executable, "-c", code.replace("TIMES", str(times)), "runs", "list"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (130, "stopped\n")

@@ -40,8 +40,10 @@ async def chat_stream(target: Target) -> None:
                 model=target.model, messages=messages, stream=True, stream_options={"include_usage": True}
             )
             chunks = [chunk async for chunk in stream]
-            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-            assert text and chunks[-1].usage.completion_tokens > 0, chunks
+            pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+            text = "".join(piece or "" for piece in pieces)
+            assert len(list(filter(None, pieces))) > 1, "it comes as it is sampled"
+            assert chunks[-1].usage.completion_tokens > 0, chunks
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{turn}?"}]
 
 

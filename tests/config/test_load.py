@@ -14,7 +14,7 @@ from etude.config.component import EvaluatorConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.config.references import LlmRef, ReferenceTo
-from etude.config.registry import register_evaluator, register_trainer
+from etude.config.registry import register_evaluator
 from etude.core.errors import ConfigError
 from etude.loop.trainer import EpochTrainerConfig
 from etude.rollout.datasets import JsonDatasetConfig, JsonlDatasetConfig, PythonDatasetConfig
@@ -253,18 +253,6 @@ def test_names_that_may_be_left_out_are_only_checked_when_they_are_there(folder:
     for keys in ("model: x", "others: [policy, x]", "panel: [x]"):
         with pytest.raises(ConfigError, match=r"'llms' has no model 'x'\. Allowed: policy"):
             load_config(write(folder, SMALL.replace("my_agent:correct", f"{{_type: judge, {keys}}}")))
-
-
-def test_components_that_are_not_needed_do_not_stop_a_config(empty_registry: object):
-    async def build(config, builder):
-        yield config
-
-    with pytest.raises(ConfigError, match="there is no trajectory builder type 'grpo'"):
-        parse_config({})
-    register_trainer(config_type=EpochTrainerConfig)(build)
-    with pytest.raises(ConfigError) as raised:
-        parse_config({})
-    assert "trainers" not in str(raised.value)
 
 
 @pytest.mark.parametrize("left_out", ["", ", trainer: null"])

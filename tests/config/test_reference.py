@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
 
-import pytest
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import Field, create_model
 
 from etude.config.finetuning import FinetuneConfig
-from etude.config.key_types import KeyType, descriptions, slot_at, unknown_keys
+from etude.config.key_types import descriptions
 from etude.config.registry import load_entry_points
-from tests.config.reference import describe, render_reference
+from tests.config.reference import render_reference
 
 
 def test_every_key_of_every_block_is_there(parts: object):
@@ -45,51 +43,3 @@ def test_docstrings_below_keys_are_their_descriptions_as_pydantic_reads_them(par
     # A class without source has those of its fields alone.
     made = create_model("Made", size=(int, Field(default=1, description="How many.")), bare=(int, 2))
     assert descriptions(made) == {"size": "How many."}
-
-
-class Inner(BaseModel):
-    size: int = Field(default=1, ge=1, lt=9)
-
-
-class Open(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
-class Outer(BaseModel):
-    inner: Inner | None = None
-    many: dict[str, Inner] = {}
-    listed: list[Annotated[float, Field(gt=0)]] = []
-    either: str | Inner = ""
-    free: dict[str, Any] = {}
-    renamed: int = Field(default=0, alias="class")
-    open: Open = Open()
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        (("inner", "size"), "an integer >= 1 and < 9"),
-        (("many", "x", "size"), "an integer >= 1 and < 9"),
-        (("listed", 3), "a number > 0"),
-        (("either", "size"), "an integer >= 1 and < 9"),
-        (("free", "x"), "any value"),
-        (("class",), "an integer"),
-    ],
-)
-def test_the_slot_of_a_path(path: tuple[str | int, ...], words: str):
-    slot = slot_at(Outer, path)
-    assert describe(slot) == words
-
-
-def test_keys_that_pydantic_would_drop_are_found():
-    data = {
-        "nope": 1,
-        "inner": {"sise": 1},
-        "many": {"x": {"size": 1, "sise": 2}},
-        "either": {"size": 1},
-        "free": {"x": {"y": 1}},
-        "open": {"x": 1},
-        "listed": [1],
-        "class": 1,
-    }
-    assert list(unknown_keys(KeyType(Outer), data)) == [("nope",), ("inner", "sise"), ("many", "x", "sise")]

@@ -9,7 +9,6 @@ import pytest
 from etude.core.call import Sampling
 from etude.engines import step_inputs
 from etude.engines.decoder import RecomputeDecoder, make_decoder
-from etude.engines.fused_llama import FusedLlama
 from etude.engines.sampler import LiveRow, uniforms
 from etude.engines.slot_decoder import SlotDecoder
 from tests.models.tiny_models import family, policy, true_logprobs
@@ -167,20 +166,6 @@ def test_rows_that_speak_go_on_while_a_long_prompt_is_read():
         assert late.cached == cached
     assert [len(row.logprobs) for row in (*speaking, late)] == [4, 4, 4, 1]
     assert_right(of, [*speaking, late])
-
-
-def test_no_token_is_computed_for_padding(monkeypatch):
-    of = policy(max_context=1024)
-    decoder, computed = make_decoder(of, slots=8, deterministic=False), []
-    embed = FusedLlama.embed
-    monkeypatch.setattr(FusedLlama, "embed", lambda *given: computed.append(len(given[1])) or embed(*given))
-    choose = random.Random(5)
-    lengths = (1, 2, 3, 5, 40, 70, 250)
-    rows = [live(n, drawn_ids(choose, length)) for n, length in enumerate(lengths)]
-    decoder.step(rows)
-    assert computed == [sum(lengths)]
-    run(decoder, rows, {row: len(row.ids) + 3 for row in rows})
-    assert_right(of, rows)
 
 
 @pytest.mark.parametrize("name", one_quick("gemma3", "llama", "mistral"))

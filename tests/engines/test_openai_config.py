@@ -54,27 +54,6 @@ def test_without_an_address_it_is_openai_unless_the_environment_says_otherwise(m
     assert (config().provider_there.name, config().address) == ("other", "http://localhost:8000/v1")
 
 
-@pytest.mark.parametrize(
-    ("settings", "token_ids", "logprobs"),
-    [
-        ({}, False, True),
-        ({"provider": "openrouter"}, False, False),
-        ({"provider": "openrouter", "logprobs": True}, False, True),
-        ({"provider": "vllm"}, True, True),
-        ({"provider": "etude"}, True, True),
-        ({"provider": "etude", "return_token_ids": False, "logprobs": False}, False, False),
-        ({"base_url": "http://localhost:1/v1"}, False, True),
-        ({"base_url": "http://localhost:1/v1", "return_token_ids": True}, True, True),
-        ({"model_name": "o4-mini-2025-04-16"}, False, False),
-        ({"model_name": "ft:o4-mini-2025-04-16:org::abc"}, False, False),
-        ({"model_name": "gpt-5-chat-latest"}, False, True),
-    ],
-)
-def test_what_is_asked_for_is_what_the_provider_tells(settings, token_ids, logprobs):
-    found = config(**settings)
-    assert (found.asks_for_token_ids, found.asks_for_logprobs) == (token_ids, logprobs)
-
-
 def test_without_an_episode_the_beginning_says_what_belongs_together():
     system, question = {"role": "system", "content": "be brief"}, {"role": "user", "content": "1 + 1?"}
     answered = (system, question, {"role": "assistant", "content": "2"}, {"role": "user", "content": "sure?"})

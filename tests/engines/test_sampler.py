@@ -159,19 +159,6 @@ def placed(table, conversation, *ids):
     return one
 
 
-def test_samples_of_one_prompt_wait_for_the_first_and_copy_what_it_has_read():
-    table = SlotTable(kept=8, least=1)
-    rows = [placed(table, str(number), *LONG) for number in range(3)]
-    assert [table.waits(one) for one in rows] == [False, True, True]
-    assert table.copies() == []
-    rows[0].cached = 64
-    assert table.copies() == []
-    rows[0].cached = 100
-    assert table.copies() == [Copy(rows[0].slot, one.slot, 99) for one in rows[1:]]
-    assert [one.cached for one in rows] == [100, 99, 99]
-    assert not any(map(table.waits, rows))
-
-
 def test_a_slot_that_has_moved_or_was_taken_is_not_mistaken_for_what_it_held():
     table = SlotTable(kept=2, least=1)
     first = placed(table, "a", *LONG)

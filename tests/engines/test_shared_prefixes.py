@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.algorithms.grpo import Grpo
-from etude.core.call import Sampling
-from etude.core.sample import Sample, shared_length
+from etude.core.sample import shared_length
 from etude.engines import decoder as decoders
 from etude.engines import step_inputs as module
 from etude.engines.decoder import make_decoder
-from etude.engines.sampler import LiveRow, uniforms
 from etude.engines.step_inputs import Prefix, shared_prefixes
-from etude.learner.learner import Learner, LearnerOptions
 from tests.engines.test_decoder import assert_right, drawn_ids, live, run
-from tests.learner.gradients import to_batch, train
 from tests.models.tiny_models import family, policy, true_logprobs
 from tests.support import drawn, one_quick
 
@@ -51,45 +45,6 @@ def prefixes(monkeypatch):
 
     monkeypatch.setattr(decoders, "shared_prefixes", seeing)
     return seen
-
-
-def most_saved(ids, cached, cost):
-    """By any way to cut the rows, in the order of their tokens, in parts."""
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    best = 0
-    for cuts in range(2 ** (len(order) - 1)):
-        ends = [place for place in range(1, len(order)) if cuts >> (place - 1) & 1]
-        saved = 0
-        for first, last in pairwise([0, *ends, len(order)]):
-            part = order[first:last]
-            length = 0
-            while all(length < cached[row] and ids[row][length] == ids[part[0]][length] for row in part):
-                length += 1
-            saved += max(0, (len(part) - 1) * length - cost)
-        best = max(best, saved)
-    return best
-
-
-@settings(max_examples=drawn(60), deadline=None, derandomize=True)
-@given(
-    st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=12), min_size=1, max_size=7), st.integers(1, 9)
-)
-def test_no_other_partition_saves_more(ids, cost):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_PREFIX", cost)
-        cached = [len(own) - 1 for own in ids]
-        live = [
-            LiveRow("", own, Sampling(), uniforms(0), cached=count)
-            for own, count in zip(ids, cached, strict=True)
-        ]
-        found = shared_prefixes(live, 1)
-        rows = [row for prefix in found for row in prefix.rows]
-        assert len(rows) == len(set(rows))
-        for prefix in found:
-            assert len({tuple(ids[row][: prefix.length]) for row in prefix.rows}) == 1
-            assert all(prefix.length <= cached[row] for row in prefix.rows)
-        saved = sum((len(prefix.rows) - 1) * prefix.length - cost for prefix in found)
-        assert saved == most_saved(ids, cached, cost)
 
 
 def make_rows(choose, groups, most, system):
@@ -198,21 +153,3 @@ def off(exact, rows):
             abs(a - b) for a, b in zip(row.logprobs, true_logprobs(exact, prompt, answer), strict=True)
         ]
     return sum(errors) / len(errors)
-
-
-def test_in_bfloat16_the_learner_finds_the_logprobs_that_were_sampled(cheap, prefixes):
-    of, _ = in_bfloat16("llama")
-    rows = grouped(8)
-    run(make_decoder(of, slots=8, deterministic=False), rows, dict.fromkeys(rows, 84))
-    assert prefixes[0]
-    samples = [
-        Sample(
-            tuple(row.ids),
-            (False,) * 60 + (True,) * 24,
-            advantages=(0.0,) * 60 + (1.0,) * 24,
-            logprobs=(0.0,) * 60 + tuple(row.logprobs),
-        )
-        for row in rows
-    ]
-    metrics = train(Learner(of, LearnerOptions(learning_rate=0.0)), to_batch(samples), Grpo())
-    assert abs(metrics["mismatch_kl"]) < 1e-3

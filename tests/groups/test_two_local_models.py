@@ -14,7 +14,7 @@ from etude.core.call import ChatRequest, Sampling
 from etude.core.conversion import TrajectoryCollection
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.engines.embedded import EmbeddedEngine
-from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup, Step
+from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup
 from etude.groups.model_jobs import JobRules, ModelJobs
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
@@ -173,26 +173,3 @@ async def test_a_group_that_goes_back_trains_from_there(models, tmp_path, tokeni
     assert group.lineage()[1].version == second
     job = json.loads((tmp_path / "checkpoints" / "prover" / "v3" / "job.json").read_text())
     assert job["content"]["start"] == "1"
-
-
-async def test_a_group_trains_its_model_in_this_process_by_every_method(models, tmp_path):
-    model = models[0]
-    group = make_group(model, "prover", "verifier")
-    await group.wait_for_ready()
-    (tree,) = await record_plays(model, tmp_path, 0, widths={"prover": 2})
-    assert tree.failure is None, tree.failure
-    records = await record_plays(model, tmp_path, 1, 2)
-    first, second = ({"prover": [Step(tree, call)]} for call in (0, 1))
-    rewards = {record.id: float(record.generation) for record in records}
-    jobs = [
-        lambda: group.create_supervised_fine_tune_job({"prover": records, "verifier": records}),
-        lambda: group.create_dpo_fine_tune_job(first, second),
-        lambda: group.create_grpo_fine_tune_job({"prover": records}, rewards),
-    ]
-    for number, create in enumerate(jobs, start=1):
-        await create()
-        await group.wait_for_fine_tune_job()
-        assert (await group.switch_to_next_model()).number == number
-    methods = [entry.data.method for entry in group.lineage()]
-    assert methods == ["supervised", "dpo", "grpo"]
-    assert model.engine.version == 3

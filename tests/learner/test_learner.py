@@ -67,27 +67,6 @@ def test_a_learner_taken_up_from_the_disk_goes_on_bit_for_bit(tmp_path, kind):
     assert {tensor.dtype for tensor in whole.optimiser.tensors().values()} == {torch.float32}
 
 
-def test_passes_and_batches_are_steps_in_an_order_that_the_seed_decides():
-    (job,) = jobs(1)
-
-    def steps(seed):
-        learner = Learner(fresh_policy(), replace(OPTIONS, schedule=Schedule(warmup_steps=4)))
-        steps = []
-
-        def note(step, metrics):
-            steps.append((learner.step, step.of, metrics["learning_rate"]))
-
-        train(learner, job, Grpo(), note, **STEPS, seed=seed)
-        return steps, learner.policy.digest()
-
-    once, weights = steps(1)
-    assert [step for step, _, _ in once] == [1, 2, 3, 4, 5, 6]
-    assert {of for _, of, _ in once} == {6}
-    assert [rate for _, _, rate in once] == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
-    assert steps(1) == (once, weights)
-    assert steps(2)[1] != weights
-
-
 def test_the_schedule_runs_over_all_trainings_however_many_steps_each_takes():
     options = LearnerOptions(learning_rate=1e-3, schedule=Schedule("linear", trainings=2))
     learner = Learner(fresh_policy(), options)

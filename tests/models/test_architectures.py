@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
 from etude.algorithms.grpo import Grpo
 from etude.backends.local import LocalAdapterConfig
@@ -93,17 +91,6 @@ def test_what_head_and_embedding_have_learned_is_sampled_trained_and_exported(tm
     of.export(tmp_path)
     exported = Policy.load(tmp_path, device="cpu", dtype="float32")
     assert_close(logits(exported.model), logits(of.model))
-
-
-@pytest.mark.parametrize("name", ["one weight", "two weights"])
-def test_lora_weights_alone_are_put_on_their_base_again(tmp_path, name):
-    of = MODELS[name]()
-    of.export(tmp_path / "base")
-    trained(of, "lm_head", "embed_tokens", "q_proj").export(tmp_path / "lora", merge=False)
-    again = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "lora"
-    )
-    assert_close(logits(again), logits(of.model))
 
 
 def test_the_reference_is_the_model_without_them():

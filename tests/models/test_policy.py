@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, RequestError
@@ -18,7 +17,7 @@ from etude.models.device import choose_device, choose_dtype, limit_threads, usab
 from etude.models.policy import LoraOptions, Policy
 from etude.models.weights import digest, file_parts, load_tensors, load_with_digest, save_tensors
 from etude.store.files import WEIGHTS_FILE
-from tests.models.tiny_models import chatml_policy, fresh_policy, policy, said, user
+from tests.models.tiny_models import chatml_policy, fresh_policy, said, user
 
 IDS = torch.tensor([[9, 10, 11, 12, 13]])
 
@@ -61,23 +60,6 @@ def test_lora_weights_start_as_the_identity_and_alone_are_trained():
     weights = of.weights_id
     of.use_lora(LoraOptions(r=8), seed=0)
     assert of.weights_id == weights
-
-
-def test_merged_lora_weights_say_the_same_and_need_only_transformers(tmp_path):
-    of = fresh_policy()
-    of.use_lora(LoraOptions(r=4), seed=0)
-    shift(of)
-    trained = logits(of.model)
-    assert not torch.allclose(trained, logits(policy().model), atol=1e-3)
-    of.export(tmp_path / "merged")
-    assert "peft" not in type(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")).__module__
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert torch.allclose(logits(merged), trained, atol=1e-5)
-    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == of.tokenizer.chat_template
-    assert torch.equal(logits(of.model), trained)
-    of.export(tmp_path / "alone", merge=False)
-    assert (tmp_path / "alone" / "adapter_model.safetensors").is_file()
-    assert not (tmp_path / "alone" / "model.safetensors").exists()
 
 
 def test_within_as_base_the_weights_are_the_bases_and_then_exactly_what_they_were():

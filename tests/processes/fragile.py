@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -37,14 +36,6 @@ def do(deed: str, episode: etude.Episode) -> None:
     """Harm the process."""
     if deed == "exit":
         ctypes.CDLL(None)._exit(3)
-    if deed == "segv":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if deed == "null":
-        ctypes.string_at(0)
-    if deed == "block":
-        time.sleep(600)
-    if deed == "balloon":
-        bytearray(4_000_000_000)
     if deed == "tell widths":
         episode.note(str(episode.widths))
     if deed == "raise":

@@ -215,25 +215,6 @@ def test_a_protocol_of_ones_own_has_prompts_for_known_kinds_only():
         system_prompt(own("jury"), "b")
 
 
-def test_sides_of_the_example_are_told_to_those_who_can_know_them():
-    def sided(name: str, other: Any) -> Protocol:
-        agents = {
-            "a": Role("prover", stance="example"),
-            "b": Role("prover", stance=other),
-            "v": Role("verifier", may_decide=True),
-        }
-        turns = ((Turn("a", ("one",)), Turn("b", ("two",))), (Turn("v", (), "must"),))
-        channels = dict.fromkeys(("one", "two"), frozenset(agents))
-        return Protocol(name, agents, channels, (turns,), lambda outcome: {})
-
-    mine = CodeValidation(prompts={"prover": "$stance $others", "verifier": "$experts"})
-    alike, fixed = sided("y", "example"), sided("z", 1)
-    assert "b also argues that it is wrong." in system_prompt(alike, "a", stance=0, scenario=mine)
-    assert "b argues that it is right." in system_prompt(fixed, "a", stance=0, scenario=mine)
-    assert "argues that" not in system_prompt(fixed, "b", scenario=mine)
-    assert "a has been given one side" in system_prompt(fixed, "v", scenario=mine)
-
-
 FOLDER = Path(__file__).parents[2] / "examples" / "code_validation"
 
 

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from etude.core.call import ChatRequest, Completion
-from etude.core.episode import Example
 from etude.core.errors import EngineError, EpisodeError, RequestError
-from etude.protocols import EpisodeTree, Malformed, Move, adp, debate, merlin_arthur, nip, play, solo_verifier
+from etude.protocols import EpisodeTree, Move, adp, debate, merlin_arthur, nip, play, solo_verifier
 from etude.store.journal import Journal
 from tests.protocols.games import Labelled, example, find_agent, play_record, play_tree, scripted, shape
 from tests.support import ScriptedEngine
@@ -98,24 +97,6 @@ async def test_play_needs_no_run() -> None:
         await play(adp(), Labelled(), {"verifier": engines["verifier"]}, example(1))
     with pytest.raises(EpisodeError, match=r"play on example 'e' failed: .*truth"):
         await play(adp(), Labelled(), engines, example(None))
-
-
-async def test_a_scenario_needs_no_base_class(journal: Journal) -> None:
-    class Own:
-        def render(self, example: Example, log, agent: str, turn):
-            return [{"role": "user", "content": f"{agent}, round {log.round}"}]
-
-        def parse(self, text: str, turn):
-            return Move(decision=float(text)) if turn.decide != "no" else Malformed("never")
-
-        def truth(self, example: Example) -> int:
-            return 1
-
-        def stance(self, example: Example) -> int:
-            return 1
-
-    tree = await play_tree(solo_verifier(), ScriptedEngine(["0.5"]), journal, scenario=Own())
-    assert tree.value(None, "verifier") == 0.5
 
 
 async def test_running_out_of_rounds_is_an_ending_of_its_own(journal: Journal) -> None:

@@ -100,25 +100,6 @@ async def test_calls_that_an_agent_leaves_under_way_are_not_in_the_record(journa
     assert read_episode(journal, record.id) == record
 
 
-async def test_jobs_are_taken_only_when_there_is_room(journal: Journal) -> None:
-    taken = []
-
-    def endless():
-        for index in range(10**9):
-            taken.append(index)
-            yield EpisodeJob(str(index), examples(1)[0])
-
-    collector = Collector(
-        as_workflow(chatty), {"policy": EchoEngine()}, journal, limits=Limits(max_concurrency=4)
-    )
-    async with contextlib.aclosing(collector.collect(endless())) as records:
-        async for _ in records:
-            break
-        for _ in range(1000):
-            await asyncio.sleep(0)
-    assert len(taken) <= 2 * 4 + 1
-
-
 async def test_leaving_the_loop_stops_the_episodes_under_way(journal: Journal) -> None:
     ended = []
 

@@ -303,5 +303,6 @@ async def test_model_calls_are_counted_with_those_cut_off_and_those_tried_again(
     run = evaluation(journal, {"even": even}, engine=Tired(lambda request: "x"), error_budget=1.0)
     output = await run.run(EXAMPLES, phase="eval")
     assert output.calls == {"answers": 3, "cut_off": 1, "failed": 1, "retries": 4}
+    assert (output.retried, output.remote()["attempts"]) == ({"other": 4}, 8)
     again = evaluation(journal, {"even": even}, engine=Tired(lambda request: "x"), error_budget=1.0)
     assert (await again.run(EXAMPLES, phase="eval")).calls == output.calls, "as it is in the journal"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -157,18 +156,6 @@ async def test_an_exception_is_an_error_that_names_the_line() -> None:
     assert output.score is None
     line = broken.__code__.co_firstlineno + 1
     assert output.error == f"{__file__}:{line}: ZeroDivisionError: division by zero"
-
-
-async def test_a_decorator_may_run_an_async_function_on_a_loop_of_its_own() -> None:
-    async def scored(example: Example, output: str) -> float:
-        return 0.5
-
-    @functools.wraps(scored)
-    def waited(*given: Any) -> float:
-        return asyncio.run(scored(*given))
-
-    assert (await outcome(waited)).score == 0.5
-    assert (await outcome(functools.wraps(scored)(lambda *given: scored(*given)))).score == 0.5
 
 
 async def test_a_blocking_function_that_hangs_is_an_error_and_blocks_no_other() -> None:

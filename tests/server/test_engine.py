@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import openai
 import psutil
@@ -18,9 +16,7 @@ from typer.testing import CliRunner
 
 from etude.cli.app import app
 from etude.core.errors import RequestError
-from etude.server.database import open_database
-from etude.server.jobs import JobStore, job_folder
-from etude.server.scheduler import Scheduler
+from etude.server.jobs import job_folder
 from etude.server.settings import server_settings, training_processes
 from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
@@ -108,32 +104,6 @@ def test_a_server_that_cannot_be_is_refused_with_what_to_do(
     done = CliRunner().invoke(app, ["serve", *arguments, "--port", "0"])
     assert done.exit_code == 2
     assert told in done.stderr
-
-
-async def test_a_database_that_cannot_be_read_at_the_start_is_read_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs, looks = JobStore(open_database(tmp_path / "server.db")), []
-    looked = asyncio.Event()
-
-    def with_status(status: str) -> list[Any]:
-        looks.append(status)
-        if len(looks) == 1:
-            raise OSError("disk I/O error")
-        if status == "queued":
-            loop.call_soon_threadsafe(looked.set)
-        return []
-
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(jobs, "with_status", with_status)
-    pool: Any = None  # Asked only where the engine is put away for jobs.
-    settings = server_settings(model="m", name="m", data_dir=tmp_path)
-    scheduler = Scheduler(settings, jobs, pool, pool, pool)
-    scheduler.start()
-    async with asyncio.timeout(60):
-        await looked.wait()
-    await scheduler.stop()
-    assert looks[:3] == ["running", "running", "queued"]
 
 
 SHORT = {"n_epochs": 1, "batch_size": 8, "learning_rate": 0.001, "lora_rank": 4}

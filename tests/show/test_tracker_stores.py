@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,23 +39,6 @@ def test_mlflow_has_one_run_with_each_step_once(project, monkeypatch):
     assert steps["total/tokens"] == [2, 3]
     assert run.data.params["finetuning.num_epochs"] == "2"
     assert run.data.tags["code.etude"]
-
-
-def test_a_metric_that_is_sent_twice_is_there_once(project, monkeypatch):
-    pytest.importorskip("mlflow")
-    from etude.show.tracker import RunRecord, TrackedRun
-    from etude.show.tracker_services import MlflowConfig, MlflowTracker
-
-    uri = f"sqlite:///{project}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    record = RunRecord("epoch/00000001", "epoch", 1, 1000.0, {"a": 1.0, "b": 2.0})
-    for _ in range(2):
-        tracker = MlflowTracker(MlflowConfig(experiment="test"))
-        tracker.open(TrackedRun("one", Path(), "abc", {"x": 1}, {}))
-        tracker.send(record)
-    client, run = only_run(uri)
-    for name in "ab":
-        assert [metric.step for metric in client.get_metric_history(run.info.run_id, name)] == [1]
 
 
 def test_trackio_has_one_run_with_each_record_once(project, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from pathlib import Path
 
 from etude.config.load import parse_config
 from etude.core.episode import Example
@@ -15,7 +14,6 @@ pytestmark = needs("textarena")
 
 NIM = {"_type": "textarena", "id": "Nim-v0", "seats": ["alice", "bob"], "max_turns": 20}
 PLAYERS = ("alice", "bob")
-EXAMPLES = Path(__file__).parents[3] / "examples" / "environments"
 
 
 def greedy(request):
