@@ -22,7 +22,7 @@ from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.algorithms.scripted_episodes import agent_part, played
 from tests.algorithms.test_grpo import sample
-from tests.backends.test_local import AGENT
+from tests.backends.test_local import AGENT, make_project, run_config
 from tests.json_server import JsonServer
 from tests.learner.gradients import forest
 from tests.models.tiny_models import fresh_policy, true_logprobs
@@ -173,28 +173,15 @@ def test_scores_are_the_models_logprobs_at_the_temperature_of_the_sample():
 
 
 def config(**options):
-    llm = {"_type": "local", "max_tokens": 8, "device": "cpu"}
-    return parse_config(
-        {
-            "llms": {"policy": llm | {"model": "model"}, "expert": llm | {"model": "expert"}},
-            "workflow": "tests_local_agent:play",
-            "eval": {
-                "general": {"dataset": "train.json"},
-                "evaluators": {"varied": "tests_local_agent:varied"},
-            },
-            "trajectory_builders": {"distil": {"_type": "distillation", "num_generations": 2} | options},
-            "trainer_adapters": {"local": {"_type": "local", "learning_rate": 1e-2}},
-            "finetuning": {"enabled": True, "num_epochs": 2, "target_model": "policy", "seed": 7},
-        }
-    )
+    data = run_config(2, "tests_local_agent")
+    data["llms"]["expert"] = data["llms"]["policy"] | {"model": "expert"}
+    data["finetuning"]["target_model"] = "policy"
+    data["trajectory_builders"] = {"distil": {"_type": "distillation", "num_generations": 2} | options}
+    return parse_config(data)
 
 
 async def test_a_run_learns_from_a_teacher_in_this_process_and_asks_it_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tests_local_agent.py").write_text(AGENT)
-    rows = [{"id": f"e{number}", "question": f"what is {number} plus 1?"} for number in range(2)]
-    (tmp_path / "train.json").write_text(json.dumps(rows))
-    fresh_policy(max_context=128).export(tmp_path / "model")
+    make_project(tmp_path, monkeypatch, "tests_local_agent", AGENT)
     expert = fresh_policy(max_context=128)
     for parameter in expert.trainable().values():
         parameter.data.mul_(1.5)

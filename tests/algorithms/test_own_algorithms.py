@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -21,8 +20,7 @@ from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.test_lm_server import compared
-from tests.backends.test_local import AGENT
-from tests.models.tiny_models import fresh_policy
+from tests.backends.test_local import AGENT, make_project, run_config
 from tests.server.conftest import model  # noqa: F401
 from tests.server.data import create, dpo, grpo, upload, wait
 from tests.server.process import ServerProcess
@@ -31,31 +29,15 @@ from tests.support import one_quick
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     for file in Path(__file__).with_name("own").glob("*.py"):
         assert len(file.read_text().splitlines()) <= 30
         shutil.copy(file, tmp_path)
-    (tmp_path / "tests_local_agent.py").write_text(AGENT)
-    rows = [{"id": f"e{number}", "question": f"what is {number} plus 1?"} for number in range(2)]
-    (tmp_path / "train.json").write_text(json.dumps(rows))
-    fresh_policy(max_context=128).export(tmp_path / "model")
-    return tmp_path
+    return make_project(tmp_path, monkeypatch, "tests_local_agent", AGENT)
 
 
 def config(algorithm, **options):
-    return parse_config(
-        {
-            "llms": {"policy": {"_type": "local", "model": "model", "max_tokens": 8, "device": "cpu"}},
-            "workflow": "tests_local_agent:play",
-            "eval": {
-                "general": {"dataset": "train.json"},
-                "evaluators": {"varied": "tests_local_agent:varied"},
-            },
-            "trajectory_builders": {"own": {"_type": algorithm, "num_generations": 3} | options},
-            "trainer_adapters": {"local": {"_type": "local", "learning_rate": 1e-2}},
-            "finetuning": {"enabled": True, "num_epochs": 1, "deterministic": True, "seed": 7},
-        }
-    )
+    builders = {"own": {"_type": algorithm, "num_generations": 3} | options}
+    return parse_config(run_config(1, "tests_local_agent") | {"trajectory_builders": builders})
 
 
 async def trained(project, name, algorithm, **options):

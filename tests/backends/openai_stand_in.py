@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.parser import BytesParser
 from email.policy import HTTP
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -19,6 +18,12 @@ from openai import AsyncOpenAI
 from openai.types import FileObject
 from openai.types.chat import ChatCompletion
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tests.backends.art_stand_in import serving
 
 KEY = "sk-test"
 BASE = "gpt-4o-mini-2024-07-18"
@@ -71,17 +76,18 @@ class StandIn:
 
     @contextmanager
     def serve(self) -> Iterator[str]:
-        """Answer over HTTP on this machine; the base URL."""
-        server = _Server(("127.0.0.1", 0), _handler(self))
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1"
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        """Answer over HTTP on this machine; the base URL. Where an answer is to get lost, it is a failure."""
+
+        async def answer(request: Request) -> Response:
+            asked = httpx.Request(
+                request.method, str(request.url), headers=request.headers.raw, content=await request.body()
+            )
+            answered = await asyncio.to_thread(self.answer, asked)
+            return Response(answered.content, answered.status_code, media_type="application/json")
+
+        route = Route("/{path:path}", answer, methods=["GET", "POST", "DELETE"])
+        with serving(Starlette(routes=[route])) as url:
+            yield f"{url}/v1"
 
     def rows(self, job_id: str) -> list[dict[str, Any]]:
         """The training file of a job."""
@@ -307,13 +313,6 @@ class StandIn:
         return httpx.Response(200, json=reply)
 
 
-class _Server(ThreadingHTTPServer):
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print the error, unless the client was killed meanwhile."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
-
-
 def error_response(status: int, message: str, code: str) -> httpx.Response:
     """OpenAI's error object."""
     kind = "invalid_request_error" if status < 429 else "requests"
@@ -324,33 +323,3 @@ def error_response(status: int, message: str, code: str) -> httpx.Response:
 
 def _job_error(code: str, message: str) -> dict[str, str]:
     return {"code": code, "message": message, "param": "training_file"}
-
-
-def _handler(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            length = int(self.headers.get("content-length", 0))
-            content = self.rfile.read(length)
-            if len(content) < length:
-                return  # The client was killed meanwhile.
-            url = f"http://{self.headers['host']}{self.path}"
-            request = httpx.Request(self.command, url, headers=dict(self.headers), content=content)
-            try:
-                response = stand_in.answer(request)
-            except httpx.ReadError:
-                self.close_connection = True
-                return
-            self.send_response(response.status_code)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(response.content)))
-            self.end_headers()
-            self.wfile.write(response.content)
-
-        do_POST = do_DELETE = do_GET
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing is printed."""
-
-    return Handler

@@ -15,7 +15,6 @@ from etude.algorithms.grpo import Grpo
 from etude.backends import job_training
 from etude.backends.job_training import Interrupted, JobData, JobTraining, TooLittleMemory
 from etude.backends.state_folders import StateFolders
-from etude.core.errors import TrainingError
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule, plan_steps
 from etude.learner.team import Team

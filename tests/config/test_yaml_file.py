@@ -7,18 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.config.document import (
-    Document,
-    apply_overrides,
-    dump,
-    parse_document,
-    parse_value,
-    read_document,
-    value_at,
-)
+from etude.config.document import Document, apply_overrides, dump, parse_document, parse_value, read_document
 from etude.config.load import interpolate
 from etude.core.errors import ConfigError, RequestError
 
@@ -178,11 +170,6 @@ def test_what_only_begins_like_a_reference_is_an_error(text: str):
         interpolate(text, {"HOST": "example.org"})
 
 
-@given(TEXTS, ENVIRONMENTS)
-def test_escaped_text_comes_back_as_it_was(text: str, environ: dict[str, str]):
-    assert interpolate(escape(text), environ) == text
-
-
 @given(ENVIRONMENTS, st.lists(TEXTS, min_size=1, max_size=6), st.data())
 def test_values_are_put_in_as_they_are(environ: dict[str, str], between: list[str], data: st.DataObject):
     """Each reference is replaced once; what a value holds is not looked at again."""
@@ -193,29 +180,8 @@ def test_values_are_put_in_as_they_are(environ: dict[str, str], between: list[st
     )
 
 
-@given(NAMES, st.text(max_size=20).filter(lambda text: "}" not in text), st.sampled_from([None, ""]))
-def test_the_default_stands_in_for_a_variable_that_is_not_set_or_empty(
-    name: str, default: str, value: str | None
-):
-    environ = {} if value is None else {name: value}
-    assert interpolate(f"${{{name}:-{default}}}", environ) == default
-
-
-KEYS = st.text("abcdef_", min_size=1, max_size=4)
-PATHS = st.lists(KEYS, min_size=1, max_size=4)
-WORDS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=10)
-VALUES = st.recursive(
-    WORDS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
-)
-BRANCHES = st.dictionaries(KEYS, VALUES, max_size=4)
-
-
 def overridden(data: dict[str, Any], *overrides: str | tuple[str, str]) -> dict[str, Any]:
     return apply_overrides(Document(data), overrides).data
-
-
-def leads_into_a_list(tree: dict[str, Any], path: list[str]) -> bool:
-    return any(isinstance(value_at(tree, tuple(path[:depth])), list) for depth in range(1, len(path)))
 
 
 @pytest.mark.parametrize(
@@ -268,16 +234,6 @@ def test_a_component_that_is_written_as_its_type_gets_keys():
 def test_what_is_no_override_is_an_error(override: str, message: str):
     with pytest.raises(RequestError, match=message):
         overridden({"l": [1, 2]}, override)
-
-
-@given(BRANCHES, PATHS, VALUES)
-def test_an_override_is_what_is_found_there_afterwards(tree: dict[str, Any], path: list[str], value: Any):
-    assume(not leads_into_a_list(tree, path))
-    text = dump(value).removesuffix("...\n").strip("\n")
-    changed = overridden(tree, (".".join(path), text))
-    assert value_at(changed, tuple(path)) == value
-    others = {key: known for key, known in tree.items() if key != path[0]}
-    assert {key: known for key, known in changed.items() if key != path[0]} == others
 
 
 def test_an_override_changes_one_of_two_places_that_share_an_alias():

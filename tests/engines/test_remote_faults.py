@@ -118,6 +118,45 @@ async def test_compressed_answers_are_read(endpoint: FaultyEndpoint, monkeypatch
         assert (await asked(endpoint.url("zipped"))).logprobs == LOGPROBS
 
 
+async def test_a_run_over_faults_of_all_kinds_ends_as_one_without(
+    tmp_path: Path, endpoint: FaultyEndpoint
+) -> None:
+    """Each episode's model is at an address that commits another fault first."""
+    temporary = [name for name in PASSING if FAULTS[name].kind == "temporary"]
+    settings = {"_type": "openai", "model_name": "tiny", "api_key": "sk-test"}
+    llms = {name: settings | {"base_url": endpoint.url(name, once="run")} for name in temporary}
+    config = parse_config(
+        {
+            "llms": llms,
+            "workflow": f"{__name__}:ask_named",
+            "eval": {
+                "general": {"dataset": {"_type": "python", "function": f"{__name__}:fault_rows"}},
+                "evaluators": {"length": f"{__name__}:length"},
+            },
+            "finetuning": {"error_budget": 0.0},
+        }
+    )
+    with RunFolder.create(tmp_path, "run") as run:
+        async with open_runtime(config, run) as runtime:
+            output = await runtime.evaluation.run(runtime.examples, phase="eval")
+    assert output.scores() == {"length": [4.0] * len(temporary)}
+    assert sum(output.retried.values()) == len(temporary)
+    assert output.remote()["attempts"] == 2 * len(temporary)
+    assert output.retried["http_429"] == sum(name.startswith("429") for name in temporary)
+    assert {"connection", "malformed", "too_large"} <= output.retried.keys()
+
+
+def fault_rows() -> list[dict[str, Any]]:
+    """An example for each fault that passes by itself."""
+    return [{"id": name, "model": name} for name in PASSING if FAULTS[name].kind == "temporary"]
+
+
+@etude.workflow
+async def ask_named(example: etude.Example, episode: etude.Episode) -> str:
+    model = example.inputs["model"]
+    return (await episode.chat([{"role": "user", "content": "hello"}], model=model)).text
+
+
 @etude.evaluator
 def length(example: etude.Example, output: str) -> float:
     return float(len(output))

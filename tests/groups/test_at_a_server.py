@@ -20,7 +20,6 @@ from openai.types.fine_tuning import FineTuningJob
 from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
-from etude.backends.state_folders import JobNameTakenError
 from etude.core.errors import RequestError
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
@@ -168,29 +167,6 @@ async def test_a_group_waits_for_a_server_that_is_not_there_yet_and_says_so(unst
         finally:
             await waiting
     setting.close()
-
-
-async def test_a_name_belongs_to_one_job(setting, plays, pair):
-    group = setting.group(name="names")
-    await group.wait_for_ready()
-    made = await group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="mine")
-    assert await group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="mine") == made
-    before = len(setting.jobs())
-    with pytest.raises(JobNameTakenError, match="other data"):
-        await group.create_supervised_fine_tune_job({"verifier": [plays[0]]}, job_name="mine")
-    with pytest.raises(JobNameTakenError, match="another method"):
-        await group.create_dpo_fine_tune_job(*pair, job_name="mine")
-    # Another group, whose journal knows nothing of it, is told by the server's job.
-    other = setting.group("other", "others", num_epochs=2)
-    with pytest.raises(JobNameTakenError, match="other hyperparameters") as caught:
-        await other.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="mine")
-    assert caught.value.differences == ["other hyperparameters"]
-    with pytest.raises(JobNameTakenError, match="other data"):
-        await setting.group("third").create_supervised_fine_tune_job(
-            {"verifier": [plays[0]]}, job_name="mine"
-        )
-    assert setting.group("third").lineage() == []
-    assert len(setting.jobs()) == before
 
 
 async def test_the_settings_reach_the_job(setting, pair, plays):

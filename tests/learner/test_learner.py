@@ -140,17 +140,6 @@ def test_a_job_can_be_canceled_between_two_steps_and_within_one():
         train(Learner(fresh_policy(), LearnerOptions()), jobs(1)[0], Grpo(), canceled=canceled)
 
 
-def test_reset_forgets_all_steps():
-    of = fresh_policy()
-    of.keep_base()
-    learner = Learner(of, OPTIONS)
-    learn(learner, jobs(1)[0])
-    learner.reset()
-    of.load_tensors(of.base_tensors())
-    of.mark_changed(0)
-    assert everything(learner) == everything(Learner(fresh_policy(), OPTIONS))
-
-
 def test_a_state_that_is_missing_damaged_or_anothers_is_an_error(tmp_path):
     learner = Learner(fresh_policy(), OPTIONS)
     with pytest.raises(StoreError, match="SHA256SUMS is missing"):
@@ -167,20 +156,6 @@ def test_a_state_that_is_missing_damaged_or_anothers_is_an_error(tmp_path):
     (tmp_path / "learner.json").write_text("{}")
     with pytest.raises(StoreError, match=r"learner.json"):
         learner.restore(tmp_path)
-
-
-def test_only_lora_weights_are_trained():
-    of = fresh_policy()
-    of.use_lora(LoraOptions(r=4), seed=0)
-    frozen = {name: value.clone() for name, value in of.model.named_parameters() if not value.requires_grad}
-    lora = of.copy_tensors()
-    learner = Learner(of, LearnerOptions(learning_rate=1e-2))
-    train(learner, jobs(1)[0], Grpo(), passes=2)
-    assert all("lora_" in name for name in lora)
-    for name, value in of.model.named_parameters():
-        if name in frozen:
-            assert torch.equal(value, frozen[name])
-    assert all(not torch.equal(value, lora[name]) for name, value in of.trainable().items())
 
 
 def theirs(name: str, steps: int) -> list[float]:

@@ -93,24 +93,12 @@ def server_cases(model: str) -> list[Case]:
             for name in good
             for value in (*WRONG[::3], None, 1e-320, *SURROGATES[:1])
         ]
-    cases += [Case(name, "/v1/files", *upload(content)) for name, content in _uploads()]
     for path in ("/v1/models/%ed%a0%80", "/v1/files/%00", "/v1/fine_tuning/jobs/%ff/events", "/v1/%2e%2e/x"):
         cases += [Case("an odd path", path, b"", method) for method in ("GET", "DELETE", "POST", "PUT")]
     for query in ("limit=99999999999999999999", "after=%ed%a0%80", "order=%00", "metadata[%ff]=%00"):
         cases += [Case("an odd query", f"/v1/{what}?{query}", b"", "GET") for what in ("files", "models")]
         cases.append(Case("an odd query", f"/v1/fine_tuning/jobs?{query}", b"", "GET"))
     return cases
-
-
-def upload(content: bytes, name: str = "rows.jsonl") -> tuple[bytes, str, dict[str, str]]:
-    """Body, method and headers of an upload."""
-    parts = [
-        b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n',
-        f'--x\r\ncontent-disposition: form-data; name="file"; filename="{name}"\r\n\r\n'.encode(),
-        content,
-        b"\r\n--x--\r\n",
-    ]
-    return b"".join(parts), "POST", {"content-type": "multipart/form-data; boundary=x"}
 
 
 def _json(body: Any) -> bytes:
@@ -248,31 +236,3 @@ def _conversations(asked: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "many messages", {"messages": asked * 20_000}
     yield "half a character", {"messages": [{"role": "user", "content": "\ud800"}]}
     yield "a name that is none", {"messages": [{"role": "user", "content": "x", "name": nested(40)}]}
-
-
-def _uploads() -> Iterator[tuple[str, bytes]]:
-    """Training files with a line that cannot be learned from."""
-    good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-    turn = {"context_ids": [3], "token_ids": [4, 5], "logprobs": [-0.1, -0.2]}
-
-    def group(**changes: Any) -> bytes:
-        return _json({"trajectories": [{"turns": [turn | changes], "reward": 1.0}]})
-
-    half = b'{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "b"}]}'
-    yield "nothing", b""
-    yield "no JSON", b"x\n"
-    yield "a deep line", b"[" * FAR
-    yield "half a character", _json(good) + b"\n" + half
-    yield "no UTF-8", b'{"messages": [{"role": "user", "content": "\xff"}]}'
-    yield "a logprob above 0", group(logprobs=[7.5, -0.1])
-    yield "a logprob without bounds", group(logprobs=[-1e308, -0.1])
-    yield "a logprob that is none", group(logprobs=[float("nan"), -0.1])
-    yield "an id that is no token", group(token_ids=[4, 10**6])
-    yield "an id of the prompt that is no token", group(context_ids=[10**9])
-    yield "an id below 0", group(token_ids=[-1, 4])
-    yield "a reward without bounds", _json({"trajectories": [{"turns": [turn], "reward": 1e308}]})
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * FAR}}
-    yield (
-        "deep arguments",
-        _json({"messages": [good["messages"][0], {"role": "assistant", "tool_calls": [call]}]}),
-    )

@@ -99,7 +99,7 @@ def test_a_wrong_line_is_named_with_its_field_and_nothing_is_kept(
     assert [file.id for file in client.files.list()] == before
 
 
-BAD_CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1'}}
+BAD_CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "[" * 100_000}}
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,7 @@ def group(**changes: Any) -> dict[str, Any]:
     [
         ({"logprobs": [-0.1, 7.5]}, r"trajectories\[0\].turns\[0\].logprobs\[1\]: .*less than or equal"),
         ({"logprobs": [-1e308, -0.1]}, r"logprobs\[0\]: .*greater than or equal to -100000"),
+        ({"logprobs": [float("nan"), -0.1]}, "not JSON"),
         (
             {"token_ids": [4, 100]},
             r"turns\[0\].token_ids\[1\]: 100 is not a token id .*, which has 100 tokens",
