@@ -86,14 +86,13 @@ def test_a_failed_job_is_made_again_under_another_name(hosted, api):
     assert names == ["r-epoch-1", "r-epoch-1-retry-1", "r-epoch-2"]
 
 
-def test_a_check_says_what_it_would_cost_and_asks_nobody(hosted, api):
+def test_a_check_asks_nobody_and_says_what_training_would_cost_where_it_plays(hosted, api):
     stand_in, _ = api
-    shown = succeed("check", "config.yml", "--json")
-    estimate = json.loads(shown.stdout)["estimate"]
-    # 64 episodes, gone over twice, of 200 + 4 tokens, at $3.
-    assert estimate["training_usd"] == pytest.approx(64 * 2 * 204 * 3e-6)
-    assert "at most about $0.08 for training" in etude("check", "config.yml").stdout
+    assert json.loads(succeed("check", "config.yml", "--json").stdout)["estimate"]["training_usd"] is None
     assert stand_in.requests == []
+    shown = succeed("check", "config.yml", "--play", 4, "--json")
+    # 64 episodes, gone over twice, of 5 + 1 tokens, at $3 for a million.
+    assert json.loads(shown.stdout)["estimate"]["training_usd"] == pytest.approx(64 * 2 * 6 * 3e-6)
 
 
 WRONG = {
