@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 60_692,
     "modules": 302,
-    "lines of tests": 49_053,
+    "lines of tests": 48_092,
     "benchmark files": 14,
     "config keys": 323,
 }

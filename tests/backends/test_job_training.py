@@ -165,8 +165,6 @@ def test_a_job_whose_optimiser_does_not_fit_into_memory_is_refused_before_its_fi
     JobTraining(learner, data(), listener).run(threading.Event())
 
 
-
-
 def list_rows(steps):
     return [step.rows for step in steps]
 

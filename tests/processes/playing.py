@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from etude.config.load import parse_config
@@ -16,7 +14,8 @@ from etude.config.schema import Config
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.interfaces import Engine
-from etude.engines import programs
+from etude.engines.programs import Command, python_command
+from etude.processes import link
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
@@ -51,7 +50,12 @@ def config_with(llm: dict[str, Any] | None = None, workflow: str = "play", **gen
 
 def fork_runners(set: Callable[..., None] = setattr) -> None:
     """Have the runners of this process forked from one that has imported all that they need."""
-    set(programs, "sys", SimpleNamespace(executable=str(program() / "python"), path=sys.path))
+
+    def forked(module: str, said: str) -> Command:
+        command = python_command(module, said)
+        return replace(command, words=(str(program() / "python"), *command.words[1:]))
+
+    set(link, "python_command", forked)
 
 
 def rows() -> list[dict[str, Any]]:
