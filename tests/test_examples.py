@@ -79,16 +79,16 @@ GOALS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("task", GOALS)
 def test_grpo_reaches_the_goal(task, tmp_path):
-    report = demonstrate(task, "grpo", tmp_path / "demo")
+    report = demonstrate(task, tmp_path / "demo")
     most, least, least_greedy = GOALS[task]
     assert rewards(report["before"])["mean"] <= most
     assert rewards(report["after"])["mean"] >= least
     assert rewards(report["greedy"])["mean"] >= least_greedy
 
 
-def demonstrate(task: str, method: str, out: Path) -> dict[str, Any]:
+def demonstrate(task: str, out: Path) -> dict[str, Any]:
     """The report of a demo, made by the command."""
-    arguments = ["--task", task, "--method", method, "--seed", "7", "--out", out, "--json"]
+    arguments = ["--task", task, "--seed", "7", "--out", out, "--json"]
     started = process("demo", *arguments, folder=out.parent)
     output, errors = started.communicate(timeout=1200)
     assert started.returncode == 0, errors

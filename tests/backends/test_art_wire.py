@@ -130,7 +130,7 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted():
 @pytest.mark.parametrize("groups", [[], [[]], [[said("q", "yes")]], [[said("q", "a"), said("q", "b")]]])
 def test_a_batch_with_nothing_to_train_on_is_an_error(groups):
     with pytest.raises(
-        TrainingError, match=r"job job: nothing of the batch can be trained on: .*Nothing was"
+        TrainingError, match=r"job job: ART can train on no trajectory of the batch: .*Nothing was"
     ):
         to_art_groups(collection(*groups))
 
@@ -151,8 +151,8 @@ def test_step_rewards_have_no_place_in_art():
 @pytest.mark.parametrize(
     ("backend", "problem"),
     [
-        ({}, "say where the server is"),
-        ({"ip": "a", "base_url": "http://b"}, "say where the server is"),
+        ({}, "give either `base_url`"),
+        ({"ip": "a", "base_url": "http://b"}, "give either `base_url`"),
         ({"base_url": "gpu:7999"}, "expected an address"),
         ({"base_url": "http://me:secret@gpu"}, "an address with a password"),
         ({"ip": "a", "port": 70000}, "less than or equal to 65535"),

@@ -41,7 +41,7 @@ def test_nothing_is_sampled_twice(stopped):
     assert etude("train", "config.yml", "--name", "over", *over).exit_code == 0
     mend(stopped)
     shown = succeed("resume")
-    assert shown.stdout.startswith("going on with stopped")
+    assert shown.stdout.startswith("resuming stopped")
     assert json.loads((stopped / "runs/stopped/summary.json").read_text())["epochs_trained"] == 2
     everything = (stopped / "log").read_text().splitlines()
     assert everything[: len(sampled)] == sampled

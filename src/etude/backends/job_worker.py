@@ -1,4 +1,4 @@
-"""Jobs that other processes train: what they are told, what they do, and what they report.
+"""Jobs that other processes train: their orders, their work, and their reports.
 
 A job's folder is all that they share with the process that started them.
 """
@@ -275,8 +275,8 @@ def _work_forked(order: str, path: str) -> None:
 def _work(path: str, folder: JobFolder, member: TeamMember | None) -> int:
     """Do this process's part of a job, or stop if asked. Return the exit code.
 
-    An error that another attempt would repeat is told. After the loss of a peer, new processes resume the job
-    from its last checkpoint.
+    An error that another attempt would repeat is reported. After the loss of a peer, new processes resume
+    the job from its last checkpoint.
     """
     set_up_process()
     order: JobOrder = pkgutil.resolve_name(path).model_validate_json(folder.order.read_text("utf-8"))

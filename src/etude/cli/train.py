@@ -117,7 +117,7 @@ def resume(
         changed = note_changes(folder, settings)
         if not as_json:
             if run is None:
-                say(f"going on with {path.name}")
+                say(f"resuming {path.name}")
             for key, (before, after) in changed.items():
                 say_wrapped(f"{key}: {_shown(before)} → {_shown(after)}")
         if retry_failed and not _mark_failures_for_retry(folder, as_json):

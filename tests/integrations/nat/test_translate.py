@@ -165,7 +165,7 @@ async def test_without_the_toolkit_its_workflow_says_what_to_install():
 
 
 def test_a_run_of_nat_finetune_is_gone_on_with_by_its_command():
-    with pytest.raises(RequestError, match="`nat finetune`: type that command again"):
+    with pytest.raises(RequestError, match="`nat finetune`; run that command again"):
         NatWorkflowConfig().toolkit_config()
 
 

@@ -84,7 +84,7 @@ async def test_a_thread_may_wait_for_its_answer(tmp_path):
 
 
 async def test_the_trained_model_is_for_episodes_alone():
-    with pytest.raises(APIStatusError, match="an entry of `llms` of their own"):
+    with pytest.raises(APIStatusError, match="a separate entry of `llms`"):
         await asking().chat.completions.create(**question("how good was it?"))
     with pytest.raises(APIStatusError, match="outside of an episode"):
         blocking().chat.completions.create(**question("how good was it?"))

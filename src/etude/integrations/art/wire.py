@@ -118,7 +118,7 @@ def to_art_groups(collection: TrajectoryCollection) -> ArtGroups:
     if not groups:
         reasons = "; ".join(f"{number} × {reason}" for reason, number in rejected.most_common())
         raise TrainingError(
-            f"job {collection.run_id}: nothing of the batch can be trained on: "
+            f"job {collection.run_id}: ART can train on no trajectory of the batch: "
             f"{reasons or 'it is empty'}. Nothing was submitted."
         )
     return ArtGroups(groups, count, dict(rejected))

@@ -129,7 +129,7 @@ class NatEvaluator(Evaluator):
         output = await self._evaluate(self._to_item(item))
         error = output.error
         if error is None and isinstance(output.reasoning, dict):
-            # The toolkit says so of an evaluator that raised. Others have an `error` of their own.
+            # The toolkit's mark for an evaluator that raised. Other evaluators may have a key `error` too.
             said = str(output.reasoning.get("error"))
             error = said if said.startswith("Evaluator error: ") else None
         return EvalOutputItem.model_construct(
