@@ -144,7 +144,7 @@ MISTAKES = [
         "    _type: local",
         "    _type: openai\n    api_key: '**********'\n    model_name: m",
         "4:5",
-        "secrets are not kept in run folders; give it again: -o llms.policy.api_key=…",
+        "run folders do not keep secrets; set it again: -o llms.policy.api_key=…",
     ),
 ]
 """The text of `GOOD` that is replaced, its replacement, and the place and a part of the answer."""

@@ -57,7 +57,7 @@ def test_what_is_kept_loads_as_the_same_config_where_the_file_is_still_there(con
     data = [each.model_dump(mode="json", fallback=str) for each in (whole, again)]
     assert find_secrets(again, data[1]) == find_secrets(whole, data[0])
     config.unlink()
-    with pytest.raises(ConfigError, match=r"give it again: -o workflow\.arguments\.service\.password=…"):
+    with pytest.raises(ConfigError, match=r"set it again: -o workflow\.arguments\.service\.password=…"):
         load_config(kept)
 
 

@@ -151,9 +151,9 @@ def parse(tmp_path, warm_up):
 @pytest.mark.parametrize(
     ("warm_up", "problem"),
     [
-        ("{transcripts: t.jsonl}", "set `until` or `steps`"),
-        ("{transcripts: t.jsonl, steps: 3, until: {loss: 1}}", "set `until` or `steps`"),
-        ("{transcripts: t.jsonl, until: {}}", "set `reward` or `loss`"),
+        ("{transcripts: t.jsonl}", "set either `until` or `steps`"),
+        ("{transcripts: t.jsonl, steps: 3, until: {loss: 1}}", "set either `until` or `steps`"),
+        ("{transcripts: t.jsonl, until: {}}", "set either `reward` or `loss`"),
         ("{transcripts: t.jsonl, step: 3}", "did you mean 'steps'"),
         ("[{transcripts: t.jsonl, steps: 1, batch: 3}]", "did you mean 'batch_size'"),
     ],

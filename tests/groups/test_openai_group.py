@@ -431,7 +431,7 @@ async def test_a_backend_that_gives_a_number_twice_is_found_out(make, plays):
 
     made.adapter.status = other_weights
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]], "verifier": [plays[1]]})
-    with pytest.raises(TrainingError, match=r"made version 2 .*, and that number belongs to what job"):
+    with pytest.raises(TrainingError, match=r"made version 2 .*, but job .* has already made that version"):
         await made.group.switch_to_next_model()
     assert made.group.lineage() == entries
     assert made.group.jobs.version.number == 1
@@ -461,14 +461,14 @@ async def test_a_job_that_fails_is_late_or_not_over_says_what_to_do(make, plays)
     with pytest.raises(TrainingError, match="of a group a larger `timeout`"):
         await made.group.wait_for_fine_tune_job(timeout=0.01)
     have_say(made.adapter, status=TrainingStatusEnum.RUNNING)
-    with pytest.raises(TrainingError, match="is not over: it is 'running'; wait for it first"):
+    with pytest.raises(TrainingError, match="has not ended: its status is 'running'"):
         await made.group.switch_to_next_model()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_epochs": 0}, "num_epochs: .* greater than or equal to 1, and not 0"),
+        ({"num_epochs": 0}, "num_epochs: .* greater than or equal to 1; found 0"),
         ({"num_epochs": 1.5}, "num_epochs: .* valid integer"),
         ({"min_rows": True}, "min_rows: .* valid integer"),
         ({"lora_rank": -1}, "lora_rank: "),

@@ -177,11 +177,11 @@ class Algorithm(Collecting):
         if not self.is_idle([*map(UnitGroup, groups)], at_base=at_base):
             return None
         reason = (
-            "nothing to learn from: no token has both a weight and an advantage, as where all rewards "
-            "within a group are the same"
+            "there is nothing to learn from: no token has both a weight and an advantage. This happens when "
+            "all rewards within a group are equal"
         )
         if "reference" in self.needs():
-            reason += "; and beta pulls to the model that the job starts from"
+            reason += ". `beta` pulls to the model that the job starts from, so it changes nothing either"
         return Skipped(reason=reason)
 
     def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:

@@ -58,7 +58,7 @@ class UntilConfig(DataModel, revalidate_instances="always"):
     @model_validator(mode="after")
     def _check_measurement(self) -> UntilConfig:
         if (self.reward is None) == (self.loss is None):
-            raise ValueError("set `reward` or `loss`, and not both")
+            raise ValueError("set either `reward` or `loss`")
         return self
 
     def is_reached(self, value: float) -> bool:
@@ -94,7 +94,7 @@ class WarmUpConfig(DataModel, revalidate_instances="always"):
     @model_validator(mode="after")
     def _check_end(self) -> WarmUpConfig:
         if (self.until is None) == (self.steps is None):
-            raise ValueError("set `until` or `steps`, and not both: the one thing that ends the warm-up")
+            raise ValueError("set either `until` or `steps`: one of them ends the warm-up")
         return self
 
     def next_steps(self, done: int) -> int:

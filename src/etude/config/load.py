@@ -229,7 +229,7 @@ def _read_environment(data: dict[str, Any], problems: Problems, source: Path | N
             text = str(value_at(secrets, path) or MASK)
             replace_at(data, path, text)
         if text == MASK:
-            problems.add(path, f"secrets are not kept in run folders; give it again: -o {join_path(path)}=…")
+            problems.add(path, f"run folders do not keep secrets; set it again: -o {join_path(path)}=…")
         try:
             value = interpolate(text, os.environ)
         except ValueError as error:

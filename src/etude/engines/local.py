@@ -112,7 +112,7 @@ class LocalLlmConfig(LlmConfig, name="local"):
     @model_validator(mode="after")
     def _check_base(self) -> LocalLlmConfig:
         if (self.model is None) == (self.tiny is None):
-            raise ValueError("set `model` or `tiny`, and not both: the weights to begin with")
+            raise ValueError("set either `model` or `tiny`, which are the first weights")
         return self
 
     @property

@@ -60,7 +60,7 @@ class ModelSettings:
             return make(values)
         except ValidationError as error:
             wrong = error.errors()[0]
-            raise RequestError(f"{wrong['loc'][0]}: {wrong['msg']}, and not {wrong['input']!r}") from error
+            raise RequestError(f"{wrong['loc'][0]}: {wrong['msg']}; found {wrong['input']!r}") from error
 
     def __post_init__(self) -> None:
         if self.lora_alpha_scale != 1.0 and not self.lora_rank:

@@ -39,7 +39,7 @@ def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         return
     job = f"job {ref.run_id} ({ref.backend})"
     if not status.status.is_final:
-        raise TrainingError(f"{job} is not over: it is '{status.status}'; wait for it first")
+        raise TrainingError(f"{job} has not ended: its status is '{status.status}'. Wait for it first")
     reason = f": {status.message.rstrip('.')}" if status.message else ""
     again = f"{_AGAIN} to try again; nothing that was collected is lost."
     raise TrainingError(f"{job} ended as '{status.status}'{reason}. {again}")
@@ -231,11 +231,11 @@ class ModelJobs:
             status = await self.adapter.status(ref)
         if status.status is TrainingStatusEnum.COMPLETED:
             return status
-        longer = "a job that needs longer needs a larger `job_timeout`, of a group a larger `timeout`."
+        longer = "if the job needs longer, set a larger `job_timeout` (for a group: `timeout`)."
         if status.status.is_final:
             raise TrainingError(f"{late} and was cancelled. {_AGAIN} to try again; {longer}") from cause
         raise JobStillRunning(
-            f"{late}. Its backend was asked to cancel it and says that it is '{status.status}'. "
+            f"{late}. Its backend was asked to cancel it, but reports '{status.status}'. "
             f"{_AGAIN} to wait for it again; {longer}"
         ) from cause
 
@@ -268,12 +268,12 @@ class ModelJobs:
         version, before = status.version, self.version
         if version is None and self.adapter.capabilities().versions:
             raise TrainingError(
-                f"job {ref.run_id} ({ref.backend}) is completed, and does not say what weights it made"
+                f"job {ref.run_id} ({ref.backend}) is completed, but did not report which weights it made"
             )
         if version is None:
             self._say_once(
-                f"{ref.backend} does not say what weights it made: it cannot be checked that they changed, "
-                "nor that the next episodes are sampled from them"
+                f"{ref.backend} does not report which weights a job made. Etude cannot check that they "
+                "changed, or that the next episodes are sampled from them"
             )
             return None
         self._require_new(ref.run_id, version)
@@ -295,18 +295,18 @@ class ModelJobs:
         start = (self.log.state.start if self.rules.from_scratch else None) or before
         if start is not None and version.digest == start.digest:
             raise TrainingError(
-                f"job {job} says that it is completed, and the weights have not changed (digest "
+                f"job {job} is completed, but the weights have not changed (digest "
                 f"{version.digest}). Check the learning rate, and whether the rewards differ."
             )
         taken = None
         if known is not None and known.version.digest != version.digest:
-            taken = f"that number belongs to what job {known.job.run_id} made ({known.version.location})"
+            taken = f"job {known.job.run_id} has already made that version ({known.version.location})"
         elif before is not None and version.number <= before.number:
-            taken = f"version {before.number} was there before it"
+            taken = f"the version before it is {before.number}"
         if taken is not None:
             raise TrainingError(
-                f"job {job} made version {version.number} ({version.location}), and {taken}; versions must "
-                "count upwards. A backend that numbers versions itself has to heed `count_from`"
+                f"job {job} made version {version.number} ({version.location}), but {taken}. Versions must "
+                "count upwards: a backend that numbers them itself must follow `count_from`"
             )
 
     async def go_back(self, version: ModelVersion) -> None:

@@ -238,7 +238,7 @@ class GroupJudge(Evaluator):
             numbers = [entry.get("attempt") for entry in scores]
             if sorted(map(str, numbers)) != sorted(map(str, range(1, attempts + 1))):
                 raise MalformedAnswer(
-                    f"it scores the attempts {numbers}, and not each of 1 to {attempts} once"
+                    f"it scores the attempts {numbers}; it must score each of 1 to {attempts} once"
                 )
             ordered = sorted(scores, key=lambda entry: int(entry["attempt"]))
             return [_parse_grade(entry, 1.0) for entry in ordered]
