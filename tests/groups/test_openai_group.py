@@ -458,7 +458,7 @@ async def test_a_job_that_fails_is_late_or_not_over_says_what_to_do(make, plays)
     with pytest.raises(TrainingError, match=r"ended as 'failed'\. .* make the job again of the same data"):
         await made.group.wait_for_fine_tune_job(poll_interval=0)
     made.adapter.behave = lambda status: asyncio.sleep(60)
-    with pytest.raises(TrainingError, match="of a group a larger `timeout`"):
+    with pytest.raises(TrainingError, match=r"larger `job_timeout` \(for a group: `timeout`\)"):
         await made.group.wait_for_fine_tune_job(timeout=0.01)
     have_say(made.adapter, status=TrainingStatusEnum.RUNNING)
     with pytest.raises(TrainingError, match="has not ended: its status is 'running'"):
