@@ -99,7 +99,7 @@ async def test_a_stuck_job_that_cannot_be_cancelled_is_not_made_a_second_time(ru
     run.adapter.slow = {"run-epoch-1"}
     run.adapter.behave = lambda found: asyncio.sleep(60)
     monkeypatch.setattr("etude.groups.model_jobs._LOOKS", 1)
-    with pytest.raises(JobStillRunning, match=r"says that it is 'running'"):
+    with pytest.raises(JobStillRunning, match=r"but reports 'running'"):
         await run.start()
     again = run.restarted()
     await again.start(num_epochs=1)
@@ -147,7 +147,7 @@ async def test_a_backend_without_versions_trains_with_a_warning(run, tmp_path):
     )
     await run.start(num_epochs=1)
     assert len(run.statuses) == 1
-    assert "it cannot be checked" in run.watcher.warnings[0]
+    assert "Etude cannot check" in run.watcher.warnings[0]
 
 
 async def test_a_run_that_trained_on_nothing_fails(run):
