@@ -19,6 +19,7 @@ from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.message import Message
+from etude.store.facts import read_facts
 from etude.store.journal import Journal
 from etude.store.log import read_states
 
@@ -196,6 +197,13 @@ def without_times(value: Any, *others: str) -> Any:
         left_out = TIMES.union(others)
         return {key: without_times(each, *others) for key, each in value.items() if key not in left_out}
     return [without_times(each, *others) for each in value] if isinstance(value, list) else value
+
+
+def read_summary(run: Path) -> dict[str, Any]:
+    """The figures of a training that is over."""
+    facts = read_facts(run)
+    assert facts.ended is not None, "the run is not over"
+    return facts.summary.as_json()
 
 
 def kept_in(journal: Journal) -> dict[str, Any]:

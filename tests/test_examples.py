@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import random
 import shutil
 import subprocess
@@ -28,7 +27,7 @@ from etude.store.journal import Journal
 from tests.cli.projects import change, events, process
 from tests.rollout.running import collect, collect_one
 from tests.server.process import ServerProcess
-from tests.support import ScriptedEngine, one_quick
+from tests.support import ScriptedEngine, one_quick, read_summary
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MODULES = ("agent", "task", "base", "run", "words")
@@ -219,7 +218,7 @@ def trained_at_servers(
         started = process("train", "config.yml", "--name", "run", folder=project)
         _, errors = started.communicate(timeout=1200)
         assert started.returncode == 0, errors
-        return dict(json.loads((project / "runs" / "run" / "summary.json").read_text()))
+        return read_summary(project / "runs" / "run")
 
 
 def epochs(number: int, examples: int) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from etude.core.errors import EtudeError, RequestError, TrainingError
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.loop.record import TrainingRecord
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
+from etude.store.facts import read_facts
 from etude.store.log import histories, read_jobs
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
-from tests.support import one_quick, without_times
+from tests.support import one_quick, read_summary, without_times
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
 
 BUILDERS = {
@@ -105,10 +106,24 @@ async def test_the_epochs_of_an_own_trainer_are_journalled_reported_and_summed_u
     if trainer == "guide":
         assert [line["my_figure"] for line in lines] == [0.5, 1.5, 2.5]
         assert made.metrics == [{"my_figure": 0.5}, {"my_figure": 1.5}, {"my_figure": 2.5}]
-    summary = json.loads((run.path / "summary.json").read_text())
+    summary = read_summary(run.path)
     assert (summary["epochs_trained"], summary["last_version"]["number"]) == (3, 3)
     trained = [event for event in run.watcher.events if event.startswith("trained")]
     assert trained == ["trained 1", "trained 2", "trained 3"]
+
+
+@pytest.mark.parametrize("trainer", ["epochs", "guide"])
+async def test_a_run_that_is_killed_after_its_last_epoch_is_ended_when_it_is_resumed(
+    run, trainer, monkeypatch
+):
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr("etude.loop.record.RunEnded", lambda: interrupt(None))
+        await use(run, "guide", trainer).start(num_epochs=2)
+    assert read_facts(run.path).state == "unfinished"
+    again = use(run.restarted(), "guide", trainer)
+    await again.start(num_epochs=2)
+    assert read_facts(run.path).state == "finished"
+    assert again.engine.requests == [] == again.adapter.submitted
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.core.episode import Example
 from etude.core.errors import CapabilityError, RequestError
 from etude.core.keys import generator
+from etude.core.records import RunEnded
 from etude.engines.local import OpponentsConfig
 from etude.loop.targets import assemble_trainer
 from etude.protocols import EpisodeTree
@@ -28,7 +29,7 @@ from tests.protocols.games import find_agent
 from tests.rollout.running import collect
 from tests.several import Several, config
 from tests.support import ScriptedEngine, one_quick, without_times
-from tests.training import Capabilities, FakeAdapter, examples
+from tests.training import Capabilities, FakeAdapter, Interrupted, examples
 
 VALIDATED = {"run_configuration": {"validation_dataset": "tests.several:held_out"}}
 
@@ -49,6 +50,25 @@ async def test_both_models_are_trained_on_one_set_of_episodes(run):
     assert [engine.version for engine in run.engines.values()] == [2, 2]
     names = [f"run-epoch-{epoch}.{model}" for epoch in (1, 2) for model in ("prover", "verifier")]
     assert [job.name for job in outcome.jobs] == names
+
+
+async def test_a_run_that_is_killed_before_all_its_models_are_over_is_ended_when_it_is_resumed(
+    run, monkeypatch
+):
+    add = ModelLog.add
+
+    async def add_one_end(log, record):
+        if isinstance(record, RunEnded) and log.target == "verifier":
+            raise Interrupted
+        await add(log, record)
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(ModelLog, "add", add_one_end)
+        await run.start(config(num_epochs=1))
+    assert StoredRun(run.path).facts.state == "unfinished"
+    again = run.restarted()
+    assert (await again.start(config(num_epochs=1))).facts.state == "finished"
+    assert again.requests() == {"prover": 0, "verifier": 0}
 
 
 async def test_everybody_collects_before_anybody_is_trained_and_is_trained_before_anybody_adopts(

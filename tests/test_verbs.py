@@ -20,6 +20,7 @@ from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.cli import parts as parts
 from tests.forked import Forked
+from tests.support import read_summary
 from tests.training import learning_engine
 
 AGENT = """
@@ -123,7 +124,7 @@ def test_live_functions_become_a_run_with_all_that_one_asks_of_it(project):
     )
     assert (run.name, run.folder) == ("mine", project / "runs" / "mine")
     assert run.summary["epochs_trained"] == 2
-    assert run.summary == json.loads((run.folder / "summary.json").read_text())
+    assert run.summary == read_summary(run.folder) and run.facts.state == "finished"
     assert run.summary["measured_on"] == "validation"
     assert [job.status for job in run.jobs] == ["completed"] * 2
     assert len(list(run.episodes)) == 2 * 4 * 4 + 2 * 4

@@ -17,7 +17,7 @@ from etude.verbs import train_in
 from tests import guide_parts as guide
 from tests.crashing import killed_and_whole, run_to_end
 from tests.crashing import warm_up_config as config
-from tests.support import one_quick, without_times
+from tests.support import one_quick, read_summary, without_times
 from tests.training import FakeAdapter, Interrupted, Run, examples, learning_engine
 
 
@@ -36,7 +36,7 @@ def whole(tmp_path_factory):
 
 
 def outcome(run):
-    summary = json.loads((run / "summary.json").read_text())
+    summary = read_summary(run)
     summary["warm_up"].pop("seconds")
     versions = {key: summary.pop(key) for key in ("best_version", "last_version")}
     metrics = [json.loads(line) for line in (run / "training_metrics.jsonl").read_text().splitlines()]

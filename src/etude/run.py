@@ -97,7 +97,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The figures of a training run, as in `summary.json`, or the result of an evaluation."""
+        """The figures of a training run so far, or the result of an evaluation."""
         facts = self.facts
         return facts.summary.as_json() if facts.kind == "train" else dict(facts.result or {})
 

@@ -194,7 +194,7 @@ async def resume_async(
     config = with_trackers(config, report)
     request = read_request(path)
     with RunFolder.open(path) as folder:
-        note_changes(folder, config)
+        await note_changes(folder, config)
         if retry:
             await retry_failed(folder)
         if request is None:

@@ -30,6 +30,7 @@ from tests.algorithms.scripted_episodes import conversation, episode
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.test_openai_jobs import dpo, imitated, supervised
 from tests.cli.projects import change, etude, local_project, process
+from tests.support import read_summary
 
 
 def compared(job="job"):
@@ -219,7 +220,7 @@ def test_a_run_trains_there(project):
     # The server is shared, and a job's name is taken there once and for all.
     shown = etude("train", "config.yml", "--name", "grpo")
     assert shown.exit_code == 0, shown.stderr
-    summary = json.loads(Path("runs/grpo/summary.json").read_text())
+    summary = read_summary(Path("runs/grpo"))
     assert summary["last_version"]["location"].startswith("ft:policy:grpo-epoch-1:")
     (job,) = json.loads(etude("jobs", "grpo", "--json").stdout)
     assert (job["status"], job["backend"]) == ("completed", "lm_server")

@@ -8,6 +8,7 @@ import sys
 import pytest
 import yaml
 
+from etude import load_run
 from tests.cli.projects import change, etude, succeed
 
 
@@ -152,8 +153,10 @@ def test_the_held_out_examples_are_evaluated(project):
 def test_results_are_kept(project):
     change(project / "config.yml", eval__general__output_dir=str(project / "results"))
     scores_told("config.yml", "--name", "e")
-    for folder in (project / "runs" / "e", project / "results"):
-        assert json.loads((folder / "evaluation.json").read_text())["scores"]["correct"]["n"] == 6
+    run = load_run("e")
+    assert run.scores["correct"]["n"] == 6
+    assert json.loads((project / "results/evaluation.json").read_text()) == run.summary
+    for folder in (run.folder, project / "results"):
         assert len((folder / "items.jsonl").read_text().splitlines()) == 6
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.cli.projects import change, etude, rows, succeed
-from tests.support import one_quick
+from tests.support import one_quick, read_summary
 
 
 def test_a_model_is_a_folder_that_transformers_loads(trained):
@@ -30,7 +30,7 @@ def test_the_model_card_has_the_facts_of_the_run(trained):
     card = (trained / "mine" / "README.md").read_text()
     _, front, body = card.split("---", 2)
     assert yaml.safe_load(front)["tags"] == ["etude", "grpo"]
-    summary = json.loads((trained / "runs/r/summary.json").read_text())
+    summary = read_summary(trained / "runs/r")
     for end in ("before", "after"):
         assert f"{summary[end]['avg_reward']:.3f}" in body
     for text in ("95 % interval", "before training (v0) |", "version 2", "n=6 |"):

@@ -13,7 +13,7 @@ import pytest
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.cli.projects import change, etude, process, scripted_project, submitted, succeed
-from tests.support import one_quick
+from tests.support import one_quick, read_summary
 
 
 def says(model: str, number: int) -> str:
@@ -63,7 +63,7 @@ def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api
     assert [*map(stand_in.sampled.count, models)] == [6 + 32, 32, 6], (
         "validation, an epoch, another one, and validation again"
     )
-    summary = json.loads(Path("runs/r/summary.json").read_text())
+    summary = read_summary(Path("runs/r"))
     assert (summary["before"]["avg_reward"], summary["after"]["avg_reward"]) == (0.5, 1.0)
     assert summary["last_version"]["location"] == second["fine_tuned_model"]
     events = [json.loads(line) for line in Path("runs/r/openai_jobs.jsonl").read_text().splitlines()]
@@ -167,7 +167,7 @@ def test_grpo_goes_through_the_server_and_back(served, server):
     assert {len(group) for group in groups} == {4}
     sampled = {tuple(one["turns"][0]["token_ids"]) for group in groups for one in group}
     assert sampled == {(*b"yes", 2), (*b"no", 2)}
-    summary = json.loads(Path("runs/r/summary.json").read_text())
+    summary = read_summary(Path("runs/r"))
     assert summary["last_version"]["location"] == job["fine_tuned_model"]
     assert server.sampled[-1] == job["fine_tuned_model"], "validation is by what was trained"
     assert server.engine == []

@@ -10,6 +10,7 @@ import pytest
 
 from tests.backends.art_stand_in import KEY, StandIn, running
 from tests.cli.projects import change, etude, process, rows, succeed
+from tests.support import read_summary
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_a_run_trains_on_the_server_and_samples_what_it_trained(art: Path, serve
         (art / f"{name}.jsonl").write_text(rows(3, prefix))
     succeed("train", "config.yml", "--name", "r", "--json")
     run = art / "runs" / "r"
-    summary = json.loads((run / "summary.json").read_text())
+    summary = read_summary(run)
     assert (summary["epochs_trained"], len(server.jobs)) == (2, 2)
     assert [json.loads(line)["model_version"] for line in (run / "training_metrics.jsonl").open()] == [1, 2]
     validations = json.loads((run / "validation_history.json").read_text())

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
+from etude import load_run
 from etude.core.errors import StoreError
 from etude.loop.record import TrainingRecord
 from tests.cli.killed import everything, killed_after, repeatable_project
 from tests.cli.projects import change, etude, events, local_project, rows, succeed
-from tests.support import one_quick
+from tests.support import one_quick, read_summary
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_nothing_is_sampled_twice(stopped):
     mend(stopped)
     shown = succeed("resume")
     assert shown.stdout.startswith("resuming stopped")
-    assert json.loads((stopped / "runs/stopped/summary.json").read_text())["epochs_trained"] == 2
+    assert read_summary(stopped / "runs/stopped")["epochs_trained"] == 2
     everything = (stopped / "log").read_text().splitlines()
     assert everything[: len(sampled)] == sampled
     assert len(set(everything)) == len(everything)
@@ -107,7 +108,7 @@ def test_an_evaluation_is_resumed_as_one(project):
     assert etude("evaluate", "config.yml", "--name", "e", "--repeat", "3").exit_code == 1
     (project / "validation.jsonl").write_text(broken.replace("broken", "fine?"))
     succeed("resume")
-    result = json.loads((project / "runs/e/evaluation.json").read_text())
+    result = load_run(project / "runs/e").summary
     assert (result["repeat"], result["episodes"]) == (3, 15)
 
 
@@ -168,14 +169,14 @@ def check_kills(folder: Path, kills: int, seed: int) -> None:
         arguments = ["resume", "run"]
     succeed("resume", "run")
     kept, version = left(folder)
-    assert {key: kept[key] for key in kept if "/recovery/" not in key} == expected
+    assert kept == expected
     assert version == last_version
 
 
 def left(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """The records of a run, and the weights of its last version."""
+    """The records of a run but for recoveries, and the weights of its last version."""
     run = folder / "runs" / "run"
-    return everything(run), (run / "checkpoints" / "v3" / "trained.safetensors").read_bytes()
+    return everything(run, "recoveries"), (run / "checkpoints" / "v3" / "trained.safetensors").read_bytes()
 
 
 NEVER = 1e9

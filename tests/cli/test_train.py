@@ -14,7 +14,7 @@ from etude.cli.init import Project
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.cli.killed import killed_after
 from tests.cli.projects import change, etude, events, finished, rows, started_anew, succeed
-from tests.support import one_quick
+from tests.support import one_quick, read_summary
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_a_config_becomes_a_trained_run(local):
     result = started_anew("train", "config.yml", "--name", "first", folder=local)
     assert result.returncode == 0, result.stderr
     run = local / "runs" / "first"
-    assert json.loads((run / "summary.json").read_text())["epochs_trained"] == 2
+    assert read_summary(run)["epochs_trained"] == 2
     assert (run / "reward_plot.png").stat().st_size > 1000
     assert "reward before" in result.stdout
     assert "runs/first/reward_plot.png" in result.stdout
@@ -131,7 +131,7 @@ def test_a_paused_run_says_how_to_go_on_and_does(project):
         "next: etude resume runs/r",
     ]
     assert etude("resume", "runs/r").exit_code == 0
-    assert json.loads((project / "runs/r/summary.json").read_text())["epochs_trained"] == 2
+    assert read_summary(project / "runs/r")["epochs_trained"] == 2
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_a_run_that_goes_back_is_the_same_when_it_is_killed_on_the_way(local):
     last = finished("resume", "killed", "--json", folder=local)
     assert last.returncode == 0, last.stderr
     ends = [
-        (local / "runs" / name / "summary.json").read_text().replace(f"runs/{name}/", "")
+        json.dumps(read_summary(local / "runs" / name)).replace(f"runs/{name}/", "")
         for name in ("whole", "killed")
     ]
     one, other = ({**json.loads(end), "run_id": ""} for end in ends)

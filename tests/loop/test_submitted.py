@@ -10,7 +10,16 @@ from etude.backends.capabilities import Capabilities
 from etude.core.conversion import TrajectoryCollection
 from etude.core.history import History, WentBack
 from etude.core.job import TrainingJobRef
-from etude.core.records import JobPlan, JobPlanned, LineageEntry, Submission, state
+from etude.core.records import (
+    JobPlan,
+    JobPlanned,
+    LineageEntry,
+    MetricsAdded,
+    Reopened,
+    RunEnded,
+    Submission,
+    state,
+)
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.loop.lifecycle import find_recovery
 from etude.loop.training_data import record_samples
@@ -106,3 +115,18 @@ def test_what_comes_after_a_point_is_taken_back_and_the_numbers_of_planned_versi
     known = state([*records, plan, WentBack(epoch=1, back_to=version(1))])
     assert ([*known.epochs], [*known.versions], [*known.submissions]) == ([1], [1], [(0, 1)])
     assert (known.newest_number, [*known.ended]) == (3, ["job-0"])
+
+
+@pytest.mark.parametrize(
+    ("later", "is_over"),
+    [
+        (MetricsAdded(epoch=1, metrics={"mine": 1.0}), True),
+        (Reopened(settings=("finetuning.num_epochs",)), False),
+        (WentBack(epoch=0, back_to=None), False),
+        (history([0.1, 0.2]).epochs[1], False),
+    ],
+)
+def test_a_run_is_over_until_it_goes_on(later, is_over):
+    records = [*history([0.1]).epochs, RunEnded(), later]
+    assert (state(records).end is not None) is is_over
+    assert state([*records, RunEnded()]).end is not None

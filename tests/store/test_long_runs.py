@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
 
 from etude.core.episode import EpisodeRecord, Example
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, StoreError
 from etude.core.job import TrainingJobRef
-from etude.core.records import JobPlan, JobPlanned, LineageEntry, Submission
+from etude.core.records import JobPlan, JobPlanned, LineageEntry, RunEnded, Submission
 from etude.loop.training_data import version_age
 from etude.rollout.collections import collection_phase, phase_name
 from etude.store.episodes import choose_phase, encode_episode, list_phases, phase_epoch
 from etude.store.journal import Journal
 from etude.store.log import ModelLog
 from tests.show.histories import epoch, history, version
+from tests.support import until
 
 EPOCHS = 300
 
@@ -38,6 +40,26 @@ async def test_a_long_run_is_read_in_order(journal):
         assert known.submission("run-epoch-30").ref == ref(30)
         assert known.submission("run-epoch-301") is None
         assert [*known.versions] == [*range(1, EPOCHS + 1)]
+
+
+async def test_a_record_whose_task_is_cancelled_is_in_the_journal_and_in_the_state(journal):
+    log = ModelLog(journal)
+    adding = asyncio.create_task(log.add(RunEnded()))
+    await asyncio.sleep(0)
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    await until(lambda: log.state.end is not None)
+    assert ModelLog(journal).state.end == log.state.end
+
+
+async def test_a_record_that_cannot_be_written_changes_nothing(journal):
+    log = ModelLog(journal)
+    journal.close()
+    for add in (log.add, log.add_soon):
+        with pytest.raises(StoreError):
+            await add(RunEnded())
+    assert log.state.end is None
 
 
 def test_an_entry_of_a_history_is_found_by_its_epoch():

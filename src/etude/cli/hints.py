@@ -64,10 +64,10 @@ def after_run(run: Path, facts: RunFacts | None = None) -> str:
 
 def after_stop(run: Path) -> str:
     """Return the next command after a stop or a failure: resume, unless the run had finished."""
-    from etude.store.facts import SUMMARY
+    from etude.store.facts import read_facts
 
     try:
-        return after_training(run) if (run / SUMMARY).is_file() else resume(run)
+        return after_training(run) if read_facts(run).ended is not None else resume(run)
     except EtudeError:
         return resume(run)
 

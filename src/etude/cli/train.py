@@ -114,7 +114,7 @@ def resume(
     request = read_request(path)
     settings = config_to_resume(path, changes)
     with RunFolder.open(path) as folder:
-        changed = note_changes(folder, settings)
+        changed = run_async(note_changes(folder, settings))
         if not as_json:
             if run is None:
                 say(f"resuming {path.name}")

@@ -105,7 +105,7 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):
     max_concurrency: Annotated[int, CHANGEABLE] = Field(default=8, ge=1)
     """Episodes that run at the same time."""
     output_dir: OutputFolder | None = None
-    """The folder for results of `etude evaluate`; by default the run folder."""
+    """A folder that also gets the results of `etude evaluate`: `evaluation.json` and `items.jsonl`."""
     dataset: SerializeAsAny[DatasetConfig] | None = None
     """The examples: a file, `module:function`, or a dataset component."""
     timeout: Annotated[float, CHANGEABLE] = Field(default=300.0, gt=0)

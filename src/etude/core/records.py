@@ -137,6 +137,22 @@ class Paused(BaseModel, frozen=True):
     alarms: tuple[str, ...]
 
 
+class RunEnded(BaseModel, frozen=True):
+    """The run is over: a training, an evaluation or an import."""
+
+    result: dict[str, Any] | None = None
+    """What an evaluation or an import found. The figures of a training are in its other records."""
+    timestamp: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    """ISO 8601, UTC."""
+
+
+class Reopened(BaseModel, frozen=True):
+    """The run is to go on, even if it was over, because settings have changed."""
+
+    settings: tuple[str, ...]
+    """Their keys in the config."""
+
+
 Record: TypeAlias = (
     WarmUpJob
     | WarmUpEntry
@@ -154,6 +170,8 @@ Record: TypeAlias = (
     | Paused
     | WentBack
     | Recovery
+    | RunEnded
+    | Reopened
 )
 """One fact of a run."""
 
@@ -198,6 +216,8 @@ class ModelState:
         """The state of the shared model group; empty if there is none."""
         self.pauses: list[str] = []
         self.recoveries: list[Recovery] = []
+        self.end: RunEnded | None = None
+        """The end of the run. None if it is not over, or goes on."""
         self._history: History | None = None
 
     @property
@@ -234,6 +254,7 @@ class ModelState:
         match record:
             case EpochEntry():
                 self.epochs[record.epoch] = record
+                self.end = None
                 if record.status is not None:
                     self.ended[record.status.run_id] = record.status
             case ValidationEntry(is_of_base=True):
@@ -245,6 +266,10 @@ class ModelState:
                 self.epochs[epoch] = entry.model_copy(update={"metrics": {**entry.metrics, **metrics}})
             case WentBack():
                 self._go_back(record)
+            case RunEnded():
+                self.end = record
+            case Reopened():
+                self.end = None
             case _:
                 self._apply_to_jobs(record)
 
@@ -280,6 +305,7 @@ class ModelState:
 
     def _go_back(self, record: WentBack) -> None:
         """Forget what came after an epoch. Its plans keep their numbers, and its episodes their weights."""
+        self.end = None
         if isinstance(record, Recovery):
             self.recoveries.append(record)
         for (epoch, job), submission in [*self.submissions.items()]:

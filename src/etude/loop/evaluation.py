@@ -28,6 +28,7 @@ from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.interfaces import Engine, Progress, innermost
 from etude.core.keys import content_hash
+from etude.core.records import RunEnded
 from etude.engines.ledger import Ledger, within_budget
 from etude.engines.local import LocalLlmConfig, OpponentsConfig
 from etude.engines.meter import MeteredEngine
@@ -42,8 +43,9 @@ from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
 from etude.store.facts import read_histories
 from etude.store.files import write_atomically
+from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import RESULT, EvaluationRequest
+from etude.store.stored_config import EvaluationRequest
 from etude.store.versions import RunVersion, choose_version
 
 _NO_USAGE = {"episodes": 0, "calls": 0, "prompt_tokens": 0, "completion_tokens": 0}
@@ -155,9 +157,9 @@ async def evaluate(
 ) -> Evaluation:
     """Carry out an evaluation request, or continue it from the run folder.
 
-    It uses the validation examples if the config has any, else the training examples. The result and a line
-    for each episode are written to the run folder and the config's output folder. Raises RequestError when
-    that is not possible, and another EtudeError when the work failed.
+    It uses the validation examples if the config has any, else the training examples. The result is recorded,
+    and `items.jsonl` in the run folder has a line for each episode. The config's output folder gets both as
+    files. Raises RequestError when that is not possible, and another EtudeError when the work failed.
     """
     version, engines = None, dict[str, Engine]()
     if request.run is not None:
@@ -186,13 +188,18 @@ async def evaluate(
             repeat=request.repeat,
             greedy=request.greedy,
         )
-        result: Mapping[str, Any] = finite({"run_id": run.name, **evaluation.as_json()})
+        result: dict[str, Any] = finite({"run_id": run.name, **evaluation.as_json()})
         lines = [
             json.dumps(finite(row), ensure_ascii=False, default=str) for row in item_rows(evaluation.output)
         ]
-        for folder in dict.fromkeys((run.path, config.eval.general.output_dir or run.path)):
+        for folder in filter(None, (run.path, output_dir := config.eval.general.output_dir)):
             write_atomically(folder / "items.jsonl", "".join(f"{line}\n" for line in lines))
-            write_atomically(folder / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        if output_dir is not None:
+            text = json.dumps(result, indent=2, ensure_ascii=False)
+            write_atomically(output_dir / "evaluation.json", f"{text}\n")
+        log = ModelLog(run.journal, run_id=run.name)
+        if log.state.end is None:
+            await log.add(RunEnded(result=result))
     return evaluation
 
 

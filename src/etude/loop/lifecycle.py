@@ -24,21 +24,20 @@ from etude.config.schema import Config
 from etude.core.errors import RequestError, nearest
 from etude.core.history import History, Recovery, WentBack
 from etude.core.job import ModelVersion
-from etude.core.records import ModelState
+from etude.core.records import ModelState, Reopened
 from etude.core.secrets import MASK, holds_secret
 from etude.loop.bookkeeper import Bookkeeper
 from etude.rollout.evaluation_run import forget_failures
 from etude.store.backup_address import split_run_address
 from etude.store.database import DATABASE, journal_damage, open_database
-from etude.store.facts import SUMMARY, read_histories
+from etude.store.facts import read_histories
 from etude.store.figures import last_version
 from etude.store.files import damage_in, write_atomically
-from etude.store.log import histories, read_states
+from etude.store.log import ModelLog, end_of_run, read_states
 from etude.store.run_folder import LOCK, RunFolder, RunLock, new_run_name
 from etude.store.stored_config import (
     CONFIG,
     REQUEST,
-    RESULT,
     EvaluationRequest,
     bring_back_config,
     config_damage,
@@ -135,13 +134,14 @@ def _override_path(override: str) -> KeyPath:
     return tuple(override.partition("=")[0].split("."))
 
 
-def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
+async def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     """Store changed settings in the run folder. Return the old and new value of each, by its key.
 
-    With another number of epochs, or other alarms, a finished run becomes unfinished. Raises RequestError
-    when the run has done more epochs already.
+    With another number of epochs, or other alarms, a finished run goes on. Raises RequestError when the run
+    has done more epochs already.
     """
     stored, now = stored_data(run.path), parse_value(resolved_yaml(config))
+    states = read_states(run.journal, run.name)
     keys = [tuple(join_dotted(now, key.split("."))) for key in changeable_keys(config)]
     changed = {
         join_path(key): (value_at(stored, key), value_at(now, key))
@@ -150,14 +150,17 @@ def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
     }
     if _NUM_EPOCHS in changed:
         num_epochs = config.finetuning.num_epochs
-        done = max(len(history.epochs) for history in histories(run.journal, run.name).values())
+        done = max(len(each.epochs) for each in states.values())
         if num_epochs < done:
             raise RequestError(
                 f"-o {_NUM_EPOCHS}={num_epochs}: run {run.name} has done {done} epochs already; "
                 f"ask for {done} or more"
             )
-    if changed.keys() & {_NUM_EPOCHS, _ALARMS} or any(key.startswith("trainers.") for key in changed):
-        (run.path / SUMMARY).unlink(missing_ok=True)
+    reopening = [key for key in changed if key in (_NUM_EPOCHS, _ALARMS) or key.startswith("trainers.")]
+    for target, each in states.items():
+        if reopening and each.end is not None:
+            # Recorded first: if the process is killed before it stores the settings, the run ends again.
+            await ModelLog(run.journal, target, run.name).add(Reopened(settings=tuple(reopening)))
     if changed:
         write_atomically(run.path / CONFIG, config_text(resolved_yaml(config)), exact=True)
     return changed
@@ -181,9 +184,10 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
 
     Returns None when the run is finished: nothing is tried again. Raises StoreError.
     """
-    if run.read_json(SUMMARY) is not None or run.read_json(RESULT) is not None:
+    by_target = read_states(run.journal, run.name)
+    if end_of_run(by_target) is not None:
         return None
-    states = read_states(run.journal, run.name).values()
+    states = by_target.values()
     recorded = {
         # A model that rested in an epoch was not trained on its episodes.
         "train": {number for past in states for number, each in past.epochs.items() if each.resting is None},
@@ -229,7 +233,6 @@ async def recover(books: Bookkeeper) -> None:
     await adapter.go_back(recovery.back_to or _BASE)
     # Recorded last, so that a run that was killed before this goes back again.
     await log.add(recovery)
-    (run.path / SUMMARY).unlink(missing_ok=True)
     books.runtime.progress.message(str(recovery), warning=True)
 
 

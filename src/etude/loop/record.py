@@ -19,10 +19,9 @@ from etude.core.history import AlarmEvent, Entry, EpochEntry, History, Validatio
 from etude.core.interfaces import Progress
 from etude.core.job import TrainingJobStatus
 from etude.core.json_text import json_facts
-from etude.core.records import MetricsAdded, Paused, Record
+from etude.core.records import MetricsAdded, Paused, Record, RunEnded
 from etude.loop.alarm import PAGE, active_alarms, alarm_events
 from etude.runtime import Runtime
-from etude.store.facts import SUMMARY
 from etude.store.figures import causes_in, show_command, summary_in, version_to_go_back_to
 from etude.store.files import private_folder
 from etude.store.log import ModelLog
@@ -52,14 +51,17 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
     return statuses
 
 
-def end_run(records: Sequence[TrainingRecord], num_epochs: int, run: RunFolder, progress: Progress) -> None:
-    """Write the summary of a run that is over, and report its end. `records` has one of each target."""
-    by_target = {record.target: record.history for record in records}
-    summary = summary_in(by_target, run.name, num_epochs).as_json()
-    run.write_json(SUMMARY, summary)
+async def end_run(
+    records: Sequence[TrainingRecord], num_epochs: int, run: RunFolder, progress: Progress
+) -> None:
+    """Record that a run is over, and report its end. `records` has one of each target."""
     for record in records:
         record.report(final=True)
-    progress.finished(summary)
+    for record in records:
+        if record.log.state.end is None:
+            await record.log.add(RunEnded())
+    by_target = {record.target: record.history for record in records}
+    progress.finished(summary_in(by_target, run.name, num_epochs).as_json())
 
 
 @asynccontextmanager
@@ -116,7 +118,7 @@ class TrainingRecord:
         """
         metrics = json_facts(entry.metrics)
         if entry.kind == "epoch":
-            metrics |= self._logged.pop(entry.epoch - 1, {})
+            metrics |= self._logged.get(entry.epoch - 1, {})
         entry = entry.model_copy(update={"metrics": metrics})
         known = self.history.alike(entry)
         before = [each for each in known if each.epoch < entry.epoch]
@@ -128,6 +130,9 @@ class TrainingRecord:
             back_to = version_to_go_back_to(self.history.with_entry(entry))
             entry = entry.model_copy(update={"back_to": back_to})
         await self.log.add(entry)
+        if entry.kind == "epoch":
+            # Some may have arrived meanwhile.
+            self.add_metrics(entry.epoch - 1, self._logged.pop(entry.epoch - 1, {}))
         self._ringing += [(entry, event) for event in new]
         return entry
 

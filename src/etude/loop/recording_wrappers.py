@@ -247,7 +247,7 @@ class RecordedTrainer:
                 f"{type(trainer).__name__}.run returned no status, and {len(books.begun)} jobs were "
                 "submitted; return what `wait_until_complete` says of each, and resume the run"
             )
-        end_run([books.record], num_epochs, self._given.run, progress)
+        await end_run([books.record], num_epochs, self._given.run, progress)
         return statuses
 
     async def cleanup(self) -> None:

@@ -80,7 +80,7 @@ async def run_epochs(
         await member.prune()
     if not any(record.reason_to_stop() for record in records):
         await pause_if_due(records)
-    end_run(records, num_epochs, run, progress)
+    await end_run(records, num_epochs, run, progress)
     return require_trained([record.history for record in records])
 
 

@@ -24,10 +24,8 @@ from etude.core.errors import EtudeError, RequestError, first_line
 from etude.core.history import EpochEntry, entry_sort_key
 from etude.engines.bill import Bill, BillEntry, load_bill, total
 from etude.loop.arguments import Live
-from etude.store.facts import SUMMARY
-from etude.store.log import histories
+from etude.store.log import end_of_run, read_states
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import RESULT
 
 Kind: TypeAlias = Literal["warm_up", "validation", "epoch", "evaluation", "finished"]
 State: TypeAlias = Literal["finished", "failed", "stopped"]
@@ -137,9 +135,8 @@ _LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}
 
 def list_records(run: RunFolder, sent: Collection[str] = ()) -> Iterator[RunRecord]:
     """Yield all records of a run so far, in order, except the sent ones. Raises StoreError."""
-    # Read these first: if they exist, the histories below are complete.
-    result, is_over = run.read_json(RESULT), run.read_json(SUMMARY) is not None
-    by_target, bill = histories(run.journal, run.name), load_bill(run.journal)
+    states, bill = read_states(run.journal, run.name), load_bill(run.journal)
+    by_target = {target: each.history for target, each in states.items()}
     for target, history in by_target.items():
         key, prefix = _key("warm_up", 0, target), _prefix(target)
         if (entry := history.warm_up) is not None and key not in sent:
@@ -160,14 +157,17 @@ def list_records(run: RunFolder, sent: Collection[str] = ()) -> Iterator[RunReco
                 target=target,
                 alarms=tuple(event.text for event in each.alarms if event.is_new),
             )
-    if result is not None and "evaluation" not in sent:
-        ended = (run.path / RESULT).stat().st_mtime
-        yield RunRecord("evaluation", "evaluation", 0, ended, figures(result, "evaluation/"))
+    if (ended := end_of_run(states)) is None:
+        return
+    at = datetime.fromisoformat(ended.timestamp).timestamp()
     step = max(len(history.epochs) for history in by_target.values())
-    if is_over and (key := _key("finished", step, None)) not in sent:
+    if ended.result is not None:
+        if "evaluation" not in sent:
+            yield RunRecord("evaluation", "evaluation", 0, at, figures(ended.result, "evaluation/"))
+    elif (key := _key("finished", step, None)) not in sent:
         metrics = {f"total/{name}": value for name, value in _costs(bill.total).items()}
         metrics["total/hours"] = bill.seconds / 3600
-        yield RunRecord(key, "finished", step, (run.path / SUMMARY).stat().st_mtime, metrics)
+        yield RunRecord(key, "finished", step, at, metrics)
 
 
 def _key(kind: str, epoch: int, target: str | None) -> str:

@@ -22,11 +22,10 @@ from etude.store.database import DATABASE
 from etude.store.episodes import list_phases, stored_episodes
 from etude.store.figures import Summary, summary_in
 from etude.store.files import SERVER_DATABASE, TO_EXPORT, WEIGHTS_FILE
-from etude.store.log import histories
+from etude.store.log import end_of_run, histories, read_states
 from etude.store.run_folder import LOCK, RunFolder, lock_holder
 from etude.store.stored_config import (
     REQUEST,
-    RESULT,
     evaluated_model,
     list_evaluators,
     read_request,
@@ -37,10 +36,6 @@ from etude.store.stored_config import (
 
 State = Literal["running", "finished", "unfinished", "unreadable"]
 
-SUMMARY = "summary.json"
-"""Written when a training run is over."""
-IMPORT = "import"
-"""The journal step of an imported run, with the counts of the log that it was made from."""
 STORAGE = "storage.json"
 """The state of a run's backup. Runs without a storage lack this file."""
 
@@ -57,6 +52,8 @@ class RunFacts:
     """When the run's journal was last written; Unix seconds."""
     in_use_by: int | None = None
     """The id of the process that has the run open."""
+    ended: str | None = None
+    """When the run ended (ISO 8601, UTC), if it is over."""
     problem: str | None = None
     """Why the run is unreadable."""
     num_epochs: int | None = None
@@ -107,12 +104,9 @@ def read_facts(path: Path, *, required: bool = False) -> RunFacts:
     try:
         request = read_request(path)
         with RunFolder.read(path) as run:
-            known = histories(run.journal, run.name)
-            result = run.read_json(RESULT)
+            states = read_states(run.journal, run.name)
+            known = {target: each.history for target, each in states.items()}
             storage = run.read_json(STORAGE)
-            imported = run.journal.get(IMPORT)
-            result = imported or result
-            is_over = (run.read_json(SUMMARY) if request is None and not imported else result) is not None
         settings = stored_data(path, required=False)
         finetuning = settings.get("finetuning") or {}
         summary = summary_in(known, run.name, finetuning.get("num_epochs"))
@@ -125,14 +119,17 @@ def read_facts(path: Path, *, required: bool = False) -> RunFacts:
         own = (trained_parts(settings, target)[key] for target in finetuning["targets"])
         parts[key] = ", ".join(filter(None, dict.fromkeys(own))) or None
     in_use_by = lock_holder(path / LOCK)
-    state: State = "running" if in_use_by is not None else "finished" if is_over else "unfinished"
+    ended = end_of_run(states)
+    result = None if ended is None else ended.result
+    state: State = "running" if in_use_by is not None else "unfinished" if ended is None else "finished"
     return RunFacts(
         name=path.name,
         path=path,
-        kind="import" if imported else "train" if request is None else "evaluate",
+        kind="evaluate" if request is not None else "train" if result is None else "import",
         state=state,
         changed=changed,
         in_use_by=in_use_by,
+        ended=None if ended is None else ended.timestamp,
         num_epochs=finetuning.get("num_epochs"),
         **parts,
         model=None if request is None else evaluated_model(request, parts["base"]),

@@ -221,7 +221,7 @@ class Summary(BaseModel, frozen=True):
         return models or {None: self}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the summary as `summary.json` has it."""
+        """Return the summary as `etude runs show --json` has it."""
         return self.model_dump(mode="json", exclude=None if self.targets else {"targets"})
 
 

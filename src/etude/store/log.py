@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from etude.core.history import History
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
-from etude.core.records import KINDS, ModelState, Record, state
+from etude.core.records import KINDS, ModelState, Record, RunEnded, state
 from etude.store.journal import Journal
 from etude.store.run_folder import LOCK, RunFolder, lock_holder
 
@@ -26,27 +27,38 @@ class ModelLog:
     def __init__(self, journal: Journal, target: str | None = None, run_id: str = "") -> None:
         """`target` names the model, if the journal has records of several."""
         self._journal = journal
-        self._target = target
+        self.target = target
         self.state: ModelState = state(_read(journal, target), run_id)
 
     async def add(self, record: Record) -> None:
-        """Add a record, and wait until it is committed."""
-        await self._journal.append(self._noted(record))
+        """Add a record, wait until it is committed, and change the state."""
+        # Shielded: if this task is cancelled now, the state still follows the journal.
+        await asyncio.shield(asyncio.ensure_future(self._add(record)))
+
+    async def _add(self, record: Record) -> None:
+        await self._journal.append(self._row(record))
+        self.state.apply(record)
 
     def add_soon(self, record: Record) -> None:
         """Add a record without waiting. It is committed before every later one."""
-        self._journal.append_soon(self._noted(record))
-
-    def _noted(self, record: Record) -> dict[str, Any]:
+        self._journal.append_soon(self._row(record))
         self.state.apply(record)
+
+    def _row(self, record: Record) -> dict[str, Any]:
         value = record.model_dump(mode="json")
-        return {"kind": type(record).__name__, "target": self._target, "value": value}
+        return {"kind": type(record).__name__, "target": self.target, "value": value}
 
 
 def _read(journal: Journal, target: str | None) -> Iterator[Record]:
     for row in journal.records():
         if row["target"] == target:
             yield KINDS[row["kind"]].model_validate(row["value"])
+
+
+def end_of_run(states: Mapping[str | None, ModelState]) -> RunEnded | None:
+    """Return the end of a run that is over for all of its targets, or None."""
+    ends = [each.end for each in states.values() if each.end is not None]
+    return ends[-1] if len(ends) == len(states) else None
 
 
 async def note_targets(journal: Journal, names: Iterable[str]) -> None:

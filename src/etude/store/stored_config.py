@@ -23,11 +23,7 @@ from etude.store.files import write_atomically
 from etude.store.run_folder import CONFIG_STEP, RunFolder
 
 CONFIG = "config.yml"
-RESULT = "evaluation.json"
-"""The file is written when an evaluation is over."""
-
 REQUEST = "request.json"
-
 
 _SUM = "# SHA-256 of the lines above: "
 

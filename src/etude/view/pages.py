@@ -54,7 +54,7 @@ class Library:
 
     def facts(self, path: Path) -> RunFacts:
         """Return the facts of a run."""
-        names = (DATABASE, f"{DATABASE}-wal", CONFIG, "evaluation.json", "summary.json")
+        names = (DATABASE, f"{DATABASE}-wal", CONFIG)
         return _facts(path, _state(path, *names), lock_holder(path / LOCK))
 
     def settings(self, path: Path) -> Mapping[str, Any]:

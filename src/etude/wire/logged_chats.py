@@ -30,10 +30,12 @@ from etude.core.evaluation import LARGEST_SCORE
 from etude.core.json_text import read_json
 from etude.core.keys import content_hash, fold
 from etude.core.message import is_text, message_key, message_text
+from etude.core.records import RunEnded
 from etude.core.secrets import masked_data
 from etude.store.episodes import read_episode, stored_episodes, write_episode
-from etude.store.facts import IMPORT, find_run
+from etude.store.facts import find_run
 from etude.store.journal import Journal
+from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
 from etude.wire.bodies import check_conversation, plain_messages
 from etude.wire.client import parse_completion
@@ -260,7 +262,7 @@ async def write_run(run: RunFolder, episodes: Iterable[EpisodeRecord], imported:
     rest = iter(episodes)
     while some := list(islice(rest, 256)):
         await asyncio.gather(*(_write(run.journal, episode) for episode in some))
-    await run.journal.put(IMPORT, asdict(imported))
+    await ModelLog(run.journal).add(RunEnded(result=asdict(imported)))
 
 
 async def _write(journal: Journal, episode: EpisodeRecord) -> None:

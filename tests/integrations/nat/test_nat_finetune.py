@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integrations.nat.toolkit import SECONDS, calls, journal, summary
+from tests.integrations.nat.toolkit import SECONDS, calls, journal
+from tests.support import read_summary
 
 pytestmark = pytest.mark.nat
 
@@ -33,7 +34,7 @@ def test_held_out_rewards_rise_at_the_default_log_level(project):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     [run] = project.runs
-    told = summary(run)
+    told = read_summary(run)
     assert told["measured_on"] == "validation"
     assert told["before"]["n"] == told["after"]["n"] == 512
     assert told["after"]["avg_reward"] > told["before"]["avg_reward"] + 0.1
@@ -70,7 +71,7 @@ def test_a_killed_run_goes_on_when_the_same_command_is_typed_again(project):
     after = calls(journal(run))
     assert len(after) == 4 * 128
     assert {key: after[key] for key in before} == before
-    assert summary(run)["epochs_trained"] == 4
+    assert read_summary(run)["epochs_trained"] == 4
     again = project.finetune("-o", "finetuning.num_epochs", "1")
     assert again.returncode == 0, again.stdout
     assert len(project.runs) == 2, "a run that is finished is not resumed"

@@ -13,10 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from etude.config.builder import Builder
 from etude.config.load import parse_config, resolved_yaml
 from etude.core.errors import MissingExtraError, RequestError
+from etude.core.records import RunEnded
 from etude.integrations.nat.components import NatWorkflowConfig
 from etude.integrations.nat.run import open_run, trained_model, translate, unfinished_run
 from etude.integrations.nat.transport import Steps
 from etude.store.journal import Journal
+from etude.store.log import ModelLog
 
 
 class Llm(BaseModel):
@@ -128,15 +130,15 @@ def test_what_cannot_be_followed_is_refused_before_anything_runs(tmp_path, given
         translate(Toolkit(), asked(tmp_path, **given))
 
 
-def test_the_same_command_finds_the_run_that_it_left(tmp_path):
+async def test_the_same_command_finds_the_run_that_it_left(tmp_path):
     config = translate(Toolkit(), asked(tmp_path))
     assert unfinished_run(config) is None
-    with open_run(config) as run:
+    async with open_run(config) as run:
         assert unfinished_run(config) is None, "a run in use is not resumed"
     assert unfinished_run(config) == run.path
-    with open_run(translate(Toolkit(), asked(tmp_path, num_epochs=7))) as longer:
+    async with open_run(translate(Toolkit(), asked(tmp_path, num_epochs=7))) as longer:
         assert longer.path == run.path
-    (run.path / "summary.json").write_text("{}")
+        await ModelLog(longer.journal).add(RunEnded())
     assert unfinished_run(config) is None, "a run that is over is not resumed"
 
 

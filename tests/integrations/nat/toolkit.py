@@ -115,11 +115,6 @@ class Project:
         )
 
 
-def summary(run: Path) -> dict[str, Any]:
-    """The rewards that the run measured before training and after."""
-    return dict(json.loads((run / "summary.json").read_text()))
-
-
 def journal(run: Path) -> dict[str, str]:
     """Everything that a run has journalled, as text; nothing while there is no run yet."""
     try:

@@ -181,7 +181,7 @@ class EtudeTrainer(Trainer):
             if self._config is None:
                 raise EtudeError("the trainer was not initialized; call initialize(run_config) first")
             async with AsyncExitStack() as stack:
-                run = stack.enter_context(open_run(self._config))
+                run = await stack.enter_async_context(open_run(self._config))
                 logger.info("the run folder is %s", run.path)
                 opened = open_runtime(
                     self._config, run, progress=LineProgress(LogStream()), report=RunReport()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +150,8 @@ def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
     return _told(block | {key: getattr(trainer, key) for key in _OWN})
 
 
-@contextmanager
-def open_run(config: Config) -> Iterator[RunFolder]:
+@asynccontextmanager
+async def open_run(config: Config) -> AsyncIterator[RunFolder]:
     """Open the folder of the latest unfinished run of this config, or of a new run.
 
     Changeable keys, such as limits and the number of epochs, may differ. Raises StoreError if the folder
@@ -160,7 +160,7 @@ def open_run(config: Config) -> Iterator[RunFolder]:
     unfinished = unfinished_run(config)
     with new_run(config) if unfinished is None else RunFolder.open(unfinished) as run:
         if unfinished is not None:
-            note_changes(run, config)
+            await note_changes(run, config)
         yield run
 
 
